@@ -1,0 +1,73 @@
+# The one entry for users, developers and CI: `make help` lists the targets. Needs Python 3.11 or newer and make.
+
+PYTHON ?= python3
+VENV   ?= .venv
+MODEL  ?= smollm2-135m
+
+# Our folders are importable by accident when the checkout is on sys.path; kernels/ would then shadow another package.
+export PYTHONSAFEPATH := 1
+
+BIN   := $(VENV)/bin
+PIP   := $(BIN)/python -m pip install --disable-pip-version-check
+# An environment is as old as the pyproject.toml that it was made from.
+SUM   := $(shell cksum < pyproject.toml | tr ' ' '-')
+USE   := $(VENV)/.stamp-use-$(SUM)
+DEV   := $(VENV)/.stamp-dev-$(SUM)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test fast lint format bench serve model install dev dist clean
+
+help:     ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+demo: model  ## run a small program and write its timeline to demo.html
+	$(BIN)/bough run examples/demo.py --timeline demo.html
+
+test: $(DEV) model  ## run all tests
+	$(BIN)/pytest
+
+fast: $(DEV)  ## run the tests that need no model and take seconds
+	$(BIN)/pytest -q -m "not model and not slow and not gpu"
+
+lint: $(DEV)  ## check style, types and layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(DEV)  ## rewrite the code to the common style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: model  ## measure the programs of benchmarks/
+	$(BIN)/bough bench programs
+
+serve: model  ## serve the default model over HTTP
+	$(BIN)/bough serve
+
+model: $(USE)  ## fetch the default model, if it is not there yet
+	$(BIN)/bough pull $(MODEL)
+
+install: $(USE)  ## make the environment and install bough into it
+
+dev: $(DEV)  ## the same, with the tools for tests and style
+
+dist: $(DEV)  ## build a wheel into dist/
+	$(BIN)/python -m pip wheel . --no-deps --no-build-isolation --wheel-dir dist
+
+clean:    ## remove the environment, build products and caches
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo.html
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("bough needs Python 3.11 or newer; $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# torch comes first, by itself: which build fits is a question of the machine, not of pyproject.toml.
+$(USE): | $(BIN)/python
+	$(BIN)/python scripts/install_torch.py
+	$(PIP) --editable .
+	@rm -f $(VENV)/.stamp-use-*; touch $@
+
+$(DEV): $(USE)
+	$(PIP) --editable '.[dev]'
+	@rm -f $(VENV)/.stamp-dev-*; touch $@

@@ -1,0 +1,46 @@
+"""What can be wrong with a constraint.
+
+    GrammarError(ValueError)            the constraint cannot be used; `path` says where
+    ├── UnsupportedKeywordError         a JSON Schema keyword that would go unenforced
+    └── GrammarTooComplexError          it passes a limit of size, depth or compile time
+    MatcherError(RuntimeError)          a matcher was asked for something impossible in mid-generation
+"""
+
+from __future__ import annotations
+
+
+class GrammarError(ValueError):
+    """The constraint cannot be used. `path` is a JSON pointer into the schema ("" for its root) or ""."""
+
+    code = "invalid_grammar"
+
+    def __init__(self, reason: str, *, path: str = "") -> None:
+        super().__init__(f"{reason} (at {path})" if path else reason)
+        self.reason = reason
+        self.path = path
+
+
+class InvalidSchemaError(GrammarError):
+    """The JSON Schema is not one, or nothing can satisfy it."""
+
+    code = "invalid_json_schema"
+
+
+class UnsupportedKeywordError(GrammarError):
+    """A JSON Schema keyword that would go unenforced."""
+
+    code = "unsupported_json_schema"
+
+    def __init__(self, keyword: str, *, path: str = "", reason: str = "") -> None:
+        super().__init__(f"JSON Schema keyword {keyword!r} is not supported{': ' + reason if reason else ''}", path=path)
+        self.keyword = keyword
+
+
+class GrammarTooComplexError(GrammarError):
+    """The constraint passes a limit of size, depth or compile time."""
+
+    code = "grammar_too_complex"
+
+
+class MatcherError(RuntimeError):
+    """A matcher was asked for something impossible; its generation must end, and nothing else."""

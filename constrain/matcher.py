@@ -1,0 +1,238 @@
+"""A compiled grammar and its matchers over llguidance, which keep enough budget to end each word whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llguidance import LLMatcher
+
+from .closing import JsonScanner
+from .completion import Completer
+from .errors import MatcherError
+from .grammar import MaskRow
+from .tokens import TokenTable
+
+MAX_WITNESS_TOKENS = 4_096
+
+
+class CompiledGrammar:
+    """A `Grammar`. `start` is a matcher in the start state, which is only copied."""
+
+    def __init__(
+        self, start: LLMatcher, tokens: TokenTable, *, json: bool, growth: int, hints: Sequence[str], num_bytes: int
+    ) -> None:
+        self.tokens = tokens
+        self.json = json
+        self.num_bytes = num_bytes
+        self.completer = Completer(tokens, hints)
+        self.witness = self.completer.search(start, MAX_WITNESS_TOKENS)
+        shortest = len(self.witness) if self.witness is not None else 0
+        self.guarded_tokens = 32 + 2 * shortest + min(growth, MAX_WITNESS_TOKENS)
+        self._start = start
+
+    def matcher(self) -> TokenMatcher:
+        """A fresh matcher at the start state."""
+        return TokenMatcher(self, self._start.deep_copy())
+
+    def min_tokens(self) -> int | None:
+        """Tokens of a short word, which a budget should allow at least; None if none was found."""
+        return None if self.witness is None else len(self.witness)
+
+    def scanner(self) -> JsonScanner:
+        """A scanner for what closes a JSON text in few tokens."""
+        return JsonScanner(b"null" if self.tokens.known(["null"]) else b"0")
+
+
+class TokenMatcher:
+    """A `Matcher`.
+
+    Far from the end of the budget a token is only checked and taken. Near it (`guarded_tokens`) the matcher keeps a
+    witness: tokens that complete the word from here. A token that leads where no witness fits into what remains is
+    replaced by the first token of the last one. If there is no witness that fits (the budget was too small from the
+    start), a JSON text is at least closed: it parses, though it cannot satisfy its schema.
+    """
+
+    def __init__(self, grammar: CompiledGrammar, state: LLMatcher) -> None:
+        self.grammar = grammar
+        self.state = state
+        self._taken: list[int] = []
+        self._witness: list[int] | None = grammar.witness
+        self._witness_at = 0  # how many tokens were taken when it was found
+        self._lost = grammar.witness is None
+        self._scanner: JsonScanner | None = None
+        self._closing: list[int] | None = None  # what is still to be written to close the text
+        self._num_closed = 0
+
+    @property
+    def accepting(self) -> bool:
+        """What was generated so far is a complete word, or a JSON text that was closed."""
+        return not self._closing if self._closing is not None else bool(self.state.is_accepting())
+
+    @property
+    def finished(self) -> bool:
+        """Nothing but the end of sequence is allowed here."""
+        return not self._closing if self._closing is not None else bool(self.state.is_stopped())
+
+    @property
+    def closed(self) -> bool:
+        """The budget cut the word short: its text is JSON, but not a word of the grammar."""
+        return self._closing is not None
+
+    def min_tokens(self) -> int | None:
+        """Tokens of a short word from the start; None if none was found."""
+        return self.grammar.min_tokens()
+
+    def fill_mask(self, out: MaskRow) -> None:
+        """Writes the tokens allowed next. Raises MatcherError at a dead end."""
+        tokens = self.grammar.tokens
+        if self._closing is not None:
+            out[:] = tokens.single(self._closing[0]) if self._closing else tokens.end()
+            return
+        if out.nbytes != 4 * tokens.num_words or not out.flags.c_contiguous:
+            raise MatcherError(f"a mask row must be {tokens.num_words} contiguous int32 words, got {out.shape}")
+        self.state.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
+        self.check(out)
+
+    def check(self, row: MaskRow) -> None:
+        """Raises MatcherError if `row`, just filled, shows that the generation cannot go on."""
+        if self._closing is not None:
+            return
+        if self.state.is_error():
+            raise MatcherError(f"the grammar cannot be followed: {_first_line(self.state.get_error())}")
+        if not row.any() or (self.state.is_stopped() and not self.state.is_accepting()):
+            raise MatcherError("the grammar allows no token here")
+
+    def accept(self, token: int, remaining: int | None = None) -> int:
+        """Advances by `token`, or by one that leaves a way to the end within `remaining`, and returns the one taken."""
+        if self._closing is not None:
+            return self._accept_closing(token)
+        if token in self.grammar.tokens.eos_ids:
+            if not self.state.is_accepting():
+                raise MatcherError("the end of sequence is not allowed here")
+            return token
+        if remaining is None or remaining >= self.grammar.guarded_tokens:
+            self._take(token)
+            return token
+        return self._accept_guarded(token, remaining)
+
+    def forced_tokens(self) -> list[int]:
+        """The tokens that the grammar forces next."""
+        if self._closing is not None:
+            return list(self._closing)
+        return [] if self.state.is_stopped() else list(self.state.compute_ff_tokens())
+
+    def rollback(self, num_tokens: int) -> None:
+        """Takes back the last `num_tokens` accepted tokens; ends of sequence do not count."""
+        if num_tokens < 0 or num_tokens > len(self._taken):
+            raise MatcherError(f"cannot take back {num_tokens} of {len(self._taken)} tokens")
+        if num_tokens == 0:
+            return
+        num_closed = min(num_tokens, self._num_closed)
+        num_state = num_tokens - num_closed
+        if num_state and not self.state.rollback(num_state):
+            raise MatcherError(f"cannot take back {num_tokens} tokens")
+        del self._taken[len(self._taken) - num_tokens :]
+        self._num_closed = 0
+        self._closing = None
+        self._scanner = None
+        self._lost = False
+        self._witness = self.grammar.witness if not self._taken else None
+        self._witness_at = len(self._taken)
+
+    def copy(self) -> TokenMatcher:
+        """An independent matcher in the same state."""
+        other = TokenMatcher(self.grammar, self.state.deep_copy())
+        other._taken = list(self._taken)
+        other._witness, other._witness_at, other._lost = self._witness, self._witness_at, self._lost
+        other._scanner = self._scanner.copy() if self._scanner is not None else None
+        other._closing = list(self._closing) if self._closing is not None else None
+        other._num_closed = self._num_closed
+        return other
+
+    def _take(self, token: int) -> None:
+        if not self.state.validate_tokens([token]):  # a refused token would break the state for good
+            raise MatcherError(f"token {token} is not allowed here")
+        if not self.state.consume_token(token):
+            raise MatcherError(f"the grammar cannot be followed: {_first_line(self.state.get_error())}")
+        self._taken.append(token)
+
+    def _accept_guarded(self, token: int, remaining: int) -> int:
+        before = self._known_witness()
+        if before is None:
+            return self._accept_lost(token, remaining)
+        if before and token == before[0] and len(before) - 1 <= remaining:
+            self._take(token)
+            self._keep(before[1:])
+            return token
+        self._take(token)
+        after = self._witness_after(before, remaining)
+        if after is not None:
+            self._keep(after)
+            return token
+        if len(before) > remaining + 1:
+            self._undo()
+            self._lost = True
+            return self._accept_lost(token, remaining)
+        self._undo()
+        if not before:
+            return min(self.grammar.tokens.eos_ids)
+        self._take(before[0])
+        self._keep(before[1:])
+        return before[0]
+
+    def _known_witness(self) -> list[int] | None:
+        """A witness for the state as it is."""
+        if self._lost:
+            return None
+        if self._witness is None or self._witness_at != len(self._taken):
+            found = self.grammar.completer.search(self.state, MAX_WITNESS_TOKENS)
+            self._lost = found is None
+            self._witness, self._witness_at = found, len(self._taken)
+        return self._witness
+
+    def _witness_after(self, before: list[int], remaining: int) -> list[int] | None:
+        """A witness of at most `remaining` tokens for the state after a token that was not the witness's."""
+        completer = self.grammar.completer
+        if len(before) <= remaining and completer.completes(self.state, before):
+            return before  # the token was content; what follows it is as before
+        if len(before) - 1 <= remaining and completer.completes(self.state, before[1:]):
+            return before[1:]
+        return completer.search(self.state, remaining)
+
+    def _keep(self, witness: list[int]) -> None:
+        self._witness, self._witness_at = witness, len(self._taken)
+
+    def _undo(self) -> None:
+        self.state.rollback(1)
+        self._taken.pop()
+
+    def _accept_lost(self, token: int, remaining: int) -> int:
+        """Takes `token` if the text can be closed as JSON afterwards, else begins to close it."""
+        if not self.grammar.json:
+            self._take(token)
+            return token
+        tokens = self.grammar.tokens
+        if self._scanner is None:
+            self._scanner = self.grammar.scanner()
+            self._scanner.feed(tokens.text(self._taken))
+        after = self._scanner.copy()
+        after.feed(tokens.text([token]))
+        if len(tokens.encode(after.closing())) <= remaining:
+            self._take(token)
+            self._scanner = after
+            return token
+        self._closing = tokens.encode(self._scanner.closing())
+        return self._accept_closing(self._closing[0] if self._closing else min(tokens.eos_ids))
+
+    def _accept_closing(self, token: int) -> int:
+        """The next token of the closing, whatever `token` is."""
+        if not self._closing:
+            return min(self.grammar.tokens.eos_ids) if token not in self.grammar.tokens.eos_ids else token
+        taken = self._closing.pop(0)
+        self._taken.append(taken)
+        self._num_closed += 1
+        return taken
+
+
+def _first_line(message: str) -> str:
+    return message.partition("\n")[0]

@@ -1,0 +1,120 @@
+"""A vocabulary as the grammar compiler wants it, made once per model and shared by all grammars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from llguidance import LLTokenizer
+
+from .grammar import MaskRow
+from .vocabulary import Vocabulary
+
+IN_STRING = ('"}]', '"}}', '"]}', '"]]', '"}', '"]', '"')
+"""Texts that bring a JSON text nearer to its end from within a string, best first."""
+
+BETWEEN = ("]}", "}]", "}}", "]]", "}", "]", '""', ' ""', "[]", " []", "{}", " {}", '"', ' "', "0", " 0", "1", "null", " null")
+BETWEEN += ("true", " true", "false", " false", "[", " [", "{", " {", "-")
+"""The same outside of strings. The quotation mark comes first of what can also be content of one."""
+
+
+class TokenTable:
+    """The tokens of one model: ids by text, the compiler's tokenizer, and the ids that bring words to an end.
+
+    Control tokens have no text here: only their ids exist, and no grammar allows them but for the end of sequence.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        if not vocabulary.eos_ids:
+            raise ValueError("a vocabulary needs at least one end-of-sequence token")
+        if len(vocabulary.tokens) > vocabulary.size:
+            raise ValueError(f"size must be at least the number of tokens {len(vocabulary.tokens)}, got {vocabulary.size}")
+        self.vocabulary = vocabulary
+        self.eos_ids = frozenset(vocabulary.eos_ids)
+        self.num_words = (vocabulary.size + 31) // 32
+        self.tokenizer = LLTokenizer(
+            _Inventory(vocabulary), n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_ids)
+        )
+        self._ids: dict[bytes, int] = {}
+        for token, text in enumerate(vocabulary.tokens):
+            if text and token not in self.eos_ids:
+                self._ids.setdefault(text, token)
+        self.in_string = self.known(IN_STRING)
+        self.between = self.known(BETWEEN)
+        self.brackets = self.known(("]", "}"))
+        self.fillers = self._fillers()
+        self.single_bytes = [self._ids[byte] for byte in map(_byte, _BYTES_BY_USE) if byte in self._ids]
+
+    def known(self, texts: Iterable[str]) -> list[int]:
+        """The ids of those of `texts` that are one token."""
+        return [self._ids[text.encode()] for text in texts if text.encode() in self._ids]
+
+    def prefix(self, text: bytes) -> int | None:
+        """The longest token that `text` starts with."""
+        for length in range(min(len(text), 32), 0, -1):
+            if text[:length] in self._ids:
+                return self._ids[text[:length]]
+        return None
+
+    def prefixes(self, texts: Iterable[str]) -> list[int]:
+        """Every token that one of `texts` starts with, the longest of each text first."""
+        found: dict[int, None] = {}
+        for text in texts:
+            data = text.encode()
+            for length in range(min(len(data), 32), 0, -1):
+                if data[:length] in self._ids:
+                    found[self._ids[data[:length]]] = None
+        return list(found)
+
+    def text(self, tokens: Sequence[int]) -> bytes:
+        """The bytes of `tokens`; control tokens have none."""
+        table = self.vocabulary.tokens
+        return b"".join(table[token] or b"" for token in tokens if token < len(table) and token not in self.eos_ids)
+
+    def encode(self, data: bytes) -> list[int]:
+        """The model's tokens for `data`, which need not be whole characters."""
+        return list(self.tokenizer.tokenize_bytes(data))
+
+    def single(self, token: int) -> MaskRow:
+        """A mask row that allows `token` alone."""
+        row = np.zeros(self.num_words, dtype=np.uint32)
+        row[token // 32] = 1 << (token % 32)
+        return row.view(np.int32)
+
+    def end(self) -> MaskRow:
+        """A mask row that allows the end of sequence alone."""
+        return np.bitwise_or.reduce([self.single(token) for token in sorted(self.eos_ids)])
+
+    def _fillers(self) -> list[int]:
+        """Tokens for the content of a string that must not end yet: long words first, then single characters."""
+        words = [text for text in self._ids if text.isalpha() and text.isascii() and text.islower() and len(text) <= 12]
+        words.sort(key=lambda text: (-len(text), text))
+        by_length = {len(text): text for text in reversed(words)}
+        return [self._ids[text] for _, text in sorted(by_length.items(), reverse=True)]
+
+
+class _Inventory:
+    """What `LLTokenizer` asks of a tokenizer."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        control = {token for token, text in enumerate(vocabulary.tokens) if not text} | set(vocabulary.eos_ids)
+        control &= set(range(len(vocabulary.tokens)))
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self.bos_token_id = None
+        self.special_token_ids = sorted(control)
+        self.tokens = [
+            b"<|control %d|>" % token if token in control else text or b"" for token, text in enumerate(vocabulary.tokens)
+        ]
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
+
+
+def _byte(value: int) -> bytes:
+    return bytes([value])
+
+
+_BYTES_BY_USE = sorted(range(256), key=lambda byte: (not chr(byte).isalnum() or byte > 127, byte < 32 or byte > 126, byte))

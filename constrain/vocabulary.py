@@ -1,0 +1,20 @@
+"""A model's tokens as bytes, which is what grammars are compiled against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The token inventory. `tokens[i]` is the text of token i as bytes, or None for a control (special) token.
+
+    `size` is the number of logits of the model, which may exceed `len(tokens)`; ids past the end are never allowed.
+    `eos_ids` end a generation. `encode` maps text to the model's own tokens for it (no special tokens).
+    """
+
+    tokens: tuple[bytes | None, ...]
+    eos_ids: tuple[int, ...]
+    size: int
+    encode: Callable[[str], list[int]]

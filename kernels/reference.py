@@ -1,0 +1,119 @@
+"""Every operation in plain torch, short and obviously right: what the faster kernels are compared with."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the field's name for it)
+
+from .attention import AttentionBatch, KVShape
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in the dtype of `x`, computed in float32 at least.
+
+    x        [..., N]    any float dtype
+    weight   [N]         the dtype of `x`
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.rms_norm(x.to(wide), weight.shape, weight.to(wide), eps).to(x.dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary positions: turns the pair (x[i], x[i + D/2]) of every head by the token's i-th angle, in float32 at least.
+
+    x          [T, H, D]     any float dtype
+    cos        [T, 1, D]     float32; both halves of D hold cos(angle)
+    sin        [T, 1, D]     float32; -sin(angle) in the first half of D, sin(angle) in the second
+    returns    [T, H, D]     the dtype of `x`
+    """
+    swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+    return torch.addcmul(x * cos, swapped.to(torch.promote_types(x.dtype, cos.dtype)), sin).to(x.dtype)
+
+
+def silu_multiply(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, where the last dimension of `gate_up` holds the gate's half, then the up half."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def ragged_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Causal attention of one sequence's newest tokens over all its tokens: softmax(mask(q K^T scale)) V.
+
+    q               [n, H, D]   the queries of the last n of N tokens
+    keys, values    [N, G, D]   H % G == 0; query head h reads head h // (H // G)
+    returns         [n, H, D]   the dtype of `q`
+
+    Scores and softmax are float32 (float64 for float64 inputs). `window`, `softcap`: see AttentionBackend.run.
+    """
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    num_queries, num_heads, _ = q.shape
+    num_keys, num_kv_heads, _ = keys.shape
+    keys = keys.to(wide).repeat_interleave(num_heads // num_kv_heads, dim=1)
+    values = values.to(wide).repeat_interleave(num_heads // num_kv_heads, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q.to(wide), keys) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    key_position = torch.arange(num_keys, device=q.device)
+    query_position = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]
+    visible = key_position <= query_position
+    if window is not None:
+        visible &= key_position > query_position - window
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+
+
+class ReferenceAttention:
+    """The attention backend that reads its pages one sequence at a time; the oracle of all others.
+
+    Holds the cache as `keys` and `values`, each [num_layers, num_pages * page_size, num_kv_heads, head_dim]. Slots
+    never written hold NaN, so that reading one shows.
+    """
+
+    def __init__(self, shape: KVShape, device: str | torch.device = "cpu") -> None:
+        self.shape = shape
+        slots = (shape.num_layers, shape.num_pages * shape.page_size, shape.num_kv_heads, shape.head_dim)
+        self.keys = torch.full(slots, float("nan"), dtype=shape.dtype, device=device)
+        self.values = torch.full(slots, float("nan"), dtype=shape.dtype, device=device)
+        self._write_slot = torch.empty(0, dtype=torch.int64, device=device)
+        self._sequences: list[tuple[slice, torch.Tensor]] = []
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Lists, for each sequence, its query rows and the slots of its tokens in order."""
+        device = self.keys.device
+        self._write_slot = torch.from_numpy(batch.write_slot).to(device)
+        offsets = torch.arange(self.shape.page_size)
+        self._sequences = []
+        for row, context_len in enumerate(batch.context_len.tolist()):
+            num_pages = -(-context_len // self.shape.page_size)
+            pages = torch.from_numpy(batch.page_table[row, :num_pages]).long()
+            slots = (pages[:, None] * self.shape.page_size + offsets).flatten()[:context_len].to(device)
+            start, stop = batch.query_start[row : row + 2].tolist()
+            self._sequences.append((slice(start, stop), slots))
+
+    def run(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """See AttentionBackend.run."""
+        self.keys[layer, self._write_slot] = k.to(self.shape.dtype)
+        self.values[layer, self._write_slot] = v.to(self.shape.dtype)
+        out = torch.empty_like(q)
+        for rows, slots in self._sequences:
+            keys, values = self.keys[layer, slots], self.values[layer, slots]
+            out[rows] = ragged_attention(q[rows], keys, values, scale=scale, window=window, softcap=softcap)
+        return out

@@ -1,0 +1,163 @@
+"""The prefix cache: who owns each page of the KV cache."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from .audit import audit
+from .edge import pack
+from .pool import PagePool
+from .tree import Node, RadixTree
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """One sequence's claim on pages; made by `PrefixCache.open`, over with `PrefixCache.close`.
+
+    pages       the page table: the page of tokens i * page_size .. (i + 1) * page_size at index i. It grows and is
+                rewritten in place: copy it, do not keep a buffer over it
+    num_shared  how many leading pages are the tree's, locked for this lease and read only; the rest are private
+    num_cached  tokens that were found in the cache when the lease was opened
+    node        where the lock ends in the tree; None once the lease is closed
+    """
+
+    namespace: str
+    pages: array[int]
+    num_shared: int
+    num_cached: int
+    node: Node | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounts:
+    """Pages by owner: num_pages = free + cached + locked + private.
+
+    cached   in the tree and in nobody's use: a hit if asked for, free if needed
+    locked   in the tree and part of at least one lease
+    private  of one lease alone
+    """
+
+    num_pages: int
+    free: int
+    cached: int
+    locked: int
+    private: int
+    evicted_tokens_total: int
+
+
+class PrefixCache:
+    """Tree, pool and leases. A page is free in the pool, cached in the tree, or private to one lease.
+
+        lease.pages    [0 ........ num_shared)[num_shared ......... len(pages))
+        owner           the tree, locked       this lease alone
+        content         full, read only        being written; the last page may be partly filled
+
+    `commit` moves the border to the right, `close` gives up both sides. Only full pages cross it. One thread at a
+    time; no clock and no randomness: equal calls give equal pages.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, *, sharing: bool = True) -> None:
+        """`num_pages` counts the null page, 0, which is never used. Without `sharing` nothing is kept or matched."""
+        self.pool = PagePool(num_pages)
+        self.tree = RadixTree(page_size)
+        self.page_size = page_size
+        self.sharing = sharing
+        self.evicted_tokens_total = 0
+
+    def cached_tokens(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> int:
+        """How many tokens `open` would find. Changes nothing, not even what is evicted next."""
+        return self.tree.match(tokens, self._match_stop(tokens, limit), namespace)
+
+    def open(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> Lease:
+        """Finds and locks the longest cached prefix, in whole pages.
+
+        At most `limit` tokens of it, and never the last token: that one is always left to compute.
+        """
+        node = self.tree.acquire(tokens, self._match_stop(tokens, limit), namespace)
+        pages = self.tree.pages(node)
+        return Lease(namespace, pages, len(pages), len(pages) * self.page_size, node)
+
+    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+        """Makes the lease's pages cover `num_tokens` tokens, evicting what nobody uses if it must.
+
+        All or nothing: False if that many pages cannot be had, and then nothing was evicted.
+        """
+        missing = -(-num_tokens // self.page_size) - len(lease.pages)
+        if missing <= 0:
+            return True
+        if lease.node is None:
+            raise ValueError("the lease is closed")
+        shortage = missing - self.pool.num_free
+        if shortage > self.tree.num_cached:
+            return False
+        if shortage > 0:
+            self.evicted_tokens_total += self._evict(shortage) * self.page_size
+        lease.pages.extend(self.pool.allocate(missing))
+        return True
+
+    def commit(self, lease: Lease, tokens: Sequence[int], num_computed: int) -> None:
+        """Publishes the pages that tokens[:num_computed] fill, so that others find them at once.
+
+        `tokens` are those of the whole sequence; what was published before must not have changed. Where another
+        lease was first with the same tokens, its pages replace ours in `lease.pages`, and ours are freed.
+        """
+        below = lease.node
+        if below is None:
+            raise ValueError("the lease is closed")
+        first, last = lease.num_shared, num_computed // self.page_size
+        if last <= first or not self.sharing:
+            return
+        if num_computed > len(tokens) or last > len(lease.pages):
+            raise ValueError(
+                f"num_computed must be within the {len(tokens)} tokens and the {len(lease.pages)} pages of "
+                f"{self.page_size} that the lease has, got {num_computed}"
+            )
+        pages = lease.pages[first:last]
+        run = pack(tokens[first * self.page_size : last * self.page_size])
+        node, num_known = self.tree.insert(below, run, pages)
+        if num_known:
+            self.pool.free(pages[:num_known])
+            lease.pages[first:last] = self.tree.pages(node, below)
+        lease.node = node
+        lease.num_shared = last
+
+    def close(self, lease: Lease, tokens: Sequence[int], num_computed: int) -> None:
+        """Publishes as `commit` does, unlocks the shared pages and frees the private ones.
+
+        With `num_computed` 0 nothing more is published; what `commit` published stays. Raises ValueError if the lease
+        is closed already.
+        """
+        self.commit(lease, tokens, num_computed)
+        assert lease.node is not None
+        self.tree.release(lease.node)
+        self.pool.free(lease.pages[lease.num_shared :])
+        lease.node = None
+        lease.pages = array("i")
+        lease.num_shared = 0
+
+    def flush(self) -> int:
+        """Drops all that nobody uses; returns how many pages that freed."""
+        return self._evict(self.tree.num_cached)
+
+    def counts(self) -> CacheCounts:
+        num_pages, free = self.pool.num_pages - 1, self.pool.num_free
+        cached, locked = self.tree.num_cached, self.tree.num_locked
+        private = num_pages - free - cached - locked
+        return CacheCounts(num_pages, free, cached, locked, private, self.evicted_tokens_total)
+
+    def check(self, leases: Iterable[Lease]) -> None:
+        """Recounts everything, given all open leases; raises AssertionError if an account does not balance."""
+        audit(self.tree, self.pool, list(leases))
+
+    def _match_stop(self, tokens: Sequence[int], limit: int | None) -> int:
+        if not self.sharing:
+            return 0
+        stop = len(tokens) - 1
+        return stop if limit is None else min(stop, limit)
+
+    def _evict(self, num_pages: int) -> int:
+        pages = self.tree.evict(num_pages)
+        self.pool.free(pages)
+        return len(pages)

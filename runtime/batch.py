@@ -1,0 +1,61 @@
+"""A plan as flat arrays: what one forward pass reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..kernels.attention import AttentionBatch
+from .scheduler import Plan
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One forward pass over T tokens, R of whose positions need logits.
+
+    tokens, positions   int64 [T]
+    logit_rows          int64 [R]   indices into the T tokens
+    attention           page tables and lengths
+    """
+
+    tokens: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    logit_rows: npt.NDArray[np.int64]
+    attention: AttentionBatch
+
+
+def build_batch(plan: Plan, page_size: int) -> Batch:
+    """Lays the plan's work out in order, one stretch of query tokens a sequence."""
+    tokens: list[int] = []
+    positions, slots, rows, tables = [], [], [], []
+    query_start = np.zeros(len(plan.work) + 1, dtype=np.int32)
+    context_len = np.empty(len(plan.work), dtype=np.int32)
+    for index, work in enumerate(plan.work):
+        sequence = work.sequence
+        assert sequence.lease is not None
+        start, stop = work.start, work.stop
+        tokens += sequence.tokens[start:stop]
+        if (missing := start + len(sequence.tokens[start:stop])) < stop:
+            tokens += sequence.drafts[: stop - missing]
+        offset = int(query_start[index])
+        query_start[index + 1] = offset + stop - start
+        context_len[index] = stop
+        table = np.array(sequence.lease.pages[: -(-stop // page_size)], dtype=np.int32)
+        position = np.arange(start, stop, dtype=np.int64)
+        page, within = (position, 0) if page_size == 1 else np.divmod(position, page_size)
+        positions.append(position)
+        slots.append(table[page].astype(np.int64) * page_size + within)
+        tables.append(table)
+        if work.logits_stop > work.logits_start:
+            rows.append(np.arange(work.logits_start - start + offset, work.logits_stop - start + offset))
+    page_table = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
+    for row, table in zip(page_table, tables, strict=True):
+        row[: len(table)] = table
+    return Batch(
+        tokens=np.array(tokens, dtype=np.int64),
+        positions=np.concatenate(positions),
+        logit_rows=np.concatenate(rows).astype(np.int64) if rows else np.empty(0, dtype=np.int64),
+        attention=AttentionBatch(query_start, context_len, page_table, np.concatenate(slots)),
+    )

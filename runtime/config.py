@@ -1,0 +1,72 @@
+"""Settings of an engine: a small frozen value, and the one place that resolves "auto"."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from .errors import RequestError
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an engine is made of. Every default needs no thought.
+
+    model                   name ("smollm2-135m"), folder, .gguf file, or hub id
+    dtype                   of weights and activations: "auto", "float32", "bfloat16", "float16"
+    kv_cache_dtype          of keys and values: "auto" is the activations'
+    device                  "auto", "cpu", "cuda", "cuda:1", ...
+    max_model_len           tokens of prompt and completion at most; None: what the model was made for
+    max_num_seqs            sequences that run at once
+    max_batch_tokens        query tokens of one step at most: prompts are computed in chunks that fit beside decodes
+    page_size               tokens of a KV page; None: 1 on the CPU (every shared token is found), 16 on a GPU
+    num_pages               KV pages; None: from kv_cache_memory
+    kv_cache_memory         bytes for keys and values; None: a share of the free memory (memory_fraction)
+    memory_fraction         of the memory free after loading, where kv_cache_memory is None
+    enable_prefix_caching   share computed prefixes between requests
+    max_waiting             requests in the queue at most; more are refused
+    max_states              program states kept between stretches at most; the oldest is dropped
+    seed                    of requests that bring none
+    jump_forward            propose what a grammar forces as drafts, verified in one forward pass
+    """
+
+    model: str = "smollm2-135m"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_batch_tokens: int = 512
+    page_size: int | None = None
+    num_pages: int | None = None
+    kv_cache_memory: int | None = None
+    memory_fraction: float = 0.25
+    enable_prefix_caching: bool = True
+    max_waiting: int = 4096
+    max_states: int = 1024
+    seed: int = 0
+    jump_forward: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_batch_tokens", "page_size", "kv_cache_memory", "max_waiting", "max_states"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RequestError(f"{name} must be at least 1, got {value}", param=name)
+        if self.num_pages is not None and self.num_pages < 2:
+            raise RequestError(f"num_pages must be at least 2 (page 0 is reserved), got {self.num_pages}", param="num_pages")
+        if not 0.0 < self.memory_fraction <= 1.0:
+            raise RequestError(f"memory_fraction must be in (0, 1], got {self.memory_fraction}", param="memory_fraction")
+
+
+class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one step, and of unfairness: after `max_passes` steps of waiting a sequence goes before all others.
+
+    `hold_back` is the number of tokens at which waiting for a prefix that another sequence is computing right now
+    beats computing it again.
+    """
+
+    max_num_seqs: int = 64
+    max_batch_tokens: int = 512
+    max_passes: int = 64
+    hold_back: int = 16
+    window: int = 256

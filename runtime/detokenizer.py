@@ -1,0 +1,188 @@
+"""Tokens to text as they come: whole characters only, and nothing of a stop string."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import regex
+
+from .errors import EngineError, RequestError
+from .stop import StopAutomaton
+from .tokenizer import Tokenizer
+
+REGEX_WINDOW = 4096
+"""A match of stop_regex is looked for in so many last characters."""
+
+REGEX_TIMEOUT_S = 0.25
+"""Seconds that one search for stop_regex may take."""
+
+
+class _Match(NamedTuple):
+    """A stop in the text, by character offsets from its beginning."""
+
+    start: int
+    stop: int
+    text: str
+
+
+class Detokenizer:
+    """The text of one generation, and the stop that ends it. Not thread-safe.
+
+    All that `push` and `finish` return, joined, is the decoded text of all tokens, up to the stop if there is one.
+    How tokens are grouped into calls does not matter.
+
+    Of stop strings the one that begins first in the text wins; of two that begin together, the shorter. While the
+    beginning of an earlier one may still complete, a match is not yet settled: look at `matched` after `finish` too.
+    A regular expression wins as soon as the text so far, character by character, holds a match that begins before
+    any stop string; what follows is unknown then, so `$` and lookahead see the end of the text there.
+
+    Raises:
+        RequestError: stop_regex is not valid, or it matches the empty text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: tuple[str, ...] = (),
+        stop_regex: str | None = None,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self.matched: str | None = None
+        self._tokenizer = tokenizer
+        self._include_stop = include_stop
+        self._skip_special_tokens = skip_special_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._automaton = _automaton(tuple(text for text in stop if text))
+        self._state = self._automaton.start
+        self._regex = _RegexSearch(stop_regex) if stop_regex is not None else None
+        self._searching = self._regex is not None or any(stop)
+        self._best: _Match | None = None
+        self._held = ""  # characters not returned yet
+        self._released = 0  # characters returned; what is held begins here
+        self._seen = 0  # characters searched
+        self._finished = False
+        self._parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """Everything returned so far."""
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0] if self._parts else ""
+
+    def push(self, tokens: Sequence[int], *, stops_count: bool = True) -> str:
+        """The text that tokens make certain. After a stop has matched, only what precedes it; then nothing.
+
+        Without `stops_count`, a stop that is completed by these tokens is text like any other.
+
+        Raises:
+            EngineError: the search for stop_regex took too long.
+        """
+        if self._finished or self.matched is not None:
+            return ""
+        pieces = self._tokenizer.pieces(tokens, skip_special_tokens=self._skip_special_tokens)
+        return self._take(self._decoder.decode(b"".join(pieces)), stops_count=stops_count)
+
+    def finish(self) -> str:
+        """The held-back rest; an unfinished character is U+FFFD. Nothing can be pushed afterwards."""
+        if self._finished or self.matched is not None:
+            return ""
+        delta = self._take(self._decoder.decode(b"", final=True), stops_count=True)
+        self._finished = True
+        if self.matched is None:
+            delta += self._settle() if self._best is not None else self._release(len(self._held))
+        return delta
+
+    def _take(self, text: str, *, stops_count: bool) -> str:
+        """Adds characters to the text and returns those that are certain."""
+        self._held += text
+        if not self._searching:
+            return self._release(len(self._held))
+        for char in text:
+            self._advance(char, stops_count=stops_count)
+            if self._best is not None and self._best.start <= self._seen - self._state.depth:
+                return self._settle()
+        certain = self._seen - self._state.depth
+        if self._best is not None:
+            certain = min(certain, self._best.start)
+        if self._regex is not None:
+            certain = min(certain, self._regex.live_from)
+        return self._release(certain - self._released)
+
+    def _advance(self, char: str, *, stops_count: bool) -> None:
+        """Looks for stops that end with this character, and keeps the one that begins first."""
+        self._seen += 1
+        self._state = self._automaton.advance(self._state, char)
+        found = [self._regex.advance(char)] if self._regex is not None else []
+        if self._state.found is not None:
+            found.append(_Match(self._seen - len(self._state.found), self._seen, self._state.found))
+        for match in found if stops_count else []:
+            if match is not None and (self._best is None or match.start < self._best.start):
+                self._best = match
+
+    def _settle(self) -> str:
+        """Ends the text at the best match."""
+        assert self._best is not None
+        self.matched = self._best.text
+        end = self._best.stop if self._include_stop else self._best.start
+        delta = self._release(end - self._released)
+        self._held = ""
+        return delta
+
+    def _release(self, count: int) -> str:
+        """Takes characters off the front of what is held."""
+        delta, self._held = self._held[:count], self._held[count:]
+        self._released += len(delta)
+        if delta:
+            self._parts.append(delta)
+        return delta
+
+
+class _RegexSearch:
+    """Looks for a pattern in a stream of characters. `live_from` is the first offset at which a match may begin."""
+
+    def __init__(self, pattern: str) -> None:
+        try:
+            self._pattern = regex.compile(pattern)
+        except regex.error as error:
+            raise RequestError(f"stop_regex is not a regular expression: {error}", param="stop_regex") from error
+        if self._search("", 0, partial=False) is not None:
+            raise RequestError("stop_regex matches the empty text: it would end every answer", param="stop_regex")
+        self._text = ""  # the last characters, some that cannot begin a match included: lookbehind may need them
+        self._dropped = 0  # characters before `_text`
+        self.live_from = 0
+
+    def advance(self, char: str) -> _Match | None:
+        """The match that one more character completes."""
+        self._text += char
+        if len(self._text) > 3 * REGEX_WINDOW:
+            self._dropped += len(self._text) - 2 * REGEX_WINDOW
+            self._text = self._text[-2 * REGEX_WINDOW :]
+        found = self._search(self._text, self.live_from - self._dropped, partial=True)
+        seen = self._dropped + len(self._text)
+        if found is None:
+            self.live_from = seen
+        elif found.partial:
+            self.live_from = max(self._dropped + found.start(), seen - REGEX_WINDOW)
+        else:
+            start, stop = self._dropped + found.start(), self._dropped + found.end()
+            self.live_from = max(stop, start + 1)
+            return _Match(start, stop, found.group())
+        return None
+
+    def _search(self, text: str, start: int, *, partial: bool) -> Any:
+        try:
+            return self._pattern.search(text, start, partial=partial, timeout=REGEX_TIMEOUT_S)
+        except TimeoutError as error:
+            message = f"the search for stop_regex took more than {REGEX_TIMEOUT_S} s"
+            raise EngineError(message, code="stop_regex_timeout", param="stop_regex") from error
+
+
+@lru_cache(maxsize=64)
+def _automaton(stops: tuple[str, ...]) -> StopAutomaton:
+    return StopAutomaton(stops)

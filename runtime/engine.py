@@ -1,0 +1,315 @@
+"""The engine: requests in, one forward pass a step, one event a step and request out. Single-threaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ..constrain import Grammar, GrammarCompiler, GrammarError
+from ..radix import PrefixCache
+from .batch import build_batch
+from .client import EngineStats, ModelInfo
+from .config import EngineConfig, SchedulerLimits
+from .detokenizer import Detokenizer
+from .errors import BoughError, EngineStoppedError, OverloadedError, RequestError
+from .generation import Generation, Listener
+from .masks import MaskFiller, MaskJob
+from .random import derive
+from .request import ErrorInfo, Request, RequestOutput
+from .runner import ModelRunner
+from .sampler import Draws, sample
+from .scheduler import Advance, Plan, Scheduler
+from .sequence import Sequence
+from .tokenizer import Tokenizer
+
+logger = logging.getLogger("bough.engine")
+
+
+@dataclass
+class Counters:
+    """Totals since the start; see client.EngineStats."""
+
+    steps: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    forced_tokens: int = 0
+    step_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    mask_seconds: float = 0.0
+    sample_seconds: float = 0.0
+
+
+class Engine:
+    """Composed of its parts by the caller; `loading.load_engine` is the one place that builds them.
+
+    `wake` is called from another thread when a compiled grammar is ready, so that a sleeping loop can go on.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: EngineConfig,
+        info: ModelInfo,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        grammars: GrammarCompiler,
+        clock: Callable[[], float],
+    ) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self.counters = Counters()
+        self.wake: Callable[[], None] = lambda: None
+        self._config = config
+        self._runner = runner
+        self._grammars = grammars
+        self._clock = clock
+        self._cache = PrefixCache(info.num_pages, info.page_size, sharing=config.enable_prefix_caching)
+        limits = SchedulerLimits(max_num_seqs=config.max_num_seqs, max_batch_tokens=config.max_batch_tokens)
+        self._scheduler = Scheduler(self._cache, limits)
+        self._masks = MaskFiller(info.vocab_size)
+        self._live: dict[str, Generation] = {}
+        self._compiling: dict[str, Future[Grammar]] = {}
+        self._finished: dict[str, int] = {}
+        self._closed = False
+
+    # Requests
+
+    def submit(self, request: Request, listener: Listener) -> None:
+        """Takes a request; `listener` gets its events, from within `step` or `abort`, the last with `finish`.
+
+        Raises:
+            RequestError: the request is wrong. Nothing was taken.
+            OverloadedError: the queue is full.
+        """
+        if self._closed:
+            raise EngineStoppedError("the engine has stopped")
+        max_tokens = self._check(request)
+        now = self._clock()
+        sequence = Sequence(
+            id=request.id,
+            tokens=list(request.prompt),
+            num_prompt=len(request.prompt),
+            arrival=self.counters.requests,
+            namespace=request.namespace,
+            priority=request.priority,
+            score_from=request.score_from,
+            deadline=None if request.timeout_s is None else now + request.timeout_s,
+        )
+        params = request.sampling
+        generation = Generation(
+            request,
+            sequence,
+            Detokenizer(
+                self.tokenizer,
+                stop=params.stop_strings,
+                stop_regex=params.stop_regex,
+                include_stop=params.include_stop,
+                skip_special_tokens=params.skip_special_tokens,
+            ),
+            max_tokens=max_tokens,
+            seed=params.seed if params.seed is not None else derive(self._config.seed, self.counters.requests + 1),
+            eos_ids=self.tokenizer.eos_ids,
+            listener=listener,
+            now=now,
+        )
+        self.counters.requests += 1
+        self._live[request.id] = generation
+        if request.grammar is None:
+            self._scheduler.add(sequence)
+            return
+        compiling = self._grammars.submit(request.grammar)
+        self._compiling[request.id] = compiling
+        compiling.add_done_callback(lambda _: self.wake())
+
+    def _check(self, request: Request) -> int:
+        """Refuses what cannot run; returns the bound on generated tokens."""
+        if request.id in self._live:
+            raise RequestError(f"a request with id {request.id!r} is running already", param="id")
+        if len(self._live) >= self._config.max_waiting + self._config.max_num_seqs:
+            raise OverloadedError(f"{len(self._live)} requests are waiting or running, which is the limit")
+        if not request.prompt:
+            raise RequestError("the prompt is empty", code="empty_prompt", param="prompt")
+        if not all(0 <= token < self.info.vocab_size for token in request.prompt):
+            message = f"a token id of the prompt is not in 0 .. {self.info.vocab_size - 1}"
+            raise RequestError(message, code="invalid_token_id", param="prompt")
+        length, limit = len(request.prompt), self.info.max_request_tokens
+        params = request.sampling
+        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+            if not all(0 <= token < self.info.vocab_size for token in ids):
+                message = f"a token id of {name} is not in 0 .. {self.info.vocab_size - 1}"
+                raise RequestError(message, code="invalid_token_id", param=name)
+        if request.score_from is not None:
+            if not 1 <= request.score_from < length:
+                raise RequestError(f"score_from must be in 1 .. {length - 1}, got {request.score_from}", param="score_from")
+            wanted = 0
+        else:
+            wanted = params.max_tokens if params.max_tokens is not None else limit - length
+            if params.max_tokens == 0:
+                raise RequestError("max_tokens must be at least 1", param="max_tokens")
+        if length + wanted > limit or (request.score_from is None and wanted < 1):
+            message = f"the prompt has {length} tokens and max_tokens is {wanted}, but {limit} in all is the limit"
+            raise RequestError(message, code="context_length_exceeded", param="prompt")
+        return wanted
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request with reason "abort". Unknown ids are ignored."""
+        generation = self._live.get(request_id)
+        if generation is not None and generation.finish is None:
+            self._emit(generation, generation.end(self._clock(), "abort"))
+
+    @property
+    def idle(self) -> bool:
+        """Nothing can be computed now (grammars may still be compiling)."""
+        return self._scheduler.idle and not any(future.done() for future in self._compiling.values())
+
+    # Steps
+
+    def step(self) -> None:
+        """Admits what is ready, runs one forward pass and sends the events it gives rise to."""
+        started = self._clock()
+        self._admit_compiled()
+        plan = self._scheduler.schedule(started)
+        for sequence in plan.expired:
+            generation = self._live[sequence.id]
+            error = ErrorInfo(code="generation_timeout", message=f"not done within {generation.request.timeout_s:g} s")
+            self._emit(generation, generation.end(started, "error", error))
+        if not plan.work:
+            return
+        try:
+            outputs = self._run(plan, started)
+        except Exception as error:  # noqa: BLE001  the boundary between one batch and the life of the engine
+            logger.exception("a forward pass failed")
+            self._fail(plan, error)
+            return
+        self.counters.steps += 1
+        self.counters.step_seconds += self._clock() - started
+        for generation, output in outputs:
+            self._emit(generation, output)
+
+    def _admit_compiled(self) -> None:
+        for request_id in [id_ for id_, future in self._compiling.items() if future.done()]:
+            future = self._compiling.pop(request_id)
+            generation = self._live[request_id]
+            try:
+                generation.matcher = future.result().matcher()
+            except GrammarError as error:
+                info = ErrorInfo(code=error.code, message=str(error), param="grammar")
+                self._emit(generation, generation.end(self._clock(), "error", info))
+            else:
+                self._scheduler.add(generation.sequence)
+
+    def _run(self, plan: Plan, started: float) -> list[tuple[Generation, RequestOutput]]:
+        generations = [self._live[work.sequence.id] for work in plan.work]
+        jobs = {}
+        for work, generation in zip(plan.work, generations, strict=True):
+            generation.admitted(started)
+            if generation.matcher is not None and work.samples:
+                jobs[work.sequence] = MaskJob(generation.matcher, tuple(work.sequence.drafts))
+        filling = self._masks.start(list(jobs.values()))
+        logits = self._runner.run(build_batch(plan, self.info.page_size))
+        forwarded = self._clock()
+        masks, right = filling.result() if filling is not None else (None, [])
+        right_rows = dict(zip(jobs, right, strict=True))
+        masked = self._clock()
+        rows, first_rows, first_mask = [], [], 0
+        for work, generation in zip(plan.work, generations, strict=True):
+            first_rows.append(len(rows))
+            has_mask = work.sequence in jobs
+            rows += generation.rows(work, first_mask if has_mask else None)
+            first_mask += work.logits_stop - work.logits_start if has_mask else 0
+        draws = sample(logits, rows, masks) if logits is not None else Draws([], [], [])
+        now = self._clock()
+        advances: list[Advance] = []
+        outputs: list[tuple[Generation, RequestOutput]] = []
+        for work, generation, first in zip(plan.work, generations, first_rows, strict=True):
+            advance, output = generation.take(work, draws, first, right_rows.get(work.sequence), now)
+            advances.append(advance)
+            if output is not None:
+                outputs.append((generation, output))
+        self._scheduler.apply(plan, advances)
+        if self._config.jump_forward:
+            for work, generation in zip(plan.work, generations, strict=True):
+                if generation.finish is None and work.sequence in jobs:
+                    work.sequence.drafts = generation.propose()
+        self._count(plan, started, forwarded, masked, now)
+        return outputs
+
+    def _count(self, plan: Plan, started: float, forwarded: float, masked: float, now: float) -> None:
+        self.counters.computed_tokens += sum(work.num_tokens for work in plan.work)
+        self.counters.forward_seconds += forwarded - started
+        self.counters.mask_seconds += masked - forwarded
+        self.counters.sample_seconds += now - masked
+
+    def _fail(self, plan: Plan, error: Exception) -> None:
+        """A pass failed: its sequences end with an error, all others go on."""
+        info = ErrorInfo(code="internal_error", message="the forward pass failed")
+        if isinstance(error, BoughError):
+            info = ErrorInfo(code=error.code, message=error.message)
+        for work in plan.work:
+            generation = self._live.get(work.sequence.id)
+            if generation is not None:
+                work.sequence.num_computed = 0  # what this pass wrote is not to be shared
+                self._emit(generation, generation.end(self._clock(), "error", info))
+
+    def _emit(self, generation: Generation, output: RequestOutput) -> None:
+        finish = output.finish
+        if finish is not None:
+            del self._live[generation.request.id]
+            self._compiling.pop(generation.request.id, None)
+            self._scheduler.remove(generation.sequence)
+            self._finished[finish.reason] = self._finished.get(finish.reason, 0) + 1
+            self.counters.prompt_tokens += finish.usage.prompt_tokens
+            self.counters.cached_tokens += finish.usage.cached_tokens
+            self.counters.generated_tokens += finish.usage.completion_tokens
+            self.counters.forced_tokens += finish.usage.forced_tokens
+        generation.listener(output)
+
+    # Around it
+
+    def flush_cache(self) -> bool:
+        """Empties the prefix cache; False while requests are live."""
+        if self._live:
+            return False
+        self._cache.flush()
+        return True
+
+    def stats(self) -> EngineStats:
+        counts, totals = self._cache.counts(), self.counters
+        return EngineStats(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting) + len(self._compiling),
+            num_pages=counts.num_pages,
+            free_pages=counts.free,
+            cached_pages=counts.cached,
+            locked_pages=counts.locked + counts.private,
+            steps_total=totals.steps,
+            requests_total=totals.requests,
+            finished_total=dict(self._finished),
+            prompt_tokens_total=totals.prompt_tokens,
+            cached_tokens_total=totals.cached_tokens,
+            computed_tokens_total=totals.computed_tokens,
+            generated_tokens_total=totals.generated_tokens,
+            forced_tokens_total=totals.forced_tokens,
+            preemptions_total=self._scheduler.num_preemptions,
+            evicted_tokens_total=counts.evicted_tokens_total,
+            grammars_compiled_total=self._grammars.compiled,
+            grammar_cache_hits_total=self._grammars.cache_hits,
+            step_seconds_total=totals.step_seconds,
+            forward_seconds_total=totals.forward_seconds,
+            mask_seconds_total=totals.mask_seconds,
+            sample_seconds_total=totals.sample_seconds,
+        )
+
+    def close(self) -> None:
+        """Ends every live request with an error and stops the engine's threads; no more is taken."""
+        self._closed = True
+        error = ErrorInfo(code="engine_dead", message="the engine has stopped")
+        for generation in list(self._live.values()):
+            self._emit(generation, generation.end(self._clock(), "error", error))
+        self._masks.close()
+        self._grammars.close()

@@ -1,0 +1,94 @@
+"""The engine's own process: reads messages from the socket it inherited, runs the engine, sends events back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+
+from .config import EngineConfig
+from .errors import BoughError
+from .local import EngineLoop
+from .messages import (
+    Abort,
+    AskFlush,
+    AskStats,
+    Drop,
+    Event,
+    Flushed,
+    FrameWriter,
+    Loading,
+    LoadFailed,
+    Output,
+    Ready,
+    Run,
+    Start,
+    Stats,
+    Submit,
+    ToEngine,
+    read_frames,
+)
+from .streams import to_info
+
+EXIT_LOAD_FAILED = 3
+EXIT_ENGINE_DIED = 5
+
+
+def main(descriptor: int) -> int:
+    """Serves one client until it closes its end. Returns the exit status."""
+    # An interrupt at the terminal is for the client, which ends this process in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = socket.socket(fileno=descriptor)
+    writer = FrameWriter(connection)
+    messages = read_frames(connection, ToEngine)
+    start = next(messages, None)
+    if not isinstance(start, Start):
+        return 0
+    try:
+        loop = _load(start.config, writer)
+    except BoughError as error:
+        writer.put(LoadFailed(to_info(error)))
+        writer.close()
+        return EXIT_LOAD_FAILED
+    writer.put(Ready(loop.engine.info))
+    for message in messages:
+        if not loop.alive:
+            break
+        _serve(message, loop, writer)
+    died = not loop.alive
+    loop.close()
+    writer.close()
+    return EXIT_ENGINE_DIED if died else 0
+
+
+def _load(config: EngineConfig, writer: FrameWriter) -> EngineLoop:
+    from .loading import load_engine  # noqa: PLC0415  pulls torch: only once it is known what to load
+
+    engine = load_engine(config, lambda what, done, total: writer.put(Loading(what, done, total)))
+
+    def died() -> None:
+        writer.close()
+        os._exit(EXIT_ENGINE_DIED)
+
+    return EngineLoop(engine, config, on_death=died)
+
+
+def _serve(message: object, loop: EngineLoop, writer: FrameWriter) -> None:
+    match message:
+        case Submit(key=key, request=request):
+            loop.start_request(request, lambda output: writer.put(Output(key, output)))
+        case Run(key=key, program=program):
+            loop.start_program(program, lambda event: writer.put(Event(key, event)))
+        case Abort(request_id=request_id):
+            loop.abort(request_id)
+        case Drop(program_id=program_id):
+            loop.drop(program_id)
+        case AskStats(key=key):
+            loop.ask(loop.stats, lambda stats: writer.put(Stats(key, stats)))
+        case AskFlush(key=key):
+            loop.ask(loop.engine.flush_cache, lambda done: writer.put(Flushed(key, done)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

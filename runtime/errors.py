@@ -1,0 +1,52 @@
+"""What can go wrong in the runtime, and what a client is told.
+
+    BoughError
+    ├── RequestError(ValueError)      the request is wrong: it was refused before any work
+    ├── ModelError(ValueError)        the model's files cannot be used
+    ├── EngineError                   a request failed while it ran; others go on
+    │   └── OverloadedError           a bound of the queue was reached; try again later
+    └── EngineStoppedError            the engine is gone
+"""
+
+from __future__ import annotations
+
+
+class BoughError(Exception):
+    """`code` is the stable name that a client sees; `param` the field that is to blame, if one is."""
+
+    code = "internal_error"
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class RequestError(BoughError, ValueError):
+    """The request is wrong; nothing was done."""
+
+    code = "invalid_value"
+
+
+class ModelError(BoughError, ValueError):
+    """The model's files cannot be used."""
+
+    code = "model_error"
+
+
+class EngineError(BoughError):
+    """A request failed while it ran. Others go on."""
+
+
+class OverloadedError(EngineError):
+    """A bound of the queue was reached. Try again later."""
+
+    code = "engine_overloaded"
+
+
+class EngineStoppedError(BoughError):
+    """The engine is gone; nothing can be asked of it."""
+
+    code = "engine_dead"

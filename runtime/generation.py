@@ -1,0 +1,223 @@
+"""One request in the engine: from drawn tokens to text, stops, origins and the one terminal event."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence as AbstractSequence
+from dataclasses import dataclass
+
+from ..constrain import Matcher, MatcherError
+from .detokenizer import Detokenizer
+from .random import uniform
+from .request import FORCED, SAMPLED, ErrorInfo, Finish, FinishReason, Request, RequestOutput, Timings, TokenLogprob, Usage
+from .sampler import Draws, Row
+from .scheduler import Advance, Work
+from .sequence import Sequence
+
+Listener = Callable[[RequestOutput], None]
+MAX_DRAFTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a step added to a generation."""
+
+    tokens: tuple[int, ...]
+    origins: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] | None
+
+
+class Generation:
+    """The engine's side of a request. `take` is called once a step; everything else follows from it."""
+
+    def __init__(
+        self,
+        request: Request,
+        sequence: Sequence,
+        detokenizer: Detokenizer,
+        *,
+        max_tokens: int,
+        seed: int,
+        eos_ids: AbstractSequence[int],
+        listener: Listener,
+        now: float,
+    ) -> None:
+        self.request = request
+        self.sequence = sequence
+        self.matcher: Matcher | None = None
+        self.listener = listener
+        self.finish: Finish | None = None
+        self._detokenizer = detokenizer
+        self._max_tokens = max_tokens
+        self._seed = seed
+        self._eos_ids = frozenset(eos_ids)
+        self._num_generated = 0
+        self._num_forced = 0
+        self._counts: Counter[int] = Counter()
+        self._closing = False
+        self._scores: list[TokenLogprob] = []
+        self._arrived = now
+        self._admitted: float | None = None
+        self._first: float | None = None
+
+    @property
+    def uses_drafts(self) -> bool:
+        """Penalties look at what was generated before, which a draft would have to be counted into."""
+        params = self.request.sampling
+        return not (params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0)
+
+    def rows(self, work: Work, first_mask: int | None) -> list[Row]:
+        """How each logits row of `work` is to be drawn from; masks are `first_mask` and the rows after it."""
+        sequence, params = self.sequence, self.request.sampling
+        if sequence.score_from is not None:
+            targets = sequence.tokens[work.logits_start + 1 : work.logits_stop + 1]
+            return [Row(params, target=target) for target in targets]
+        seen = tuple(set(sequence.tokens)) if params.repetition_penalty != 1.0 else ()
+        ends = () if self.matcher is not None else (*self._eos_ids, *params.stop_token_ids)
+        rows = []
+        for offset in range(work.logits_stop - work.logits_start):
+            rows.append(
+                Row(
+                    params,
+                    uniform=0.0 if params.greedy else uniform(self._seed, work.logits_start + offset + 1),
+                    counts=self._counts,
+                    seen=seen,
+                    banned=ends if self._num_generated + offset < params.min_tokens else (),
+                    masked=None if first_mask is None else first_mask + offset,
+                )
+            )
+        return rows
+
+    def admitted(self, now: float) -> None:
+        if self._admitted is None:
+            self._admitted = now
+
+    def take(self, work: Work, draws: Draws, first: int, num_right: int | None, now: float) -> tuple[Advance, RequestOutput | None]:
+        """Takes the draws of this work's rows, which begin at `first`.
+
+        `num_right` is how many of the rows had a mask (None: no grammar).
+        """
+        count = work.logits_stop - work.logits_start if num_right is None else num_right
+        if not work.samples and work.sequence.score_from is None:
+            return Advance(), None
+        if any(draws.poisoned[first : first + count]):
+            return self._fail(now, "nonfinite_logits", "the model produced numbers that are not finite", poisoned=True)
+        if self.sequence.score_from is not None:
+            return self._take_scores(work, draws, first, now)
+        if count == 0:
+            return self._fail(now, "grammar_dead_end", "the grammar allows no further token")
+        begins = self._first is None
+        self._first = self._first or now
+        try:
+            step = self._accept(work.sequence.drafts[: count - 1], draws, first)
+        except MatcherError as error:
+            return self._fail(now, "grammar_dead_end", str(error))
+        output = RequestOutput(
+            id=self.request.id,
+            text=step.text,
+            tokens=step.tokens,
+            origins=step.origins,
+            logprobs=step.logprobs,
+            cached_tokens=self.sequence.num_cached if begins else None,
+            finish=self.finish and self._terminal(self.finish, now),
+        )
+        return Advance(step.tokens, finished=self.finish is not None), output
+
+    def _accept(self, drafts: AbstractSequence[int], draws: Draws, first: int) -> _Step:
+        """Accepts drawn tokens as long as each equals the draft it verifies, and one more."""
+        params = self.request.sampling
+        tokens, origins, texts = [], [], []
+        logprobs: list[TokenLogprob] | None = [] if params.logprobs is not None else None
+        for offset in range(len(drafts) + 1):
+            draft = drafts[offset] if offset < len(drafts) else None
+            drawn = draws.tokens[first + offset]
+            token = self._advance_matcher(drawn)
+            logprob = draws.logprobs[first + offset]
+            tokens.append(token)
+            origins.append(FORCED if token == draft or token != drawn else SAMPLED)
+            self._num_generated += 1
+            self._num_forced += origins[-1] == FORCED
+            self._counts[token] += 1
+            if logprobs is not None and logprob is not None:
+                logprobs.append(logprob if token == drawn else TokenLogprob(token, logprob.logprob, logprob.top, 0.0))
+            texts.append(self._end_or_text(token))
+            if self.finish is not None or token != draft:
+                break
+        if self.finish is not None:
+            texts.append(self._detokenizer.finish())
+        return _Step(tuple(tokens), tuple(origins), "".join(texts), None if logprobs is None else tuple(logprobs))
+
+    def _advance_matcher(self, drawn: int) -> int:
+        if self.matcher is None or drawn in self._eos_ids:
+            return drawn
+        token = self.matcher.accept(drawn, self._max_tokens - self._num_generated - 1)
+        self._closing |= token != drawn
+        return token
+
+    def _end_or_text(self, token: int) -> str:
+        """The text that `token` made certain; sets `finish` if it ends the generation."""
+        params = self.request.sampling
+        enough = self._num_generated > params.min_tokens
+        if token in self._eos_ids and (self.matcher is not None or (enough and not params.ignore_eos)):
+            self._end("stop", token)
+            return ""
+        if enough and token in params.stop_token_ids:
+            self._end("stop", token)
+            return ""
+        text = self._detokenizer.push([token], stops_count=self._num_generated >= params.min_tokens)
+        if self._detokenizer.matched is not None:
+            self._end("stop", self._detokenizer.matched)
+        elif self.matcher is not None and self.matcher.finished:
+            self._end("length" if self._closing else "stop", None)
+        elif self._num_generated >= self._max_tokens:
+            self._end("length", None)
+        return text
+
+    def _end(self, reason: FinishReason, matched: str | int | None) -> None:
+        self.finish = Finish(reason=reason, matched=matched)
+
+    def _take_scores(self, work: Work, draws: Draws, first: int, now: float) -> tuple[Advance, RequestOutput | None]:
+        count = work.logits_stop - work.logits_start
+        self._scores += [entry for entry in draws.logprobs[first : first + count] if entry is not None]
+        if work.stop < len(work.sequence.tokens) - 1:
+            return Advance(), None
+        self.finish = Finish(reason="length")
+        output = RequestOutput(
+            id=self.request.id,
+            logprobs=tuple(self._scores),
+            cached_tokens=self.sequence.num_cached,
+            finish=self._terminal(self.finish, now),
+        )
+        return Advance(finished=True), output
+
+    def _fail(self, now: float, code: str, message: str, *, poisoned: bool = False) -> tuple[Advance, RequestOutput]:
+        return Advance(finished=not poisoned, poisoned=poisoned), self.end(now, "error", ErrorInfo(code=code, message=message))
+
+    def end(self, now: float, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
+        """The terminal event of a request that ends before its time."""
+        self.finish = Finish(reason=reason, error=error)
+        text = self._detokenizer.finish() if error is None else ""
+        return RequestOutput(id=self.request.id, text=text, finish=self._terminal(self.finish, now))
+
+    def propose(self) -> list[int]:
+        """What the grammar forces next, as drafts for the next step."""
+        if self.matcher is None or not self.uses_drafts:
+            return []
+        room = self._max_tokens - self._num_generated - 1
+        return self.matcher.forced_tokens()[: min(room, MAX_DRAFTS)] if room > 0 else []
+
+    def _terminal(self, finish: Finish, now: float) -> Finish:
+        admitted = self._admitted if self._admitted is not None else now
+        first = self._first if self._first is not None else now
+        usage = Usage(
+            prompt_tokens=self.sequence.num_prompt,
+            cached_tokens=self.sequence.num_cached or 0,
+            completion_tokens=self._num_generated,
+            forced_tokens=self._num_forced,
+        )
+        timings = Timings(queue_s=admitted - self._arrived, prefill_s=first - admitted, decode_s=now - first)
+        self.finish = Finish(
+            reason=finish.reason, usage=usage, timings=timings, matched=finish.matched, error=finish.error
+        )
+        return self.finish

@@ -1,0 +1,185 @@
+"""An engine on a thread of this process: for scripts and notebooks, and inside the engine process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from .client import EngineStats
+from .config import EngineConfig
+from .engine import Engine
+from .errors import BoughError, EngineStoppedError
+from .executor import Executor
+from .program import Failed, Program, ProgramEvent
+from .request import Finish, Request, RequestOutput
+from .streams import aiterate, iterate, to_info
+
+logger = logging.getLogger("bough.engine")
+
+Answer = TypeVar("Answer")
+
+
+class EngineLoop:
+    """Runs an engine and its executor on one thread. Calls come in through an inbox; it sleeps when idle.
+
+    Whatever was started gets its terminal event, also when the loop is closed or dies (then `on_death` is called).
+    """
+
+    def __init__(self, engine: Engine, config: EngineConfig, on_death: Callable[[], None] | None = None) -> None:
+        self.engine = engine
+        self._on_death = on_death
+        self._executor = Executor(engine, time.monotonic, max_states=config.max_states)
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._stopped = False
+        self._lock = threading.Lock()
+        engine.wake = lambda: self._inbox.put(_nothing)
+        self._thread = threading.Thread(target=self._run, name="bough-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return not self._stopped
+
+    def start_request(self, request: Request, listen: Callable[[RequestOutput], None]) -> None:
+        """`listen` is called from the engine's thread; a refusal arrives as a terminal event."""
+
+        def submit() -> None:
+            try:
+                self.engine.submit(request, listen)
+            except BoughError as error:
+                listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=to_info(error))))
+
+        self._post(submit)
+
+    def start_program(self, program: Program, listen: Callable[[ProgramEvent], None]) -> None:
+        """`listen` is called from the engine's thread; a refusal arrives as the terminal event."""
+
+        def start() -> None:
+            try:
+                self._executor.run(program, listen)
+            except BoughError as error:
+                listen(Failed(error=to_info(error)))
+
+        self._post(start)
+
+    def abort(self, request_id: str) -> None:
+        with contextlib.suppress(EngineStoppedError):
+            self._post(lambda: self.engine.abort(request_id))
+
+    def drop(self, program_id: str) -> None:
+        with contextlib.suppress(EngineStoppedError):
+            self._post(lambda: self._executor.abort(program_id))
+
+    def ask(self, question: Callable[[], Answer], answer: Callable[[Answer], None]) -> None:
+        """Has `question` asked on the engine's thread, between steps."""
+        self._post(lambda: answer(question()))
+
+    def stats(self) -> EngineStats:
+        """Counters of engine and executor. On the engine's thread only."""
+        executor = self._executor
+        return msgspec.structs.replace(
+            self.engine.stats(), states=executor.num_states, programs_total=executor.num_programs
+        )
+
+    def close(self) -> None:
+        """Ends what is running and waits for the thread. Closing twice is fine."""
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=30.0)
+
+    def _post(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            if self._stopped:
+                raise EngineStoppedError("the engine has stopped")
+            self._inbox.put(call)
+
+    def _run(self) -> None:
+        died = False
+        try:
+            while self._take_calls():
+                self.engine.step()
+        except Exception:  # noqa: BLE001  the boundary of the thread: the engine stops, and everyone is told
+            logger.exception("the engine has died")
+            died = True
+        with self._lock:
+            self._stopped = True
+        self._executor.close()
+        self.engine.close()
+        while not self._inbox.empty():  # refused by what is closed
+            call = self._inbox.get()
+            if call is not None:
+                call()
+        if died and self._on_death is not None:
+            self._on_death()
+
+    def _take_calls(self) -> bool:
+        """Makes the calls that wait, sleeping for one if there is nothing to compute. False: close."""
+        while self.engine.idle or not self._inbox.empty():
+            call = self._inbox.get()
+            if call is None:
+                return False
+            call()
+        return True
+
+
+def _nothing() -> None:
+    """Wakes the loop."""
+
+
+class LocalClient:
+    """`EngineClient` over an `EngineLoop`."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self._loop = loop
+        self.tokenizer = loop.engine.tokenizer
+        self.info = loop.engine.info
+
+    @classmethod
+    def load(
+        cls, config: EngineConfig | None = None, progress: Callable[[str, int, int], None] | None = None
+    ) -> LocalClient:
+        """Loads the model that `config` names; see loading.load_engine."""
+        from .loading import load_engine  # noqa: PLC0415  pulls torch
+
+        config = config or EngineConfig()
+        return cls(EngineLoop(load_engine(config, progress), config))
+
+    @property
+    def alive(self) -> bool:
+        return self._loop.alive
+
+    def stream(self, request: Request) -> Iterator[RequestOutput]:
+        return iterate(lambda listen: self._loop.start_request(request, listen), lambda: self._loop.abort(request.id))
+
+    def astream(self, request: Request) -> AsyncIterator[RequestOutput]:
+        return aiterate(lambda listen: self._loop.start_request(request, listen), lambda: self._loop.abort(request.id))
+
+    def run(self, program: Program) -> Iterator[ProgramEvent]:
+        return iterate(lambda listen: self._loop.start_program(program, listen), lambda: self.drop(program.id))
+
+    def arun(self, program: Program) -> AsyncIterator[ProgramEvent]:
+        return aiterate(lambda listen: self._loop.start_program(program, listen), lambda: self.drop(program.id))
+
+    def drop(self, program_id: str) -> None:
+        self._loop.drop(program_id)
+
+    def stats(self) -> EngineStats:
+        return self._wait(self._loop.stats)
+
+    def flush_cache(self) -> bool:
+        return self._wait(self._loop.engine.flush_cache)
+
+    def close(self) -> None:
+        self._loop.close()
+
+    def _wait(self, question: Callable[[], Answer]) -> Answer:
+        answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._loop.ask(question, answers.put)
+        return answers.get()

@@ -1,0 +1,154 @@
+"""What the engine process and its client say to each other: MessagePack frames over a socket pair.
+
+A frame is its length, 4 bytes little-endian, and a message. Streams are told apart by a key that the client gives.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from .client import EngineStats, ModelInfo
+from .config import EngineConfig
+from .program import Program, ProgramEvent
+from .request import ErrorInfo, Request, RequestOutput
+
+MAX_FRAME_BYTES = 1 << 30
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """First of all: what to load."""
+
+    config: EngineConfig
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    key: int
+    request: Request
+
+
+class Run(msgspec.Struct, frozen=True, tag="run"):
+    key: int
+    program: Program
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    request_id: str
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    program_id: str
+
+
+class AskStats(msgspec.Struct, frozen=True, tag="ask_stats"):
+    key: int
+
+
+class AskFlush(msgspec.Struct, frozen=True, tag="ask_flush"):
+    key: int
+
+
+ToEngine = Start | Submit | Run | Abort | Drop | AskStats | AskFlush
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    what: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    info: ModelInfo
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
+    error: ErrorInfo
+
+
+class Output(msgspec.Struct, frozen=True, tag="output"):
+    key: int
+    output: RequestOutput
+
+
+class Event(msgspec.Struct, frozen=True, tag="event"):
+    key: int
+    event: ProgramEvent
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    key: int
+    stats: EngineStats
+
+
+class Flushed(msgspec.Struct, frozen=True, tag="flushed"):
+    key: int
+    done: bool
+
+
+FromEngine = Loading | Ready | LoadFailed | Output | Event | Stats | Flushed
+
+
+class FrameWriter:
+    """Sends messages from a thread of its own, several to a system call when they come faster than they go.
+
+    `put` never blocks. What waits is bounded by what is live: each request and program has a bounded number of
+    events, and the peer reads all the time.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._queue: queue.SimpleQueue[msgspec.Struct | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="bough-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, message: msgspec.Struct) -> None:
+        self._queue.put(message)
+
+    def close(self) -> None:
+        """Sends what waits, then ends the thread."""
+        self._queue.put(None)
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        encoder = msgspec.msgpack.Encoder()
+        while True:
+            messages = [self._queue.get()]
+            while len(messages) < 256 and not self._queue.empty():
+                messages.append(self._queue.get())
+            data = bytearray()
+            for message in messages:
+                if message is not None:
+                    body = encoder.encode(message)
+                    data += len(body).to_bytes(4, "little") + body
+            try:
+                self._connection.sendall(data)
+            except OSError:
+                return  # the peer is gone; the reader notices
+            if None in messages:
+                return
+
+
+def read_frames(connection: socket.socket, types: Any) -> Iterator[Any]:
+    """Messages of the union `types` until the peer closes.
+
+    Raises:
+        msgspec.DecodeError: a frame is not one of these messages.
+    """
+    decoder = msgspec.msgpack.Decoder(types)
+    with connection.makefile("rb") as stream:
+        while True:
+            head = stream.read(4)
+            if len(head) < 4:
+                return
+            length = int.from_bytes(head, "little")
+            if length > MAX_FRAME_BYTES:
+                raise msgspec.DecodeError(f"a frame of {length} bytes is over the limit")
+            body = stream.read(length)
+            if len(body) < length:
+                return
+            yield decoder.decode(body)

@@ -1,0 +1,209 @@
+"""From a model's name, folder or file to a model that runs."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ...kernels.attention import AttentionBackend
+from .. import pull
+from ..errors import ModelError
+from .checkpoint import Checkpoint, GGUFCheckpoint, SafetensorsCheckpoint, read_json_object
+from .config import ModelConfig, ModelShape, UnsupportedModelError, read_config
+from .decoder import Decoder
+from .gguf_file import GGUFFile
+from .weights import Progress, load_parameters
+
+_DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class Model(Protocol):
+    """What a step needs of a model; keys and values live in the attention backend."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
+        """tokens, positions int64 [T] -> hidden [T, hidden_size], after the last norm."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, hidden_size] -> float32 [R, vocab_size]."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and the facts its files state. `path` is the GGUF file or the folder, where the tokenizer is too."""
+
+    model: Model
+    config: ModelShape
+    name: str
+    path: Path
+    num_parameters: int
+    dtype: torch.dtype
+    device: torch.device
+    eos_ids: tuple[int, ...] = ()
+    bos_id: int | None = None
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+
+
+def load_model(
+    source: str | Path, *, dtype: str = "auto", device: str = "cpu", progress: Progress | None = None
+) -> LoadedModel:
+    """Loads a model by the name of a pullable model, a folder, a `.gguf` file, or a hub id `organisation/name`.
+
+    dtype      auto (bfloat16 on a GPU and on a CPU with bfloat16 matrix instructions, else float32) or a dtype's name
+    progress   called with (stage, done, total); stages are "download" (bytes) and "load" (tensors)
+
+    Raises:
+        ModelError: the source is not found, or its files cannot be used.
+    """
+    path = locate(source, progress=progress)
+    resolved = resolve_dtype(dtype, device)
+    if path.is_file():
+        return _load_gguf(path, _name(source, path), resolved, device, progress)
+    return _load_folder(path, _name(source, path), resolved, device, progress)
+
+
+def locate(source: str | Path, *, progress: Progress | None = None) -> Path:
+    """The `.gguf` file or the folder that `source` means; downloads what has a name only.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelError(f"{path.name}: a model is a folder or a .gguf file")
+        return path
+    name = str(source)
+    if name in pull.MODELS:
+        return pull.pull(name, progress=progress)
+    if isinstance(source, str) and name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return _download(name)
+    raise ModelError(f"no model {name!r}: it is no folder, no .gguf file and none of {', '.join(pull.MODELS)}")
+
+
+def resolve_dtype(name: str, device: str) -> torch.dtype:
+    """The dtype that a setting means on a device."""
+    if name != "auto":
+        if name not in _DTYPES:
+            raise ModelError(f"dtype must be auto or one of {', '.join(_DTYPES)}, got {name!r}")
+        return _DTYPES[name]
+    if torch.device(device).type == "cpu" and not _cpu_multiplies_bfloat16():
+        return torch.float32
+    return torch.bfloat16
+
+
+def _cpu_multiplies_bfloat16() -> bool:
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("arm_bf16"))
+
+
+def _name(source: str | Path, path: Path) -> str:
+    """What the model is called: its given name, or its file's or folder's."""
+    if path.exists() and Path(source).expanduser() == path:
+        return path.stem if path.is_file() else path.resolve().name
+    return str(source)
+
+
+def _load_gguf(path: Path, name: str, dtype: torch.dtype, device: str, progress: Progress | None) -> LoadedModel:
+    file = GGUFFile(path)
+    config = read_config(file)
+    eos_ids = []
+    for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
+        value = file.metadata(f"tokenizer.ggml.{key}")
+        if type(value) is int and value < config.vocab_size and value not in eos_ids:
+            eos_ids.append(value)
+    bos_id = file.metadata("tokenizer.ggml.bos_token_id")
+    model, num_parameters = _make_decoder(config, GGUFCheckpoint(file, config), dtype, device, progress)
+    return LoadedModel(
+        model=model,
+        config=config,
+        name=name,
+        path=path,
+        num_parameters=num_parameters,
+        dtype=dtype,
+        device=torch.device(device),
+        eos_ids=tuple(eos_ids),
+        bos_id=bos_id if type(bos_id) is int else None,
+    )
+
+
+def _load_folder(path: Path, name: str, dtype: torch.dtype, device: str, progress: Progress | None) -> LoadedModel:
+    if not (path / "config.json").is_file():
+        raise ModelError(f"the folder {path.name} has no config.json")
+    raw = read_json_object(path / "config.json")
+    if raw.get("quantization_config"):
+        raise ModelError("quantization_config: quantised Hugging Face checkpoints are not supported")
+    generation = read_json_object(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
+    model: Model
+    config: ModelShape
+    try:
+        native = read_config(raw)
+    except UnsupportedModelError:
+        # The adapter pulls in transformers, which takes a second that a native model does not need to pay.
+        generic = importlib.import_module(".generic", __package__)
+        adapter, config = generic.load_generic(path, raw, dtype=dtype, device=device)
+        model, num_parameters = adapter, adapter.num_parameters()
+    else:
+        model, num_parameters = _make_decoder(native, SafetensorsCheckpoint(path), dtype, device, progress)
+        config = native
+    facts = raw | generation
+    eos = facts.get("eos_token_id")
+    bos = facts.get("bos_token_id")
+    return LoadedModel(
+        model=model,
+        config=config,
+        name=name,
+        path=path,
+        num_parameters=num_parameters,
+        dtype=dtype,
+        device=torch.device(device),
+        eos_ids=tuple(token for token in (eos if isinstance(eos, list) else [eos]) if type(token) is int),
+        bos_id=bos if type(bos) is int else None,
+        sampling_defaults=_sampling_defaults(generation),
+    )
+
+
+def _make_decoder(
+    config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: str, progress: Progress | None
+) -> tuple[Decoder, int]:
+    parameters = load_parameters(config, checkpoint, dtype=dtype, device=device, progress=progress)
+    return Decoder(config, parameters), sum(parameter.numel() for parameter in parameters.values())
+
+
+def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
+    """What a generation_config.json recommends; a model that does not sample by default recommends nothing."""
+    if not generation.get("do_sample", False):
+        return {}
+    found = {key: generation.get(key) for key in _SAMPLING_DEFAULTS}
+    return {key: value for key, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+
+
+def _download(name: str) -> Path:
+    """A model of the Hugging Face hub, through its own client and cache; data files only."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise ModelError(f"no folder {name!r}; to load it from the hub: pip install huggingface_hub")
+    hub = importlib.import_module("huggingface_hub")
+    try:
+        folder = hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "tokenizer.model"])
+    except Exception as error:  # noqa: BLE001  (network, authentication and storage errors have no common base)
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(f"no folder {name!r}, and the hub could not be used: {reason}") from error
+    return Path(folder)

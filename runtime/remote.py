@@ -1,0 +1,209 @@
+"""An engine in a process of its own, so that neither side can stall the other: what the HTTP server holds."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from .client import EngineStats, ModelInfo
+from .config import EngineConfig
+from .errors import EngineStoppedError, ModelError
+from .messages import (
+    Abort,
+    AskFlush,
+    AskStats,
+    Drop,
+    Event,
+    Flushed,
+    FrameWriter,
+    FromEngine,
+    Loading,
+    LoadFailed,
+    Output,
+    Ready,
+    Run,
+    Start,
+    Stats,
+    Submit,
+    read_frames,
+)
+from .program import Done, Failed, Program, ProgramEvent
+from .request import ErrorInfo, Finish, Request, RequestOutput
+from .streams import aiterate, iterate
+from .tokenizer import Tokenizer, load_tokenizer
+
+_DEAD = ErrorInfo(code=EngineStoppedError.code, message="the engine process has died")
+
+
+class RemoteClient:
+    """`EngineClient` over an engine process that it started. Made by `launch`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, writer: FrameWriter) -> None:
+        self.info: ModelInfo
+        self.tokenizer: Tokenizer
+        self._process = process
+        self._connection = connection
+        self._writer = writer
+        self._keys = itertools.count(1)
+        self._lock = threading.Lock()
+        self._requests: dict[int, tuple[str, Callable[[RequestOutput], None]]] = {}
+        self._programs: dict[int, Callable[[ProgramEvent], None]] = {}
+        self._answers: dict[int, queue.SimpleQueue[Any]] = {}
+        self._alive = True
+
+    @classmethod
+    def launch(
+        cls, config: EngineConfig | None = None, progress: Callable[[str, int, int], None] | None = None
+    ) -> RemoteClient:
+        """Starts an engine process and waits until it is ready; `progress(what, done, total)` while it loads.
+
+        Raises:
+            ModelError: the model cannot be loaded, or the process ended while loading.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-P", "-m", "bough.runtime.engine_process", str(theirs.fileno())]
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        writer = FrameWriter(ours)
+        client = cls(process, ours, writer)
+        writer.put(Start(config or EngineConfig()))
+        messages = read_frames(ours, FromEngine)
+        for message in messages:
+            match message:
+                case Loading(what=what, done=done, total=total):
+                    if progress is not None:
+                        progress(what, done, total)
+                case LoadFailed(error=error):
+                    process.wait(timeout=30)
+                    raise ModelError(error.message, code=error.code, param=error.param)
+                case Ready(info=info):
+                    client.info = info
+                    client.tokenizer = load_tokenizer(info.path)
+                    threading.Thread(
+                        target=client._read, args=(messages,), name="bough-reader", daemon=True
+                    ).start()
+                    return client
+        raise ModelError(f"the engine process ended with status {process.wait(timeout=30)} while it loaded the model")
+
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    def stream(self, request: Request) -> Iterator[RequestOutput]:
+        return iterate(lambda listen: self._start(request, listen), lambda: self._send(Abort(request.id)))
+
+    def astream(self, request: Request) -> AsyncIterator[RequestOutput]:
+        return aiterate(lambda listen: self._start(request, listen), lambda: self._send(Abort(request.id)))
+
+    def run(self, program: Program) -> Iterator[ProgramEvent]:
+        return iterate(lambda listen: self._start_program(program, listen), lambda: self.drop(program.id))
+
+    def arun(self, program: Program) -> AsyncIterator[ProgramEvent]:
+        return aiterate(lambda listen: self._start_program(program, listen), lambda: self.drop(program.id))
+
+    def drop(self, program_id: str) -> None:
+        self._send(Drop(program_id))
+
+    def stats(self) -> EngineStats:
+        answer: EngineStats = self._ask(AskStats)
+        return answer
+
+    def flush_cache(self) -> bool:
+        answer: bool = self._ask(AskFlush)
+        return answer
+
+    def close(self) -> None:
+        """Ends the engine process; what is running in it fails. Closing twice is fine."""
+        self._writer.close()
+        try:
+            self._connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it has gone already
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _send(self, message: msgspec.Struct) -> None:
+        self._writer.put(message)
+
+    def _start(self, request: Request, listen: Callable[[RequestOutput], None]) -> None:
+        key = next(self._keys)
+        with self._lock:
+            self._check()
+            self._requests[key] = (request.id, listen)
+        self._send(Submit(key, request))
+
+    def _start_program(self, program: Program, listen: Callable[[ProgramEvent], None]) -> None:
+        key = next(self._keys)
+        with self._lock:
+            self._check()
+            self._programs[key] = listen
+        self._send(Run(key, program))
+
+    def _ask(self, question: type[AskStats] | type[AskFlush]) -> Any:
+        key = next(self._keys)
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        with self._lock:
+            self._check()
+            self._answers[key] = answers
+        self._send(question(key))
+        answer = answers.get()
+        if answer is None:
+            raise EngineStoppedError(_DEAD.message)
+        return answer
+
+    def _check(self) -> None:
+        if not self._alive:
+            raise EngineStoppedError(_DEAD.message)
+
+    def _read(self, messages: Iterator[Any]) -> None:
+        """Hands events to who waits for them until the engine closes its end, then tells all that it has died."""
+        try:
+            for message in messages:
+                self._dispatch(message)
+        except (OSError, msgspec.DecodeError):
+            pass  # a broken link is a dead engine
+        with self._lock:
+            self._alive = False
+            requests, self._requests = self._requests, {}
+            programs, self._programs = self._programs, {}
+            answers, self._answers = self._answers, {}
+        for request_id, listen in requests.values():
+            listen(RequestOutput(id=request_id, finish=Finish(reason="error", error=_DEAD)))
+        for tell in programs.values():
+            tell(Failed(error=_DEAD))
+        for waiting in answers.values():
+            waiting.put(None)
+
+    def _dispatch(self, message: Any) -> None:
+        match message:
+            case Output(key=key, output=output):
+                with self._lock:
+                    entry = self._requests.get(key) if output.finish is None else self._requests.pop(key, None)
+                if entry is not None:
+                    entry[1](output)
+            case Event(key=key, event=event):
+                last = isinstance(event, (Done, Failed))
+                with self._lock:
+                    listen = self._programs.pop(key, None) if last else self._programs.get(key)
+                if listen is not None:
+                    listen(event)
+            case Stats(key=key, stats=answer) | Flushed(key=key, done=answer):
+                with self._lock:
+                    waiting = self._answers.pop(key, None)
+                if waiting is not None:
+                    waiting.put(answer)

@@ -1,0 +1,45 @@
+"""One forward pass on the device."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ..kernels.attention import AttentionBackend
+from .batch import Batch
+
+
+class Model(Protocol):
+    """What the runner needs of a model: tokens and positions in, hidden states out; logits of chosen rows."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
+        """int64 [T], int64 [T] -> hidden [T, hidden_size]."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden_size] -> float32 [R, vocab_size]."""
+
+
+class ModelRunner:
+    """Runs batches through a model over one KV cache."""
+
+    def __init__(self, model: Model, attention: AttentionBackend, device: str) -> None:
+        self.model = model
+        self.attention = attention
+        self.device = device
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> torch.Tensor | None:
+        """Logits, float32 [R, vocab_size], of the batch's logit rows; None if it has none."""
+        self.attention.plan(batch.attention)
+        tokens = torch.from_numpy(batch.tokens).to(self.device)
+        positions = torch.from_numpy(batch.positions).to(self.device)
+        hidden = self.model.forward(tokens, positions, self.attention)
+        if not len(batch.logit_rows):
+            return None
+        return self.model.logits(hidden[torch.from_numpy(batch.logit_rows).to(self.device)])

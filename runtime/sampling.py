@@ -1,0 +1,121 @@
+"""How the tokens of a generation are chosen, and when it ends."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import regex
+
+from .errors import RequestError
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_LENGTH = 1024
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How to choose tokens; validated when made.
+
+    max_tokens          tokens generated at most; None: as many as the context holds
+    min_tokens          the end of sequence and stops count only after so many
+    temperature         0 is greedy
+    top_k               keep the k most likely; None (or 0, -1): all
+    top_p               keep the most likely tokens whose probabilities reach p
+    min_p               keep tokens at least p times as likely as the most likely
+    frequency_penalty, presence_penalty   OpenAI's, over generated tokens
+    repetition_penalty  CTRL's (arXiv 1909.05858), over prompt and generated tokens; 1 is none
+    logit_bias          token id -> added to its logit, -100 .. 100
+    stop                strings that end the generation; not part of the output
+    stop_regex          a pattern whose first match ends the generation; not part of the output
+    stop_token_ids      token ids that end it
+    include_stop        the stop string stays in the output
+    ignore_eos          the end-of-sequence token does not end it
+    seed                makes draws reproducible: they depend on (seed, position) only. None: chosen per request
+    logprobs            so many top alternatives with each token, 0 .. 20; None: no logprobs at all
+    skip_special_tokens control tokens are left out of the text
+    n                   independent completions of one prompt
+
+    Raises:
+        RequestError: a value is out of range; `param` names the field.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    stop: str | tuple[str, ...] = ()
+    stop_regex: str | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _in_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        _in_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}", param="min_tokens")
+        _in_range("temperature", self.temperature, 0.0, 100.0)
+        if self.top_k is not None:
+            _in_range("top_k", self.top_k, -1, 2**31 - 1)
+        _in_range("top_p", self.top_p, 0.0, 1.0)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
+        if self.logprobs is not None:
+            _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.seed is not None:
+            _in_range("seed", self.seed, -(2**63), 2**64 - 1)
+        _in_range("n", self.n, 1, 128)
+        _at_most("stop", self.stop_strings, MAX_STOP_STRINGS)
+        for text in self.stop_strings:
+            if not 1 <= len(text) <= MAX_STOP_LENGTH:
+                raise RequestError(f"each stop string must have 1 to {MAX_STOP_LENGTH} characters", param="stop")
+        _at_most("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        if self.logit_bias is not None:
+            _at_most("logit_bias", self.logit_bias, MAX_LOGIT_BIAS)
+            for bias in self.logit_bias.values():
+                _in_range("logit_bias", bias, -100.0, 100.0)
+        if self.stop_regex is not None:
+            if len(self.stop_regex) > MAX_STOP_LENGTH:
+                raise RequestError(f"stop_regex must have at most {MAX_STOP_LENGTH} characters", param="stop_regex")
+            try:
+                regex.compile(self.stop_regex)
+            except regex.error as error:
+                raise RequestError(f"stop_regex is not a regular expression: {error}", param="stop_regex") from error
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RequestError(f"{name} must be a finite number, got {value}", param=name)
+    if value < low:
+        raise RequestError(f"{name} must be at least {low:g}, got {value:g}", param=name)
+    if value > high:
+        raise RequestError(f"{name} must be at most {high:g}, got {value:g}", param=name)
+
+
+def _at_most(name: str, values: object, limit: int) -> None:
+    if len(values) > limit:  # type: ignore[arg-type]
+        raise RequestError(f"{name} must have at most {limit} entries", param=name)

@@ -1,0 +1,143 @@
+"""What a client is told when something is wrong: one table from exceptions and codes to statuses, one body."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from ..constrain.errors import GrammarError
+from ..runtime.errors import BoughError, EngineStoppedError, OverloadedError, RequestError
+from ..runtime.request import ErrorInfo
+
+INTERNAL_MESSAGE = "The server had an error while processing the request. Please name the x-request-id when reporting it."
+
+_TYPES = {403: "permission_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"}
+_HEADERS = {
+    401: {"www-authenticate": "Bearer"},
+    408: {"connection": "close"},
+    413: {"connection": "close"},
+    429: {"retry-after": "1"},
+    500: {"x-should-retry": "false"},
+    503: {"retry-after": "1"},
+    504: {"x-should-retry": "false"},
+}
+
+STATUS: dict[type[Exception], int] = {
+    RequestError: 400,
+    GrammarError: 400,
+    OverloadedError: 503,
+    EngineStoppedError: 503,
+}
+"""Of exceptions; what is not here is 500."""
+
+_STATUS_OF_CODE = {
+    "engine_overloaded": 503,
+    "queue_timeout": 503,
+    "engine_dead": 503,
+    "shutting_down": 503,
+    "generation_timeout": 504,
+    "invalid_value": 400,
+    "empty_prompt": 400,
+    "invalid_token_id": 400,
+    "context_length_exceeded": 400,
+    "invalid_grammar": 400,
+    "invalid_json_schema": 400,
+    "unsupported_json_schema": 400,
+    "grammar_too_complex": 400,
+    "nonfinite_logits": 500,
+    "grammar_dead_end": 500,
+    "tokenizer_error": 500,
+    "out_of_memory": 500,
+}
+"""Of the codes in an `ErrorInfo`. Any other is an internal error, whose message stays on the server."""
+
+
+class ApiError(Exception):
+    """An answer that is not a success. `message` is for the client: no paths, addresses or class names."""
+
+    def __init__(self, status: int, code: str, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return _HEADERS.get(self.status, {})
+
+    def body(self) -> bytes:
+        kind = _TYPES.get(self.status, "invalid_request_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+
+class ShuttingDownError(ApiError):
+    """The server is about to end."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "shutting_down", "The server is shutting down.")
+
+
+def invalid(param: str, message: str, *, code: str = "invalid_value") -> ApiError:
+    """A 400 that blames the field `param`."""
+    return ApiError(400, code, message, param=param)
+
+
+def to_api_error(error: Exception, *, grammar_param: str = "response_format") -> ApiError:
+    """What to tell a client about `error`; `grammar_param` is the field that its constraint came from."""
+    if isinstance(error, ApiError):
+        return error
+    status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), None)
+    if isinstance(error, GrammarError):
+        return ApiError(400, error.code, str(error), param=grammar_param)
+    if isinstance(error, BoughError) and status is not None:
+        return ApiError(status, error.code, error.message, param=error.param)
+    return ApiError(500, "internal_error", INTERNAL_MESSAGE)
+
+
+def from_error_info(info: ErrorInfo | None, *, grammar_param: str = "response_format") -> ApiError:
+    """The error of a request that failed while it ran."""
+    status = None if info is None else _STATUS_OF_CODE.get(info.code)
+    if info is None or status is None:
+        return ApiError(500, "internal_error", INTERNAL_MESSAGE)
+    is_grammar = "grammar" in info.code or "schema" in info.code
+    return ApiError(status, info.code, info.message, param=info.param or (grammar_param if is_grammar else None))
+
+
+_LOCATED = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_BOUND = re.compile(r"Expected `(?P<kind>\w+)`(?P<length> of length)? (?P<relation>[<>]=?) ")
+_NOUNS = {"int": "integer", "float": "decimal", "str": "string", "array": "array", "object": "object"}
+
+
+def from_decode_error(error: msgspec.DecodeError | UnicodeDecodeError | RecursionError) -> ApiError:
+    """Why a body is not what a route expects, with the path of the field to blame."""
+    if not isinstance(error, msgspec.ValidationError):
+        return ApiError(400, "invalid_json", "The body is not valid JSON in UTF-8.")
+    if isinstance(error.__cause__, BoughError):
+        return to_api_error(error.__cause__)
+    found = _LOCATED.fullmatch(str(error))
+    what, path = (found["what"], found["path"] or "") if found else (str(error), "")
+    param = path.replace("[...]", "")
+    if missing := _MISSING.fullmatch(what):
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return ApiError(400, "missing_required_parameter", f"Missing required parameter: {param}", param=param)
+    if what.startswith("Number out of range"):
+        return ApiError(400, "invalid_json", f"{param}: the number is out of range.", param=param or None)
+    code = _code_of(what)
+    return ApiError(400, code, f"{param or 'body'}: {what[0].lower()}{what[1:]}", param=param or None)
+
+
+def _code_of(what: str) -> str:
+    if bound := _BOUND.match(what):
+        noun, below = _NOUNS.get(bound["kind"], bound["kind"]), bound["relation"][0] == ">"
+        if not bound["length"]:
+            return f"{noun}_below_min_value" if below else f"{noun}_above_max_value"
+        if bound["kind"] == "object":
+            return "object_above_max_properties"
+        if bound["kind"] == "array" and below:
+            return "empty_array"
+        return f"{noun}_below_min_length" if below else f"{noun}_above_max_length"
+    return "invalid_type" if what.startswith("Expected") and ", got " in what else "invalid_value"

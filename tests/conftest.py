@@ -1,0 +1,81 @@
+"""What holds for every test: no network beyond this machine, reproducible examples, skips where hardware is missing."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+hypothesis.settings.register_profile("bough", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "bough"))
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout, which is also the package's directory."""
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _only_this_machine() -> Iterator[None]:
+    """A connection to anything but this machine fails at once, by name."""
+    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
+
+    def refuse_others(address: object) -> None:
+        host = address[0] if isinstance(address, tuple) else ""
+        if host not in ("", "0.0.0.0", "::1", "localhost") and not str(host).startswith("127."):
+            raise RuntimeError(f"a test tried to reach {address!r}; tests use this machine only")
+
+    def guarded_connect(self: socket.socket, address: object) -> None:
+        refuse_others(address)
+        connect(self, address)  # type: ignore[arg-type]
+
+    def guarded_connect_ex(self: socket.socket, address: object) -> int:
+        refuse_others(address)
+        return connect_ex(self, address)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded_connect)
+        patch.setattr(socket.socket, "connect_ex", guarded_connect_ex)
+        yield
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The file of the default model, for tests marked `model`."""
+    path = _default_model()
+    assert path is not None, "a test that uses default_model is marked `model`"
+    return path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what this machine cannot run. `make test` fetches the model, so there nothing of it is skipped."""
+    missing = {"gpu": (_has_cuda, "needs an NVIDIA GPU"), "model": (_default_model, "needs the model of `make model`")}
+    for marker, (present, reason) in missing.items():
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and not present():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _default_model() -> Path | None:
+    """Where the default model lies, if it has been fetched; never fetches it."""
+    from bough.runtime import pull
+
+    name, model = next(iter(pull.MODELS.items()))
+    candidates = (pull.default_cache() / name / "model.gguf", pull._installed_file(model))
+    return next((path for path in candidates if path is not None and path.is_file()), None)
