@@ -1,1 +1,1 @@
-"""cli."""
+"""The command line: `bough serve | run | chat | pull | bench`."""

@@ -13,7 +13,9 @@ from .spec import GrammarSpec, JsonSchema
 
 _LIMITS = ("too complex", "limit", "fuel", "too many", "too large", "too deep", "too big")
 _NO_AUTOMATON = ("look-around", "backreference", "not supported", "unsupported", "word boundar")
-_KEYWORDS = regex.compile(r"\b(min/maxProperties|oneOf|patternPropert\w+|format|pattern|multipleOf|\$ref|allOf|enum|const)\b")
+_KEYWORDS = regex.compile(
+    r"\b(min/maxProperties|oneOf|patternPropert\w+|format|pattern|multipleOf|\$ref|allOf|enum|const)\b"
+)
 _UNIMPLEMENTED = regex.compile(r'Unimplemented keys: \["([^"]+)"')
 
 

@@ -14,6 +14,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
 from .backend_errors import to_grammar_error
+from .completion import Completer
 from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError
 from .grammar import Grammar
 from .lower import lower
@@ -92,9 +93,10 @@ def compile_grammar(spec: GrammarSpec, tokens: TokenTable) -> CompiledGrammar:
         start = LLMatcher(tokens.tokenizer, lowered.source, log_level=0, limits=LLParserLimits(verbose_errors=False))
         if start.is_error():
             raise to_grammar_error(start.get_error(), spec)
-        num_bytes = 200_000 + 64 * len(lowered.source)
+        completer = Completer(tokens, json=lowered.json, names=lowered.names, words=lowered.words)
+        num_bytes = 200_000 + 64 * len(lowered.source)  # measured: 0.1 MB for half of real schemas, 3 MB for 1 in 100
         grammar = CompiledGrammar(
-            start, tokens, json=lowered.json, growth=lowered.growth, hints=lowered.hints, num_bytes=num_bytes
+            start, tokens, completer, json=lowered.json, growth=lowered.growth, num_bytes=num_bytes
         )
         _check_start(grammar, spec)
         return grammar

@@ -11,11 +11,119 @@ from llguidance import LLMatcher
 from .tokens import TokenTable
 
 BEAM_WIDTH = 12
-MAX_CHILDREN = 24
-MAX_EXPANSIONS = 1_200
-
+MAX_CHILDREN = 80
+MAX_WORDS = 24
+MAX_EXPANSIONS = 800
+MAX_AIMLESS_STEPS = 4
+"""Steps of mere content after which the greedy search looks around for a way out."""
 
 Mask = npt.NDArray[np.uint32]
+
+
+class Completer:
+    """Searches for completions. Holds no state of a generation.
+
+    The search is greedy, knowing what brings a JSON text nearer to its end. Where that leads nowhere (a string with a
+    pattern, a regular expression) a beam looks for a place from which it does, or for the end. `names` are keys that
+    objects are likely to need, `words` texts that strings are.
+    """
+
+    def __init__(self, tokens: TokenTable, *, json: bool, names: Iterable[str] = (), words: Iterable[str] = ()) -> None:
+        self._tokens = tokens
+        self._json = json
+        keys = tokens.prefixes(names)
+        content = [*tokens.fillers, *tokens.single_bytes]
+        between = tokens.between
+        quote = between.index(tokens.in_string[-1]) + 1 if tokens.in_string else 0
+        self._in_string = _Preference([*tokens.in_string, *keys, *content])
+        self._between = _Preference([*between[:quote], *keys, *between[quote:], *content])
+        self._content = _Preference([*tokens.prefixes(words)[:MAX_WORDS], *tokens.fillers[:2], *tokens.single_bytes])
+        self._brackets = _Preference(tokens.brackets)
+        self._ends = _Preference(tokens.known((",", "]", "}")))
+        self._text = _Preference(tokens.known("adgz_/:;@ "))  # in no number
+        self._quotes = _Preference(tokens.in_string)
+        self._aimless = frozenset((*content, *keys, *tokens.known([","])))
+
+    def search(self, matcher: LLMatcher, max_tokens: int) -> list[int] | None:
+        """Tokens, at most `max_tokens`, that complete the word; None if none were found. Leaves `matcher` as it is."""
+        trial = matcher.deep_copy()
+        path: list[int] = []
+        num_aimless = 0
+        while not trial.is_accepting():
+            step: list[int] | None = trial.compute_ff_tokens() or self._next(trial)
+            aimless = step is not None and len(step) == 1 and step[0] in self._aimless
+            num_aimless = num_aimless + 1 if aimless else 0
+            if not self._json or num_aimless > MAX_AIMLESS_STEPS:
+                step = self._way_out(trial, max_tokens - len(path))
+                num_aimless = 0
+            if not step or len(path) + len(step) > max_tokens or trial.try_consume_tokens(step) != len(step):
+                return None
+            path += step
+        return path
+
+    def completes(self, matcher: LLMatcher, tokens: list[int]) -> bool:
+        """Whether `tokens` complete the word."""
+        trial = matcher.deep_copy()
+        return trial.try_consume_tokens(tokens) == len(tokens) and trial.is_accepting()
+
+    def _next(self, trial: LLMatcher) -> list[int]:
+        """The token that seems to lead to the end soonest; empty if there is none."""
+        forced = trial.compute_ff_bytes()
+        if forced:  # so few that the model's tokens for them depend on what follows
+            token = self._tokens.prefix(forced)
+            return [] if token is None else [token]
+        mask = self._mask(trial)
+        # Both brackets are allowed within strings only: elsewhere it is known which one is open.
+        preference = self._in_string if self._brackets.allowed(mask).size == 2 else self._between
+        return [int(token) for token in preference.allowed(mask)[:1]] or self._any(mask)
+
+    def _mask(self, state: LLMatcher) -> Mask:
+        mask = np.zeros(self._tokens.num_words, dtype=np.uint32)
+        state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        return mask
+
+    def _any(self, mask: Mask) -> list[int]:
+        """The lowest allowed token that is not the end of sequence."""
+        bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        return [int(token) for token in bits if int(token) not in self._tokens.eos_ids][:1]
+
+    def _way_out(self, start: LLMatcher, max_tokens: int) -> list[int] | None:
+        """Tokens after which the word may end, or the string of a JSON text; found breadth first, within bounds."""
+        beam: list[tuple[LLMatcher, list[int], Mask]] = [(start.deep_copy(), [], self._mask(start))]
+        num_expansions = 0
+        while beam and num_expansions < MAX_EXPANSIONS:
+            following: list[tuple[LLMatcher, list[int], Mask]] = []
+            seen: set[int] = set()  # states of one length that allow the same tokens are taken for one
+            for state, path, mask in beam:
+                for step in self._steps(state, mask):
+                    num_expansions += 1
+                    child = state.deep_copy()
+                    if len(path) + len(step) > max_tokens or child.try_consume_tokens(step) != len(step):
+                        continue
+                    if child.is_accepting():
+                        return path + step
+                    allowed = self._mask(child)
+                    if self._json and self._leads_on(allowed):
+                        return path + step
+                    key = hash(allowed.tobytes())
+                    if key not in seen:
+                        seen.add(key)
+                        following.append((child, path + step, allowed))
+            beam = following[:BEAM_WIDTH]
+        return None
+
+    def _leads_on(self, mask: Mask) -> bool:
+        """Whether a string or a number of a JSON text can end where `mask` is what is allowed."""
+        if self._quotes.allowed(mask).size:
+            return True
+        return bool(self._ends.allowed(mask).size) and not self._text.allowed(mask).size
+
+    def _steps(self, state: LLMatcher, mask: Mask) -> list[list[int]]:
+        forced = state.compute_ff_tokens()
+        if forced:
+            return [forced]
+        tokens = [int(token) for token in self._content.allowed(mask)[:MAX_CHILDREN]] or self._any(mask)
+        return [[token] for token in tokens]
 
 
 class _Preference:
@@ -28,87 +136,5 @@ class _Preference:
 
     def allowed(self, mask: Mask) -> npt.NDArray[np.int64]:
         """Those that `mask` allows, in order."""
-        return self._tokens[(mask[self._words] & self._bits) != 0]
-
-
-class Completer:
-    """Searches for completions, first greedily, then with a beam. Holds no state of a generation.
-
-    `hints` are texts that short words are likely to hold: names of required properties.
-    """
-
-    def __init__(self, tokens: TokenTable, hints: Iterable[str] = ()) -> None:
-        self._tokens = tokens
-        names = tokens.prefixes(hints)
-        content = [*tokens.fillers, *tokens.single_bytes]
-        between = tokens.between
-        quote = between.index(tokens.in_string[-1]) + 1 if tokens.in_string else 0
-        self._in_string = _Preference([*tokens.in_string, *names, *content])
-        self._between = _Preference([*between[:quote], *names, *between[quote:], *content])
-        self._brackets = _Preference(tokens.brackets)
-        self._num_words = tokens.num_words
-
-    def search(self, matcher: LLMatcher, max_tokens: int) -> list[int] | None:
-        """Tokens, at most `max_tokens`, that complete the word; None if none were found. Leaves `matcher` as it is."""
-        found = self._greedy(matcher, max_tokens)
-        return found if found is not None else self._beam(matcher, max_tokens)
-
-    def completes(self, matcher: LLMatcher, tokens: list[int]) -> bool:
-        """Whether `tokens` complete the word."""
-        trial = matcher.deep_copy()
-        return trial.try_consume_tokens(tokens) == len(tokens) and trial.is_accepting()
-
-    def _greedy(self, matcher: LLMatcher, max_tokens: int) -> list[int] | None:
-        trial = matcher.deep_copy()
-        path: list[int] = []
-        while not trial.is_accepting():
-            step = trial.compute_ff_tokens() or self._next(trial, 1)
-            if not step or len(path) + len(step) > max_tokens or not trial.consume_tokens(step):
-                return None
-            path += step
-        return path
-
-    def _next(self, trial: LLMatcher, count: int) -> list[int]:
-        """Up to `count` tokens worth trying next, best first."""
-        forced = trial.compute_ff_bytes()
-        if forced:  # so few that the model's tokens for them depend on what follows
-            token = self._tokens.prefix(forced)
-            return [] if token is None else [token]
-        mask = np.zeros(self._num_words, dtype=np.uint32)
-        trial.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        # Both brackets are allowed within strings only: elsewhere it is known which one is open.
-        preference = self._in_string if self._brackets.allowed(mask).size == 2 else self._between
-        allowed = preference.allowed(mask)
-        if not allowed.size:
-            return self._any(mask)
-        if allowed.size <= count:
-            return [int(token) for token in allowed]
-        head = max(1, count // 3)  # the best, and an even sample of the rest
-        rest = allowed[head:]
-        sample = rest[:: max(1, rest.size // max(1, count - head))][: count - head]
-        return [int(token) for token in (*allowed[:head], *sample)]
-
-    def _any(self, mask: Mask) -> list[int]:
-        """The lowest allowed token that is not the end of sequence."""
-        bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        return [int(token) for token in bits if int(token) not in self._tokens.eos_ids][:1]
-
-    def _beam(self, matcher: LLMatcher, max_tokens: int) -> list[int] | None:
-        beam: list[tuple[LLMatcher, list[int]]] = [(matcher.deep_copy(), [])]
-        num_expansions = 0
-        while beam and num_expansions < MAX_EXPANSIONS:
-            following: list[tuple[LLMatcher, list[int]]] = []
-            for state, path in beam:
-                forced = state.compute_ff_tokens()
-                for step in [forced] if forced else [[token] for token in self._next(state, MAX_CHILDREN)]:
-                    num_expansions += 1
-                    child = state.deep_copy()
-                    if len(path) + len(step) > max_tokens or child.try_consume_tokens(step) != len(step):
-                        continue
-                    if child.is_accepting():
-                        return path + step
-                    following.append((child, path + step))
-            following.sort(key=lambda entry: len(entry[1]))
-            stride = max(1, len(following) // BEAM_WIDTH)
-            beam = [*following[: BEAM_WIDTH // 2], *following[BEAM_WIDTH // 2 :: stride]][:BEAM_WIDTH]
-        return None
+        allowed: npt.NDArray[np.int64] = self._tokens[(mask[self._words] & self._bits) != 0]
+        return allowed

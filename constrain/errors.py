@@ -1,9 +1,9 @@
 """What can be wrong with a constraint.
 
-    GrammarError(ValueError)            the constraint cannot be used; `path` says where
-    ├── UnsupportedKeywordError         a JSON Schema keyword that would go unenforced
-    └── GrammarTooComplexError          it passes a limit of size, depth or compile time
-    MatcherError(RuntimeError)          a matcher was asked for something impossible in mid-generation
+GrammarError(ValueError)            the constraint cannot be used; `path` says where
+├── UnsupportedKeywordError         a JSON Schema keyword that would go unenforced
+└── GrammarTooComplexError          it passes a limit of size, depth or compile time
+MatcherError(RuntimeError)          a matcher was asked for something impossible in mid-generation
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class UnsupportedKeywordError(GrammarError):
     code = "unsupported_json_schema"
 
     def __init__(self, keyword: str, *, path: str = "", reason: str = "") -> None:
-        super().__init__(f"JSON Schema keyword {keyword!r} is not supported{': ' + reason if reason else ''}", path=path)
+        super().__init__(
+            f"JSON Schema keyword {keyword!r} is not supported{': ' + reason if reason else ''}", path=path
+        )
         self.keyword = keyword
 
 

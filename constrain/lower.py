@@ -19,10 +19,12 @@ from .spec import Choice, GrammarSpec, JsonSchema, Lark, Regex
 MAX_PATTERN_LENGTH = 16_384
 MAX_LARK_BYTES = 1_000_000
 MAX_OPTIONS = 10_000
+MAX_HINTS = 200
 
 _JSON_OPTIONS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """One fixed layout, that of `json.dumps`: its separators are forced, and no run of white space can eat the budget."""
 
+_WORDS = regex.compile(r"[A-Za-z0-9_]{2,}:?")
 _LARK_TOKENS = regex.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*|(?P<control><)')
 
 
@@ -38,7 +40,8 @@ class Lowered:
     source: str
     json: bool = False
     growth: int = 64
-    hints: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
 
 def lower(spec: GrammarSpec) -> Lowered:
@@ -60,18 +63,24 @@ def lower_schema(schema: Schema) -> Lowered:
     if extent.shortest == math.inf:
         raise InvalidSchemaError("no finite value satisfies the schema")
     source = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
-    return Lowered(source, json=True, growth=int(3 * extent.largest), hints=tuple(_required_names(schema)))
+    names, words = _hints(schema)
+    return Lowered(source, json=True, growth=int(3 * extent.largest), names=names, words=words)
 
 
-def _required_names(schema: Schema) -> dict[str, None]:
+def _hints(schema: Schema) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of required properties and words in patterns."""
     names: dict[str, None] = {}
+    words: dict[str, None] = {}
     stack: list[Any] = [schema]
     while stack:
         node = stack.pop()
         if isinstance(node, dict):
             names.update(dict.fromkeys(node.get("required", ())))
+            words.update(dict.fromkeys(_WORDS.findall(node.get("pattern", ""))))
+            for pattern in node.get("patternProperties", ()):
+                words.update(dict.fromkeys(_WORDS.findall(pattern)))
             stack.extend(child for _, child in subschemas(node))
-    return names
+    return tuple(names)[:MAX_HINTS], tuple(words)[:MAX_HINTS]
 
 
 def _whole(pattern: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 
 from llguidance import LLMatcher
 
@@ -19,12 +19,12 @@ class CompiledGrammar:
     """A `Grammar`. `start` is a matcher in the start state, which is only copied."""
 
     def __init__(
-        self, start: LLMatcher, tokens: TokenTable, *, json: bool, growth: int, hints: Sequence[str], num_bytes: int
+        self, start: LLMatcher, tokens: TokenTable, completer: Completer, *, json: bool, growth: int, num_bytes: int
     ) -> None:
         self.tokens = tokens
         self.json = json
         self.num_bytes = num_bytes
-        self.completer = Completer(tokens, hints)
+        self.completer = completer
         self.witness = self.completer.search(start, MAX_WITNESS_TOKENS)
         shortest = len(self.witness) if self.witness is not None else 0
         self.guarded_tokens = 32 + 2 * shortest + min(growth, MAX_WITNESS_TOKENS)
@@ -58,7 +58,7 @@ class TokenMatcher:
         self._taken: list[int] = []
         self._witness: list[int] | None = grammar.witness
         self._witness_at = 0  # how many tokens were taken when it was found
-        self._lost = grammar.witness is None
+        self._next_search = math.inf  # after a search in vain: the budget at which to search again
         self._scanner: JsonScanner | None = None
         self._closing: list[int] | None = None  # what is still to be written to close the text
         self._num_closed = 0
@@ -135,7 +135,7 @@ class TokenMatcher:
         self._num_closed = 0
         self._closing = None
         self._scanner = None
-        self._lost = False
+        self._next_search = math.inf
         self._witness = self.grammar.witness if not self._taken else None
         self._witness_at = len(self._taken)
 
@@ -143,7 +143,7 @@ class TokenMatcher:
         """An independent matcher in the same state."""
         other = TokenMatcher(self.grammar, self.state.deep_copy())
         other._taken = list(self._taken)
-        other._witness, other._witness_at, other._lost = self._witness, self._witness_at, self._lost
+        other._witness, other._witness_at, other._next_search = self._witness, self._witness_at, self._next_search
         other._scanner = self._scanner.copy() if self._scanner is not None else None
         other._closing = list(self._closing) if self._closing is not None else None
         other._num_closed = self._num_closed
@@ -157,7 +157,7 @@ class TokenMatcher:
         self._taken.append(token)
 
     def _accept_guarded(self, token: int, remaining: int) -> int:
-        before = self._known_witness()
+        before = self._known_witness(remaining)
         if before is None:
             return self._accept_lost(token, remaining)
         if before and token == before[0] and len(before) - 1 <= remaining:
@@ -171,7 +171,7 @@ class TokenMatcher:
             return token
         if len(before) > remaining + 1:
             self._undo()
-            self._lost = True
+            self._witness, self._next_search = None, remaining // 2
             return self._accept_lost(token, remaining)
         self._undo()
         if not before:
@@ -180,14 +180,15 @@ class TokenMatcher:
         self._keep(before[1:])
         return before[0]
 
-    def _known_witness(self) -> list[int] | None:
-        """A witness for the state as it is."""
-        if self._lost:
+    def _known_witness(self, remaining: int) -> list[int] | None:
+        """A witness for the state as it is that fits, sought only a few times if there seems to be none."""
+        if self._witness is not None and self._witness_at == len(self._taken):
+            return self._witness
+        if remaining > self._next_search:
             return None
-        if self._witness is None or self._witness_at != len(self._taken):
-            found = self.grammar.completer.search(self.state, MAX_WITNESS_TOKENS)
-            self._lost = found is None
-            self._witness, self._witness_at = found, len(self._taken)
+        self._witness = self.grammar.completer.search(self.state, remaining + 1)
+        self._witness_at = len(self._taken)
+        self._next_search = math.inf if self._witness is not None else remaining // 2
         return self._witness
 
     def _witness_after(self, before: list[int], remaining: int) -> list[int] | None:

@@ -63,7 +63,9 @@ class _Normaliser:
     def _rewrite(self, node: Schema, pointer: str) -> Schema:
         self._num_rewrites += 1
         if self._num_rewrites > MAX_REWRITES:
-            raise GrammarTooComplexError("the schema grows too large when its combinations are written out", path=pointer)
+            raise GrammarTooComplexError(
+                "the schema grows too large when its combinations are written out", path=pointer
+            )
         if isinstance(node, bool):
             return node
         result: dict[str, Any] = {}
@@ -100,7 +102,9 @@ class _Normaliser:
     def _negated(self, node: Schema, keyword: str, pointer: str) -> Schema:
         parts = negate(node, self._document)
         if not parts and node not in (True, {}):
-            raise UnsupportedKeywordError(keyword, path=pointer, reason="what it excludes cannot be written as a grammar")
+            raise UnsupportedKeywordError(
+                keyword, path=pointer, reason="what it excludes cannot be written as a grammar"
+            )
         return parts[0] if len(parts) == 1 else {"anyOf": parts} if parts else False
 
     def _one_of(self, node: dict[str, Any], pointer: str) -> list[Schema]:
@@ -134,7 +138,9 @@ class _Normaliser:
         if not node["uniqueItems"] or node.get("maxItems", 2) <= 1:
             return []
         items = node.get("items", True)
-        values = [False, True] if items == {"type": "boolean"} else values_of(items) if isinstance(items, dict) else None
+        values = (
+            [False, True] if items == {"type": "boolean"} else values_of(items) if isinstance(items, dict) else None
+        )
         if items is False and len(node.get("prefixItems", ())) <= 1:
             return []
         if values is None or len(values) > MAX_UNIQUE_VALUES or "prefixItems" in node or node.get("type") != "array":

@@ -79,7 +79,9 @@ class Document:
         resource, fragment = urldefrag(urljoin(base, reference) if base or "#" not in reference[:1] else reference)
         if resource and resource != base:
             if resource not in self._targets:
-                raise InvalidSchemaError(f"reference {reference!r} leads out of the schema; remote ones are not read", path=where)
+                raise InvalidSchemaError(
+                    f"reference {reference!r} leads out of the schema; remote ones are not read", path=where
+                )
             base, base_pointer = resource, self._targets[resource]
         if fragment and not fragment.startswith("/"):
             if f"{base}#{fragment}" not in self._targets:

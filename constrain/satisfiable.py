@@ -52,7 +52,7 @@ def values_of(node: dict[str, Any]) -> list[Any] | None:
 
 def types_of(node: dict[str, Any]) -> frozenset[str]:
     """The types that `type` allows, with "number" as "integer" and "fraction"."""
-    names = node.get("type", None)
+    names = node.get("type")
     if names is None:
         return _ALL_TYPES
     names = names if isinstance(names, list) else [names]

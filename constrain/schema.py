@@ -157,15 +157,17 @@ _count = _must_be("a whole number, 0 or more", lambda value: _is_number(value) a
 _array = _must_be("an array", lambda value: isinstance(value, list))
 _object = _must_be("an object", lambda value: isinstance(value, dict))
 _strings = _must_be("an array of strings", _is_strings)
-_required = _must_be("an array of strings", lambda value: _is_strings(value) or isinstance(value, bool))  # bool: draft 3
+# A boolean `required` is draft 3's.
+_required = _must_be("an array of strings", lambda value: _is_strings(value) or isinstance(value, bool))
 _schemas = _must_be("an array of at least one schema", lambda value: isinstance(value, list) and len(value) > 0)
 _strings_map = _must_be(
     "an object of arrays of strings", lambda value: isinstance(value, dict) and all(map(_is_strings, value.values()))
 )
 _dependencies = _must_be(
     "an object of schemas or arrays of strings",
-    lambda value: isinstance(value, dict)
-    and all(_is_strings(item) or isinstance(item, dict | bool) for item in value.values()),
+    lambda value: (
+        isinstance(value, dict) and all(_is_strings(item) or isinstance(item, dict | bool) for item in value.values())
+    ),
 )
 
 _MINIMA = frozenset({"minLength", "minItems", "minProperties", "minContains"})

@@ -13,8 +13,10 @@ from .vocabulary import Vocabulary
 IN_STRING = ('"}]', '"}}', '"]}', '"]]', '"}', '"]', '"')
 """Texts that bring a JSON text nearer to its end from within a string, best first."""
 
-BETWEEN = ("]}", "}]", "}}", "]]", "}", "]", '""', ' ""', "[]", " []", "{}", " {}", '"', ' "', "0", " 0", "1", "null", " null")
-BETWEEN += ("true", " true", "false", " false", "[", " [", "{", " {", "-")
+BETWEEN = (
+    *("]}", "}]", "}}", "]]", "}", "]", '""', ' ""', "[]", " []", "{}", " {}", '"', ' "', ","),
+    *("0", " 0", "1", "null", " null", "true", " true", "false", " false", "[", " [", "{", " {", "-"),
+)
 """The same outside of strings. The quotation mark comes first of what can also be content of one."""
 
 
@@ -28,12 +30,16 @@ class TokenTable:
         if not vocabulary.eos_ids:
             raise ValueError("a vocabulary needs at least one end-of-sequence token")
         if len(vocabulary.tokens) > vocabulary.size:
-            raise ValueError(f"size must be at least the number of tokens {len(vocabulary.tokens)}, got {vocabulary.size}")
+            raise ValueError(
+                f"size must be at least {len(vocabulary.tokens)}, the number of tokens, got {vocabulary.size}"
+            )
         self.vocabulary = vocabulary
         self.eos_ids = frozenset(vocabulary.eos_ids)
         self.num_words = (vocabulary.size + 31) // 32
         self.tokenizer = LLTokenizer(
-            _Inventory(vocabulary), n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_ids)
+            _Inventory(vocabulary),  # type: ignore[arg-type]  # it has what is asked of it
+            n_vocab=vocabulary.size,
+            eos_token=list(vocabulary.eos_ids),
         )
         self._ids: dict[bytes, int] = {}
         for token, text in enumerate(vocabulary.tokens):
@@ -83,7 +89,10 @@ class TokenTable:
 
     def end(self) -> MaskRow:
         """A mask row that allows the end of sequence alone."""
-        return np.bitwise_or.reduce([self.single(token) for token in sorted(self.eos_ids)])
+        row = np.zeros(self.num_words, dtype=np.int32)
+        for token in self.eos_ids:
+            row |= self.single(token)
+        return row
 
     def _fillers(self) -> list[int]:
         """Tokens for the content of a string that must not end yet: long words first, then single characters."""
@@ -105,7 +114,8 @@ class _Inventory:
         self.bos_token_id = None
         self.special_token_ids = sorted(control)
         self.tokens = [
-            b"<|control %d|>" % token if token in control else text or b"" for token, text in enumerate(vocabulary.tokens)
+            b"<|control %d|>" % token if token in control else text or b""
+            for token, text in enumerate(vocabulary.tokens)
         ]
         self._encode = vocabulary.encode
 
@@ -117,4 +127,7 @@ def _byte(value: int) -> bytes:
     return bytes([value])
 
 
-_BYTES_BY_USE = sorted(range(256), key=lambda byte: (not chr(byte).isalnum() or byte > 127, byte < 32 or byte > 126, byte))
+_USE = b"0a1A-./:@_ ,+=#%?&z"
+_BYTES_BY_USE = sorted(
+    range(256), key=lambda byte: (byte < 32 or byte > 126, _USE.find(byte) < 0, _USE.find(byte), byte)
+)

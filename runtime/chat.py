@@ -170,14 +170,14 @@ class ChatTemplate:
             gaps = self._gaps((*roles, "user"))
             gaps = gaps and [*gaps[: last + 1], ""]
         if gaps is None:
-            raise RequestError(f"the chat template does not show a {roles[-1]} message here", param="messages")
+            raise RequestError(f"the chat template does not show a message of role {roles[-1]!r} after {roles[:-1]}", param="messages")
         for index in range(last):
             previous = before[index - 1].suffix if index else ""
             # An earlier answer may be shown without its reasoning, so only what precedes a user's text must agree.
             same = gaps[index] == previous + before[index].prefix or roles[index] == "assistant"
             if not same or not gaps[index + 1].startswith(before[index].suffix):
                 raise RequestError(
-                    f"the chat template rewrites earlier messages when a {roles[-1]} message follows {roles[:-1]}, "
+                    f"the chat template rewrites earlier messages when one of role {roles[-1]!r} follows {roles[:-1]}, "
                     "so it cannot be appended",
                     param="messages",
                 )

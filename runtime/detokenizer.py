@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -34,10 +35,10 @@ class Detokenizer:
     All that `push` and `finish` return, joined, is the decoded text of all tokens, up to the stop if there is one.
     How tokens are grouped into calls does not matter.
 
-    Of stop strings the one that begins first in the text wins; of two that begin together, the shorter. While the
-    beginning of an earlier one may still complete, a match is not yet settled: look at `matched` after `finish` too.
-    A regular expression wins as soon as the text so far, character by character, holds a match that begins before
-    any stop string; what follows is unknown then, so `$` and lookahead see the end of the text there.
+    Of stop strings the one that begins first in the text wins; of two that begin together, the shorter. While an
+    earlier one may still complete, a match is not yet settled: look at `matched` after `finish` too.
+    A regular expression is tried at each character: its first place wins, with the text so far, so that `a+` ends at
+    the first a, and `$` and lookahead see the end of the text there. A stop string does not wait for it.
 
     Raises:
         RequestError: stop_regex is not valid, or it matches the empty text.
@@ -94,9 +95,11 @@ class Detokenizer:
             return ""
         delta = self._take(self._decoder.decode(b"", final=True), stops_count=True)
         self._finished = True
-        if self.matched is None:
-            delta += self._settle() if self._best is not None else self._release(len(self._held))
-        return delta
+        if self.matched is not None:
+            return delta
+        if self._regex is not None:
+            self._keep_earlier(self._regex.finish())
+        return delta + (self._settle() if self._best is not None else self._release(len(self._held)))
 
     def _take(self, text: str, *, stops_count: bool) -> str:
         """Adds characters to the text and returns those that are certain."""
@@ -118,12 +121,15 @@ class Detokenizer:
         """Looks for stops that end with this character, and keeps the one that begins first."""
         self._seen += 1
         self._state = self._automaton.advance(self._state, char)
-        found = [self._regex.advance(char)] if self._regex is not None else []
-        if self._state.found is not None:
-            found.append(_Match(self._seen - len(self._state.found), self._seen, self._state.found))
-        for match in found if stops_count else []:
-            if match is not None and (self._best is None or match.start < self._best.start):
-                self._best = match
+        by_regex = self._regex.advance(char) if self._regex is not None else None
+        if stops_count and self._state.found is not None:
+            self._keep_earlier(_Match(self._seen - len(self._state.found), self._seen, self._state.found))
+        if stops_count:
+            self._keep_earlier(by_regex)
+
+    def _keep_earlier(self, match: _Match | None) -> None:
+        if match is not None and (self._best is None or match.start < self._best.start):
+            self._best = match
 
     def _settle(self) -> str:
         """Ends the text at the best match."""
@@ -151,33 +157,50 @@ class _RegexSearch:
             self._pattern = regex.compile(pattern)
         except regex.error as error:
             raise RequestError(f"stop_regex is not a regular expression: {error}", param="stop_regex") from error
-        if self._search("", 0, partial=False) is not None:
-            raise RequestError("stop_regex matches the empty text: it would end every answer", param="stop_regex")
         self._text = ""  # the last characters, some that cannot begin a match included: lookbehind may need them
         self._dropped = 0  # characters before `_text`
         self.live_from = 0
+        if self.finish() is not None:
+            raise RequestError("stop_regex matches the empty text: it would end every answer", param="stop_regex")
 
     def advance(self, char: str) -> _Match | None:
-        """The match that one more character completes."""
+        """The match that one more character completes.
+
+        Only the first place where one may begin is tried, so that a character costs one look at what is held.
+        """
         self._text += char
         if len(self._text) > 3 * REGEX_WINDOW:
             self._dropped += len(self._text) - 2 * REGEX_WINDOW
             self._text = self._text[-2 * REGEX_WINDOW :]
-        found = self._search(self._text, self.live_from - self._dropped, partial=True)
         seen = self._dropped + len(self._text)
-        if found is None:
-            self.live_from = seen
-        elif found.partial:
-            self.live_from = max(self._dropped + found.start(), seen - REGEX_WINDOW)
-        else:
-            start, stop = self._dropped + found.start(), self._dropped + found.end()
-            self.live_from = max(stop, start + 1)
-            return _Match(start, stop, found.group())
+        self.live_from = max(self.live_from, seen - REGEX_WINDOW)
+        deadline = time.monotonic() + REGEX_TIMEOUT_S
+        while self.live_from < seen:
+            found = self._try(self._pattern.match, deadline, partial=True)
+            if found is None:
+                self.live_from += 1
+            elif found.partial:
+                return None
+            else:
+                return self._taken(found)
         return None
 
-    def _search(self, text: str, start: int, *, partial: bool) -> Any:
+    def finish(self) -> _Match | None:
+        """The first match in what is left, now that nothing follows."""
+        found = self._try(self._pattern.search, time.monotonic() + REGEX_TIMEOUT_S, partial=False)
+        return self._taken(found) if found is not None else None
+
+    def _taken(self, found: Any) -> _Match:
+        start, stop = self._dropped + found.start(), self._dropped + found.end()
+        self.live_from = max(stop, start + 1)
+        return _Match(start, stop, found.group())
+
+    def _try(self, method: Callable[..., Any], deadline: float, *, partial: bool) -> Any:
+        left_s = deadline - time.monotonic()
         try:
-            return self._pattern.search(text, start, partial=partial, timeout=REGEX_TIMEOUT_S)
+            if left_s <= 0:
+                raise TimeoutError
+            return method(self._text, self.live_from - self._dropped, partial=partial, timeout=left_s)
         except TimeoutError as error:
             message = f"the search for stop_regex took more than {REGEX_TIMEOUT_S} s"
             raise EngineError(message, code="stop_regex_timeout", param="stop_regex") from error

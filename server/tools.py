@@ -260,7 +260,8 @@ class AutoReader:
             return []
         start = self._held.find(OPEN_TAG)
         if start < 0:
-            start = next((i for i in range(len(self._held)) if OPEN_TAG.startswith(self._held[i:])), len(self._held))
+            length = len(self._held)
+            start = next((i for i in range(max(0, length - len(OPEN_TAG)), length) if OPEN_TAG.startswith(self._held[i:])), length)
         said, self._held = self._held[:start], self._held[start:]
         if not said.strip() and not self._any_said:
             self._held = said + self._held

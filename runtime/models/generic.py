@@ -37,7 +37,10 @@ class GenericModel:
         text = model.config.get_text_config()
         self._scale = float(getattr(text, "logit_scale", None) or 1.0) / float(getattr(text, "logits_scaling", None) or 1.0)
         self._softcap: float | None = getattr(text, "final_logit_softcapping", None)
-        geometry = _check(self, model)
+        try:
+            geometry = _check(self, model)
+        except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+            raise ModelError(f"{type(model).__name__} cannot run over paged attention: {error}") from error
         self.num_layers = len(geometry)
         self.num_heads, self.num_kv_heads, self.head_dim, _ = geometry[0]
 
@@ -167,12 +170,13 @@ def _attend(
     """The function registered with transformers. query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D]."""
     backend: AttentionBackend | None = others.get(_KEYWORD)
     if backend is None:
-        raise ModelError("the model's layers do not hand keyword arguments on to their attention")
+        raise ModelError(f"{type(module).__name__} does not get the keyword arguments of the model's forward")
     unsupported = sorted(name for name in ("s_aux", "position_bias", "head_mask") if others.get(name) is not None)
     if unsupported or attention_mask is not None or not getattr(module, "is_causal", True):
-        raise ModelError(f"its attention needs {unsupported or 'a mask of its own'}, which paged attention does not have")
+        needed = ", ".join(unsupported) or "a mask of its own"
+        raise ModelError(f"{type(module).__name__} needs {needed}, which paged attention does not have")
     if key.shape != value.shape:
-        raise ModelError("its keys and values have different shapes")
+        raise ModelError(f"{type(module).__name__} has keys and values of different shapes")
     attended = backend.run(
         module.layer_idx,
         query[0].transpose(0, 1),
@@ -230,8 +234,11 @@ def _check(generic: GenericModel, model: Any) -> list[tuple[int, int, int, int |
         got = generic.logits(generic.forward(torch.cat(sequences), positions, probe))
     geometry = [probe.geometry[layer] for layer in sorted(probe.geometry)]
     name = type(model).__name__
-    if sorted(probe.geometry) != list(range(model.config.get_text_config().num_hidden_layers)):
-        raise ModelError(f"{name}: only layers {sorted(probe.geometry)} keep keys and values of their own")
+    num_layers = model.config.get_text_config().num_hidden_layers
+    if sorted(probe.geometry) != list(range(num_layers)):
+        raise ModelError(
+            f"{name}: {len(probe.geometry)} of its {num_layers} layers attend through transformers' attention interface"
+        )
     if len({(num_kv_heads, head_dim) for _, num_kv_heads, head_dim, _ in geometry}) != 1:
         raise ModelError(f"{name}: its layers' keys have different shapes")
     for layer, kind in enumerate(getattr(model.config.get_text_config(), "layer_types", None) or ()):

@@ -198,7 +198,7 @@ def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
 
 def _download(name: str) -> Path:
     """A model of the Hugging Face hub, through its own client and cache; data files only."""
-    if importlib.util.find_spec("huggingface_hub") is None:
+    if not _has_hub():
         raise ModelError(f"no folder {name!r}; to load it from the hub: pip install huggingface_hub")
     hub = importlib.import_module("huggingface_hub")
     try:
@@ -207,3 +207,7 @@ def _download(name: str) -> Path:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(f"no folder {name!r}, and the hub could not be used: {reason}") from error
     return Path(folder)
+
+
+def _has_hub() -> bool:
+    return importlib.util.find_spec("huggingface_hub") is not None

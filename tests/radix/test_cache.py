@@ -65,6 +65,22 @@ def test_limit_stops_the_match():
         cache.close(lease, [], 0)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("same", [0, 1, 64, 1000, 4095, 4096])
+def test_long_prompts_match_up_to_where_they_differ(page_size: int, same: int):
+    cache = PrefixCache(10_000 // page_size, page_size)
+    first = list(range(4096))
+    second = [*first[:same], *[-token for token in range(same + 1, 5000)]]
+    filled(cache, first)
+    filled(cache, second)
+    shared = same // page_size
+    assert cache.cached_tokens([*first, 0]) == 4096
+    one, other = cache.open([*first, 0]), cache.open([*second, 0])
+    assert one.pages[:shared] == other.pages[:shared]
+    assert not set(one.pages[shared:]) & set(other.pages[shared:])
+    cache.check([one, other])
+
+
 def test_namespaces_never_share():
     cache = PrefixCache(16, 1)
     filled(cache, [1, 2, 3], "one")

@@ -24,12 +24,13 @@ SMALL = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
-UNFIT: dict[str, tuple[str, dict[str, Any]]] = {
-    "attention sinks": ("gpt_oss", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}),
-    "alibi": ("bloom", {"n_layer": 2, "n_head": 4}),
-    "no attention interface": ("falcon", {}),
-    "state space": ("mamba", {"state_size": 4}),
-    "no causal model": ("t5", {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}),
+# name: model type, options, what the refusal says
+UNFIT: dict[str, tuple[str, dict[str, Any], str]] = {
+    "attention sinks": ("gpt_oss", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux"),
+    "alibi": ("bloom", {"n_layer": 2, "n_head": 4}, "0 of its 2 layers"),
+    "no attention interface": ("falcon", {}, "0 of its 2 layers"),
+    "state space": ("mamba", {"state_size": 4}, "0 of its 2 layers"),
+    "not causal": ("t5", {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}, "no causal language model"),
 }
 
 
@@ -40,15 +41,29 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("name", UNFIT)
 def test_unfit_model_is_refused(name: str, tmp_path: Path, save_checkpoint: Any) -> None:
-    model_type, options = UNFIT[name]
+    model_type, options, reason = UNFIT[name]
     config = transformers.CONFIG_MAPPING[model_type](**(SMALL | options))
     if model_type == "t5":
         transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
     else:
         save_checkpoint(config, tmp_path)
-    with pytest.raises(ModelError) as raised:
+    with pytest.raises(ModelError, match=reason):
         load_model(tmp_path, dtype="float32")
-    print(raised.value)
+
+
+def test_different_numbers_are_refused(tmp_path: Path, save_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that does something to its logits that no table here knows is found out when it is loaded."""
+    save_checkpoint(transformers.PhiConfig(**SMALL), tmp_path)
+    original = transformers.PhiForCausalLM.forward
+
+    def shifted(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        output = original(self, *arguments, **keywords)
+        output.logits[:, -1, 3] += 0.1
+        return output
+
+    monkeypatch.setattr(transformers.PhiForCausalLM, "forward", shifted)
+    with pytest.raises(ModelError, match="logits differ by 0"):
+        load_model(tmp_path, dtype="float32")
 
 
 @pytest.fixture

@@ -1,0 +1,25 @@
+"""`bough bench`: runs a benchmark by name."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+_BENCHMARKS = {
+    "programs": "ten multi-call workloads: hit rate, throughput, latency, with the cache off and on",
+    "throughput": "the server at 16 concurrent requests against transformers, one by one",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    listing = "\n".join(f"  {name:12} {text}" for name, text in _BENCHMARKS.items())
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"benchmarks:\n{listing}\n\nbough bench NAME --help tells the options of one."
+    parser.add_argument("name", choices=_BENCHMARKS, metavar="NAME", help="which benchmark")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="its options")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    module = importlib.import_module(f"bough.benchmarks.{arguments.name}")
+    status: int = module.main(arguments.options)
+    return status
