@@ -1,4 +1,4 @@
-"""Ten multi-call workloads: what the prefix cache finds, how near that is to the best possible, and what it is worth."""
+"""Multi-call workloads: what the prefix cache finds, how near that is to the best possible, and what it is worth."""
 
 from __future__ import annotations
 
@@ -133,13 +133,22 @@ def _table(workloads: dict[str, Workload], results: dict[str, dict[str, Any]]) -
     lines = []
     for name, result in results.items():
         first = next(iter(result["modes"].values()))
+        heads = (
+            ("", 22),
+            ("hit rate", 9),
+            ("computed", 10),
+            ("seconds", 9),
+            ("speed-up", 10),
+            ("p50 s", 8),
+            ("p99 s", 8),
+        )
         lines += [
             "",
             f"{workloads[name].name}: {result['programs']} programs, {first['num_requests']} requests, "
             f"{first['prompt_tokens']:,} prompt tokens, {first['output_tokens']:,} output tokens",
             f"shared: {result['shared']}. Best possible hit rate {result['best_hit_rate']:.1%}."
             + ("" if result["outputs_equal"] else " OUTPUTS DIFFER BETWEEN MODES."),
-            f"  {'':22}{'hit rate':>9}{'computed':>10}{'seconds':>9}{'speed-up':>10}{'p50 s':>8}{'p99 s':>8}{'out tok/s':>11}",
+            "  " + "".join(f"{head:>{width}}" for head, width in heads) + "  out tok/s",
         ]
         slowest_s = result["modes"]["no cache, one by one"]["elapsed_s"]
         for mode, numbers in result["modes"].items():

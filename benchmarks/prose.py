@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-_WORDS = """
+_TEXT = """
 about above across after again air all along also always animal answer any apple around ask autumn away back bank
 basket beach because become before begin behind believe below beside better between bird boat book both bottle bread
 bridge bright bring brother build busy butter buy call camera carry castle catch cause chair change children choose
@@ -30,7 +30,8 @@ surface swim table tail take talk tall teach tell temple ten thick thin thing th
 time together tomorrow tool top touch toward tower town track trade train travel tree true turn under until use valley
 village visit voice wait walk wall warm wash watch water wave weather week weight west wheel where while white whole
 wide wild wind window winter wire wish wood word work world write yard year yellow young
-""".split()
+"""
+_WORDS = _TEXT.split()
 
 
 class Prose:

@@ -94,5 +94,6 @@ def _report(finish: Finish, seconds: float) -> None:
         return
     usage = finish.usage
     rate = usage.completion_tokens / seconds
-    line = f"({usage.completion_tokens} tokens, {rate:.0f} tok/s; {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached)"
+    cached = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached"
+    line = f"({usage.completion_tokens} tokens, {rate:.0f} tok/s; {cached})"
     print(f"\033[2m{line}\033[0m" if sys.stdout.isatty() else line)

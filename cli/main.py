@@ -1,15 +1,15 @@
-"""Parses the command line and hands over to one command; each lives in a file of its own and loads only what it needs."""
+"""Parses the command line and hands over to one command; each has a file of its own and loads only what it needs."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import logging
 import os
 import sys
 from collections.abc import Sequence
 
-from .. import __version__
 from ..runtime.errors import BoughError, RequestError
 
 _COMMANDS = {
@@ -32,14 +32,16 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0, 1 for a failure, 2 for a wrong command line, 130 when interrupted."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    logging.basicConfig(level=os.environ.get("BOUGH_LOG", "WARNING").upper(), format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=os.environ.get("BOUGH_LOG", "WARNING").upper(), format="%(levelname)s %(name)s: %(message)s"
+    )
     parser = argparse.ArgumentParser(
         prog="bough",
         description="A structured-generation programming runtime.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"bough {__version__}")
+    parser.add_argument("--version", action="version", version=f"bough {importlib.metadata.version('bough')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     # Only the command that is asked for is imported, so that --help and pull start at once.
     for name, text in _COMMANDS.items():

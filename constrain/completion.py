@@ -11,9 +11,9 @@ from llguidance import LLMatcher
 from .tokens import TokenTable
 
 BEAM_WIDTH = 12
-MAX_CHILDREN = 80
+MAX_CHILDREN = 64
 MAX_WORDS = 24
-MAX_EXPANSIONS = 800
+MAX_EXPANSIONS = 1_500
 MAX_AIMLESS_STEPS = 4
 """Steps of mere content after which the greedy search looks around for a way out."""
 
@@ -42,7 +42,7 @@ class Completer:
         self._ends = _Preference(tokens.known((",", "]", "}")))
         self._text = _Preference(tokens.known("adgz_/:;@ "))  # in no number
         self._quotes = _Preference(tokens.in_string)
-        self._aimless = frozenset((*content, *keys, *tokens.known([","])))
+        self._aimless = frozenset((*content, *keys, *between[quote:]))
 
     def search(self, matcher: LLMatcher, max_tokens: int) -> list[int] | None:
         """Tokens, at most `max_tokens`, that complete the word; None if none were found. Leaves `matcher` as it is."""
@@ -91,9 +91,11 @@ class Completer:
         """Tokens after which the word may end, or the string of a JSON text; found breadth first, within bounds."""
         beam: list[tuple[LLMatcher, list[int], Mask]] = [(start.deep_copy(), [], self._mask(start))]
         num_expansions = 0
+        seen: set[int] = set()
         while beam and num_expansions < MAX_EXPANSIONS:
             following: list[tuple[LLMatcher, list[int], Mask]] = []
-            seen: set[int] = set()  # states of one length that allow the same tokens are taken for one
+            again: list[tuple[LLMatcher, list[int], Mask]] = []
+            seen_now: set[int] = set()  # states of one length that allow the same tokens are taken for one
             for state, path, mask in beam:
                 for step in self._steps(state, mask):
                     num_expansions += 1
@@ -106,10 +108,11 @@ class Completer:
                     if self._json and self._leads_on(allowed):
                         return path + step
                     key = hash(allowed.tobytes())
-                    if key not in seen:
-                        seen.add(key)
-                        following.append((child, path + step, allowed))
-            beam = following[:BEAM_WIDTH]
+                    if key not in seen_now:
+                        seen_now.add(key)
+                        (again if key in seen else following).append((child, path + step, allowed))
+            seen |= seen_now
+            beam = [*following, *again[:2]][:BEAM_WIDTH]
         return None
 
     def _leads_on(self, mask: Mask) -> bool:

@@ -34,7 +34,8 @@ class Lowered:
 
     json      its words are JSON texts
     growth    about how many characters one token can add to what must still be written
-    hints     texts that short words are likely to hold
+    names     keys that objects are likely to need
+    words     texts that strings are likely to need
     """
 
     source: str
@@ -62,7 +63,8 @@ def lower_schema(schema: Schema) -> Lowered:
     extent = Extent(schema)
     if extent.shortest == math.inf:
         raise InvalidSchemaError("no finite value satisfies the schema")
-    source = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+    text = json.dumps({} if schema is True else schema)
+    source = LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
     names, words = _hints(schema)
     return Lowered(source, json=True, growth=int(3 * extent.largest), names=names, words=words)
 

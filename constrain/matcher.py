@@ -150,7 +150,8 @@ class TokenMatcher:
         return other
 
     def _take(self, token: int) -> None:
-        if not self.state.validate_tokens([token]):  # a refused token would break the state for good
+        known = 0 <= token < len(self.grammar.tokens.vocabulary.tokens)
+        if not known or not self.state.validate_tokens([token]):  # consuming a bad token would break the state for good
             raise MatcherError(f"token {token} is not allowed here")
         if not self.state.consume_token(token):
             raise MatcherError(f"the grammar cannot be followed: {_first_line(self.state.get_error())}")

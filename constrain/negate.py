@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 from .references import Document
@@ -88,7 +89,7 @@ def _negate_values(node: dict[str, Any]) -> list[Schema]:
     if 0 < len(numbers) <= MAX_EXCLUDED_NUMBERS:
         result.append({"type": "number", "exclusiveMaximum": numbers[0]})
         result.append({"type": "number", "exclusiveMinimum": numbers[-1]})
-        for low, high in zip(numbers, numbers[1:], strict=False):
+        for low, high in pairwise(numbers):
             result.append({"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high})
     strings = [value for value in values if isinstance(value, str)]
     if strings and sum(map(len, strings)) <= MAX_EXCLUDED_CHARACTERS:

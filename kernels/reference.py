@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the field's name for it)
+import torch.nn.functional as F
 
 from .attention import AttentionBatch, KVShape
 
@@ -26,7 +26,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     sin        [T, 1, D]     float32; -sin(angle) in the first half of D, sin(angle) in the second
     returns    [T, H, D]     the dtype of `x`
     """
-    swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+    swapped = x.roll(x.shape[-1] // 2, -1)
     return torch.addcmul(x * cos, swapped.to(torch.promote_types(x.dtype, cos.dtype)), sin).to(x.dtype)
 
 
@@ -58,7 +58,7 @@ def ragged_attention(
     num_keys, num_kv_heads, _ = keys.shape
     keys = keys.to(wide).repeat_interleave(num_heads // num_kv_heads, dim=1)
     values = values.to(wide).repeat_interleave(num_heads // num_kv_heads, dim=1)
-    scores = torch.einsum("qhd,khd->hqk", q.to(wide), keys) * scale
+    scores = q.to(wide).transpose(0, 1) @ keys.permute(1, 2, 0) * scale  # [H, n, N]
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     key_position = torch.arange(num_keys, device=q.device)
@@ -67,7 +67,7 @@ def ragged_attention(
     if window is not None:
         visible &= key_position > query_position - window
     weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
-    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+    return (weights @ values.transpose(0, 1)).transpose(0, 1).to(q.dtype)
 
 
 class ReferenceAttention:

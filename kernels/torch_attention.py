@@ -57,7 +57,9 @@ class _Group:
 
 
 class TorchAttention:
-    """`AttentionBackend` over torch's fused attention. Keys and values: [layers][num_pages * page_size, num_kv_heads, head_dim].
+    """`AttentionBackend` over torch's fused attention.
+
+    Keys and values are [num_layers, num_pages * page_size, num_kv_heads, head_dim] each.
 
     Cost of a step: every context token's key and value is read once and copied once (the gather), 2 * num_kv_heads *
     head_dim elements a token and layer; 4 * num_heads * head_dim FLOPs per (query, context token) pair.

@@ -170,7 +170,9 @@ class ChatTemplate:
             gaps = self._gaps((*roles, "user"))
             gaps = gaps and [*gaps[: last + 1], ""]
         if gaps is None:
-            raise RequestError(f"the chat template does not show a message of role {roles[-1]!r} after {roles[:-1]}", param="messages")
+            raise RequestError(
+                f"the chat template does not show a message of role {roles[-1]!r} after {roles[:-1]}", param="messages"
+            )
         for index in range(last):
             previous = before[index - 1].suffix if index else ""
             # An earlier answer may be shown without its reasoning, so only what precedes a user's text must agree.
@@ -281,7 +283,7 @@ def _normalised(message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError("each message must be an object with role and content", param="messages")
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise RequestError(f"role must be one of {', '.join(sorted(ROLES))}; got {role!r}", param="messages")
     result = dict(message)
     if "content" in message:

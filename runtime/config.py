@@ -48,14 +48,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     jump_forward: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_seqs", "max_batch_tokens", "page_size", "kv_cache_memory", "max_waiting", "max_states"):
+        for name in (
+            "max_model_len",
+            "max_num_seqs",
+            "max_batch_tokens",
+            "page_size",
+            "kv_cache_memory",
+            "max_waiting",
+            "max_states",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RequestError(f"{name} must be at least 1, got {value}", param=name)
         if self.num_pages is not None and self.num_pages < 2:
-            raise RequestError(f"num_pages must be at least 2 (page 0 is reserved), got {self.num_pages}", param="num_pages")
+            raise RequestError(
+                f"num_pages must be at least 2 (page 0 is reserved), got {self.num_pages}", param="num_pages"
+            )
         if not 0.0 < self.memory_fraction <= 1.0:
-            raise RequestError(f"memory_fraction must be in (0, 1], got {self.memory_fraction}", param="memory_fraction")
+            raise RequestError(
+                f"memory_fraction must be in (0, 1], got {self.memory_fraction}", param="memory_fraction"
+            )
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):

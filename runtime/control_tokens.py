@@ -25,7 +25,10 @@ class ControlTokens:
     ) -> None:
         self.ids = {text: token for text, token in ids.items() if text}
         self._strips_left, self._strips_right = frozenset(strips_left), frozenset(strips_right)
-        self._pattern = regex.compile(r"\L<names>" if self.ids else "(?!)", names=list(self.ids))
+        self._pattern = regex.compile(r"\L<names>" if self.ids else "(?!)", names=list(self.ids), ignore_unused=True)
+        named = [text for text in self.ids if not text[0].isalnum()]
+        self._beginnings = frozenset(text[:stop] for text in named for stop in range(1, len(text)))
+        self._longest_beginning = max(map(len, self._beginnings), default=0)
 
     def split(self, text: str) -> list[str | int]:
         """The text cut at control tokens: their ids, and the stretches between them (never empty)."""
@@ -41,15 +44,15 @@ class ControlTokens:
         rest = text[start:].lstrip() if strip else text[start:]
         return [*pieces, rest] if rest else pieces
 
-    def hide(self, text: str, mark: str, hidden: list[str]) -> str:
-        """The text with each control token's text replaced by a placeholder; the replaced go to the end of `hidden`.
+    def hide(self, text: str, mark: str, hidden: dict[str, int]) -> str:
+        """The text with each control token's text replaced by a placeholder: its number in `hidden` between marks.
 
-        A beginning of a control token at the end of the text is hidden too, since a template may put more text there.
+        What is not in `hidden` yet is added. A beginning of a control token at the end of the text is hidden too, since
+        a template may put more text there.
         """
 
         def placeholder(found: str) -> str:
-            hidden.append(found)
-            return f"{mark}{len(hidden) - 1}{mark}"
+            return f"{mark}{hidden.setdefault(found, len(hidden))}{mark}"
 
         pieces: list[str] = []
         start = 0
@@ -65,12 +68,8 @@ class ControlTokens:
 
     def _unfinished(self, text: str) -> int:
         """Length of the longest end of `text` that begins a control token. Words do not count: they are too common."""
-        longest = max(map(len, self.ids), default=1) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            end = text[-length:]
-            if not end[0].isalnum() and any(name.startswith(end) for name in self.ids):
-                return length
-        return 0
+        lengths = range(min(self._longest_beginning, len(text)), 0, -1)
+        return next((length for length in lengths if text[-length:] in self._beginnings), 0)
 
 
 class Shield:
@@ -81,7 +80,7 @@ class Shield:
 
     def __init__(self, control: ControlTokens, values: Iterable[Any]) -> None:
         self._control = control
-        self._hidden: list[str] = []
+        self._hidden: dict[str, int] = {}
         used = {char for value in values for text in _strings(value) for char in text if "\ue000" <= char <= "\uf8ff"}
         # With all 6,400 of them in use the first serves anyway: a text that imitates a placeholder stays plain text.
         self._mark = next((chr(code) for code in _PRIVATE_USE if chr(code) not in used), "\ue000")
@@ -105,13 +104,9 @@ class Shield:
         """The text with placeholders replaced by what they stand for."""
         if self._mark not in text:
             return text
-        return str(self._placeholder.sub(self._restore, text))
-
-    def _restore(self, match: Any) -> str:
-        index = match.group(1)
-        if len(index) > 9 or int(index) >= len(self._hidden):
-            return str(match.group())
-        return self._hidden[int(index)]
+        hidden = {str(number): found for found, number in self._hidden.items()}
+        restored: str = self._placeholder.sub(lambda match: hidden.get(match.group(1), match.group()), text)
+        return restored
 
 
 def _strings(value: Any) -> Iterable[str]:

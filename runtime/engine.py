@@ -19,7 +19,7 @@ from .masks import MaskFiller, MaskJob
 from .random import derive
 from .request import ErrorInfo, Request, RequestOutput
 from .runner import ModelRunner
-from .sampler import Draws, sample
+from .sampler import Draws, Row, sample
 from .scheduler import Advance, Plan, Scheduler
 from .sequence import Sequence
 from .tokenizer import Tokenizer
@@ -145,7 +145,9 @@ class Engine:
                 raise RequestError(message, code="invalid_token_id", param=name)
         if request.score_from is not None:
             if not 1 <= request.score_from < length:
-                raise RequestError(f"score_from must be in 1 .. {length - 1}, got {request.score_from}", param="score_from")
+                raise RequestError(
+                    f"score_from must be in 1 .. {length - 1}, got {request.score_from}", param="score_from"
+                )
             wanted = 0
         else:
             wanted = params.max_tokens if params.max_tokens is not None else limit - length
@@ -182,7 +184,7 @@ class Engine:
             return
         try:
             outputs = self._run(plan, started)
-        except Exception as error:  # noqa: BLE001  the boundary between one batch and the life of the engine
+        except Exception as error:
             logger.exception("a forward pass failed")
             self._fail(plan, error)
             return
@@ -216,7 +218,8 @@ class Engine:
         masks, right = filling.result() if filling is not None else (None, [])
         right_rows = dict(zip(jobs, right, strict=True))
         masked = self._clock()
-        rows, first_rows, first_mask = [], [], 0
+        rows: list[Row] = []
+        first_rows, first_mask = [], 0
         for work, generation in zip(plan.work, generations, strict=True):
             first_rows.append(len(rows))
             has_mask = work.sequence in jobs

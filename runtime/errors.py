@@ -1,11 +1,11 @@
 """What can go wrong in the runtime, and what a client is told.
 
-    BoughError
-    ├── RequestError(ValueError)      the request is wrong: it was refused before any work
-    ├── ModelError(ValueError)        the model's files cannot be used
-    ├── EngineError                   a request failed while it ran; others go on
-    │   └── OverloadedError           a bound of the queue was reached; try again later
-    └── EngineStoppedError            the engine is gone
+BoughError
+├── RequestError(ValueError)      the request is wrong: it was refused before any work
+├── ModelError(ValueError)        the model's files cannot be used
+├── EngineError                   a request failed while it ran; others go on
+│   └── OverloadedError           a bound of the queue was reached; try again later
+└── EngineStoppedError            the engine is gone
 """
 
 from __future__ import annotations

@@ -6,12 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
-
-from .branch import Barrier, Branch, Step, Stretch, keep_text
-from .choices import probabilities, score_choices
+from .branch import Barrier, Branch, Step, Stretch
+from .calls import Call, GenCall, Result, SelectCall
 from .engine import Engine
-from .errors import BoughError, EngineStoppedError, RequestError
+from .errors import BoughError, EngineError, EngineStoppedError, RequestError
 from .program import (
     Assign,
     Delta,
@@ -27,11 +25,8 @@ from .program import (
     RoleEnd,
     Select,
     Text,
-    Value,
 )
-from .random import derive
 from .request import UNUSED, ErrorInfo, Request, RequestOutput, Usage
-from .sampling import SamplingParams
 
 ProgramListener = Callable[[ProgramEvent], None]
 MAX_OPS = 100_000
@@ -65,7 +60,7 @@ class _State:
 
 
 class Executor:
-    """Walks programs. Lives in the engine's thread; events go to each program's listener from within `run` or `step`."""
+    """Walks programs. Lives in the engine's thread; a program's listener is called from within `run` or `step`."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float], *, max_states: int) -> None:
         self._engine = engine
@@ -198,9 +193,9 @@ class Executor:
                     for child in children:
                         self._adopt(branch, state.branches[child])
             case Gen():
-                self._begin_gen(state, branch, step, step.op)
+                self._begin(state, branch, step, GenCall(step.op, branch, tokenizer))
             case Select():
-                self._begin_select(state, branch, step, step.op)
+                self._begin(state, branch, step, SelectCall(step.op, branch, tokenizer))
         return True
 
     def _adopt(self, branch: Branch, child: Branch) -> None:
@@ -230,7 +225,7 @@ class Executor:
         state.used = now
         if not run.program.keep and run.program.trace:
             for branch in state.branches.values():
-                self._send_appended(state, run, branch, None)
+                self._send_appended(run, branch, None)
         if not run.program.keep:
             self._states.pop(state.id, None)
         texts = {branch.id: "".join(branch.texts) for branch in state.branches.values()}
@@ -252,214 +247,88 @@ class Executor:
             for request_id in running:
                 self._engine.abort(request_id)
 
-    # Requests
+    # Calls
 
-    def _submit(
-        self,
-        state: _State,
-        branch: Branch,
-        step: Step,
-        prompt: list[int],
-        sampling: SamplingParams,
-        on_output: Callable[[RequestOutput], None],
-        **fields: object,
-    ) -> None:
+    def _begin(self, state: _State, branch: Branch, step: Step, call: Call) -> None:
+        """Submits the requests of a call; their events end it, and then the walk goes on."""
         run = step.stretch
         assert isinstance(run, _Run)
-        if not prompt:
-            raise RequestError("the branch is empty: there is no text to continue", code="empty_prompt", param="ops")
-        request_id = f"{state.id}/{state.num_requests}"
-        state.num_requests += 1
-        run.num_requests += 1
+        timeout_s = self._timeout(run, call.timeout_s)
+        started = self._clock()
+        for index, ask in enumerate(call.asks()):
+            if not ask.prompt:
+                raise RequestError(
+                    "the branch is empty: there is no text to continue", code="empty_prompt", param="ops"
+                )
+            request = Request(
+                id=f"{state.id}/{state.num_requests}",
+                prompt=tuple(ask.prompt),
+                sampling=ask.sampling,
+                grammar=ask.grammar,
+                score_from=ask.score_from,
+                namespace=state.namespace,
+                timeout_s=timeout_s,
+            )
+            state.num_requests += 1
+            run.num_requests += 1
 
-        def listener(output: RequestOutput) -> None:
-            if run.over or request_id not in branch.running:
+            def listener(output: RequestOutput, index: int = index) -> None:
+                if not run.over and output.id in branch.running:
+                    self._take(state, branch, step, call, index, output, started)
+
+            self._engine.submit(request, listener)
+            branch.running.add(request.id)
+
+    def _take(
+        self, state: _State, branch: Branch, step: Step, call: Call, index: int, output: RequestOutput, started: float
+    ) -> None:
+        run = step.stretch
+        assert isinstance(run, _Run) and isinstance(step.op, (Gen, Select))
+        if output.cached_tokens is not None:
+            self._send_appended(run, branch, output.cached_tokens)
+        if output.finish is not None:
+            branch.running.discard(output.id)
+            run.usage += output.finish.usage
+            if output.finish.error is not None:
+                self._fail(state, step, branch.id, output.finish.error)
                 return
-            if output.cached_tokens is not None:
-                self._send_appended(state, run, branch, output.cached_tokens)
-            if output.finish is not None:
-                branch.running.discard(request_id)
-                run.usage += output.finish.usage
-                if output.finish.error is not None:
-                    self._fail(state, step, branch.id, output.finish.error)
-                    return
-            on_output(output)
-            if not branch.running and not run.over:
-                self._done(state, branch, step)
-                self._walk(state)
+        if text := call.take(index, output):
+            run.listener(Delta(branch.id, step.op.name, text))
+        if not branch.running:
+            self._end(run, branch, step.op, call.end(), started)
+            self._done(state, branch, step)
+            self._walk(state)
 
-        request = Request(
-            id=request_id,
-            prompt=tuple(prompt),
-            sampling=sampling,
-            namespace=state.namespace,
-            **fields,  # type: ignore[arg-type]
-        )
-        self._engine.submit(request, listener)
-        branch.running.add(request_id)
+    def _end(self, run: _Run, branch: Branch, op: Gen | Select, result: Result, started: float) -> None:
+        value = result.value
+        branch.tokens += result.tokens
+        branch.texts.append(value.text)
+        branch.values[value.name] = value.text
+        run.listener(value)
+        if run.program.trace:
+            piece = Piece(
+                branch=branch.id,
+                op=branch.num_ops,
+                kind="gen" if isinstance(op, Gen) else "select",
+                name=value.name,
+                texts=tuple(self._engine.tokenizer.texts(result.tokens)),
+                origins=result.origins,
+                start_s=started - run.started,
+                stop_s=self._clock() - run.started,
+                queue_s=value.timings.queue_s,
+                prefill_s=value.timings.prefill_s,
+            )
+            run.listener(piece)
 
     def _timeout(self, run: _Run, op_timeout_s: float | None) -> float | None:
-        left = None if run.program.timeout_s is None else run.program.timeout_s - (self._clock() - run.started)
+        """Seconds that are left for a call: its own limit, and what the program has left of its."""
+        limit = run.program.timeout_s
+        left = None if limit is None else limit - (self._clock() - run.started)
         if left is not None and left <= 0:
-            raise RequestError(f"the program was not done within {run.program.timeout_s:g} s", code="generation_timeout")
-        return min((t for t in (left, op_timeout_s) if t is not None), default=None)
+            raise EngineError(f"the program was not done within {limit:g} s", code="generation_timeout")
+        return min((seconds for seconds in (left, op_timeout_s) if seconds is not None), default=None)
 
-    def _begin_gen(self, state: _State, branch: Branch, step: Step, op: Gen) -> None:
-        run = step.stretch
-        assert isinstance(run, _Run)
-        samples: list[_Sample] = [_Sample() for _ in range(op.sampling.n)]
-        started = self._clock()
-
-        def on_output(index: int, output: RequestOutput) -> None:
-            sample = samples[index]
-            sample.take(output)
-            if index == 0 and output.text:
-                run.listener(Delta(branch.id, op.name, output.text))
-            if all(sample.output is not None for sample in samples):
-                self._end_gen(run, branch, op, samples, started)
-
-        timeout_s = self._timeout(run, op.timeout_s)
-        for index in range(len(samples)):
-            seed = op.sampling.seed
-            sampling = msgspec.structs.replace(op.sampling, n=1, seed=None if seed is None else derive(seed, index))
-            self._submit(
-                state,
-                branch,
-                step,
-                branch.tokens,
-                sampling,
-                lambda output, index=index: on_output(index, output),  # type: ignore[misc]
-                grammar=op.grammar,
-                timeout_s=timeout_s,
-            )
-
-    def _end_gen(self, run: _Run, branch: Branch, op: Gen, samples: list[_Sample], started: float) -> None:
-        first = samples[0]
-        assert first.output is not None and first.output.finish is not None
-        finish, text = first.output.finish, "".join(first.texts)
-        tokenizer = self._engine.tokenizer
-        kept = keep_text(first.tokens, text, tokenizer)
-        branch.tokens += kept
-        branch.texts.append(text)
-        branch.values[op.name] = text
-        run.listener(
-            Value(
-                branch=branch.id,
-                name=op.name,
-                text=text,
-                finish_reason=finish.reason,
-                matched=finish.matched,
-                usage=finish.usage,
-                timings=finish.timings,
-                logprobs=tuple(first.logprobs) if op.sampling.logprobs is not None else None,
-                samples=tuple("".join(sample.texts) for sample in samples) if len(samples) > 1 else None,
-            )
-        )
-        if run.program.trace:
-            origins = tuple(first.origins[: len(kept)])
-            run.listener(
-                Piece(
-                    branch=branch.id,
-                    op=branch.num_ops,
-                    kind="gen",
-                    name=op.name,
-                    texts=tuple(tokenizer.texts(kept)),
-                    origins=origins + (0,) * (len(kept) - len(origins)),
-                    start_s=started - run.started,
-                    stop_s=self._clock() - run.started,
-                    queue_s=finish.timings.queue_s,
-                    prefill_s=finish.timings.prefill_s,
-                )
-            )
-
-    def _begin_select(self, state: _State, branch: Branch, step: Step, op: Select) -> None:
-        run = step.stretch
-        assert isinstance(run, _Run)
-        if not op.choices or not all(op.choices):
-            raise RequestError("a select needs choices, and none of them may be empty", param="choices")
-        tokenizer, started = self._engine.tokenizer, self._clock()
-        choices = [tokenizer.encode(choice) for choice in op.choices]
-        conditional: list[list[float]] = [[] for _ in choices]
-        unconditional: list[list[float]] | None = None
-        sampling = SamplingParams(max_tokens=0, temperature=0.0)
-        timeout_s = self._timeout(run, None)
-        usages: list[Usage] = []
-
-        def keep(values: list[float], output: RequestOutput) -> None:
-            values += [entry.logprob for entry in output.logprobs or ()]
-            if output.finish is not None:
-                usages.append(output.finish.usage)
-            if not branch.running:
-                self._end_select(run, branch, op, choices, conditional, unconditional, sum(usages, Usage()), started)
-
-        for tokens, values in zip(choices, conditional, strict=True):
-            self._submit(
-                state,
-                branch,
-                step,
-                branch.tokens + tokens,
-                sampling,
-                lambda output, values=values: keep(values, output),  # type: ignore[misc]
-                score_from=len(branch.tokens),
-                timeout_s=timeout_s,
-            )
-        if op.method == "unconditional_likelihood_normalized":
-            unconditional = [[0.0] for _ in choices]  # a first token has nothing before it to be conditioned on
-            for tokens, values in zip(choices, unconditional, strict=True):
-                if len(tokens) > 1:
-                    self._submit(
-                        state,
-                        branch,
-                        step,
-                        tokens,
-                        sampling,
-                        lambda output, values=values: keep(values, output),  # type: ignore[misc]
-                        score_from=1,
-                        timeout_s=timeout_s,
-                    )
-
-    def _end_select(
-        self,
-        run: _Run,
-        branch: Branch,
-        op: Select,
-        choices: list[list[int]],
-        conditional: list[list[float]],
-        unconditional: list[list[float]] | None,
-        usage: Usage,
-        started: float,
-    ) -> None:
-        scores = score_choices(op.method, conditional, unconditional)
-        best = max(range(len(scores)), key=scores.__getitem__)
-        text = op.choices[best]
-        branch.tokens += choices[best]
-        branch.texts.append(text)
-        branch.values[op.name] = text
-        run.listener(
-            Value(
-                branch=branch.id,
-                name=op.name,
-                text=text,
-                usage=usage,
-                probabilities=probabilities(scores),
-                scores=tuple(scores),
-            )
-        )
-        if run.program.trace:
-            run.listener(
-                Piece(
-                    branch=branch.id,
-                    op=branch.num_ops,
-                    kind="select",
-                    name=op.name,
-                    texts=tuple(self._engine.tokenizer.texts(choices[best])),
-                    origins=(2,) * len(choices[best]),
-                    start_s=started - run.started,
-                    stop_s=self._clock() - run.started,
-                )
-            )
-
-    def _send_appended(self, state: _State, run: _Run, branch: Branch, num_cached: int | None) -> None:
+    def _send_appended(self, run: _Run, branch: Branch, num_cached: int | None) -> None:
         """Tells where appended text came from; None: it was never computed."""
         for piece in branch.appended:
             if piece.origins is not None:
@@ -481,25 +350,6 @@ class Executor:
                     )
                 )
         branch.appended = []
-
-
-class _Sample:
-    """What has come of one of a gen's samples."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.tokens: list[int] = []
-        self.origins: list[int] = []
-        self.logprobs: list[object] = []
-        self.output: RequestOutput | None = None
-
-    def take(self, output: RequestOutput) -> None:
-        self.texts.append(output.text)
-        self.tokens += output.tokens
-        self.origins += output.origins
-        self.logprobs += output.logprobs or ()
-        if output.finish is not None:
-            self.output = output
 
 
 def _enqueue(state: _State, run: _Run) -> list[tuple[Branch, Step | Barrier]]:
@@ -533,4 +383,3 @@ def _enqueue(state: _State, run: _Run) -> list[tuple[Branch, Step | Barrier]]:
         raise RequestError(f"a program may have {MAX_BRANCHES} branches at most", param="ops")
     state.branches = known
     return steps
-

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence as AbstractSequence
+from collections.abc import Callable
+from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 
 from ..constrain import Matcher, MatcherError
 from .detokenizer import Detokenizer
 from .random import uniform
-from .request import FORCED, SAMPLED, ErrorInfo, Finish, FinishReason, Request, RequestOutput, Timings, TokenLogprob, Usage
+from .request import (
+    FORCED,
+    SAMPLED,
+    ErrorInfo,
+    Finish,
+    FinishReason,
+    Request,
+    RequestOutput,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from .sampler import Draws, Row
 from .scheduler import Advance, Work
 from .sequence import Sequence
@@ -93,7 +105,9 @@ class Generation:
         if self._admitted is None:
             self._admitted = now
 
-    def take(self, work: Work, draws: Draws, first: int, num_right: int | None, now: float) -> tuple[Advance, RequestOutput | None]:
+    def take(
+        self, work: Work, draws: Draws, first: int, num_right: int | None, now: float
+    ) -> tuple[Advance, RequestOutput | None]:
         """Takes the draws of this work's rows, which begin at `first`.
 
         `num_right` is how many of the rows had a mask (None: no grammar).
@@ -192,7 +206,9 @@ class Generation:
         return Advance(finished=True), output
 
     def _fail(self, now: float, code: str, message: str, *, poisoned: bool = False) -> tuple[Advance, RequestOutput]:
-        return Advance(finished=not poisoned, poisoned=poisoned), self.end(now, "error", ErrorInfo(code=code, message=message))
+        return Advance(finished=not poisoned, poisoned=poisoned), self.end(
+            now, "error", ErrorInfo(code=code, message=message)
+        )
 
     def end(self, now: float, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
         """The terminal event of a request that ends before its time."""

@@ -80,7 +80,7 @@ class LLM:
         ModelError: the model cannot be loaded.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the field's usual names, each of them honoured or refused
         self,
         model: str = "smollm2-135m",
         *,
@@ -117,7 +117,9 @@ class LLM:
         unknown = options.keys() - set(EngineConfig.__struct_fields__)
         if unknown:
             name = sorted(unknown)[0]
-            raise RequestError(f"{name} is not an option of LLM or EngineConfig", code="unsupported_parameter", param=name)
+            raise RequestError(
+                f"{name} is not an option of LLM or EngineConfig", code="unsupported_parameter", param=name
+            )
         self._config = EngineConfig(model=model, dtype=dtype, **options)  # type: ignore[arg-type]
         self._engine: Engine = load_engine(self._config)
         self._live: dict[str, PromptOutput] = {}
@@ -198,7 +200,9 @@ class LLM:
             raise RequestError(f"a request with id {request_id!r} is running already", param="request_id")
         params = params or SamplingParams(max_tokens=16)
         text, tokens = self._encode(prompt)
-        outputs = [CompletionOutput(index, logprobs=None if params.logprobs is None else []) for index in range(params.n)]
+        outputs = [
+            CompletionOutput(index, logprobs=None if params.logprobs is None else []) for index in range(params.n)
+        ]
         result = PromptOutput(request_id, text, tokens, outputs)
         self._live[request_id] = result
         try:
@@ -256,7 +260,7 @@ class LLM:
             prompt = prompt["prompt"]
         if isinstance(prompt, str):
             return prompt, self._engine.tokenizer.encode_prompt(prompt, special=True)
-        return None, list(prompt)
+        return None, [int(token) for token in prompt]
 
     def _take(self, result: PromptOutput, index: int, output: RequestOutput) -> None:
         completion = result.outputs[index]

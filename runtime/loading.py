@@ -16,7 +16,7 @@ from .engine import Engine
 from .errors import ModelError, RequestError
 from .models.load import LoadedModel, load_model
 from .runner import ModelRunner
-from .tokenizer import Tokenizer, load_tokenizer
+from .tokenizer import load_tokenizer
 
 Progress = Callable[[str, int, int], None]
 
@@ -73,7 +73,9 @@ def _max_model_len(config: EngineConfig, loaded: LoadedModel) -> int:
     if config.max_model_len is None:
         return limit
     if config.max_model_len > limit:
-        raise RequestError(f"max_model_len is {config.max_model_len}, but the model was made for {limit}", param="max_model_len")
+        raise RequestError(
+            f"max_model_len is {config.max_model_len}, but the model was made for {limit}", param="max_model_len"
+        )
     return config.max_model_len
 
 

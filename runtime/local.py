@@ -105,7 +105,7 @@ class EngineLoop:
         try:
             while self._take_calls():
                 self.engine.step()
-        except Exception:  # noqa: BLE001  the boundary of the thread: the engine stops, and everyone is told
+        except Exception:
             logger.exception("the engine has died")
             died = True
         with self._lock:

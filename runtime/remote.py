@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import socket
@@ -25,8 +26,8 @@ from .messages import (
     Flushed,
     FrameWriter,
     FromEngine,
-    Loading,
     LoadFailed,
+    Loading,
     Output,
     Ready,
     Run,
@@ -87,9 +88,7 @@ class RemoteClient:
                 case Ready(info=info):
                     client.info = info
                     client.tokenizer = load_tokenizer(info.path)
-                    threading.Thread(
-                        target=client._read, args=(messages,), name="bough-reader", daemon=True
-                    ).start()
+                    threading.Thread(target=client._read, args=(messages,), name="bough-reader", daemon=True).start()
                     return client
         raise ModelError(f"the engine process ended with status {process.wait(timeout=30)} while it loaded the model")
 
@@ -127,10 +126,8 @@ class RemoteClient:
     def close(self) -> None:
         """Ends the engine process; what is running in it fails. Closing twice is fine."""
         self._writer.close()
-        try:
+        with contextlib.suppress(OSError):  # it has gone already
             self._connection.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass  # it has gone already
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -70,7 +70,9 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], masks: npt.NDArray[np.int3
         where = torch.tensor(drawn)
         tokens[where] = _draw(logits[where], [rows[index] for index in drawn])
     asked = [index for index, row in enumerate(rows) if row.params.logprobs is not None and row.target is None]
-    normaliser = dict(zip(asked, torch.logsumexp(logits[torch.tensor(asked)], dim=1).tolist(), strict=True)) if asked else {}
+    normaliser = (
+        dict(zip(asked, torch.logsumexp(logits[torch.tensor(asked)], dim=1).tolist(), strict=True)) if asked else {}
+    )
     result = tokens.tolist()
     logprobs: list[TokenLogprob | None] = [None] * len(rows)
     for index, (values, top) in raw.items():

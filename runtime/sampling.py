@@ -67,7 +67,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _in_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
         _in_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}", param="min_tokens")
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}", param="min_tokens"
+            )
         _in_range("temperature", self.temperature, 0.0, 100.0)
         if self.top_k is not None:
             _in_range("top_k", self.top_k, -1, 2**31 - 1)

@@ -80,7 +80,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence. It must fit into the pool alone: the caller refuses what cannot."""
-        assert 0 < len(sequence.tokens) and sequence.lease is None
+        assert len(sequence.tokens) > 0 and sequence.lease is None
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:

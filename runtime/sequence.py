@@ -48,5 +48,5 @@ class Sequence:
 
     @property
     def match_limit(self) -> int:
-        """Tokens that may be taken from the cache: the last one must be computed, and all whose logits are asked for."""
+        """Tokens that may be taken from the cache: a position whose logits are asked for must be computed."""
         return len(self.tokens) - 1 if self.score_from is None else self.score_from - 1

@@ -80,7 +80,7 @@ class TextPipeline:
         backend = {"own": self.own, "plain": self.plain, "exact": self.exact}[variant]
         try:
             ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError as error:
+        except (TypeError, UnicodeError) as error:  # which of them depends on the library's version
             raise RequestError("the text holds a lone surrogate, which is not a Unicode character") from error
         return [self._renumbered.get(token, token) for token in ids] if self._renumbered else ids
 

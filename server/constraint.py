@@ -58,7 +58,8 @@ def _asked(body: GenerationBody) -> list[tuple[str, GrammarSpec | None]]:
     ]
     if outputs is not None:
         if bytes(outputs.structural_tag) != b"null":
-            raise invalid("structured_outputs.structural_tag", "structural_tag is not offered", code="unsupported_parameter")
+            param = "structured_outputs.structural_tag"
+            raise invalid(param, "structural_tag is not offered", code="unsupported_parameter")
         inner = [
             ("structured_outputs.json", _schema(outputs.json, "structured_outputs.json")),
             ("structured_outputs.regex", _one(Regex, outputs.regex)),

@@ -10,9 +10,9 @@ from ..constrain.errors import GrammarError
 from ..runtime.errors import BoughError, EngineStoppedError, OverloadedError, RequestError
 from ..runtime.request import ErrorInfo
 
-INTERNAL_MESSAGE = "The server had an error while processing the request. Please name the x-request-id when reporting it."
+INTERNAL_MESSAGE = "The server failed to process the request. Please name the x-request-id when you report it."
 
-_TYPES = {403: "permission_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"}
+_TYPES = {403: "permission_error", 429: "rate_limit_error"} | dict.fromkeys((500, 503, 504), "server_error")
 _HEADERS = {
     401: {"www-authenticate": "Bearer"},
     408: {"connection": "close"},

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ..runtime.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_TOKEN_IDS
+from ..runtime.sampling import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_TOKEN_IDS
 
 MAX_N = 16
 NO_JSON = msgspec.Raw(b"null")
@@ -207,20 +207,21 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool = False
 
 
-IGNORED = frozenset(
-    """store service_tier prompt_cache_key prompt_cache_retention safety_identifier verbosity prediction reasoning_effort
-    include_reasoning request_id rid spaces_between_special_tokens return_cached_tokens_details no_logs""".split()
-)
+IGNORED = frozenset({
+    "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "verbosity",
+    "prediction", "reasoning_effort", "include_reasoning", "length_penalty", "request_id", "rid",
+    "spaces_between_special_tokens", "return_cached_tokens_details", "no_logs",
+})  # fmt: skip
 """Known fields that leave the output as it is."""
 
-REFUSED = frozenset(
-    """allowed_token_ids audio bad_words beam_width chat_template custom_logit_processor custom_params documents
-    function_call functions input_embeds input_ids kv_transfer_params length_penalty logits_processors
-    logprob_token_ids lora_path prompt_embeds repetition_detection return_hidden_states return_prompt_text
-    return_token_ids return_tokens_as_token_ids session_id session_params structural_tag suffix thinking
-    thinking_token_budget token_ids_logprob truncate_prompt_tokens truncation_side use_beam_search vllm_xargs watermark
-    web_search_options""".split()
-)
+REFUSED = frozenset({
+    "allowed_token_ids", "audio", "bad_words", "beam_width", "chat_template", "custom_logit_processor",
+    "custom_params", "documents", "function_call", "functions", "input_embeds", "input_ids", "kv_transfer_params",
+    "logits_processors", "logprob_token_ids", "lora_path", "prompt_embeds", "repetition_detection",
+    "return_hidden_states", "return_prompt_text", "return_token_ids", "return_tokens_as_token_ids", "session_id",
+    "session_params", "structural_tag", "suffix", "thinking", "thinking_token_budget", "token_ids_logprob",
+    "truncate_prompt_tokens", "truncation_side", "use_beam_search", "vllm_xargs", "watermark", "web_search_options",
+})  # fmt: skip
 """Known fields that would change the output and are not offered: anything but an empty value is an error."""
 
 

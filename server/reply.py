@@ -57,7 +57,7 @@ class Header:
 
 
 class UsageCount:
-    """The tokens of an answer. A prompt counts once, however many choices it has, and as cached as its first one was."""
+    """The tokens of an answer. A prompt counts once, however many choices it has, with what the first found cached."""
 
     def __init__(self, job: Job) -> None:
         self._prompt_tokens = sum(len(prompt) for prompt in job.prompts)
@@ -125,13 +125,13 @@ class _ChatAnswer:
             self._texts.append(piece.text)
             return Delta(content=piece.text)
         if piece.name is None:
-            self._arguments[piece.index].append(piece.arguments)
-            return Delta(tool_calls=[ToolCall(index=piece.index, function=FunctionOutput(arguments=piece.arguments))])
-        call_id = f"call_{self._header.id.rpartition('-')[2]}_{self._index}_{piece.index}"
+            self._arguments[piece.position].append(piece.arguments)
+            return Delta(tool_calls=[ToolCall(index=piece.position, function=FunctionOutput(arguments=piece.arguments))])
+        call_id = f"call_{self._header.id.rpartition('-')[2]}_{self._index}_{piece.position}"
         self._calls.append(ToolCall(id=call_id, type="function", function=FunctionOutput(name=piece.name)))
         self._arguments.append([])
         function = FunctionOutput(name=piece.name)
-        return Delta(tool_calls=[ToolCall(index=piece.index, id=call_id, type="function", function=function)])
+        return Delta(tool_calls=[ToolCall(index=piece.position, id=call_id, type="function", function=function)])
 
     def result(self, *, with_logprobs: bool) -> ChatChoice:
         for call, arguments in zip(self._calls, self._arguments, strict=True):

@@ -86,7 +86,7 @@ class Guard:
         """
         headers = list(headers)
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
-            raise ApiError(413, "request_too_large", f"Headers may have {MAX_HEADERS} lines and {MAX_HEADER_BYTES} bytes.")
+            raise ApiError(413, "request_too_large", f"At most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes.")
         values = dict(headers)
         if self._checks_host and not _is_local_host(values.get(b"host", b"").decode("latin-1")):
             raise ApiError(403, "host_not_allowed", "This server answers to localhost only. Set an API key to open it.")

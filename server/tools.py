@@ -43,7 +43,8 @@ def to_toolbox(body: ChatBody) -> Toolbox:
     functions: dict[str, FunctionDefinition] = {}
     for index, tool in enumerate(body.tools or ()):
         if tool.type != "function":
-            raise invalid(f"tools[{index}].type", f"tools of type {tool.type!r} are not offered", code="unsupported_value")
+            message = f"tools of type {tool.type[:64]!r} are not offered"
+            raise invalid(f"tools[{index}].type", message, code="unsupported_value")
         if tool.function is None:
             code = "missing_required_parameter"
             raise invalid(f"tools[{index}].function", "a tool of type function needs `function`", code=code)
@@ -84,7 +85,8 @@ def _check_parameters(function: FunctionDefinition, param: str) -> None:
         jsonschema.Draft202012Validator.check_schema(msgspec.json.decode(text))
     except jsonschema.SchemaError as error:
         path = "/".join(str(step) for step in error.absolute_path)
-        raise invalid(param, f"not a JSON Schema, at /{path}: {error.message[:200]}", code="invalid_json_schema") from error
+        message = f"not a JSON Schema, at /{path}: {error.message[:200]}"
+        raise invalid(param, message, code="invalid_json_schema") from error
     except RecursionError as error:
         raise invalid(param, "the schema is nested too deeply", code="grammar_too_complex") from error
 
@@ -171,9 +173,9 @@ class Said(NamedTuple):
 
 
 class Called(NamedTuple):
-    """A piece of call number `index`: the first has its `name`, further ones add to its `arguments`."""
+    """A piece of call number `position`: the first has its `name`, further ones add to its `arguments`."""
 
-    index: int
+    position: int
     name: str | None = None
     arguments: str = ""
 
@@ -260,8 +262,9 @@ class AutoReader:
             return []
         start = self._held.find(OPEN_TAG)
         if start < 0:
-            length = len(self._held)
-            start = next((i for i in range(max(0, length - len(OPEN_TAG)), length) if OPEN_TAG.startswith(self._held[i:])), length)
+            stop = len(self._held)
+            tails = range(max(0, stop - len(OPEN_TAG)), stop)
+            start = next((index for index in tails if OPEN_TAG.startswith(self._held[index:])), stop)
         said, self._held = self._held[:start], self._held[start:]
         if not said.strip() and not self._any_said:
             self._held = said + self._held
@@ -277,8 +280,8 @@ class AutoReader:
             calls = calls[:1]
         return [
             piece
-            for index, (name, arguments) in enumerate(calls)
-            for piece in (Called(index, name=name), Called(index, arguments=arguments))
+            for position, (name, arguments) in enumerate(calls)
+            for piece in (Called(position, name=name), Called(position, arguments=arguments))
         ]
 
 

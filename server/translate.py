@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..runtime.client import ModelInfo
 from ..runtime.request import Request
@@ -39,8 +39,7 @@ class Context:
         return min(self.info.max_model_len, self.info.max_request_tokens)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
     """What one body asks of the engine.
 
     requests   generations, in the order of the answer's choices; empty if nothing is to be generated
@@ -123,7 +122,7 @@ def check_chars(num_chars: int, tokenizer: Tokenizer, *, max_tokens: int, param:
         return
     longest = max((len(token) for token in tokenizer.token_bytes if token is not None), default=1)
     if num_chars > longest * max_tokens:
-        message = f"This model's maximum context length is {max_tokens} tokens. However, the {param} has {num_chars} characters."
+        message = f"This model's maximum context length is {max_tokens} tokens, and {param} has {num_chars} characters."
         raise invalid(param, message, code="context_length_exceeded")
 
 
@@ -138,17 +137,18 @@ def _template_kwargs(given: dict[str, Any] | None) -> dict[str, Any] | None:
     return given
 
 
-_RESERVED = frozenset(
-    """add_generation_prompt bos_token chat_template continue_final_message conversation documents eos_token max_length
-    messages padding tokenize tokenizer_kwargs tools truncation""".split()
-)
+_RESERVED = frozenset({
+    "add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "conversation", "documents",
+    "eos_token", "max_length", "messages", "padding", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+})  # fmt: skip
 
 
 def _check_stream(body: GenerationBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options needs stream to be true")
     if body.prompt_logprobs is not None:
-        raise invalid("prompt_logprobs", "prompt_logprobs is not offered; use echo with logprobs", code="unsupported_parameter")
+        message = "prompt_logprobs is not offered; use echo with logprobs"
+        raise invalid("prompt_logprobs", message, code="unsupported_parameter")
 
 
 def _check_length(length: int, wanted: int | None, context: Context, *, prompt_name: str, limit_name: str) -> None:
@@ -158,24 +158,22 @@ def _check_length(length: int, wanted: int | None, context: Context, *, prompt_n
     blamed = prompt_name if length >= limit or wanted is None else limit_name
     completion = "" if wanted is None else f" and {wanted} in the completion"
     message = (
-        f"This model's maximum context length is {limit} tokens. However, you requested {length + (wanted or 0)} tokens "
-        f"({length} in the {prompt_name}{completion})."
+        f"This model's maximum context length is {limit} tokens. However, you requested {length + (wanted or 0)} "
+        f"tokens ({length} in the {prompt_name}{completion})."
     )
     raise invalid(blamed, message, code="context_length_exceeded")
 
 
-def _sampling(body: GenerationBody, context: Context, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def _sampling(
+    body: GenerationBody, context: Context, *, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
     vocab_size = context.info.vocab_size
     for index, token in enumerate(body.stop_token_ids or ()):
         _check_token(token, vocab_size, f"stop_token_ids[{index}]")
     if body.seed is not None and not _SEEDS[0] <= body.seed <= _SEEDS[1]:
         code = "integer_below_min_value" if body.seed < 0 else "integer_above_max_value"
         raise invalid("seed", f"seed must be in {_SEEDS[0]} .. {_SEEDS[1]}", code=code)
-    given: dict[str, Any] = {
-        name: value
-        for name in _SAMPLING_FIELDS
-        if (value := getattr(body, name)) is not None
-    }
+    given: dict[str, Any] = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     stop = body.stop or ()
     return SamplingParams(
         **given,

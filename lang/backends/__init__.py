@@ -1,1 +1,1 @@
-"""lang/backends."""
+"""Where programs run: in this process, on a server, or against scripted answers."""

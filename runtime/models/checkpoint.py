@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,7 +55,8 @@ class SafetensorsCheckpoint:
                 if name in self._shapes:
                     raise ModelError(f"{path.name}: tensor {name!r} is in another file too")
                 if dtype not in _READABLE:
-                    raise ModelError(f"{path.name}: tensor {name!r} has dtype {dtype}, supported: {', '.join(_READABLE)}")
+                    known = ", ".join(_READABLE)
+                    raise ModelError(f"{path.name}: tensor {name!r} has dtype {dtype}, supported are {known}")
                 self._file_of[name] = path
                 self._shapes[name] = shape
 
@@ -109,11 +111,13 @@ def read_safetensors_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]
         if not 0 <= start <= stop <= data_size:
             raise ModelError(f"{path.name}: tensor {name!r} at {start} .. {stop} lies outside the file")
         if math.prod(shape) * _ITEM_BYTES[dtype] != stop - start:
-            raise ModelError(f"{path.name}: tensor {name!r} of shape {list(shape)} {dtype} does not take {stop - start} bytes")
+            raise ModelError(
+                f"{path.name}: {dtype} tensor {name!r} of {list(shape)} does not take {stop - start} bytes"
+            )
         spans.append((start, stop, name))
         entries[name] = (dtype, shape)
     spans.sort()
-    for (_, stop, left), (start, _, right) in zip(spans, spans[1:], strict=False):
+    for (_, stop, left), (start, _, right) in pairwise(spans):
         if stop > start:
             raise ModelError(f"{path.name}: tensors {left!r} and {right!r} overlap")
     return entries
@@ -221,4 +225,5 @@ class GGUFCheckpoint:
 
 def _unpair(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     """[heads, pair, 2, ...] -> [heads, 2, pair, ...]: the halves of the rotated pairs go to the halves of the head."""
-    return rows.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    pairs = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)

@@ -180,7 +180,7 @@ def _read_rope(raw: Mapping[str, Any], architecture: str) -> RopeConfig:
             attention_factor=_number(scaling, "attention_factor") if scaling.get("attention_factor") else None,
             truncate=bool(scaling.get("truncate", True)),
         )
-    raise UnsupportedModelError(f"rope_type {kind!r} is not supported natively (default, linear, llama3, plain yarn are)")
+    raise UnsupportedModelError(f"rope_type {kind!r} is not supported natively (default, linear, llama3, yarn are)")
 
 
 def _read_rope_layers(raw: Mapping[str, Any], architecture: str, num_layers: int) -> tuple[bool, ...]:
@@ -223,7 +223,7 @@ def _read_gguf(file: GGUFFile) -> ModelConfig:
     prefix = f"{architecture}."
     raw = {key.removeprefix(prefix): file.metadata(key) for key in file.keys if key.startswith(prefix)}
     if raw.get("expert_count"):
-        raise UnsupportedModelError(f"expert_count {raw['expert_count']}: mixtures of experts are not supported natively")
+        raise UnsupportedModelError("expert_count: mixtures of experts are not supported natively")
     num_layers = _integer(raw, "block_count", _MAX_LAYERS)
     num_heads = _integer(raw, "attention.head_count")
     hidden_size = _integer(raw, "embedding_length")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the field's name for it)
+import torch.nn.functional as F
 
 from ...kernels.attention import AttentionBackend
 from ...kernels.reference import rms_norm, rotate, silu_multiply
@@ -94,7 +94,7 @@ class Decoder:
     ) -> torch.Tensor:
         """The attention half of a layer, without the residual."""
         normed = rms_norm(hidden, layer.input_norm, self.config.norm_eps)
-        heads = layer.qkv(normed).unflatten(-1, (-1, self.head_dim))
+        heads = layer.qkv(normed).view(hidden.shape[0], -1, self.head_dim)
         num_rotated = self.num_heads + self.num_kv_heads
         rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
         if layer.q_norm is not None and layer.k_norm is not None:

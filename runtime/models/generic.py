@@ -35,7 +35,7 @@ class GenericModel:
         self._base = model.base_model
         self._head = model.get_output_embeddings()
         text = model.config.get_text_config()
-        self._scale = float(getattr(text, "logit_scale", None) or 1.0) / float(getattr(text, "logits_scaling", None) or 1.0)
+        self._scale = (getattr(text, "logit_scale", None) or 1.0) / (getattr(text, "logits_scaling", None) or 1.0)
         self._softcap: float | None = getattr(text, "final_logit_softcapping", None)
         try:
             geometry = _check(self, model)
@@ -80,7 +80,9 @@ def load_generic(
     model_type = raw.get("model_type")
     _check_raw(raw)
     if not isinstance(model_type, str) or model_type not in config_classes:
-        raise ModelError(f"model_type {model_type!r} is unknown to the installed transformers; code in a model's folder is never run")
+        raise ModelError(
+            f"model_type {model_type!r} is unknown to the installed transformers; code in a model's folder is never run"
+        )
     with _without_checkout():
         config = config_classes[model_type].from_dict({key: raw[key] for key in raw if key not in _IGNORED})
         if type(config) not in model_classes:
@@ -214,7 +216,7 @@ class _Probe:
         if layer in self.geometry:
             raise ModelError(f"layer {layer} attends more than once a step")
         self.geometry[layer] = (q.shape[1], k.shape[1], k.shape[2], window)
-        parts = zip(q.split(self.lengths), k.split(self.lengths), v.split(self.lengths), strict=True)
+        parts = zip(*(torch.split(x, self.lengths) for x in (q, k, v)), strict=True)
         return torch.cat([ragged_attention(*part, scale=scale, window=window, softcap=softcap) for part in parts])
 
 
@@ -225,7 +227,8 @@ def _check(generic: GenericModel, model: Any) -> list[tuple[int, int, int, int |
         ModelError: the logits differ, or the layers' keys and values are not all of one shape.
     """
     device = next(model.parameters()).device
-    sequences = [torch.arange(1, length + 1, device=device) % model.config.get_text_config().vocab_size for length in _CHECK_LENGTHS]
+    text = model.config.get_text_config()
+    sequences = [torch.arange(1, length + 1, device=device) % text.vocab_size for length in _CHECK_LENGTHS]
     with torch.no_grad():
         expected = torch.cat([model(input_ids=tokens[None], use_cache=False).logits[0] for tokens in sequences]).float()
         model.set_attn_implementation(_NAME)
@@ -234,20 +237,22 @@ def _check(generic: GenericModel, model: Any) -> list[tuple[int, int, int, int |
         got = generic.logits(generic.forward(torch.cat(sequences), positions, probe))
     geometry = [probe.geometry[layer] for layer in sorted(probe.geometry)]
     name = type(model).__name__
-    num_layers = model.config.get_text_config().num_hidden_layers
+    num_layers = text.num_hidden_layers
     if sorted(probe.geometry) != list(range(num_layers)):
         raise ModelError(
             f"{name}: {len(probe.geometry)} of its {num_layers} layers attend through transformers' attention interface"
         )
     if len({(num_kv_heads, head_dim) for _, num_kv_heads, head_dim, _ in geometry}) != 1:
         raise ModelError(f"{name}: its layers' keys have different shapes")
-    for layer, kind in enumerate(getattr(model.config.get_text_config(), "layer_types", None) or ()):
+    for layer, kind in enumerate(getattr(text, "layer_types", None) or ()):
         if kind != ("full_attention" if geometry[layer][3] is None else "sliding_attention"):
             raise ModelError(f"{name}: layer {layer} is of type {kind!r} and asked for window {geometry[layer][3]}")
     tolerance = _CHECK_TOLERANCE.get(next(model.parameters()).dtype, _CHECK_TOLERANCE_HALF)
     if not torch.allclose(got, expected, rtol=0.0, atol=tolerance * (1.0 + expected.abs().max().item())):
         difference = (got - expected).abs().max().item()
-        raise ModelError(f"{name} computes something that paged attention does not carry: logits differ by {difference:.3g}")
+        raise ModelError(
+            f"{name} computes something that does not pass through here: logits differ by {difference:.3g}"
+        )
     return geometry
 
 
@@ -273,7 +278,7 @@ def _import_transformers() -> tuple[Any, Any]:
             from transformers.models.auto import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
         except ImportError as error:
             raise ModelError('this model needs transformers: pip install "bough[transformers]"') from error
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     # Without a mask function of the same name transformers builds no mask: the backend knows who sees what.
     AttentionInterface.register(_NAME, _attend)
     return CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING

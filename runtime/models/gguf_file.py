@@ -7,6 +7,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ _MAX_NAME_BYTES = 1 << 12
 _STRING, _ARRAY = 8, 9
 _SCALARS: Mapping[int, struct.Struct] = {
     type_id: struct.Struct("<" + code)
-    for type_id, code in {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}.items()
+    for type_id, code in zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True)
 }
 _LENGTH = struct.Struct("<Q")
 
@@ -72,11 +73,11 @@ class GGUFTensor:
 
 
 class _Field(NamedTuple):
-    """Where a metadata value lies: `element_type` is the array's, for an array of `count`."""
+    """Where a metadata value lies: `element_type` and `length` are the array's."""
 
     type_id: int
     element_type: int
-    count: int
+    length: int
     start: int
 
 
@@ -132,7 +133,7 @@ class GGUFFile:
     def num_tokens(self) -> int:
         """How many token strings the vocabulary has, without decoding them."""
         field = self._fields.get("tokenizer.ggml.tokens")
-        return field.count if field is not None and field.type_id == _ARRAY else 0
+        return field.length if field is not None and field.type_id == _ARRAY else 0
 
     # -- tensors -------------------------------------------------------------------------------------------------
 
@@ -265,22 +266,22 @@ class GGUFFile:
             if relative % alignment:
                 raise self._fail(f"tensor {name!r}: offset {relative} is no multiple of {alignment}")
             if start + num_bytes > self._size:
-                raise self._fail(f"tensor {name!r} of {num_bytes} bytes at {start} lies outside the file ({self._size})")
+                raise self._fail(f"tensor {name!r} of {num_bytes} bytes at {start} lies outside the file")
             self._tensors[name] = GGUFTensor(name, shape, block_format, start, start + num_bytes)
         ordered = sorted(self._tensors.values(), key=lambda tensor: tensor.start)
-        for left, right in zip(ordered, ordered[1:], strict=False):
+        for left, right in pairwise(ordered):
             if left.stop > right.start:
                 raise self._fail(f"tensors {left.name!r} and {right.name!r} overlap")
 
     def _array(self, field: _Field, key: str) -> Value:
         if field.element_type == _STRING:
             strings, offset = [], field.start
-            for _ in range(field.count):
+            for _ in range(field.length):
                 string, offset = self._string(offset, key)
                 strings.append(string)
             return strings
         packed = _SCALARS[field.element_type]
-        values = np.frombuffer(self._data, np.dtype("<" + packed.format[1:]), field.count, field.start)
+        values = np.frombuffer(self._data, np.dtype("<" + packed.format[1:]), field.length, field.start)
         elements: list[int] | list[float] | list[bool] = values.tolist()
         return elements
 

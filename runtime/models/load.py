@@ -151,7 +151,8 @@ def _load_folder(path: Path, name: str, dtype: torch.dtype, device: str, progres
     raw = read_json_object(path / "config.json")
     if raw.get("quantization_config"):
         raise ModelError("quantization_config: quantised Hugging Face checkpoints are not supported")
-    generation = read_json_object(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
+    generation_file = path / "generation_config.json"
+    generation = read_json_object(generation_file) if generation_file.is_file() else {}
     model: Model
     config: ModelShape
     try:
@@ -192,8 +193,8 @@ def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
     """What a generation_config.json recommends; a model that does not sample by default recommends nothing."""
     if not generation.get("do_sample", False):
         return {}
-    found = {key: generation.get(key) for key in _SAMPLING_DEFAULTS}
-    return {key: value for key, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    found = {key: generation[key] for key in _SAMPLING_DEFAULTS if type(generation.get(key)) in (int, float)}
+    return {key: float(value) for key, value in found.items()}
 
 
 def _download(name: str) -> Path:
@@ -203,7 +204,7 @@ def _download(name: str) -> Path:
     hub = importlib.import_module("huggingface_hub")
     try:
         folder = hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "tokenizer.model"])
-    except Exception as error:  # noqa: BLE001  (network, authentication and storage errors have no common base)
+    except Exception as error:  # network, authentication and storage errors have no common base
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(f"no folder {name!r}, and the hub could not be used: {reason}") from error
     return Path(folder)

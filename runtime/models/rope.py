@@ -44,7 +44,7 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _llama3_frequencies(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
-    """Long wavelengths are stretched by `factor`, short ones kept; between the two bounds linearly in 1 / wavelength."""
+    """Long wavelengths are stretched by `factor`, short ones kept; in between linearly in 1 / wavelength."""
     turns = rope.original_max_position * frequencies / (2 * math.pi)  # full turns over the trained context
     low, high = rope.low_frequency_factor, rope.high_frequency_factor
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)

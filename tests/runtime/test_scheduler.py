@@ -108,7 +108,9 @@ def workloads(draw: st.DrawFn) -> tuple[Simulation, list[tuple[list[int], int, s
 
 @given(workloads())
 @settings(max_examples=250, deadline=None)
-def test_outputs_do_not_depend_on_the_schedule(workload: tuple[Simulation, list[tuple[list[int], int, str]], int]) -> None:
+def test_outputs_do_not_depend_on_the_schedule(
+    workload: tuple[Simulation, list[tuple[list[int], int, str]], int],
+) -> None:
     simulation, jobs, seed = workload
     for index, (prompt, count, namespace) in enumerate(jobs):
         simulation.add(sequence(str(index), prompt, index, namespace=namespace), count)

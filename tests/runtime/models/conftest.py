@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from bough.kernels.attention import AttentionBatch, KVShape
 from bough.kernels.reference import ReferenceAttention
@@ -91,11 +92,9 @@ def save_checkpoint() -> Callable[..., Any]:
     """save(config, folder, **options) -> the transformers model with random weights, saved as a checkpoint."""
 
     def save(config: Any, folder: Path, **options: Any) -> Any:
-        from transformers import AutoModelForCausalLM
-
         torch.manual_seed(0)
         config.initializer_range = 0.15
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 1:  # norms and biases start as ones and zeros, which would hide their absence

@@ -30,7 +30,10 @@ TWICE = b'{"t": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}, "t": {}
 MALFORMED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "empty file": (lambda p: write(p, b"", data=0, header_size=0), "JSON"),
     "header beyond the file": (lambda p: write(p, one(), header_size=1 << 40), "does not fit"),
-    "header one byte too long": (lambda p: write(p, one(), data=0, header_size=len(json.dumps(one())) + 1), "does not fit"),
+    "header one byte too long": (
+        lambda p: write(p, one(), data=0, header_size=len(json.dumps(one())) + 1),
+        "does not fit",
+    ),
     "not JSON": (lambda p: write(p, b"{]"), "JSON"),
     "not an object": (lambda p: write(p, []), "JSON object"),
     "deep": (lambda p: write(p, b"[" * 200_000), "JSON"),

@@ -66,7 +66,9 @@ def test_llama3_rope() -> None:
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
 def test_an_empty_config_means_what_transformers_means(model_type: str) -> None:
     """Fields that a config.json leaves out have the same defaults here as there."""
-    sizes = {key: value for key, value in LLAMA.items() if key not in ("model_type", "num_key_value_heads", "rope_theta")}
+    sizes = {
+        key: value for key, value in LLAMA.items() if key not in ("model_type", "num_key_value_heads", "rope_theta")
+    }
     sizes["num_key_value_heads"] = 4
     theirs = transformers.CONFIG_MAPPING[model_type](**sizes)
     ours = read_config(sizes | {"model_type": model_type})
@@ -98,7 +100,12 @@ def test_windows_need_the_switch(model_type: str) -> None:
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1.0, "mscale_all_dim": 1.0}}, "yarn"),
         (
-            {"model_type": "qwen2", "sliding_window": 4, "use_sliding_window": True, "layer_types": ["linear_attention"] * 2},
+            {
+                "model_type": "qwen2",
+                "sliding_window": 4,
+                "use_sliding_window": True,
+                "layer_types": ["linear_attention"] * 2,
+            },
             "linear_attention",
         ),
     ],

@@ -136,7 +136,9 @@ GGUF_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", GGUF_MODELS)
-def test_gguf_equals_its_origin(name: str, tmp_path: Path, save_checkpoint: Any, make_runner: Any, make_stream: Any) -> None:
+def test_gguf_equals_its_origin(
+    name: str, tmp_path: Path, save_checkpoint: Any, make_runner: Any, make_stream: Any
+) -> None:
     model_type, options = GGUF_MODELS[name]
     reference = make_reference(model_type, tmp_path, save_checkpoint, **options)
     path = write_gguf(reference, tmp_path / "tiny.gguf")
@@ -259,7 +261,7 @@ def test_super_block_types(
 
     model = load_model(write_gguf(small_llama, tmp_path / "tiny.gguf", encode=encode), dtype="float32").model
     assert isinstance(model, Decoder)
-    expected = torch.tensor([decode(row.tobytes()) for row in blocks])
+    expected = torch.tensor([decode(row.tobytes()) for row in blocks], dtype=torch.float32)
     torch.testing.assert_close(model.embedding, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -279,7 +281,9 @@ def test_super_block_types(
         ({"extra": {"rope_freqs.weight": np.zeros(32, np.float32)}}, "rope_freqs"),
     ],
 )
-def test_gguf_that_does_not_fit_its_config(changes: dict[str, Any], blamed: str, tmp_path: Path, small_llama: Any) -> None:
+def test_gguf_that_does_not_fit_its_config(
+    changes: dict[str, Any], blamed: str, tmp_path: Path, small_llama: Any
+) -> None:
     with pytest.raises(ModelError, match=blamed):
         load_model(write_gguf(small_llama, tmp_path / "tiny.gguf", **changes))
 
@@ -387,7 +391,7 @@ def test_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=fetch))
     monkeypatch.setattr(load, "_has_hub", lambda: True)
     assert locate("some/model") == tmp_path
-    with pytest.raises(ModelError, match="cannot reach the hub$"):
+    with pytest.raises(ModelError, match=r"cannot reach the hub$"):
         locate("no/network")
     monkeypatch.setattr(load, "_has_hub", lambda: False)
     with pytest.raises(ModelError, match="pip install huggingface_hub"):

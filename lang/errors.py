@@ -1,0 +1,89 @@
+"""What a program can fail with.
+
+    BoughError
+    ├── ProgramError            a program is wrong, or failed while it ran
+    │   └── UnsupportedError    the backend cannot do what the program asks for; refused before it is sent
+    └── BackendError            the backend could not be reached, refused the program, or broke off
+"""
+
+from __future__ import annotations
+
+import linecache
+from typing import TYPE_CHECKING
+
+from ..runtime.errors import BoughError
+from ..runtime.program import Gen, Op, Select
+from .place import Place
+
+if TYPE_CHECKING:
+    from .state import State
+
+
+class ProgramError(BoughError):
+    """A program is wrong, or failed while it ran.
+
+    place        file, line and function of the instruction to blame, if one is
+    branch       the branch it belongs to
+    instruction  what failed, as it was sent
+    state        the program's state: the values that did arrive can still be read
+    """
+
+    code = "program_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        place: Place | None = None,
+        branch: int | None = None,
+        instruction: Op | None = None,
+    ) -> None:
+        super().__init__(message, code=code, param=param)
+        self.place = place
+        self.branch = branch
+        self.instruction = instruction
+        self.state: State | None = None
+
+    def __str__(self) -> str:
+        if self.place is None:
+            return self.message
+        lines = [self.message, f"  at {self.place.file}:{self.place.line}, in {self.place.function}"]
+        if self.instruction is not None:
+            lines[-1] += f": {_describe(self.instruction)}, branch {self.branch}"
+        source = linecache.getline(self.place.file, self.place.line).strip()
+        return "\n".join([*lines, f"    {source}"] if source else lines)
+
+
+class UnsupportedError(ProgramError):
+    """The backend cannot do what the program asks for."""
+
+    code = "unsupported"
+
+
+class BackendError(BoughError):
+    """The backend could not be reached, refused the program, or broke off.
+
+    `status` is the HTTP status, if there was one; `retryable` says that the same program may succeed later.
+    """
+
+    code = "backend_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        status: int | None = None,
+        retryable: bool = False,
+    ) -> None:
+        super().__init__(message, code=code, param=param)
+        self.status = status
+        self.retryable = retryable
+
+
+def _describe(op: Op) -> str:
+    kind = type(op).__name__.lower()
+    return f"{kind} {op.name!r}" if isinstance(op, (Gen, Select)) else kind

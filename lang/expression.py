@@ -1,0 +1,106 @@
+"""What can be appended to a program: text, generations, roles, references, and sequences of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..constrain.spec import GrammarSpec
+from ..runtime.program import SelectMethod
+from .errors import ProgramError
+from .place import Place
+
+if TYPE_CHECKING:
+    from .entry import Entry
+    from .session import Session
+
+
+class Expression:
+    """Something to append; `+` puts several in a row. Nothing happens before it is appended to a state."""
+
+    __slots__ = ()
+
+    def __add__(self, other: str | Expression) -> Series:
+        if not isinstance(other, str | Expression):
+            return NotImplemented
+        return Series((*items_of(self), *items_of(other)))
+
+    def __radd__(self, other: str) -> Series:
+        if not isinstance(other, str):
+            return NotImplemented
+        return Series((other, *items_of(self)))
+
+    def __format__(self, spec: str) -> str:
+        raise ProgramError(
+            f"{type(self).__name__} has no text yet, so it cannot stand in an f-string: "
+            'write s += "..." + expression + "..." instead',
+            code="invalid_program",
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generate(Expression):
+    """Text to be generated. `convert` turns it into the value that is read."""
+
+    name: str | None
+    options: Mapping[str, Any]
+    grammar: GrammarSpec | None
+    convert: Callable[[str], Any]
+    timeout_s: float | None
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choose(Expression):
+    """One of `choices`, the likeliest."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    method: SelectMethod
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoleOpen(Expression):
+    """Begins a message."""
+
+    role: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoleClose(Expression):
+    """Ends a message."""
+
+    role: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picture(Expression):
+    """An image, which only some backends take."""
+
+    source: str | bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference(Expression):
+    """The text of a variable, put in by the engine once it is there. Reads nothing."""
+
+    name: str
+    entry: Entry
+    session: Session
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series(Expression):
+    """Several things in a row."""
+
+    items: tuple[str | Expression, ...]
+
+
+def items_of(expression: str | Expression) -> Iterator[str | Expression]:
+    """The parts of a series, or the one thing that it is."""
+    if isinstance(expression, Series):
+        yield from expression.items
+    else:
+        yield expression

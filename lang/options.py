@@ -1,0 +1,76 @@
+"""Sampling options as users give them, and how those of a `gen` go over those of the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from ..runtime.errors import RequestError
+from ..runtime.sampling import SamplingParams
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How to choose tokens; what is left out or None is the run's default. `SamplingParams` says what each means.
+
+    `max_new_tokens` is another name of `max_tokens`. `return_logprob` asks for the log-probability of each token and
+    `top_logprobs_num` for so many alternatives; `logprobs` is both in one.
+    """
+
+    max_tokens: int | None
+    max_new_tokens: int | None
+    min_tokens: int | None
+    n: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    stop_regex: str | None
+    include_stop: bool | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    repetition_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    ignore_eos: bool | None
+    skip_special_tokens: bool | None
+    seed: int | None
+    logprobs: int | None
+    return_logprob: bool | None
+    top_logprobs_num: int | None
+
+
+OPTION_NAMES = frozenset(SamplingOptions.__annotations__)
+DEFAULTS: Mapping[str, Any] = {"max_tokens": 128}
+
+
+def clean_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of SamplingParams, with what is None left out.
+
+    Raises:
+        RequestError: a value is out of range, or an option is given twice.
+        TypeError: there is no such option.
+    """
+    for name in options:
+        if name not in OPTION_NAMES:
+            raise TypeError(f"there is no option {name!r}; there are {', '.join(sorted(OPTION_NAMES))}")
+    fields = {name: value for name, value in options.items() if value is not None}
+    if "max_new_tokens" in fields:
+        if "max_tokens" in fields:
+            raise RequestError("max_tokens and max_new_tokens are the same option; give one", param="max_new_tokens")
+        fields["max_tokens"] = fields.pop("max_new_tokens")
+    return_logprob, top_logprobs_num = fields.pop("return_logprob", False), fields.pop("top_logprobs_num", 0)
+    if return_logprob or top_logprobs_num:
+        fields.setdefault("logprobs", top_logprobs_num)
+    for name in ("stop", "stop_token_ids"):
+        if name in fields and not isinstance(fields[name], str):
+            fields[name] = tuple(fields[name])
+    if "logit_bias" in fields:
+        fields["logit_bias"] = dict(fields["logit_bias"])
+    SamplingParams(**fields)  # raises here, where the user can see which line it was
+    return fields
+
+
+def merge_options(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters of one generation; both are what `clean_options` gave."""
+    return SamplingParams(**{**DEFAULTS, **defaults, **options})

@@ -1,0 +1,135 @@
+"""Types of values: which text a generation may write for one, and how it is read back."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+import msgspec
+import msgspec.inspect
+
+from ..constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
+from ..runtime.errors import RequestError
+
+INTEGER = r"-?(0|[1-9][0-9]{0,17})"
+NUMBER = r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?"
+
+
+class Typed(NamedTuple):
+    """A kind of value: what its text conforms to, and how to turn that text into it."""
+
+    grammar: GrammarSpec
+    convert: Callable[[str], Any]
+
+
+def typed(kind: object) -> Typed:
+    """The kind of value that `kind` describes.
+
+    int, float, bool                  the value, written as Python writes it
+    str                               a string without line breaks of its own: written as JSON, with quotes
+    Enum, Literal (texts, integers)   the member, written bare
+    a JSON Schema (dict or text)      the JSON text itself; `State.json` parses it
+    a Pydantic model, dataclass, TypedDict, msgspec Struct, list[...], ...   the object, written as JSON
+
+    Properties are generated in the order in which they are declared, and no others.
+
+    Raises:
+        RequestError: it describes no JSON value.
+    """
+    if isinstance(kind, Mapping):
+        return Typed(JsonSchema(json.dumps(kind)), str)
+    if isinstance(kind, str):
+        _check_json(kind)
+        return Typed(JsonSchema(kind), str)
+    try:
+        return _typed(kind)
+    except TypeError as error:
+        raise RequestError(f"{kind!r} describes no JSON value: {error}", param="schema") from error
+
+
+@functools.cache
+def _typed(kind: Any) -> Typed:
+    if kind is int:
+        return Typed(Regex(INTEGER), int)
+    if kind is float:
+        return Typed(Regex(NUMBER), float)
+    if kind is bool:
+        return Typed(Regex("True|False"), "True".__eq__)
+    options = _bare_options(kind)
+    if options is not None:
+        return Typed(Choice(tuple(options)), options.__getitem__)
+    if hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate_json"):  # a Pydantic model
+        return Typed(JsonSchema(_closed(kind.model_json_schema())), kind.model_validate_json)
+    schema = msgspec.json.schema(kind)
+    _restore_order(schema, {cls.__name__: cls for cls in _typed_dicts(kind)})
+    return Typed(JsonSchema(_closed(schema)), msgspec.json.Decoder(kind).decode)
+
+
+def _check_json(text: str) -> None:
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"json_schema is not JSON: {error}", param="json_schema") from error
+
+
+def _bare_options(kind: Any) -> dict[str, Any] | None:
+    """The members of an Enum or Literal by their texts, if they can stand without quotes."""
+    members: dict[Any, Any]
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        members = {member.value: member for member in kind}
+    elif get_origin(kind) is Literal:
+        members = {value: value for value in get_args(kind)}
+    else:
+        return None
+    if not all(type(value) in (str, int) for value in members):
+        return None
+    return {str(value): member for value, member in members.items()}
+
+
+def _closed(schema: dict[str, Any]) -> str:
+    """The schema's text, in which objects have no properties but those they name."""
+
+    def close(node: Any) -> None:
+        if isinstance(node, dict):
+            if isinstance(node.get("properties"), dict) and node.get("type") == "object":
+                node.setdefault("additionalProperties", False)
+            for value in node.values():
+                close(value)
+        elif isinstance(node, list):
+            for value in node:
+                close(value)
+
+    close(schema)
+    return json.dumps(schema)
+
+
+def _typed_dicts(kind: Any) -> Iterator[Any]:
+    """The TypedDicts that a type is made of."""
+    seen: set[int] = set()
+    left: list[Any] = [msgspec.inspect.type_info(kind)]
+    while left:
+        node = left.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, msgspec.inspect.TypedDictType):
+            yield node.cls
+        if isinstance(node, msgspec.Struct):
+            left += (getattr(node, name) for name in node.__struct_fields__)
+        elif isinstance(node, tuple | list):
+            left += node
+    
+
+def _restore_order(schema: dict[str, Any], classes: Mapping[str, Any]) -> None:
+    """Puts the properties of TypedDicts back into the order in which they are declared: msgspec sorts them."""
+    for definition in schema.get("$defs", {}).values():
+        cls = classes.get(definition.get("title", ""))
+        properties = definition.get("properties", {})
+        names = list(typing.get_type_hints(cls)) if cls is not None else []
+        if set(names) == set(properties) and not dataclasses.is_dataclass(cls):
+            definition["properties"] = {name: properties[name] for name in names}

@@ -1,0 +1,170 @@
+"""The routes: which path does what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from ..constrain.errors import GrammarError
+from ..runtime.errors import BoughError, EngineStoppedError
+from .config import ServerConfig
+from .connection import ClientClosedError
+from .errors import ApiError, ShuttingDownError, invalid, to_api_error
+from .gate import Gate, caller_of, error_response
+from .lifecycle import Lifecycle
+from .openai import ChatBody, DetokenizeBody, ModelCard, ModelList, TokenizeBody
+from .security import require_admin
+from .service import Service, to_json
+from .tools import to_toolbox
+from .translate import check_chars, encode_chat
+
+if TYPE_CHECKING:
+    from ..runtime.client import EngineClient
+
+
+def create_app(client: EngineClient, config: ServerConfig, lifecycle: Lifecycle | None = None) -> ASGIApp:
+    """The ASGI application that serves `client`. Who calls it closes the client."""
+    service = Service(client, config, lifecycle or Lifecycle())
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    routes = Routes(service)
+    table = routes.table()
+    for method, path, endpoint in table:
+        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    for kind in (ApiError, BoughError, GrammarError, Exception):
+        app.add_exception_handler(kind, _on_error)
+    app.add_exception_handler(ClientClosedError, _on_closed)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    paths = frozenset(path for _, path, _ in table)
+    return Gate(app, config=config, metrics=service.metrics, lifecycle=service.lifecycle, paths=paths)
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    return error_response(to_api_error(error))
+
+
+async def _on_closed(_: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it, but it is counted
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """What the router itself refuses."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    if status == 404:
+        answer = ApiError(404, "unknown_url", f"Unknown request URL: {request.method} {request.url.path[:200]}")
+    elif status == 405:
+        answer = ApiError(405, "method_not_allowed", f"{request.method} is not allowed here.")
+    else:
+        answer = to_api_error(error)
+    response = error_response(answer)
+    response.headers.update(getattr(error, "headers", None) or {})
+    return response
+
+
+class Routes:
+    """One method for each route: short, because the work is the service's."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._client = service.client
+
+    def table(self) -> list[tuple[str, str, Callable[..., Any]]]:
+        return [
+            ("POST", "/v1/chat/completions", self._service.chat),
+            ("POST", "/v1/completions", self._service.complete),
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{model_id:path}", self.model),
+            ("POST", "/v1/programs", self._service.run_program),
+            ("DELETE", "/v1/programs/{program_id:path}", self.drop_program),
+            ("POST", "/tokenize", self.tokenize),
+            ("POST", "/detokenize", self.detokenize),
+            ("GET", "/livez", self.livez),
+            ("GET", "/readyz", self.readyz),
+            ("GET", "/health", self.readyz),
+            ("GET", "/metrics", self.metrics),
+            ("GET", "/server_info", self.server_info),
+            ("POST", "/flush_cache", self.flush_cache),
+            ("POST", "/admin/flush_cache", self.flush_cache),
+        ]
+
+    async def models(self) -> Response:
+        return to_json(ModelList([self._card()]))
+
+    async def model(self, model_id: str) -> Response:
+        self._service.check_model(model_id)
+        return to_json(self._card())
+
+    def _card(self) -> ModelCard:
+        info = self._client.info
+        return ModelCard(self._service.model_name, self._service.created, info.name, info.max_model_len)
+
+    async def drop_program(self, request: Request, program_id: str) -> Response:
+        await self._service.drop_program(request, program_id)
+        return to_json({"id": program_id, "object": "program", "deleted": True})
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await self._service.read(request, TokenizeBody)
+        tokens = await asyncio.to_thread(self._tokens, body)
+        answer = {"tokens": tokens, "count": len(tokens), "max_model_len": self._client.info.max_model_len}
+        if body.return_token_strs:
+            answer["token_strs"] = self._client.tokenizer.texts(tokens)
+        return to_json(answer)
+
+    def _tokens(self, body: TokenizeBody) -> list[int]:
+        tokenizer, limit = self._client.tokenizer, self._service.config.max_body_bytes
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("prompt", "give either prompt or messages", code="missing_required_parameter")
+        if body.prompt is not None:
+            check_chars(len(body.prompt), tokenizer, max_tokens=limit, param="prompt")
+            encode = tokenizer.encode_prompt if body.add_special_tokens else tokenizer.encode
+            return encode(body.prompt, special=True)
+        chat = ChatBody(
+            model="",
+            messages=body.messages or [],
+            tools=body.tools,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
+        return encode_chat(chat, to_toolbox(chat), tokenizer, max_tokens=limit)
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await self._service.read(request, DetokenizeBody)
+        for index, token in enumerate(body.tokens):
+            if not 0 <= token < self._client.info.vocab_size:
+                raise invalid(f"tokens[{index}]", "there is no such token", code="invalid_token_id")
+        skip = body.skip_special_tokens
+        text = await asyncio.to_thread(self._client.tokenizer.decode, body.tokens, skip_special_tokens=skip)
+        return to_json({"prompt": text})
+
+    async def livez(self) -> Response:
+        return to_json({"status": "ok"})
+
+    async def readyz(self) -> Response:
+        if self._service.lifecycle.draining:
+            raise ShuttingDownError
+        if not self._client.alive:
+            raise EngineStoppedError("The engine has stopped.")
+        return to_json({"status": "ok"})
+
+    async def metrics(self) -> Response:
+        stats = await asyncio.to_thread(self._client.stats)
+        text = self._service.metrics.render(stats, self._client.info)
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def server_info(self) -> Response:
+        stats = await asyncio.to_thread(self._client.stats)
+        config = {name: value for name, value in msgspec.structs.asdict(self._service.config).items() if name != "keys"}
+        return to_json({"version": version("bough"), "model": self._client.info, "server": config, "stats": stats})
+
+    async def flush_cache(self, request: Request) -> Response:
+        require_admin(caller_of(request.scope))
+        return to_json({"flushed": await asyncio.to_thread(self._client.flush_cache)})

@@ -1,0 +1,130 @@
+"""Runs the server: takes the port, starts the engine, serves until a signal, and finishes what it has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from .app import create_app
+from .config import ServerConfig
+from .lifecycle import Lifecycle
+from .security import check_bind
+
+if TYPE_CHECKING:
+    from ..runtime.client import EngineClient
+
+EXIT_USAGE = 2
+EXIT_PORT_IN_USE = 4
+EXIT_ENGINE_DIED = 5
+
+_GRACE_S = 5.0
+"""For answers that end because their time is over to reach their clients."""
+
+logger = logging.getLogger("bough.server")
+
+
+def serve(config: ServerConfig, client_factory: Callable[[], EngineClient]) -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit code. `client_factory` starts the engine, and may take long.
+
+    0: ended as asked. 2: the configuration is not safe. 4: the port is taken (found before the engine is started).
+    5: the engine died.
+    """
+    try:
+        check_bind(config)
+        listener = bind(config.host, config.port)
+    except ValueError as error:
+        print(f"bough: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except OSError as error:
+        print(f"bough: cannot listen on {config.host}:{config.port}: {error.strerror or error}", file=sys.stderr)
+        return EXIT_PORT_IN_USE
+    with listener:
+        client = client_factory()
+        try:
+            lifecycle = Lifecycle()
+            server = DrainingServer(config, client, lifecycle)
+            host = f"[{config.host}]" if ":" in config.host else config.host
+            logger.info("serving %s on http://%s:%d", client.info.name, host, listener.getsockname()[1])
+            server.run(sockets=[listener])
+            return EXIT_ENGINE_DIED if server.engine_died else 0
+        finally:
+            client.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket: clients that come before the engine is ready wait for it.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn, but a first signal lets running work finish, and the engine's death ends the server."""
+
+    def __init__(self, config: ServerConfig, client: EngineClient, lifecycle: Lifecycle) -> None:
+        app = create_app(client, config, lifecycle)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                ws="none",
+                proxy_headers=False,
+                server_header=False,
+                access_log=False,
+                log_config=None,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=int(config.drain_timeout_s + _GRACE_S),
+            )
+        )
+        self.engine_died = False
+        self._client = client
+        self._lifecycle = lifecycle
+        self._drain_delay_s = config.drain_delay_s
+        self._drain_timeout_s = config.drain_timeout_s
+        self._exit_at: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal starts the drain; the second ends it."""
+        if self._exit_at is None:
+            logger.info("%s: finishing what runs; a second signal ends it", signal.Signals(sig).name)
+            self._lifecycle.drain()
+            self._exit_at = time.monotonic() + self._drain_delay_s
+        else:
+            self.should_exit = True
+            self.force_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if not self._client.alive:
+            logger.error("the engine has died")
+            self.engine_died = True
+            self._lifecycle.drain()
+            return True
+        if self._exit_at is not None and time.monotonic() >= self._exit_at:
+            return True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timeout_s = 0.0 if self.engine_died else self._drain_timeout_s
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._lifecycle.expire)
+        await super().shutdown(sockets)
+        timer.cancel()

@@ -1,0 +1,207 @@
+"""What the routes do: read, translate, run, answer. All state of the server is here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from ..constrain.errors import GrammarError
+from ..runtime.errors import BoughError
+from ..runtime.program import Fork, Program
+from ..runtime.request import Request, RequestOutput, TokenLogprob
+from .body import decode, decode_openai
+from .config import ServerConfig
+from .connection import attend, read_body
+from .errors import ApiError, from_error_info, invalid, to_api_error
+from .gate import caller_of, request_id_of
+from .lifecycle import Lifecycle
+from .merge import Merged
+from .metrics import ServerMetrics
+from .openai import ChatBody, CompletionBody
+from .reply import ChatReply, CompletionReply, Header, Reply, Scores
+from .stream import DONE, PING, EventStream, event
+from .translate import Context, Job, chat_job, completion_job
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from ..runtime.client import EngineClient
+
+T = TypeVar("T")
+B = TypeVar("B", bound=msgspec.Struct)
+
+MAX_OPS = 4096
+MAX_BRANCHES = 1024
+
+
+def to_json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+class Service:
+    """Serves one engine. Lives on one event loop."""
+
+    def __init__(self, client: EngineClient, config: ServerConfig, lifecycle: Lifecycle) -> None:
+        self.client = client
+        self.config = config
+        self.lifecycle = lifecycle
+        self.metrics = ServerMetrics()
+        self.model_name = config.served_model_name or client.info.name
+        self.created = int(time.time())
+
+    async def read(self, request: HttpRequest, kind: type[B]) -> B:
+        """The body of an OpenAI route."""
+        body, num_unknown = decode_openai(await self._body(request), kind, strict=self.config.strict_params)
+        self.metrics.unknown_fields += num_unknown
+        model = getattr(body, "model", None)
+        if model is not None:
+            self.check_model(model)
+        return body
+
+    def check_model(self, name: str) -> None:
+        if name not in (self.model_name, self.client.info.name):
+            raise ApiError(404, "model_not_found", f"The model {name[:200]!r} does not exist.", param="model")
+
+    async def chat(self, request: HttpRequest) -> Response:
+        body = await self.read(request, ChatBody)
+        job = await asyncio.to_thread(chat_job, body, self._context(request, body.cache_salt))
+        reply = ChatReply(body, job, self._header("chatcmpl", request), self.client.tokenizer)
+        return await self._answer(request, job, reply, stream=body.stream is True)
+
+    async def complete(self, request: HttpRequest) -> Response:
+        body = await self.read(request, CompletionBody)
+        job = await asyncio.to_thread(completion_job, body, self._context(request, body.cache_salt))
+        scores = await self._attend(request, self._score(job)) if job.scores else ()
+        reply = CompletionReply(body, job, self._header("cmpl", request), self.client.tokenizer, scores=scores)
+        return await self._answer(request, job, reply, stream=body.stream is True)
+
+    async def run_program(self, request: HttpRequest) -> Response:
+        """A stream of ProgramEvents, as JSON."""
+        program = decode(await self._body(request), Program)
+        _check_size(program)
+        context = self._context(request, program.namespace or None)
+        mine = msgspec.structs.replace(
+            program,
+            id=self._program_id(request, program.id),
+            namespace=context.namespace,
+            timeout_s=min(program.timeout_s or context.timeout_s, context.timeout_s),
+        )
+        events = Merged([self.client.arun(mine)], quiet_s=self.config.ping_interval_s)
+        await self._start(request, events, grammar_param="ops")
+        parts = (PING if item is None else event(item[1]) async for item in events)
+        return EventStream(parts, close=events.close, lifecycle=self.lifecycle, grammar_param="ops")
+
+    async def drop_program(self, request: HttpRequest, program_id: str) -> None:
+        await asyncio.to_thread(self.client.drop, self._program_id(request, program_id))
+
+    def _program_id(self, request: HttpRequest, program_id: str) -> str:
+        """A key's programs are its own."""
+        name = caller_of(request.scope).name
+        return f"{name}/{program_id}" if name else program_id
+
+    async def _body(self, request: HttpRequest) -> bytes:
+        return await read_body(request, limit=self.config.max_body_bytes, timeout_s=self.config.body_timeout_s)
+
+    def _header(self, prefix: str, request: HttpRequest) -> Header:
+        name = request_id_of(request.scope).removeprefix("req_")
+        return Header(id=f"{prefix}-{name}", model=self.model_name, created=int(time.time()))
+
+    def _context(self, request: HttpRequest, salt: str | None) -> Context:
+        name = caller_of(request.scope).name
+        asked_ms = request.headers.get("x-request-timeout-ms", "")
+        timeout_s = self.config.request_timeout_s
+        if asked_ms.isdecimal() and 0 < len(asked_ms) < 10:
+            timeout_s = min(timeout_s, int(asked_ms) / 1000)
+        return Context(
+            id=request_id_of(request.scope),
+            namespace=name if salt is None else f"{name}/{salt}",
+            tokenizer=self.client.tokenizer,
+            info=self.client.info,
+            timeout_s=timeout_s,
+            max_sequences=self.config.max_sequences,
+        )
+
+    async def _answer(self, request: HttpRequest, job: Job, reply: Reply, *, stream: bool) -> Response:
+        param = job.constraint.param
+        streams = [self._outputs(each, param) for each in job.requests]
+        outputs = Merged(streams, quiet_s=self.config.ping_interval_s if stream else None)
+        await self._start(request, outputs, grammar_param=param)
+        if stream:
+            chunks = _chunks(outputs, reply)
+            return EventStream(chunks, close=outputs.close, lifecycle=self.lifecycle, grammar_param=param)
+        async with outputs:
+            await self._attend(request, _collect(outputs, reply), grammar_param=param)
+        return to_json(reply.result())
+
+    async def _start(self, request: HttpRequest, merged: Merged[Any], *, grammar_param: str) -> None:
+        """Waits for the first event, so that refusals are plain HTTP errors."""
+        try:
+            await self._attend(request, merged.start(), grammar_param=grammar_param)
+        except BaseException:
+            await merged.close()
+            raise
+
+    async def _attend(self, request: HttpRequest, work: Coroutine[Any, Any, T], *, grammar_param: str = "") -> T:
+        try:
+            return await attend(work, request.receive, self.lifecycle)
+        except (BoughError, GrammarError) as error:
+            raise to_api_error(error, grammar_param=grammar_param) from error
+
+    async def _outputs(self, request: Request, grammar_param: str) -> AsyncIterator[RequestOutput]:
+        """The outputs of one generation; its failure is an exception."""
+        stream = cast("AsyncGenerator[RequestOutput]", self.client.astream(request))
+        async with aclosing(stream) as outputs:
+            async for output in outputs:
+                if output.finish is not None:
+                    self.metrics.finished(output.finish)
+                    if output.finish.reason in ("abort", "error"):
+                        raise from_error_info(output.finish.error, grammar_param=grammar_param)
+                yield output
+
+    async def _score(self, job: Job) -> Scores:
+        """Log-probabilities of the prompts' tokens, from the second on."""
+        scores: list[list[TokenLogprob]] = [[] for _ in job.scores]
+        places = [index for index, request in enumerate(job.scores) if request is not None]
+        streams = [self._outputs(request, "") for request in job.scores if request is not None]
+        async with Merged(streams) as outputs:
+            async for item in outputs:
+                if item is not None:
+                    scores[places[item[0]]] += item[1].logprobs or ()
+        return scores
+
+
+async def _chunks(outputs: Merged[RequestOutput], reply: Reply) -> AsyncIterator[bytes]:
+    for chunk in reply.begin():
+        yield event(chunk)
+    async for item in outputs:
+        for chunk in () if item is None else reply.add(*item):
+            yield event(chunk)
+        if item is None:
+            yield PING
+    for chunk in reply.end():
+        yield event(chunk)
+    yield DONE
+
+
+async def _collect(outputs: Merged[RequestOutput], reply: Reply) -> None:
+    reply.begin()
+    async for item in outputs:
+        if item is not None:
+            reply.add(*item)
+
+
+def _check_size(program: Program) -> None:
+    if not 1 <= len(program.id) <= 256:
+        raise invalid("id", "id must have 1 to 256 characters")
+    if len(program.ops) > MAX_OPS:
+        raise invalid("ops", f"ops may have at most {MAX_OPS} entries", code="array_above_max_length")
+    num_branches = sum(len(op.children) for op in program.ops if isinstance(op, Fork))
+    if num_branches > MAX_BRANCHES:
+        raise invalid("ops", f"ops may fork at most {MAX_BRANCHES} branches", code="array_above_max_length")
