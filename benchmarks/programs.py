@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import platform
 import sys
@@ -39,7 +40,11 @@ WORKLOADS: dict[str, Callable[[Size], Workload]] = {
     "chat-long": chat_long,
     "rag": retrieval,
 }
-_QUICK_SCALE = 0.1
+_QUICK_SCALE = 0.05
+_COLUMNS = (
+    *(("", 22), ("hit rate", 9), ("computed", 10), ("seconds", 9)),
+    *(("speed-up", 10), ("p50 s", 8), ("p99 s", 8), ("out tok/s", 11)),
+)
 _MODES = {  # name: (prefix caching, programs at once)
     "cache, batched": (True, 16),
     "cache, one by one": (True, 1),
@@ -133,22 +138,13 @@ def _table(workloads: dict[str, Workload], results: dict[str, dict[str, Any]]) -
     lines = []
     for name, result in results.items():
         first = next(iter(result["modes"].values()))
-        heads = (
-            ("", 22),
-            ("hit rate", 9),
-            ("computed", 10),
-            ("seconds", 9),
-            ("speed-up", 10),
-            ("p50 s", 8),
-            ("p99 s", 8),
-        )
         lines += [
             "",
             f"{workloads[name].name}: {result['programs']} programs, {first['num_requests']} requests, "
             f"{first['prompt_tokens']:,} prompt tokens, {first['output_tokens']:,} output tokens",
             f"shared: {result['shared']}. Best possible hit rate {result['best_hit_rate']:.1%}."
             + ("" if result["outputs_equal"] else " OUTPUTS DIFFER BETWEEN MODES."),
-            "  " + "".join(f"{head:>{width}}" for head, width in heads) + "  out tok/s",
+            "  " + "".join(f"{head:>{width}}" for head, width in _COLUMNS),
         ]
         slowest_s = result["modes"]["no cache, one by one"]["elapsed_s"]
         for mode, numbers in result["modes"].items():
@@ -168,11 +164,11 @@ def _machine() -> dict[str, Any]:
 
 def _plot(results: dict[str, dict[str, Any]], path: str) -> int:
     try:
-        from matplotlib.figure import Figure
+        new_figure = importlib.import_module("matplotlib.figure").Figure
     except ImportError:
         print("error: --plot needs matplotlib: pip install matplotlib", file=sys.stderr)
         return 1
-    figure = Figure(figsize=(11, 0.5 * len(results) + 1.6), layout="constrained")
+    figure = new_figure(figsize=(11, 0.5 * len(results) + 1.6), layout="constrained")
     hits, times = figure.subplots(1, 2, sharey=True)
     rows = range(len(results))
     modes = [result["modes"] for result in results.values()]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .prose import Prose
 from .workload import Script, Size, Workload
 
+NUM_SHOTS = 5
 _LETTERS = "ABCD"
 
 
@@ -23,12 +24,11 @@ class Question:
 def mmlu(size: Size, questions: list[Question] | None = None) -> Workload:
     """Each subject has five solved questions in front; one token is generated."""
     questions = questions or _subjects(size)
-    num_shots = 5
     solved: dict[str, list[Question]] = {}
     programs = []
     for question in questions:
         shots = solved.setdefault(question.group, [])
-        if len(shots) < num_shots:
+        if len(shots) < NUM_SHOTS:
             shots.append(question)
             continue
         script = Script()
@@ -43,7 +43,7 @@ def mmlu(size: Size, questions: list[Question] | None = None) -> Workload:
 def hellaswag(size: Size, questions: list[Question] | None = None) -> Workload:
     """Solved questions in front of all; the best of four endings is selected, so each question is shared by four."""
     questions = questions or _stories(size)
-    num_shots = size.count(10, least=4)
+    num_shots = _num_shots(size)
     preamble = "".join(f"{shot.text} {shot.choices[shot.answer]}\n\n" for shot in questions[:num_shots])
     programs = []
     for question in questions[num_shots:]:
@@ -53,6 +53,15 @@ def hellaswag(size: Size, questions: list[Question] | None = None) -> Workload:
         script.select([f" {choice}" for choice in question.choices])
         programs.append(script.ops)
     return Workload("HellaSwag, select", "one preamble, then the question for its four endings", tuple(programs))
+
+
+def num_stories(size: Size) -> int:
+    """How many questions `hellaswag` uses, the solved ones included."""
+    return _num_shots(size) + size.count(5)
+
+
+def _num_shots(size: Size) -> int:
+    return size.count(10, least=4)
 
 
 def _letters(question: Question, *, solved: bool) -> str:
@@ -66,7 +75,7 @@ def _subjects(size: Size) -> list[Question]:
     questions = []
     for _ in range(3):
         subject = prose.words(2)
-        for _ in range(5 + size.count(6)):
+        for _ in range(NUM_SHOTS + size.count(6)):
             choices = tuple(prose.words(3) for _ in _LETTERS)
             questions.append(Question(subject, prose.text(size.length(24)), choices, prose.random.randrange(4)))
     return questions
@@ -74,11 +83,10 @@ def _subjects(size: Size) -> list[Question]:
 
 def _stories(size: Size) -> list[Question]:
     prose = Prose(2)
-    num_questions = size.count(10, least=4) + size.count(5)
     length = size.length(12)
     return [
         Question(
             "", prose.text(size.length(26)), tuple(prose.text(length) for _ in range(4)), prose.random.randrange(4)
         )
-        for _ in range(num_questions)
+        for _ in range(num_stories(size))
     ]

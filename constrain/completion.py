@@ -51,7 +51,7 @@ class Completer:
         num_aimless = 0
         while not trial.is_accepting():
             step: list[int] | None = trial.compute_ff_tokens() or self._next(trial)
-            aimless = step is not None and len(step) == 1 and step[0] in self._aimless
+            aimless = step is not None and len(step) == 1 and (step[0] in self._aimless or step == path[-1:])
             num_aimless = num_aimless + 1 if aimless else 0
             if not self._json or num_aimless > MAX_AIMLESS_STEPS:
                 step = self._way_out(trial, max_tokens - len(path))
@@ -112,7 +112,7 @@ class Completer:
                         seen_now.add(key)
                         (again if key in seen else following).append((child, path + step, allowed))
             seen |= seen_now
-            beam = [*following, *again[:2]][:BEAM_WIDTH]
+            beam = [*following, *again][:BEAM_WIDTH]
         return None
 
     def _leads_on(self, mask: Mask) -> bool:

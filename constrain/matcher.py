@@ -60,6 +60,7 @@ class TokenMatcher:
         self._witness_at = 0  # how many tokens were taken when it was found
         self._next_search = math.inf  # after a search in vain: the budget at which to search again
         self._scanner: JsonScanner | None = None
+        self._scanned = 0  # how many taken tokens the scanner has seen
         self._closing: list[int] | None = None  # what is still to be written to close the text
         self._num_closed = 0
 
@@ -131,13 +132,19 @@ class TokenMatcher:
         num_state = num_tokens - num_closed
         if num_state and not self.state.rollback(num_state):
             raise MatcherError(f"cannot take back {num_tokens} tokens")
-        del self._taken[len(self._taken) - num_tokens :]
-        self._num_closed = 0
-        self._closing = None
-        self._scanner = None
-        self._next_search = math.inf
-        self._witness = self.grammar.witness if not self._taken else None
-        self._witness_at = len(self._taken)
+        kept = len(self._taken) - num_tokens
+        if num_state == 0:  # the text goes on being closed
+            self._closing = self._taken[kept:] + (self._closing or [])
+            self._num_closed -= num_closed
+        else:
+            self._closing, self._num_closed = None, 0
+        del self._taken[kept:]
+        if self._scanned > kept:
+            self._scanner, self._scanned = None, 0
+        if self._witness_at > kept:
+            self._next_search = math.inf
+            self._witness = self.grammar.witness if not self._taken else None
+            self._witness_at = kept
 
     def copy(self) -> TokenMatcher:
         """An independent matcher in the same state."""
@@ -145,6 +152,7 @@ class TokenMatcher:
         other._taken = list(self._taken)
         other._witness, other._witness_at, other._next_search = self._witness, self._witness_at, self._next_search
         other._scanner = self._scanner.copy() if self._scanner is not None else None
+        other._scanned = self._scanned
         other._closing = list(self._closing) if self._closing is not None else None
         other._num_closed = self._num_closed
         return other
@@ -216,12 +224,13 @@ class TokenMatcher:
         tokens = self.grammar.tokens
         if self._scanner is None:
             self._scanner = self.grammar.scanner()
-            self._scanner.feed(tokens.text(self._taken))
+        self._scanner.feed(tokens.text(self._taken[self._scanned :]))
+        self._scanned = len(self._taken)
         after = self._scanner.copy()
         after.feed(tokens.text([token]))
         if len(tokens.encode(after.closing())) <= remaining:
             self._take(token)
-            self._scanner = after
+            self._scanner, self._scanned = after, len(self._taken)
             return token
         self._closing = tokens.encode(self._scanner.closing())
         return self._accept_closing(self._closing[0] if self._closing else min(tokens.eos_ids))

@@ -80,9 +80,14 @@ class TaskDriver:
         if session.error is not None:
             session.end(stretch, session.error)
             return
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            session.end(stretch, (None if task.cancelled() else task.exception()) or session.error)
+
         task = self._loop.create_task(_bring(session, stretch))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(ended)
 
 
 def _pull(session: Session, stretch: Stretch) -> None:
@@ -104,7 +109,7 @@ def _pull(session: Session, stretch: Stretch) -> None:
             session.end(stretch, error)
         else:
             session.feed(stretch, event)
-        if session.error is not None:
+        if session.error is not None or stretch.ended:
             _close(session, stretch)
 
 
@@ -119,17 +124,12 @@ def _close(session: Session, stretch: Stretch) -> None:
 async def _bring(session: Session, stretch: Stretch) -> None:
     """Takes the events of a stretch to the session, once those before it have begun."""
     before = session.stretches[: session.stretches.index(stretch)]
+    await session.await_until(lambda: all(other.begun for other in before))
+    events = session.backend.arun(stretch.program)
     try:
-        await session.await_until(lambda: all(other.begun for other in before))
-        events = session.backend.arun(stretch.program)
-        try:
-            async for event in events:
-                session.feed(stretch, event)
-        finally:
-            aclose = getattr(events, "aclose", None)
-            if aclose is not None:
-                await aclose()
-    except BoughError as error:
-        session.end(stretch, error)
+        async for event in events:
+            session.feed(stretch, event)
     finally:
-        session.end(stretch, session.error)
+        aclose = getattr(events, "aclose", None)
+        if aclose is not None:
+            await aclose()

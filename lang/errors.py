@@ -1,22 +1,19 @@
 """What a program can fail with.
 
-    BoughError
-    ├── ProgramError            a program is wrong, or failed while it ran
-    │   └── UnsupportedError    the backend cannot do what the program asks for; refused before it is sent
-    └── BackendError            the backend could not be reached, refused the program, or broke off
+BoughError
+├── ProgramError            a program is wrong, or failed while it ran
+│   └── UnsupportedError    the backend cannot do what the program asks for; refused before it is sent
+└── BackendError            the backend could not be reached, refused the program, or broke off
 """
 
 from __future__ import annotations
 
 import linecache
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..runtime.errors import BoughError
 from ..runtime.program import Gen, Op, Select
 from .place import Place
-
-if TYPE_CHECKING:
-    from .state import State
 
 
 class ProgramError(BoughError):
@@ -25,7 +22,7 @@ class ProgramError(BoughError):
     place        file, line and function of the instruction to blame, if one is
     branch       the branch it belongs to
     instruction  what failed, as it was sent
-    state        the program's state: the values that did arrive can still be read
+    state        the program's `State`: the values that did arrive can still be read
     """
 
     code = "program_error"
@@ -44,7 +41,7 @@ class ProgramError(BoughError):
         self.place = place
         self.branch = branch
         self.instruction = instruction
-        self.state: State | None = None
+        self.state: Any = None
 
     def __str__(self) -> str:
         if self.place is None:

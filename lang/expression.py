@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..constrain.spec import GrammarSpec
 from ..runtime.program import SelectMethod
 from .errors import ProgramError
 from .place import Place
-
-if TYPE_CHECKING:
-    from .entry import Entry
-    from .session import Session
 
 
 class Expression:
@@ -80,15 +76,6 @@ class Picture(Expression):
     """An image, which only some backends take."""
 
     source: str | bytes
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reference(Expression):
-    """The text of a variable, put in by the engine once it is there. Reads nothing."""
-
-    name: str
-    entry: Entry
-    session: Session
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -123,7 +123,7 @@ def _typed_dicts(kind: Any) -> Iterator[Any]:
             left += (getattr(node, name) for name in node.__struct_fields__)
         elif isinstance(node, tuple | list):
             left += node
-    
+
 
 def _restore_order(schema: dict[str, Any], classes: Mapping[str, Any]) -> None:
     """Puts the properties of TypedDicts back into the order in which they are declared: msgspec sorts them."""

@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ..runtime.errors import BoughError
 from ..runtime.program import Delta, Done, Failed, Op, Piece, Program, ProgramEvent, Value
@@ -17,14 +17,12 @@ from .errors import BackendError, ProgramError
 from .recorder import Recorder
 from .stretch import Slot, Stretch
 
-if TYPE_CHECKING:
-    from .state import State
-
 
 class Driver(Protocol):
     """Brings the events of stretches to their session."""
 
-    def start(self, session: Session, stretch: Stretch) -> None: ...
+    def start(self, session: Session, stretch: Stretch) -> None:
+        """Called with `session.changed` held. Does not wait."""
 
     def wait(self, session: Session, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
         """Blocks until `done`; `stretch` says what the caller is waiting for, once it is known."""
@@ -64,7 +62,7 @@ class Session:
         self.error: BaseException | None = None
         self.body_ended = False
         self.finished = False
-        self.state: State | None = None
+        self.state: object = None
         self._driver = driver
         self._slots: dict[tuple[int, str], Slot] = {}
         self._owner = threading.get_ident()
@@ -115,8 +113,8 @@ class Session:
                 slot.stretch = stretch
                 self._slots[slot.branch, slot.name] = slot
             self.stretches.append(stretch)
+            self._driver.start(self, stretch)
             self.notify()
-        self._driver.start(self, stretch)
 
     # What comes back
 
@@ -151,6 +149,10 @@ class Session:
                 stretch.begun = stretch.ended = True
                 self._fail(error or BackendError("the backend's answer ended in the middle", code="broken_stream"))
             self.notify()
+
+    def news(self, num_seen: int) -> bool:
+        """The log has more than `num_seen` events, or will never have."""
+        return len(self.log) > num_seen or self.finished
 
     def notify(self) -> None:
         """Wakes all who wait."""
@@ -242,12 +244,13 @@ class Session:
         with self.changed:
             if self.finished:
                 return
-            idle = self.keeps_state and self.quiet
-            failed = self.error is not None
+            begun = [stretch for stretch in self.stretches if stretch.begun]
+            # a failed program is gone already, and one that is left while it runs goes with that
+            kept = self.error is None and bool(begun) and begun[-1].program.keep and all(s.ended for s in begun)
             self._fail(error)
             self.body_ended = True
         self._driver.stop(self)
-        if idle and not failed:
+        if kept:
             with contextlib.suppress(BoughError):
                 self.backend.drop(self.id)
         self._finished()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..constrain import Matcher, MatcherError
 from .detokenizer import Detokenizer
+from .errors import BoughError
 from .random import uniform
 from .request import (
     FORCED,
@@ -127,6 +128,8 @@ class Generation:
             step = self._accept(work.sequence.drafts[: count - 1], draws, first)
         except MatcherError as error:
             return self._fail(now, "grammar_dead_end", str(error))
+        except BoughError as error:
+            return self._fail(now, error.code, error.message)
         output = RequestOutput(
             id=self.request.id,
             text=step.text,
@@ -160,6 +163,8 @@ class Generation:
                 break
         if self.finish is not None:
             texts.append(self._detokenizer.finish())
+            if self.finish.reason == "length" and self._detokenizer.matched is not None:  # settled by the last text
+                self._end("stop", self._detokenizer.matched)
         return _Step(tuple(tokens), tuple(origins), "".join(texts), None if logprobs is None else tuple(logprobs))
 
     def _advance_matcher(self, drawn: int) -> int:
@@ -174,7 +179,7 @@ class Generation:
         params = self.request.sampling
         enough = self._num_generated > params.min_tokens
         if token in self._eos_ids and (self.matcher is not None or (enough and not params.ignore_eos)):
-            self._end("stop", token)
+            self._end("length" if self._closing else "stop", token)
             return ""
         if enough and token in params.stop_token_ids:
             self._end("stop", token)

@@ -163,7 +163,8 @@ class Routes:
     async def server_info(self) -> Response:
         stats = await asyncio.to_thread(self._client.stats)
         config = {name: value for name, value in msgspec.structs.asdict(self._service.config).items() if name != "keys"}
-        return to_json({"version": version("bough"), "model": self._client.info, "server": config, "stats": stats})
+        model = msgspec.structs.replace(self._client.info, path="")  # where files lie is no business of clients
+        return to_json({"version": version("bough"), "model": model, "server": config, "stats": stats})
 
     async def flush_cache(self, request: Request) -> Response:
         require_admin(caller_of(request.scope))

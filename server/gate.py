@@ -11,7 +11,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .config import ServerConfig
-from .connection import ClientClosedError
 from .errors import ApiError, ShuttingDownError, to_api_error
 from .lifecycle import Lifecycle
 from .metrics import ServerMetrics
@@ -64,10 +63,17 @@ class Gate:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"req_{secrets.token_hex(12)}"
         path = scope["path"]
-        started = False
+        started = complete = gone = False
+
+        async def receive_watched() -> Message:
+            nonlocal gone
+            message = await receive()
+            gone = gone or (message["type"] == "http.disconnect" and not complete)
+            return message
 
         async def send_named(message: Message) -> None:
-            nonlocal started
+            nonlocal started, complete
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             if message["type"] == "http.response.start":
                 started = True
                 headers = MutableHeaders(scope=message)
@@ -82,12 +88,11 @@ class Gate:
             scope["bough.request_id"] = request_id
             if self._lifecycle.draining and path not in ALWAYS_SERVED:
                 raise ShuttingDownError
-            await self._app(scope, receive, send_named)
-        except ClientClosedError:
-            self._metrics.disconnects += 1
+            await self._app(scope, receive_watched, send_named)
         except Exception as error:
             answer = to_api_error(error)
             if answer.status == 500:
                 logger.exception("request %s failed", request_id)
             if not started:
                 await error_response(answer)(scope, receive, send_named)
+        self._metrics.disconnects += gone

@@ -105,7 +105,7 @@ class ServerMetrics:
 def kv_usage(stats: EngineStats) -> float:
     """Share of the KV pages that are neither free nor merely cached."""
     idle = stats.free_pages + stats.cached_pages - stats.locked_pages
-    return min(max(1.0 - idle / stats.num_pages, 0.0), 1.0) if stats.num_pages else 0.0
+    return min(max(stats.num_pages - idle, 0), stats.num_pages) / stats.num_pages if stats.num_pages else 0.0
 
 
 _ALIAS_HELP = "Alias for dashboards made for other servers."

@@ -126,7 +126,9 @@ class _ChatAnswer:
             return Delta(content=piece.text)
         if piece.name is None:
             self._arguments[piece.position].append(piece.arguments)
-            return Delta(tool_calls=[ToolCall(index=piece.position, function=FunctionOutput(arguments=piece.arguments))])
+            return Delta(
+                tool_calls=[ToolCall(index=piece.position, function=FunctionOutput(arguments=piece.arguments))]
+            )
         call_id = f"call_{self._header.id.rpartition('-')[2]}_{self._index}_{piece.position}"
         self._calls.append(ToolCall(id=call_id, type="function", function=FunctionOutput(name=piece.name)))
         self._arguments.append([])

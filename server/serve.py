@@ -124,7 +124,7 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        timeout_s = 0.0 if self.engine_died else self._drain_timeout_s
+        timeout_s = 1.0 if self.engine_died else self._drain_timeout_s  # the streams' own errors come first
         timer = asyncio.get_running_loop().call_later(timeout_s, self._lifecycle.expire)
         await super().shutdown(sockets)
         timer.cancel()

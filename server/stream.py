@@ -56,7 +56,7 @@ class EventStream(Response):
                 await _send_part(send, b"data: " + error.body() + b"\n\n")
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (ClientClosedError, OSError):
-            raise ClientClosedError from None
+            logger.debug("a client left its stream")
         finally:
             await self._close()
 

@@ -94,8 +94,8 @@ class Decoder:
     ) -> torch.Tensor:
         """The attention half of a layer, without the residual."""
         normed = rms_norm(hidden, layer.input_norm, self.config.norm_eps)
-        heads = layer.qkv(normed).view(hidden.shape[0], -1, self.head_dim)
         num_rotated = self.num_heads + self.num_kv_heads
+        heads = layer.qkv(normed).view(-1, num_rotated + self.num_kv_heads, self.head_dim)
         rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
         if layer.q_norm is not None and layer.k_norm is not None:
             q = rms_norm(rotated[:, : self.num_heads], layer.q_norm, self.config.norm_eps)

@@ -23,8 +23,8 @@ _IGNORED = ("auto_map", "attn_implementation", "_attn_implementation", "experts_
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _MAX_INTEGER = 1 << 31
 _CHECK_LENGTHS = (5, 7)  # tokens of the two sequences that the check at loading runs
-_CHECK_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}  # relative to the largest logit; else:
-_CHECK_TOLERANCE_HALF = 0.05
+_CHECK_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}  # |difference| / |logits|, both Euclidean norms
+_CHECK_TOLERANCE_HALF = 0.1  # where rounding alone may send a token to another expert
 
 
 class GenericModel:
@@ -216,7 +216,7 @@ class _Probe:
         if layer in self.geometry:
             raise ModelError(f"layer {layer} attends more than once a step")
         self.geometry[layer] = (q.shape[1], k.shape[1], k.shape[2], window)
-        parts = zip(*(torch.split(x, self.lengths) for x in (q, k, v)), strict=True)
+        parts = zip(*(torch.split(x, list(self.lengths)) for x in (q, k, v)), strict=True)
         return torch.cat([ragged_attention(*part, scale=scale, window=window, softcap=softcap) for part in parts])
 
 
@@ -248,10 +248,10 @@ def _check(generic: GenericModel, model: Any) -> list[tuple[int, int, int, int |
         if kind != ("full_attention" if geometry[layer][3] is None else "sliding_attention"):
             raise ModelError(f"{name}: layer {layer} is of type {kind!r} and asked for window {geometry[layer][3]}")
     tolerance = _CHECK_TOLERANCE.get(next(model.parameters()).dtype, _CHECK_TOLERANCE_HALF)
-    if not torch.allclose(got, expected, rtol=0.0, atol=tolerance * (1.0 + expected.abs().max().item())):
-        difference = (got - expected).abs().max().item()
+    difference = float((got - expected).norm() / expected.norm().clamp(min=1e-9))
+    if not difference <= tolerance:  # a NaN is not
         raise ModelError(
-            f"{name} computes something that does not pass through here: logits differ by {difference:.3g}"
+            f"{name} computes something that does not pass through here: logits differ by {difference:.2%}"
         )
     return geometry
 

@@ -11,17 +11,19 @@ import pytest
 from bough.constrain import Choice, Grammar, GrammarCompiler, JsonSchema, Lark, Matcher, Regex, Vocabulary
 
 _WORDS = """the and name type value text city country Paris Berlin alpha beta gamma red green blue yes no first second
- items list count price date user email street number age tags score title description note label long"""
-_MARKS = """{" "} "}] "}} ]} }] }} ]] [] {} "" "] ": ", ", null true false : , . - @ // :// 00 000 -01 2026- \\n \\" \\u""".split()
+ items list count
+ price date user email street number age tags score title description note label long"""
+_MARKS = r"""{" "} "}] "}} ]} }] }} ]] [] {} "" "] ": ", ", null true false
+ // :// 00 000 -01 2026- \n \" \u"""
 
 
 def _inventory() -> tuple[bytes | None, ...]:
     words = _WORDS.split()
     texts: list[bytes] = [bytes([byte]) for byte in range(256)]
-    texts += [mark.encode() for mark in _MARKS if len(mark) > 1]
+    texts += [mark.encode() for mark in _MARKS.split()]
     texts += [f"{high}{low}".encode() for high in range(10) for low in range(10) if f"{high}{low}" != "00"]
     texts += [word.encode() for word in words if len(word) > 1] + [f" {word}".encode() for word in words]
-    texts += [' "'.encode(), ' ""'.encode(), b" [", b" {", b" 1", "é".encode(), "ü".encode(), " 東".encode()]
+    texts += [b' "', b' ""', b" [", b" {", b" 1", *(text.encode() for text in ("é", "ü", " 東"))]
     return (None, None, *dict.fromkeys(texts), None)
 
 

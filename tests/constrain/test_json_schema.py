@@ -14,7 +14,28 @@ from bough.constrain import GrammarCompiler, GrammarError, JsonSchema, Vocabular
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
-LEAVES = [None, True, False, 0, 1, 2, 7, -3, 1.5, "", "a", "ab", "abc", "x1", "2026-01-31", [], [1], [1, 2], ["a"], {}]
+LEAVES: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    2,
+    7,
+    -3,
+    1.5,
+    "",
+    "a",
+    "ab",
+    "abc",
+    "x1",
+    "2026-01-31",
+    [],
+    [1],
+    [1, 2],
+    ["a"],
+    {},
+]
 KEYS = ("a", "b", "c", "kind")
 OBJECTS = [
     dict(pairs)
@@ -38,7 +59,11 @@ SCHEMAS: list[Any] = [
     {"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}, {"required": ["c"]}]},
     {
         "oneOf": [
-            {"type": "object", "properties": {"kind": {"const": kind}, key: {"type": "integer"}}, "required": ["kind", key]}
+            {
+                "type": "object",
+                "properties": {"kind": {"const": kind}, key: {"type": "integer"}},
+                "required": ["kind", key],
+            }
             for kind, key in (("a", "b"), ("b", "c"))
         ]
     },
@@ -48,10 +73,14 @@ SCHEMAS: list[Any] = [
         "type": "object",
         "dependencies": {"a": ["b"], "c": {"properties": {"b": {"type": "string"}}}},
     },
-    {"type": "object", "if": {"properties": {"kind": {"const": "a"}}, "required": ["kind"]}, "then": {"required": ["b"]}},
+    {
+        "type": "object",
+        "if": {"properties": {"kind": {"const": "a"}}, "required": ["kind"]},
+        "then": {"required": ["b"]},
+    },
     {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": {"required": ["c"]}},
     {"type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": False, "minProperties": 1},
-    {"type": "object", "properties": dict.fromkeys(KEYS, {}), "additionalProperties": False, "maxProperties": 2},
+    {"type": "object", "properties": dict.fromkeys(KEYS, True), "additionalProperties": False, "maxProperties": 2},
     {"type": "object", "minProperties": 1},
     {"type": "object", "propertyNames": {"enum": ["a", "b"]}},
     {"type": "object", "propertyNames": {"pattern": "^[ab]$"}},
@@ -82,7 +111,7 @@ def test_agrees_with_a_validator(schema: Any, compiler: GrammarCompiler, vocabul
             orders = [dict(pairs) for pairs in itertools.permutations(instance.items())]
         texts = [json.dumps(order) for order in orders]
         assert any(grammar_accepts(grammar, text, vocabulary) for text in texts) == valid, instance
-    assert 0 < num_valid
+    assert num_valid
 
 
 def test_accepts_reads_a_schema(vocabulary: Vocabulary) -> None:
@@ -95,7 +124,7 @@ def test_accepts_reads_a_schema(vocabulary: Vocabulary) -> None:
 
 
 def _suite_files() -> list[Path]:
-    return sorted((SHARED / "json-schema-test-suite").rglob("draft2020-12/*.json"))
+    return sorted((SHARED / "json-schema-test-suite" / "draft2020-12").glob("*.json"))
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared test data is not here")

@@ -128,7 +128,10 @@ def test_any_budget_parses(schema: dict[str, Any], compiler: GrammarCompiler, ge
     ("spec", "check"),
     [
         (Regex("[a-z ]+;[0-9]{3}"), lambda text: text[-4] == ";" and text[-3:].isdigit()),
-        (Choice(("Paris and Berlin", "first", "second " * 5)), lambda text: text in ("Paris and Berlin", "first", "second " * 5)),
+        (
+            Choice(("Paris and Berlin", "first", "second " * 5)),
+            lambda text: text in ("Paris and Berlin", "first", "second " * 5),
+        ),
         (Lark('start: "(" (WORD | start)+ ")"\nWORD: /[a-z]+/'), lambda text: text.count("(") == text.count(")") > 0),
     ],
     ids=["regex", "choice", "lark"],

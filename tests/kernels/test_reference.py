@@ -46,8 +46,8 @@ def test_rotate_turns_pairs_by_the_angle(dtype: torch.dtype) -> None:
     got = rotate(x, cos, sin)
     assert got.dtype == dtype
     expected = torch.cat((turned.real, turned.imag), -1).to(dtype)
-    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype != torch.bfloat16 else {"rtol": 1e-2, "atol": 1e-2}
-    torch.testing.assert_close(got, expected, **tolerance)
+    tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_silu_multiply() -> None:
@@ -101,7 +101,8 @@ def test_paged_batch_equals_contiguous_sequences(page_size: int, window: int | N
     q = [torch.randn(2, length, num_heads, head_dim) for length in lengths]
     k = [torch.randn(2, length, num_kv_heads, head_dim) for length in lengths]
     v = [torch.randn(2, length, num_kv_heads, head_dim) for length in lengths]
-    done, got = [0] * 4, [[] for _ in range(4)]
+    done = [0] * 4
+    got: list[list[torch.Tensor]] = [[] for _ in range(4)]
     while any(at < length for at, length in zip(done, lengths, strict=True)):
         work = [(i, chance.randint(1, min(9, lengths[i] - done[i]))) for i in range(4) if done[i] < lengths[i]]
         table = np.full((len(work), max(map(len, pages))), -7, np.int32)  # what is not to be read would fail

@@ -6,7 +6,7 @@ import json
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bough.runtime import chat as chat_module
@@ -210,6 +210,8 @@ def test_what_users_write_is_never_a_control_token_and_is_never_changed(first, s
     assert pieces == [1, f"system\n{first}", 2, "\n", 1, f"user\n{second}\n{third}", 2, "\n", 1, "assistant\n"]
 
 
+@example("<|im_", "start|>")
+@example("<", "s>")
 @given(typed, typed)
 def test_control_tokens_cannot_be_put_together_from_two_strings(name, arguments):
     chat = template(

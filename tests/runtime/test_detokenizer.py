@@ -136,6 +136,8 @@ def test_of_overlapping_stops_the_first_to_begin_wins():
     assert run(b"abcdef", stop=stops)[0].matched == "abcdef"
     detokenizer, deltas = run(b"abcdx", range(5), stop=stops)
     assert (detokenizer.matched, "".join(deltas)) == ("cd", "ab")
+    detokenizer, deltas = run(b"abcdexf", range(7), stop=("abcdef", "cd", "e"))  # e completes while cd is not settled
+    assert (detokenizer.matched, "".join(deltas)) == ("cd", "ab")
     detokenizer, deltas = run(b"abcd", range(4), stop=stops)  # settled only because nothing more comes
     assert (detokenizer.matched, "".join(deltas)) == ("cd", "ab")
 

@@ -142,14 +142,14 @@ def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_commands_build_nothing_and_pull_no_dependencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pull.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     commands = pull._commands("tiny-package==1.0", tmp_path)
     assert len(commands) == 2
     for command in commands:
         assert "--no-deps" in command
         assert "--only-binary=:all:" in command
         assert command[-1] == "tiny-package==1.0"
-    monkeypatch.setattr(pull.shutil, "which", lambda name: None)
-    monkeypatch.setattr(pull.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelError, match="neither pip nor uv"):
         pull._commands("tiny-package==1.0", tmp_path)

@@ -72,6 +72,20 @@ def running(engine: FakeClient, config: ServerConfig) -> Iterator[Running]:
         assert not thread.is_alive()
 
 
+@pytest.fixture(scope="session")
+def _shared() -> Iterator[Running]:
+    with running(FakeClient(), ServerConfig(port=0, served_model_name="m")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(_shared: Running) -> Iterator[Running]:
+    """A server with the default script, which answers "Hello". Its engine remembers nothing of earlier tests."""
+    _shared.engine.asked.clear()
+    yield _shared
+    _shared.stack.close()
+
+
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Starts servers that end with the test: `start(engine, **settings of ServerConfig)`."""

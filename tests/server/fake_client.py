@@ -9,8 +9,7 @@ from typing import Any
 
 from bough.runtime.client import EngineStats, ModelInfo
 from bough.runtime.program import Delta, Done, Gen, Program, ProgramEvent, Value
-from bough.runtime.request import ErrorInfo, Finish, FinishReason, Request, RequestOutput, TokenLogprob, Usage
-from bough.runtime.request import SAMPLED
+from bough.runtime.request import SAMPLED, ErrorInfo, Finish, FinishReason, Request, RequestOutput, TokenLogprob, Usage
 
 EOS = 256
 VOCAB_SIZE = 49152

@@ -21,11 +21,6 @@ from .fake_client import FakeClient, Script
 HI: Any = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture
-def server(start: Start) -> Running:
-    return start()
-
-
 def create(server: Running, **fields: Any) -> Any:
     fields.setdefault("messages", HI)
     return server.openai().chat.completions.create(model="m", **fields)
@@ -115,10 +110,17 @@ def test_logprobs_come_with_bytes_and_no_infinities(start: Start) -> None:
 
 
 def test_sampling_fields_reach_the_engine(server: Running) -> None:
-    extra = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 1, "stop_token_ids": [9], "ignore_eos": True}
+    extra = {
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "min_tokens": 1,
+        "stop_token_ids": [9],
+        "ignore_eos": True,
+    }
     create(
         server, temperature=0.5, top_p=0.9, max_completion_tokens=50, stop=["x", "y"], logit_bias={"65": -5},
-        presence_penalty=0.1, frequency_penalty=0.2, extra_body=extra,
+        presence_penalty=0.1, frequency_penalty=0.2, extra_body={**extra, "stop_token_ids": [9]},
     )  # fmt: skip
     sampling = msgspec.structs.asdict(server.engine.asked[0].sampling)
     expected = {

@@ -80,8 +80,8 @@ def test_unknown_codes_of_the_engine_stay_inside() -> None:
     assert "0x" not in answer.message
 
 
-def test_the_official_client_raises_its_own_exceptions(start: Start) -> None:
-    client = start().openai()
+def test_the_official_client_raises_its_own_exceptions(server: Running) -> None:
+    client = server.openai()
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="other", messages=HI)
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
@@ -91,8 +91,8 @@ def test_the_official_client_raises_its_own_exceptions(start: Start) -> None:
     assert (bad.value.type, bad.value.status_code) == ("invalid_request_error", 400)
 
 
-def test_unknown_urls_and_methods(start: Start) -> None:
-    http = start().http()
+def test_unknown_urls_and_methods(server: Running) -> None:
+    http = server.http()
     response = http.get("/nope")
     assert (response.status_code, error_of(response)["code"]) == (404, "unknown_url")
     response = http.get(CHAT)
@@ -112,8 +112,8 @@ def test_unknown_fields_are_counted_or_refused(start: Start) -> None:
 
 
 @pytest.mark.parametrize("field", ["use_beam_search", "documents", "functions", "lora_path", "bad_words"])
-def test_known_fields_that_are_not_honoured_are_refused_unless_empty(start: Start, field: str) -> None:
-    http = start().http()
+def test_known_fields_that_are_not_honoured_are_refused_unless_empty(server: Running, field: str) -> None:
+    http = server.http()
     response = http.post(CHAT, json={"model": "m", "messages": HI, field: ["x"]})
     error = error_of(response)
     assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", field)
@@ -190,4 +190,6 @@ def problems(server: Running, row: dict[str, Any]) -> list[str]:
         return []
     error = json.loads(body)["error"]
     wanted = {name: row[name] for name in ("code", "param") if name in row}
-    return [f"{row['id']}: {name} {error[name]!r}, not {wanted[name]!r}" for name in wanted if error[name] != wanted[name]]
+    return [
+        f"{row['id']}: {name} {error[name]!r}, not {wanted[name]!r}" for name in wanted if error[name] != wanted[name]
+    ]

@@ -13,7 +13,16 @@ import pytest
 
 from bough.constrain.spec import JsonSchema
 from bough.server.openai import ChatBody
-from bough.server.tools import AutoReader, Called, CallReader, Reader, Said, Toolbox, call_schema, parse_calls, to_toolbox
+from bough.server.tools import (
+    AutoReader,
+    CallReader,
+    Reader,
+    Said,
+    Toolbox,
+    call_schema,
+    parse_calls,
+    to_toolbox,
+)
 
 from .conftest import Running, Start
 from .fake_client import ByteTokenizer, FakeClient, Script
@@ -41,9 +50,14 @@ def start_saying(start: Start, *pieces: str, reason: Any = "stop", template: str
     return start(client)
 
 
+def create(server: Running, **fields: Any) -> Any:
+    return server.openai().chat.completions.create(model="m", messages=HI, tools=TOOLS, **fields)
+
+
 def read(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """What is said, and the calls as (name, arguments)."""
-    said, calls = "", []
+    said = ""
+    calls: list[tuple[str, str]] = []
     for part in [*(part for piece in pieces for part in reader.push(piece)), *reader.finish()]:
         if isinstance(part, Said):
             said += part.text
@@ -58,8 +72,7 @@ def read(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_a_required_call_is_constrained_and_returned(start: Start, choice: Any) -> None:
     server = start_saying(start, *CALL)
-    create = server.openai().chat.completions.create
-    answer = create(model="m", messages=HI, tools=TOOLS, tool_choice=choice)
+    answer = create(server, tool_choice=choice)
     message = answer.choices[0].message
     assert message.content is None
     assert [(call.type, call.function.name) for call in message.tool_calls] == [("function", "weather")]
@@ -70,8 +83,7 @@ def test_a_required_call_is_constrained_and_returned(start: Start, choice: Any) 
 
 def test_a_streamed_call_comes_in_deltas(start: Start) -> None:
     server = start_saying(start, *CALL)
-    client = server.openai()
-    chunks = list(client.chat.completions.create(model="m", messages=HI, tools=TOOLS, tool_choice="required", stream=True))
+    chunks = list(create(server, tool_choice="required", stream=True))
     deltas = [chunk.choices[0].delta.tool_calls[0] for chunk in chunks if chunk.choices[0].delta.tool_calls]
     first, *rest = deltas
     assert (first.index, first.type, first.function.name, first.function.arguments) == (0, "function", "weather", "")
@@ -79,15 +91,17 @@ def test_a_streamed_call_comes_in_deltas(start: Start) -> None:
     assert len(rest) > 5
     assert all(delta.id is None and delta.function.name is None and delta.type is None for delta in rest)
     assert json.loads("".join(delta.function.arguments for delta in rest)) == {"city": "Rome }"}
-    with client.chat.completions.stream(model="m", messages=HI, tools=TOOLS, tool_choice="required") as stream:
+    chats = server.openai().chat.completions
+    with chats.stream(model="m", messages=HI, tools=TOOLS, tool_choice="required") as stream:
         stream.until_done()
         calls = stream.get_final_completion().choices[0].message.tool_calls
+    assert calls is not None
     assert [call.function.name for call in calls] == ["weather"]
 
 
 def test_a_call_that_is_cut_off_says_length(start: Start) -> None:
     server = start_saying(start, '{"name": "weather", "arguments": {"ci', reason="length")
-    answer = server.openai().chat.completions.create(model="m", messages=HI, tools=TOOLS, tool_choice="required")
+    answer = create(server, tool_choice="required")
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].message.tool_calls[0].function.arguments == '{"ci'
 
@@ -95,7 +109,7 @@ def test_a_call_that_is_cut_off_says_length(start: Start) -> None:
 def test_auto_returns_calls_or_text(start: Start) -> None:
     for text, calls in ((CALL, ["weather"]), (f"Well.<tool_call>{CALL}</tool_call>", ["weather"]), ("No.", [])):
         server = start_saying(start, *text)
-        message = server.openai().chat.completions.create(model="m", messages=HI, tools=TOOLS).choices[0].message
+        message = create(server).choices[0].message
         assert [call.function.name for call in message.tool_calls or ()] == calls
         assert message.content == {CALL: None, "No.": "No."}.get(text, "Well.")
         assert server.engine.asked[0].grammar is None
@@ -121,7 +135,7 @@ def test_a_template_without_tools_gets_them_as_text(start: Start) -> None:
 
 def test_none_hides_the_tools(start: Start) -> None:
     server = start_saying(start, CALL)
-    answer = server.openai().chat.completions.create(model="m", messages=HI, tools=TOOLS, tool_choice="none")
+    answer = create(server, tool_choice="none")
     assert answer.choices[0].message.content == CALL
     assert server.engine.tokenizer.rendered == ["user: hi\n"]
 
@@ -140,7 +154,7 @@ def test_the_schema_of_a_call_keeps_references_and_the_order_of_keys() -> None:
 def test_auto_with_a_response_format_allows_either(start: Start) -> None:
     server = start_saying(start, '{"tree": []}')
     form: Any = {"type": "json_schema", "json_schema": {"name": "t", "schema": TREE}}
-    answer = server.openai().chat.completions.create(model="m", messages=HI, tools=TOOLS, response_format=form)
+    answer = create(server, response_format=form)
     assert answer.choices[0].message.content == '{"tree": []}'
     grammar = server.engine.asked[0].grammar
     assert isinstance(grammar, JsonSchema)
@@ -157,8 +171,8 @@ def test_allowed_tools_narrows_the_choice() -> None:
 
 
 TEXTS = st.one_of(
-    st.sampled_from([CALL, f"[{CALL}, {CALL}]", f"<tool_call>{CALL}</tool_call>", f"Hi <tool_call>{CALL}", "<tool", " {"]),
-    st.text("<tool_call>{}[]\"\\ :,name", max_size=40),
+    st.sampled_from([CALL, f"[{CALL}, {CALL}]", f"<tool_call>{CALL}</tool_call>", f"Hi <tool_call>{CALL}", "<tool"]),
+    st.text('<tool_call>{}[]"\\ :,name', max_size=40),
 )
 
 
@@ -175,7 +189,16 @@ def test_how_a_text_is_cut_does_not_matter(text: str, data: st.DataObject) -> No
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "null", "[]", '{"name": 3}', '{"name": "other", "arguments": {}}', '{"name": "weather", "arguments": 5}', "[" * 100_000],
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        '{"name": 3}',
+        '{"name": "other", "arguments": {}}',
+        '{"name": "weather", "arguments": 5}',
+        "[" * 100_000,
+    ],
 )
 def test_what_is_no_call_stays_text(text: str) -> None:
     assert parse_calls(text, toolbox().functions) == []
@@ -192,5 +215,5 @@ def test_calls_in_the_forms_that_models_write() -> None:
         '<tool_call>\n{"name":"weather","arguments":{"city":1}}\n</tool_call>',
     ):
         assert parse_calls(text, functions) == expected
-    assert read(AutoReader(toolbox(parallel_tool_calls=False)), [f"[{CALL},{CALL}]"])[1] == [("weather", '{"city": "Rome }"}')]
-    assert Called(0) == Called(0, None, "")
+    one = AutoReader(toolbox(parallel_tool_calls=False))
+    assert read(one, [f"[{CALL},{CALL}]"]) == ("", [("weather", '{"city": "Rome }"}')])

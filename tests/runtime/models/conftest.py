@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,15 @@ from bough.kernels.reference import ReferenceAttention
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "model: needs the SmolLM2 checkpoint")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Tiny operations only lose by being shared out, most of all while other programs run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @dataclass

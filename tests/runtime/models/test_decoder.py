@@ -133,9 +133,12 @@ def test_generic_matches_transformers(
         check_paged(reference, loaded, page_size, make_runner, make_stream)
 
 
+@pytest.mark.parametrize("architecture", ["qwen3", "phi"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
-def test_other_dtypes(dtype: str, tmp_path: Path, save_checkpoint: Any, make_runner: Any, make_stream: Any) -> None:
-    reference = save_checkpoint(make_config("qwen3", {"head_dim": 16}), tmp_path)
+def test_other_dtypes(
+    dtype: str, architecture: str, tmp_path: Path, save_checkpoint: Any, make_runner: Any, make_stream: Any
+) -> None:
+    reference = save_checkpoint(make_config(architecture, {}), tmp_path)
     loaded = load_model(tmp_path, dtype=dtype)
     runner = make_runner(loaded.model, page_size=4)
     tokens = list(range(20))

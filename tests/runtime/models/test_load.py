@@ -17,7 +17,7 @@ import transformers
 
 from bough.runtime.errors import ModelError
 from bough.runtime.models import load
-from bough.runtime.models.decoder import Decoder
+from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.load import load_model, locate, resolve_dtype
 from bough.runtime.models.rope import rope_frequencies
 
@@ -190,8 +190,10 @@ def test_tensor_types_round_trip(kind_name: str, tmp_path: Path, small_llama: An
     assert isinstance(model, Decoder)
     origin = small_llama.state_dict()
     prefix = "model.layers.0.self_attn."
+    qkv = model.layers[0].qkv
+    assert isinstance(qkv, Linear)
     fused = torch.cat([origin[f"{prefix}{part}_proj.weight"] for part in "qkv"])
-    for ours, theirs in ((model.embedding, origin["model.embed_tokens.weight"]), (model.layers[0].qkv.weight, fused)):
+    for ours, theirs in ((model.embedding, origin["model.embed_tokens.weight"]), (qkv.weight, fused)):
         error = (ours - theirs).norm() / theirs.norm()
         assert error < ROUND_TRIP_ERRORS[kind_name]
     assert torch.equal(model.norm, origin["model.norm.weight"])

@@ -19,7 +19,6 @@ from bough.runtime.models.load import LoadedModel, load_model
 PROMPTS = (
     "The Ġcapital Ġof ĠFrance Ġis",
     "Once Ġupon Ġa Ġtime , Ġthere Ġwas Ġa Ġlittle Ġgirl",
-    "def Ġadd ( a , Ġb ):",
     "The Ġfirst Ġthree Ġprime Ġnumbers Ġare Ġ 2 ,",
 )
 NUM_NEW = 32
