@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 
 class LoadingBar:
-    """Shows what is being loaded: pass it as `progress(what, done, total)`. Bytes are shown as such."""
+    """Shows what is being loaded: pass it as `progress(what, done, total)`. A download counts bytes, loading counts tensors."""
 
     def __init__(self) -> None:
         self._bar: tqdm[object] | None = None
@@ -19,7 +19,8 @@ class LoadingBar:
         if self._bar is None or what != self._what:
             self.close()
             self._what = what
-            self._bar = tqdm(total=total, desc=what, unit="B", unit_scale=True, leave=False, file=sys.stderr)
+            unit = "B" if what == "download" else " tensors"
+            self._bar = tqdm(total=total, desc=what, unit=unit, unit_scale=True, leave=False, file=sys.stderr)
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:

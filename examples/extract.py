@@ -3,6 +3,7 @@
 python examples/extract.py [FILE]
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -26,7 +27,7 @@ ANSWER = Person(name="Peter Novak", age=51, job="baker", city="Prague")
 def extract(s: bough.State, text: str) -> Person:
     s += bough.system("You extract data from text as JSON.")
     s += bough.user(f"Text: {EXAMPLE}")
-    s += bough.assistant(ANSWER.model_dump_json())
+    s += bough.assistant(json.dumps(ANSWER.model_dump()))  # spaced as generated JSON is
     s += bough.user(f"Text: {text}")
     s += bough.assistant(bough.gen("person", max_tokens=96, temperature=0, schema=Person))
     person: Person = s["person"]

@@ -21,7 +21,7 @@ def judge(s: bough.State, essay: str = ESSAY) -> str:
     forks = s.fork(len(DIMENSIONS))
     for dimension, branch in zip(DIMENSIONS, forks, strict=True):
         branch += bough.user(f"Judge the {dimension} of the essay.")
-        branch += bough.assistant(bough.gen("judgement", max_tokens=40, temperature=0, stop="\n"))
+        branch += bough.assistant(bough.gen("judgement", max_tokens=40, temperature=0, stop=[".", "\n"]))
     forks.join()
 
     # The judgements are put in by the engine: nothing is read here, so this is still the same request.

@@ -88,14 +88,11 @@ class Branch:
         marks = marks_of(reference.name, reference.entry)
         if reference.session is self.session:
             return marks
-        texts = [mark if isinstance(mark, str) else mark.value and mark.value.text for mark in marks]
-        if None in texts:
-            raise ProgramError(
-                f"{reference.name!r} belongs to another program: read it there, and append what it holds",
-                code="invalid_program",
-                place=caller(),
-            )
-        return tuple(text for text in texts if text is not None)
+        raise ProgramError(
+            f"{reference.name!r} belongs to another program: read it there, and append what it holds",
+            code="invalid_program",
+            place=caller(),
+        )
 
     def _generate(self, item: Generate) -> None:
         name, sent = self.session.recorder.name_for(self.id, item.name, "gen")

@@ -85,8 +85,8 @@ class Function:
         *args: Any,
         backend: Backend | None = None,
         stream: bool = False,
-        trace: bool = False,
-        namespace: str = "",
+        trace: bool | None = None,
+        namespace: str | None = None,
         timeout_s: float | None = None,
         **kwargs: Any,
     ) -> State:
@@ -96,7 +96,7 @@ class Function:
             ProgramError: the program is wrong, or failed; it names the line.
         """
         around = {"backend": backend, "trace": trace, "namespace": namespace, "timeout_s": timeout_s}
-        given = {name: value for name, value in around.items() if value}
+        given = {name: value for name, value in around.items() if value is not None}
         run = self._prepare(args, {**kwargs, **given}, PullDriver())
         return run.start() if stream else run.execute()
 

@@ -53,8 +53,8 @@ async def aread(branch: Branch, name: str) -> Any:
 def _walk(branch: Branch, name: str | None) -> Iterator[str | _Wait]:
     if name is not None:
         yield from _until_known(branch, name)
-        for mark in marks_of(name, entry_of(branch, name)):
-            yield from _walk_mark(branch, mark)
+        for part in marks_of(name, entry_of(branch, name)):
+            yield from _walk_mark(branch, part)
         return
     session, index = branch.session, 0
     while True:

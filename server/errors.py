@@ -92,18 +92,22 @@ def to_api_error(error: Exception, *, grammar_param: str = "response_format") ->
     status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), None)
     if isinstance(error, GrammarError):
         return ApiError(400, error.code, str(error), param=grammar_param)
-    if isinstance(error, BoughError) and status is not None:
-        return ApiError(status, error.code, error.message, param=error.param)
+    if isinstance(error, BoughError):
+        info = ErrorInfo(code=error.code, message=error.message, param=error.param)
+        return from_error_info(info, status=status, grammar_param=grammar_param)
     return ApiError(500, "internal_error", INTERNAL_MESSAGE)
 
 
-def from_error_info(info: ErrorInfo | None, *, grammar_param: str = "response_format") -> ApiError:
-    """The error of a request that failed while it ran."""
-    status = None if info is None else _STATUS_OF_CODE.get(info.code)
+def from_error_info(
+    info: ErrorInfo | None, *, status: int | None = None, grammar_param: str = "response_format"
+) -> ApiError:
+    """The error of a request that failed in the engine. Without a `status`, the code decides."""
+    if status is None and info is not None:
+        status = _STATUS_OF_CODE.get(info.code)
     if info is None or status is None:
         return ApiError(500, "internal_error", INTERNAL_MESSAGE)
-    is_grammar = "grammar" in info.code or "schema" in info.code
-    return ApiError(status, info.code, info.message, param=info.param or (grammar_param if is_grammar else None))
+    about_grammar = status == 400 and ("grammar" in info.code or "schema" in info.code)
+    return ApiError(status, info.code, info.message, param=grammar_param if about_grammar else info.param)
 
 
 _LOCATED = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?", re.DOTALL)

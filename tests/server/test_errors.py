@@ -44,6 +44,13 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         (InvalidSchemaError("no"), 400, "invalid_json_schema", "response_format"),
         (UnsupportedKeywordError("not", path="/not"), 400, "unsupported_json_schema", "response_format"),
         (GrammarTooComplexError("big"), 400, "grammar_too_complex", "response_format"),
+        (
+            RequestError("no", code="invalid_json_schema", param="grammar"),
+            400,
+            "invalid_json_schema",
+            "response_format",
+        ),
+        (EngineError("late", code="generation_timeout"), 504, "generation_timeout", None),
         (EngineError("/root/secret.py"), 500, "internal_error", None),
         (KeyError("/root/secret.py"), 500, "internal_error", None),
     ],
@@ -58,7 +65,7 @@ def test_what_the_engine_raises(start: Start, refusal: Exception, status: int, c
         assert (response.status_code, error["code"], error["param"]) == (status, code, param)
         assert "secret" not in response.text
     assert ("retry-after" in response.headers) == (status == 503)
-    assert response.headers.get("x-should-retry") == ("false" if status == 500 else None)
+    assert response.headers.get("x-should-retry") == ("false" if status in (500, 504) else None)
 
 
 def test_every_exception_of_the_table_has_its_status() -> None:

@@ -1,0 +1,81 @@
+"""`bough serve`: an engine in a process of its own behind the OpenAI-compatible HTTP API."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from ..runtime.errors import RequestError
+from ..runtime.remote import RemoteClient
+from ..server.config import ServerConfig
+from ..server.security import parse_keys, read_keys
+from ..server.serve import serve
+from .options import add_engine_options, engine_config
+from .progress import LoadingBar
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    defaults = ServerConfig()
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
+    group.add_argument("--port", type=int, default=defaults.port, help="0 takes a free one (default: %(default)s)")
+    group.add_argument("--served-model-name", help="what clients call the model (default: its own name)")
+    group.add_argument("--api-key-file", help="keys, one a line: KEY, or NAME KEY (or set BOUGH_API_KEY)")
+    group.add_argument(
+        "--allow-public-without-key",
+        action="store_true",
+        help="listen on an address that other machines reach although there is no key",
+    )
+    group.add_argument("--max-body-bytes", type=int, default=defaults.max_body_bytes, help="default: %(default)s")
+    group.add_argument("--request-timeout", type=float, default=defaults.request_timeout_s, metavar="SECONDS")
+    group.add_argument("--drain-timeout", type=float, default=defaults.drain_timeout_s, metavar="SECONDS")
+    add_engine_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    engine = engine_config(arguments)
+    config = server_config(arguments)
+    started = time.monotonic()
+
+    def launch() -> RemoteClient:
+        print(f"loading {engine.model}", file=sys.stderr, flush=True)
+        with LoadingBar() as bar:
+            client = RemoteClient.launch(engine, bar)
+        info = client.info
+        print(
+            f"{info.name}: {info.num_parameters / 1e6:.0f} M parameters, {info.dtype} on {info.device}, "
+            f"{info.num_pages * info.page_size:,} tokens of KV cache, ready in {time.monotonic() - started:.1f} s",
+            file=sys.stderr,
+        )
+        return client
+
+    def announce(host: str, port: int) -> None:
+        print(f"listening on http://{host}:{port} (OpenAI API under /v1)", file=sys.stderr, flush=True)
+
+    return serve(config, launch, announce)
+
+
+def server_config(arguments: argparse.Namespace) -> ServerConfig:
+    """The server's settings.
+
+    Raises:
+        RequestError: the key file cannot be read.
+    """
+    keys = parse_keys([os.environ["BOUGH_API_KEY"]]) if os.environ.get("BOUGH_API_KEY") else ()
+    if arguments.api_key_file is not None:
+        try:
+            keys += read_keys(arguments.api_key_file)
+        except (OSError, ValueError) as error:
+            raise RequestError(f"--api-key-file: {error}", param="api_key_file") from error
+    return ServerConfig(
+        host=arguments.host,
+        port=arguments.port,
+        served_model_name=arguments.served_model_name,
+        keys=keys,
+        open_without_key=arguments.allow_public_without_key,
+        max_body_bytes=arguments.max_body_bytes,
+        request_timeout_s=arguments.request_timeout,
+        drain_timeout_s=arguments.drain_timeout,
+    )

@@ -1,0 +1,184 @@
+"""Programs on a bough server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import msgspec
+
+from ...runtime.program import Done, Failed, Program, ProgramEvent
+from ..backend import TEXT_ONLY
+from ..errors import BackendError
+
+MAX_ERROR_BYTES = 65536
+_MAX_CONNECTIONS = 1024
+_RETRYABLE = frozenset({408, 429, 502, 503, 504})
+
+
+class HttpBackend:
+    """Posts each program to `{base_url}/v1/programs` and reads its events as they come. Safe to use from many threads.
+
+    api_key     sent as a bearer token
+    timeout_s   seconds without an event after which the server is given up
+
+    Connections are kept open: close the backend, and `await aclose()` where programs ran on an event loop.
+
+    >>> backend = HttpBackend("http://127.0.0.1:8000")
+    """
+
+    modalities = TEXT_ONLY
+
+    def __init__(self, base_url: str, api_key: str | None = None, *, timeout_s: float = 600.0) -> None:
+        self._options: dict[str, Any] = {
+            "base_url": base_url.rstrip("/").removesuffix("/v1"),
+            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
+            "timeout": httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0), pool=None),
+            "limits": httpx.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS),
+            "trust_env": False,
+        }
+        self._client = httpx.Client(**self._options)
+        self._async_clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+
+    def run(self, program: Program) -> Iterator[ProgramEvent]:
+        events = _Events()
+        try:
+            with self._client.stream("POST", "/v1/programs", **_body(program)) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise _refusal(response.status_code, _head(response.iter_bytes()))
+                for line in response.iter_lines():
+                    yield from events.feed(line)
+        except httpx.HTTPError as error:
+            raise _broken(error) from error
+        yield events.last()
+
+    async def arun(self, program: Program) -> AsyncIterator[ProgramEvent]:
+        events = _Events()
+        try:
+            async with self._async_client().stream("POST", "/v1/programs", **_body(program)) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise _refusal(response.status_code, await _ahead(response.aiter_bytes()))
+                async for line in response.aiter_lines():
+                    for event in events.feed(line):
+                        yield event
+        except httpx.HTTPError as error:
+            raise _broken(error) from error
+        yield events.last()
+
+    def drop(self, program_id: str) -> None:
+        self._call("DELETE", f"/v1/programs/{program_id}", ignore=httpx.codes.NOT_FOUND)
+
+    def flush_cache(self) -> bool:
+        return self._call("POST", "/flush_cache", ignore=httpx.codes.CONFLICT) != httpx.codes.CONFLICT
+
+    def close(self) -> None:
+        self._client.close()
+
+    async def aclose(self) -> None:
+        """Closes all, and the connections that were made on this event loop."""
+        self.close()
+        client = self._async_clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    def __enter__(self) -> HttpBackend:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _call(self, method: str, path: str, *, ignore: int) -> int:
+        try:
+            response = self._client.request(method, path)
+        except httpx.HTTPError as error:
+            raise _broken(error) from error
+        if response.is_error and response.status_code != ignore:
+            raise _refusal(response.status_code, response.content[:MAX_ERROR_BYTES])
+        return response.status_code
+
+    def _async_client(self) -> httpx.AsyncClient:
+        """Connections belong to an event loop."""
+        loop = asyncio.get_running_loop()
+        for other in [known for known in self._async_clients if known.is_closed()]:
+            self._async_clients.pop(other, None)
+        if loop not in self._async_clients:
+            self._async_clients[loop] = httpx.AsyncClient(**self._options)
+        return self._async_clients[loop]
+
+
+class _Events:
+    """Reads server-sent events. The last one is held back until the answer is complete."""
+
+    def __init__(self) -> None:
+        self._decoder: msgspec.json.Decoder[ProgramEvent] = msgspec.json.Decoder(ProgramEvent)  # type: ignore[arg-type]
+        self._last: ProgramEvent | None = None
+
+    def feed(self, line: str) -> Iterator[ProgramEvent]:
+        if not line.startswith("data:") or self._last is not None:
+            return
+        try:
+            event = self._decoder.decode(line.removeprefix("data:"))
+        except msgspec.MsgspecError as error:
+            raise BackendError(
+                f"the server sent an event that is not one: {error}; does it speak the same version?",
+                code="broken_stream",
+            ) from error
+        if isinstance(event, (Done, Failed)):
+            self._last = event
+        else:
+            yield event
+
+    def last(self) -> ProgramEvent:
+        if self._last is None:
+            raise BackendError("the server's answer ended in the middle", code="broken_stream", retryable=True)
+        return self._last
+
+
+class _ErrorDetail(msgspec.Struct):
+    message: str
+    code: str | int | None = None
+    param: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _ErrorDetail
+
+
+def _body(program: Program) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+    return {"content": msgspec.json.encode(program), "headers": headers}
+
+
+def _refusal(status: int, body: bytes) -> BackendError:
+    """The error that an answer describes."""
+    try:
+        detail = msgspec.json.decode(body, type=_ErrorBody).error
+    except msgspec.MsgspecError:
+        detail = _ErrorDetail(f"the server answered with status {status}: {body[:200].decode(errors='replace')}")
+    code = detail.code if isinstance(detail.code, str) else "http_error"
+    return BackendError(detail.message, code=code, param=detail.param, status=status, retryable=status in _RETRYABLE)
+
+
+def _broken(error: httpx.HTTPError) -> BackendError:
+    reason = str(error) or type(error).__name__
+    return BackendError(f"the server cannot be reached: {reason}", code="connection_error", retryable=True)
+
+
+def _head(chunks: Iterator[bytes]) -> bytes:
+    body = b""
+    for chunk in chunks:
+        body += chunk
+        if len(body) >= MAX_ERROR_BYTES:
+            break
+    return body
+
+
+async def _ahead(chunks: AsyncIterator[bytes]) -> bytes:
+    body = b""
+    async for chunk in chunks:
+        body += chunk
+        if len(body) >= MAX_ERROR_BYTES:
+            break
+    return body

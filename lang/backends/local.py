@@ -1,0 +1,58 @@
+"""Programs on an engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from ...runtime.client import EngineClient
+from ...runtime.program import Program, ProgramEvent
+from ..backend import TEXT_ONLY
+
+
+class LocalBackend:
+    """Loads a model, or uses an engine that is there already.
+
+    model     name ("smollm2-135m"), folder or file; see EngineConfig, whose other fields are taken by name
+    client    an engine to use instead; it is not closed with the backend
+
+    >>> backend = LocalBackend("smollm2-135m", max_num_seqs=16)
+    """
+
+    modalities = TEXT_ONLY
+
+    def __init__(self, model: str | None = None, *, client: EngineClient | None = None, **engine_options: Any) -> None:
+        if client is not None and (model is not None or engine_options):
+            raise TypeError("give a model with its options, or a client; not both")
+        self._owns_client = client is None
+        self.client = client if client is not None else _load(model, engine_options)
+
+    def run(self, program: Program) -> Iterator[ProgramEvent]:
+        return self.client.run(program)
+
+    def arun(self, program: Program) -> AsyncIterator[ProgramEvent]:
+        return self.client.arun(program)
+
+    def drop(self, program_id: str) -> None:
+        self.client.drop(program_id)
+
+    def flush_cache(self) -> bool:
+        return self.client.flush_cache()
+
+    def close(self) -> None:
+        """Stops the engine, if this backend has made it."""
+        if self._owns_client:
+            self.client.close()
+
+    def __enter__(self) -> LocalBackend:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _load(model: str | None, options: dict[str, Any]) -> EngineClient:
+    from ...runtime.config import EngineConfig
+    from ...runtime.local import LocalClient  # pulls torch
+
+    return LocalClient.load(EngineConfig(**options) if model is None else EngineConfig(model=model, **options))
