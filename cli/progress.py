@@ -20,7 +20,7 @@ class LoadingBar:
             self.close()
             self._what = what
             unit = "B" if what == "download" else " tensors"
-            self._bar = tqdm(total=total, desc=what, unit=unit, unit_scale=True, leave=False, file=sys.stderr)
+            self._bar = tqdm(total=total, desc=what, unit=unit, unit_scale=True, leave=False, file=sys.stderr, disable=None)
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:

@@ -51,10 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return client
 
-    def announce(host: str, port: int) -> None:
-        print(f"listening on http://{host}:{port} (OpenAI API under /v1)", file=sys.stderr, flush=True)
-
-    return serve(config, launch, announce)
+    return serve(config, launch)
 
 
 def server_config(arguments: argparse.Namespace) -> ServerConfig:

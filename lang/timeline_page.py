@@ -100,11 +100,12 @@ def _run(piece: Piece, number: int, elapsed_s: float) -> str:
         return ""
     width = 100 * length_s / elapsed_s
     wait, fill = (100 * min(1.0, max(0.0, part_s) / length_s) for part_s in (piece.queue_s, piece.prefill_s))
-    tight = width * (100 - wait - fill) < 450  # no room for the name
+    tight = width * (100 - wait - fill) < 450  # no room for the name but in the prefill, if there
+    inside = escape(piece.name) if tight and width * fill >= 450 else ""
     return (
         f'<a class="run{" tight" if tight else ""}" href="#p{number}" data-info="{_describe(piece)}" '
         f'style="left:{100 * piece.start_s / elapsed_s:.3f}%;width:{width:.3f}%">'
-        f'<i class="wait" style="width:{wait:.2f}%"></i><i class="fill" style="width:{fill:.2f}%"></i>'
+        f'<i class="wait" style="width:{wait:.2f}%"></i><i class="fill" style="width:{fill:.2f}%">{inside}</i>'
         f'<span class="name">{escape(piece.name)}</span></a>'
     )
 

@@ -78,10 +78,14 @@ header p { margin: 0; color: var(--quiet); }
 .run:hover, .run:focus-visible { filter: brightness(0.93); outline: 2px solid var(--text); outline-offset: 1px; }
 .run i { flex: none; height: 100%; }
 .run .wait { background: repeating-linear-gradient(120deg, var(--queue) 0 2px, transparent 2px 5px); }
-.run .fill { background: var(--prefilled); }
-.run .name {
-  flex: 1 1 0; min-width: 0; padding: 0 7px; line-height: 20px; font-size: 12px; font-weight: 550; white-space: nowrap;
+.run .fill, .run .name {
+  padding: 0 7px; line-height: 20px; font-size: 12px; font-style: normal; font-weight: 550; white-space: nowrap;
   overflow: hidden; text-overflow: ellipsis;
+}
+.run .fill { background: var(--prefilled); color: #241800; }
+.run .fill:empty { padding: 0; }
+.run .name {
+  flex: 1 1 0; min-width: 0;
   background: var(--sampled-tint); box-shadow: inset 0 0 0 1px var(--sampled);
 }
 .run.tight .name { padding: 0; background: var(--sampled); color: transparent; }
@@ -99,7 +103,7 @@ header p { margin: 0; color: var(--quiet); }
 }
 .branch > h3 small { font-weight: 400; color: var(--quiet); font-variant-numeric: tabular-nums; }
 .children {
-  display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); gap: 18px;
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 285px), 1fr)); gap: 18px;
   margin: 20px 0 20px 9px; padding: 0 0 0 18px; border-left: 2px solid var(--line);
 }
 .children > .branch { border-top: 2px solid var(--line); padding-top: 12px; }

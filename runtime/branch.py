@@ -153,7 +153,7 @@ def keep_text(tokens: list[int], text: str, tokenizer: Tokenizer) -> list[int]:
     """The tokens whose text is `text`, given that `text` is a leading part of what `tokens` say.
 
     A stop string may end within a token: the whole tokens before it are kept as the model ran them, the rest of the
-    text is encoded anew.
+    text is encoded anew. A control token that ended the generation is left out: what follows may write its own.
     """
     wanted = text.encode()
     kept, length = 0, 0
@@ -164,5 +164,7 @@ def keep_text(tokens: list[int], text: str, tokenizer: Tokenizer) -> list[int]:
             break
         length += len(piece)
         kept += 1
+    while kept and tokens[kept - 1] in tokenizer.special_ids:
+        kept -= 1
     rest = wanted[length:].decode(errors="ignore")
     return tokens[:kept] + (tokenizer.encode(rest) if rest else [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
 from ..constrain import Grammar, GrammarCompiler, GrammarError
@@ -168,6 +168,10 @@ class Engine:
     def idle(self) -> bool:
         """Nothing can be computed now (grammars may still be compiling)."""
         return self._scheduler.idle and not any(future.done() for future in self._compiling.values())
+
+    def wait_for_grammar(self, timeout_s: float) -> None:
+        """Sleeps until a grammar is compiled, if any is being compiled."""
+        wait(self._compiling.values(), timeout_s, return_when=FIRST_COMPLETED)
 
     # Steps
 

@@ -222,6 +222,8 @@ class LLM:
 
     def step(self) -> list[PromptOutput]:
         """Runs one forward pass; returns the requests that it changed."""
+        if self._engine.idle:
+            self._engine.wait_for_grammar(timeout_s=0.05)
         self._engine.step()
         changed, self._changed = self._changed, {}
         return list(changed.values())

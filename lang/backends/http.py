@@ -112,7 +112,7 @@ class _Events:
     """Reads server-sent events. The last one is held back until the answer is complete."""
 
     def __init__(self) -> None:
-        self._decoder: msgspec.json.Decoder[ProgramEvent] = msgspec.json.Decoder(ProgramEvent)  # type: ignore[arg-type]
+        self._decoder: msgspec.json.Decoder[ProgramEvent] = msgspec.json.Decoder(ProgramEvent)
         self._last: ProgramEvent | None = None
 
     def feed(self, line: str) -> Iterator[ProgramEvent]:

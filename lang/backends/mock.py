@@ -10,9 +10,24 @@ from dataclasses import dataclass, field
 
 from ...runtime.errors import BoughError, RequestError
 from ...runtime.program import (
-    Assign, Delta, Done, Failed, Fork, Gen, Join, Op, Piece, Program, ProgramEvent, Ref, RoleBegin, RoleEnd, Select,
-    Text, Value,
-)  # fmt: skip
+    Assign,
+    Delta,
+    Done,
+    Failed,
+    Fork,
+    Gen,
+    Join,
+    Op,
+    Piece,
+    Program,
+    ProgramEvent,
+    Ref,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Text,
+    Value,
+)
 from ...runtime.request import PREFILLED, SAMPLED, ErrorInfo, Usage
 from ..backend import TEXT_ONLY
 from .samples import conforms, make_text
@@ -26,7 +41,6 @@ class _Branch:
     texts: list[str] = field(default_factory=list)
     values: dict[str, str] = field(default_factory=dict)
     role: str | None = None
-    queue: deque[tuple[int, Op]] = field(default_factory=deque)
     num_ops: int = 0
     forked_texts: int = 0
 
@@ -92,7 +106,8 @@ class MockBackend:
         if program.resume != (program.id in self._states):
             reason = "is gone" if program.resume else "exists already"
             raise RequestError(f"the state of program {program.id} {reason}", code="state_not_found", param="id")
-        run = _Execution(program, self._states.pop(program.id, None) or _State(), self._answer)
+        state = self._states.pop(program.id) if program.resume else _State()
+        run = _Execution(program, state, self._answer)
         events = run.execute()
         if program.keep and isinstance(events[-1], Done):
             self._states[program.id] = run.state

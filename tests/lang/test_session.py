@@ -1,0 +1,264 @@
+"""Waiting, failing, aborting: what reaches a program while its stretches run."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from bough.lang.api import assistant, function, gen, user
+from bough.lang.backends.mock import MockBackend
+from bough.lang.errors import BackendError, ProgramError
+from bough.runtime.errors import EngineStoppedError, RequestError
+from bough.runtime.program import Delta, Done, Failed
+from bough.runtime.request import ErrorInfo
+
+from .fakes import FakeBackend, value
+
+
+def test_a_read_returns_before_the_stretch_has_ended() -> None:
+    gate = threading.Event()
+
+    def script(program):
+        yield value(1, "x", "first")
+        yield gate
+        yield value(2, "x", "second")
+        yield Done()
+
+    backend = FakeBackend(script)
+
+    @function
+    def two(s):
+        left, right = s.fork(2)
+        left += gen("x")
+        right += gen("x")
+        assert left["x"] == "first"
+        gate.set()
+        assert right["x"] == "second"
+
+    two.run(backend=backend)
+    assert len(backend.requests) == 1
+
+
+def test_a_stretch_may_be_sent_while_an_earlier_one_runs() -> None:
+    first_may_end = threading.Event()
+
+    def script(program):
+        if not program.resume:
+            yield value(1, "a", "A")
+            yield first_may_end
+            yield value(2, "b", "B")
+        else:
+            yield value(1, "c", "C")
+        yield Done()
+
+    backend = FakeBackend(script)
+
+    @function
+    def two(s):
+        left, right = s.fork(2)
+        left += gen("a")
+        right += gen("b")
+        assert left["a"] == "A"
+        left += gen("c")
+        assert left["c"] == "C"
+        first_may_end.set()
+        assert right["b"] == "B"
+
+    two.run(backend=backend)
+    assert [program.resume for program in backend.requests] == [False, True]
+    assert backend.dropped == [backend.requests[0].id]
+
+
+def failing(index: int, branch: int = 0):
+    error = ErrorInfo(code="context_length_exceeded", message="too long", param="max_tokens")
+    return FakeBackend(lambda p: iter([value(0, "a", "A"), Failed(error=error, branch=branch, index=index)]))
+
+
+def test_a_failure_names_the_line_the_branch_and_the_cause() -> None:
+    @function
+    def longer(s):
+        s += user("Q")
+        s += assistant(
+            gen("a")  #
+            + gen("b", max_tokens=7)
+        )
+
+    backend = failing(4)
+    with pytest.raises(ProgramError, match="too long") as caught:
+        longer.run(backend=backend)
+    error = caught.value
+    assert (error.code, error.param, error.branch) == ("context_length_exceeded", "max_tokens", 0)
+    assert error.instruction == backend.requests[0].ops[4]
+    assert error.place.file == __file__ and error.place.function == "longer"
+    source = open(__file__).read().splitlines()[error.place.line - 1]
+    assert 'gen("b"' in source
+    assert f"{__file__}:{error.place.line}" in str(error) and "gen 'b', branch 0" in str(error)
+    assert source.strip() in str(error)
+    assert error.state["a"] == "A"
+    with pytest.raises(ProgramError, match="too long"):
+        error.state["b"]
+
+
+def test_a_failure_is_raised_at_the_read() -> None:
+    seen = []
+
+    @function
+    def reads(s):
+        s += gen("a") + gen("b")
+        seen.append(s["a"])
+        try:
+            s["b"]
+        except ProgramError as error:
+            seen.append(error.code)
+            raise
+
+    with pytest.raises(ProgramError):
+        reads.run(backend=failing(1))
+    assert seen == ["A", "context_length_exceeded"]
+
+
+def test_nothing_can_be_appended_after_a_failure() -> None:
+    @function
+    def goes_on(s):
+        s += gen("a") + gen("b")
+        try:
+            s["b"]
+        except ProgramError:
+            s += "and on"
+
+    with pytest.raises(ProgramError, match="too long"):
+        goes_on.run(backend=failing(1))
+
+
+def test_a_swallowed_failure_is_still_raised_at_the_end() -> None:
+    @function
+    def swallows(s):
+        s += gen("a") + gen("b")
+        try:
+            s["b"]
+        except ProgramError:
+            pass
+
+    with pytest.raises(ProgramError, match="too long"):
+        swallows.run(backend=failing(1))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RequestError("no such role", param="role"), "invalid_value"),
+        (EngineStoppedError("gone"), "engine_dead"),
+        (BackendError("no connection", code="connection_error"), "connection_error"),
+    ],
+)
+def test_a_refusal_is_raised_as_a_program_error(error, code) -> None:
+    backend = FakeBackend(lambda p: iter([error]))
+    with pytest.raises(ProgramError) as caught:
+        function(lambda s: s.__iadd__(gen("x"))).run(backend=backend)
+    assert caught.value.code == code
+    assert caught.value.param == error.param
+    assert caught.value.__cause__ is error
+
+
+def test_a_stream_that_ends_in_the_middle_is_an_error() -> None:
+    backend = FakeBackend(lambda p: iter([Delta(0, "x", "ha")]))
+    with pytest.raises(ProgramError, match="ended in the middle") as caught:
+        function(lambda s: s.__iadd__(gen("x"))).run(backend=backend)
+    assert caught.value.code == "broken_stream"
+
+
+def test_a_value_that_never_came_is_an_error() -> None:
+    state = function(lambda s: s.__iadd__(gen("x"))).run(backend=FakeBackend(lambda p: iter([Done()])))
+    with pytest.raises(ProgramError, match="no value for 'x'"):
+        state["x"]
+
+
+def test_an_exception_of_the_body_aborts_what_runs() -> None:
+    backend = FakeBackend(lambda p: iter([value(0, "a", "A"), Delta(0, "b", "B"), Done()]))
+    kept = []
+
+    @function
+    def raises(s):
+        s += gen("a") + gen("b")
+        kept.append(s)
+        raise ValueError(s["a"])
+
+    with pytest.raises(ValueError, match="A"):
+        raises.run(backend=backend)
+    assert backend.aborted == [backend.requests[0].id]
+    assert backend.dropped == []
+    assert kept[0]["a"] == "A"
+    assert isinstance(kept[0].error(), ValueError)
+    with pytest.raises(ProgramError, match="stopped by ValueError: A"):
+        kept[0]["b"]
+
+
+def test_an_exception_of_the_body_drops_a_kept_state() -> None:
+    backend = MockBackend()
+
+    @function
+    def raises(s):
+        s += gen("a")
+        s.sync()
+        raise ValueError
+
+    with pytest.raises(ValueError, match=""):
+        raises.run(backend=backend)
+    assert backend.dropped == [backend.requests[0].id]
+
+
+def test_an_exception_before_anything_was_sent_needs_no_abort() -> None:
+    backend = MockBackend()
+
+    @function
+    def raises(s):
+        s += gen("a")
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        raises.run(backend=backend)
+    assert backend.requests == [] and backend.dropped == []
+
+
+def test_an_interrupt_while_waiting_aborts() -> None:
+    def script(program):
+        yield Delta(0, "x", "h")
+        raise KeyboardInterrupt
+
+    backend = FakeBackend(script)
+    with pytest.raises(KeyboardInterrupt):
+        function(lambda s: s.__iadd__(gen("x"))).run(backend=backend)
+    assert len(backend.aborted) == 1
+
+
+def test_with_several_stretches_index_zero_blames_no_line() -> None:
+    error = ErrorInfo(code="generation_timeout", message="too slow")
+    may_fail = threading.Event()
+
+    def script(program):
+        if program.resume:
+            yield Failed(error=error, branch=1, index=0)
+        else:
+            yield value(1, "a", "A")
+            yield may_fail
+            yield Failed(error=error, branch=2, index=3)
+
+    @function
+    def two(s):
+        left, right = s.fork(2)
+        left += gen("a")
+        right += "x" + gen("b")
+        assert left["a"] == "A"
+        left += gen("c")
+        may_fail.set()
+        left["c"]
+
+    with pytest.raises(ProgramError, match="too slow") as caught:
+        two.run(backend=FakeBackend(script))
+    assert caught.value.place is None
+
+
+def test_without_a_backend_it_says_how_to_get_one() -> None:
+    with pytest.raises(ProgramError, match="set_default_backend") as caught:
+        function(lambda s: None).run()
+    assert caught.value.code == "no_backend"
