@@ -51,7 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return client
 
-    return serve(config, launch)
+    def announce(address: str) -> None:
+        print(f"listening on {address} (OpenAI API under {address}/v1)", file=sys.stderr, flush=True)
+
+    return serve(config, launch, announce)
 
 
 def server_config(arguments: argparse.Namespace) -> ServerConfig:

@@ -38,15 +38,27 @@ Result: sunny, 27 degrees
 Result: 40 pieces
 {"tool": "finish", "argument": "It is sunny in Madrid, so take sunglasses; we have 40 pieces."}"""
 
-STEP = {
-    "type": "object",
-    "properties": {
-        "tool": {"enum": ["get_weather", "get_stock", "finish"]},
-        "argument": {"type": "string", "minLength": 1, "maxLength": 120},
-    },
-    "required": ["tool", "argument"],
-    "additionalProperties": False,
-}
+LOOK_UPS = {"get_weather": list(WEATHER), "get_stock": list(STOCK)}
+
+
+def step_schema(used: set[str]) -> dict[str, Any]:
+    """The next step: a look-up that was not made yet, with an argument that exists, or else the end.
+
+    What may not happen cannot be written: the model needs no second chance.
+    """
+    steps = [(tool, {"enum": arguments}) for tool, arguments in LOOK_UPS.items() if tool not in used]
+    steps = steps or [("finish", {"type": "string", "minLength": 1, "maxLength": 90})]
+    return {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {"tool": {"const": tool}, "argument": argument},
+                "required": ["tool", "argument"],
+                "additionalProperties": False,
+            }
+            for tool, argument in steps
+        ]
+    }
 
 
 def use(tool: str, argument: str) -> str:
@@ -59,6 +71,7 @@ def solve(client: openai.OpenAI, model: str, task: str, *, max_steps: int = 4) -
     """Runs the loop and prints its steps; returns the prompt tokens of all calls, and how many were cached."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Customer: {task}"}]
     prompt_tokens = cached_tokens = 0
+    used: set[str] = set()
     print(f"\n> {task}")
     for _ in range(max_steps):
         completion = client.chat.completions.create(
@@ -66,7 +79,10 @@ def solve(client: openai.OpenAI, model: str, task: str, *, max_steps: int = 4) -
             messages=messages,
             temperature=0,
             max_tokens=80,
-            response_format={"type": "json_schema", "json_schema": {"name": "step", "strict": True, "schema": STEP}},
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "step", "strict": True, "schema": step_schema(used)},
+            },
         )
         answer = completion.choices[0].message.content or ""
         if completion.usage is not None:
@@ -78,6 +94,7 @@ def solve(client: openai.OpenAI, model: str, task: str, *, max_steps: int = 4) -
         step = json.loads(answer)  # always parses: the schema is enforced while it is generated
         if step["tool"] == "finish":
             break
+        used.add(step["tool"])
         result = use(step["tool"], step["argument"])
         print(f"  {result}")
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"Result: {result}"}]

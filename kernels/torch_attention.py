@@ -27,7 +27,7 @@ class _Group:
 
     rows     int64 [b * n]    query tokens, padded ones repeat the sequence's last
     keep     int64 or None    where the real query tokens lie in the padded [b * n] (None: all are real)
-    slots    int64 [b * L]    cache slots of the context, slot 0 where padded
+    slots    int64 [b * L]    cache slots of the context, the sequence's own first one where padded
     """
 
     b: int
@@ -86,7 +86,8 @@ class TorchAttention:
         b, n, length = len(members), int(counts.max()), int(contexts.max())
         pages = batch.page_table[members, : -(-length // size)].astype(np.int64)
         slots = (pages[:, :, None] * size + np.arange(size)).reshape(b, -1)[:, :length]
-        slots = np.where(np.arange(length) < contexts[:, None], slots, 0)
+        # A mask multiplies by zero, which is not nothing: NaN of another sequence must not even be read.
+        slots = np.where(np.arange(length) < contexts[:, None], slots, slots[:, :1])
         offset = np.minimum(np.arange(n), counts[:, None] - 1)
         rows = batch.query_start[members].astype(np.int64)[:, None] + offset
         keep = None if (counts == n).all() else np.flatnonzero(np.arange(n) < counts[:, None])
@@ -139,8 +140,8 @@ class TorchAttention:
         b, n, length = group.b, group.n, group.length
         heads, kv_heads, dim = q.shape[1], keys.shape[1], q.shape[2]
         per_kv = heads // kv_heads
-        k = keys.index_select(0, group.slots).view(b, length, kv_heads, dim).transpose(1, 2)
-        v = values.index_select(0, group.slots).view(b, length, kv_heads, dim).transpose(1, 2)
+        k = keys.index_select(0, group.slots).to(q.dtype).view(b, length, kv_heads, dim).transpose(1, 2)
+        v = values.index_select(0, group.slots).to(q.dtype).view(b, length, kv_heads, dim).transpose(1, 2)
         if group.causal and softcap is None and (window is None or window >= n):
             whole = q.view(1, n, heads, dim).transpose(1, 2)
             out = F.scaled_dot_product_attention(whole, k, v, is_causal=True, scale=scale, enable_gqa=per_kv > 1)

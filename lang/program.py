@@ -8,6 +8,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
+from ..runtime.errors import RequestError
 from ..runtime.program import ProgramEvent
 from .backend import Backend, resolve_backend
 from .batch import arun_batch, run_batch, split_item
@@ -221,6 +222,8 @@ class Function:
             namespace=fields.pop("namespace", ""),
             timeout_s=fields.pop("timeout_s", None),
         )
+        if settings.timeout_s is not None and settings.timeout_s <= 0:
+            raise RequestError(f"timeout_s must be more than 0, got {settings.timeout_s:g}", param="timeout_s")
         options = {name: fields.pop(name) for name in list(fields) if self._is_option(name)}
         call = Call(self.body.__name__, self.body, args, fields, clean_options(options))
         return Run(call, backend, settings, driver)

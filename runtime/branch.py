@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,9 +15,23 @@ from .tokenizer import Tokenizer
 
 @dataclass(eq=False, slots=True)
 class Barrier:
-    """Stands in a child's queue for a Join of its parent: passed means that everything before it is done."""
+    """Stands in a child's queue for a Join of its parent: passed means that everything before it is done.
+
+    It keeps where the child stood then, since a child may go on while its parent is busy.
+    """
 
     passed: bool = False
+    num_tokens: int = 0
+    num_texts: int = 0
+    num_roles: int = 0
+    suffix: str | None = None
+    values: dict[str, str] = field(default_factory=dict)
+
+    def reach(self, branch: Branch) -> None:
+        self.passed = True
+        self.num_tokens, self.num_texts = len(branch.tokens), len(branch.texts)
+        self.num_roles, self.suffix = len(branch.roles), branch.suffix
+        self.values = dict(branch.values)
 
 
 @dataclass(eq=False, slots=True)
@@ -45,12 +60,12 @@ class Appended:
     kind: Literal["text", "role"]
     role: str
     tokens: list[int]
-    start: int
     origins: tuple[int, ...] | None = None
 
-    def resolve(self, num_cached: int) -> None:
-        stop = self.start + len(self.tokens)
-        self.origins = tuple(CACHED if position < num_cached else PREFILLED for position in range(self.start, stop))
+    def resolve(self, start: int, num_cached: int) -> None:
+        """A request has covered these tokens, of which the first is at position `start`."""
+        stop = start + len(self.tokens)
+        self.origins = tuple(CACHED if position < num_cached else PREFILLED for position in range(start, stop))
 
 
 @dataclass(eq=False, slots=True)
@@ -60,7 +75,9 @@ class Branch:
     roles       of the messages so far, the open one included
     suffix      what closes the open message; None if none is open
     running     ids of the requests it waits for
-    appended    tokens put in as text that no request has covered yet; shared with the branches forked from here
+    appended    tokens put in as text that no request has covered yet, and the position of the first of them; shared
+                with the branches forked from here
+    forked_*    how far it was when it was forked
     """
 
     id: int
@@ -72,14 +89,16 @@ class Branch:
     suffix: str | None = None
     queue: deque[Step | Barrier] = field(default_factory=deque)
     running: set[str] = field(default_factory=set)
-    appended: list[Appended] = field(default_factory=list)
+    appended: list[tuple[int, Appended]] = field(default_factory=list)
     num_ops: int = 0
     forked_tokens: int = 0
     forked_texts: int = 0
+    forked_roles: int = 0
+    forked_suffix: str | None = None
 
     @property
     def settled(self) -> bool:
-        return not self.queue and not self.running
+        return self.started and not self.queue and not self.running
 
     @property
     def ready(self) -> bool:
@@ -98,7 +117,23 @@ class Branch:
             appended=list(self.appended),
             forked_tokens=len(self.tokens),
             forked_texts=len(self.texts),
+            forked_roles=len(self.roles),
+            forked_suffix=self.suffix,
         )
+
+    def adopt(self, child: Branch, barrier: Barrier) -> None:
+        """Appends what `child` has appended from its fork up to `barrier`."""
+        shift = len(self.tokens) - child.forked_tokens
+        for start, piece in child.appended:
+            if child.forked_tokens <= start < barrier.num_tokens:
+                self.appended.append((start + shift, piece))
+        self.tokens += child.tokens[child.forked_tokens : barrier.num_tokens]
+        self.texts += child.texts[child.forked_texts : barrier.num_texts]
+        if barrier.num_roles > child.forked_roles or barrier.suffix != child.forked_suffix:
+            self.roles += child.roles[child.forked_roles : barrier.num_roles]
+            self.suffix = barrier.suffix
+        for name, value in barrier.values.items():
+            self.values.setdefault(name, value)
 
     def append_text(self, text: str, tokenizer: Tokenizer, *, template: bool = False, role: str = "") -> None:
         """Appends `text`; only a template's may hold control tokens."""
@@ -108,7 +143,7 @@ class Branch:
         if not self.tokens and not template and tokenizer.adds_bos and tokenizer.bos_id is not None:
             tokens = [tokenizer.bos_id, *tokens]
         kind: Literal["text", "role"] = "role" if template else "text"
-        self.appended.append(Appended(self.id, self.num_ops, kind, role, tokens, len(self.tokens)))
+        self.appended.append((len(self.tokens), Appended(self.id, self.num_ops, kind, role, tokens)))
         self.tokens += tokens
         self.texts.append(text)
 
@@ -149,22 +184,22 @@ class Branch:
         return "".join(texts)
 
 
-def keep_text(tokens: list[int], text: str, tokenizer: Tokenizer) -> list[int]:
+def keep_text(tokens: list[int], text: str, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> list[int]:
     """The tokens whose text is `text`, given that `text` is a leading part of what `tokens` say.
 
     A stop string may end within a token: the whole tokens before it are kept as the model ran them, the rest of the
-    text is encoded anew. A control token that ended the generation is left out: what follows may write its own.
+    text is encoded anew.
     """
-    wanted = text.encode()
-    kept, length = 0, 0
-    for token in tokens:
-        piece = tokenizer.token_bytes[token] if token < len(tokenizer.token_bytes) else None
-        piece = piece or b""
-        if length + len(piece) > len(wanted) or wanted[length : length + len(piece)] != piece:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    kept, kept_length, length = 0, 0, 0
+    for count, piece in enumerate(tokenizer.pieces(tokens, skip_special_tokens=skip_special_tokens), start=1):
+        said = decoder.decode(piece)
+        if not text.startswith(said, length):
             break
-        length += len(piece)
-        kept += 1
-    while kept and tokens[kept - 1] in tokenizer.special_ids:
-        kept -= 1
-    rest = wanted[length:].decode(errors="ignore")
+        length += len(said)
+        if length == len(text) and not said:
+            break
+        if not decoder.getstate()[0]:  # no character is cut in two here
+            kept, kept_length = count, length
+    rest = text[kept_length:]
     return tokens[:kept] + (tokenizer.encode(rest) if rest else [])

@@ -21,12 +21,13 @@ from .tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Ask:
-    """A request that a call makes of the engine."""
+    """A request that a call makes of the engine. `continues`: its prompt begins with the branch's tokens."""
 
     prompt: Sequence[int]
     sampling: SamplingParams
     grammar: GrammarSpec | None = None
     score_from: int | None = None
+    continues: bool = True
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,13 @@ class GenCall:
         first = self._samples[0]
         assert first.last is not None and first.last.finish is not None
         finish, text = first.last.finish, first.text
-        kept = keep_text(first.tokens, text, self._tokenizer)
+        # What ended it is no part of the branch; without a stop string the text is just what the tokens say.
+        kept = first.tokens
+        if isinstance(finish.matched, str):
+            skip = self._op.sampling.skip_special_tokens
+            kept = keep_text(kept, text, self._tokenizer, skip_special_tokens=skip)
+        elif finish.matched is not None:
+            kept = kept[:-1]
         value = Value(
             branch=self._branch.id,
             name=self._op.name,
@@ -143,7 +150,7 @@ class SelectCall:
         if self._op.method == "unconditional_likelihood_normalized":
             for tokens, values in zip(self._choices, self._unconditional, strict=True):
                 if len(tokens) > 1:
-                    asks.append(Ask(tokens, sampling, score_from=1))
+                    asks.append(Ask(tokens, sampling, score_from=1, continues=False))
                     self._targets.append(values)
         return asks
 

@@ -36,6 +36,8 @@ def score_choices(
 def probabilities(scores: Sequence[float]) -> tuple[float, ...]:
     """Softmax: under "likelihood", the probability of each choice given that one of them is written."""
     most = max(scores)
+    if most == -math.inf:  # the model writes none of them
+        return (1 / len(scores),) * len(scores)
     weights = [math.exp(score - most) if score > -math.inf else 0.0 for score in scores]
     total = sum(weights)
     return tuple(weight / total for weight in weights)
@@ -49,7 +51,7 @@ def _greedy(logprobs: Sequence[Sequence[float]]) -> list[float]:
     """Choices drop out at the first token where another is likelier; who lasts longer scores higher.
 
     A choice that has ended is compared by its own mean. The score is the column at which it dropped out, and among
-    those that lasted to the end, the sum of its log-probabilities squeezed into one column.
+    those that dropped out together, the likeliest on the mean is ahead.
     """
     alive = set(range(len(logprobs)))
     scores = [0.0] * len(logprobs)

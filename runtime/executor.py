@@ -48,7 +48,7 @@ class _Run(Stretch):
 
 @dataclass(eq=False)
 class _State:
-    """A program's state between and during stretches."""
+    """A program's state between and during stretches. `kept`: it outlives the stretches that are in flight."""
 
     id: str
     namespace: str
@@ -56,6 +56,7 @@ class _State:
     branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0)})
     runs: list[_Run] = field(default_factory=list)
     used: float = 0.0
+    kept: bool = True
     num_requests: int = 0
 
 
@@ -97,12 +98,10 @@ class Executor:
         self._trim(now)
 
     def abort(self, program_id: str) -> None:
-        """Stops a program and forgets its state; nothing more is sent. Unknown ids are ignored."""
-        state = self._states.pop(program_id, None)
+        """Stops a program and forgets its state; its stretches in flight fail. Unknown ids are ignored."""
+        state = self._states.get(program_id)
         if state is not None:
-            for run in state.runs:
-                run.over = True
-            self._stop_requests(state)
+            self._fail(state, None, 0, ErrorInfo(code="aborted", message="the program was dropped"))
 
     def close(self) -> None:
         """Fails whatever is running and forgets every state; no more is taken."""
@@ -114,7 +113,7 @@ class Executor:
     def _find(self, program: Program, now: float) -> _State:
         state = self._states.get(program.id)
         if program.resume:
-            if state is None or state.namespace != program.namespace:
+            if state is None or state.namespace != program.namespace or not state.kept:
                 raise RequestError(
                     "the program's state is gone (dropped after 10 minutes, or when too many were kept)",
                     code="state_not_found",
@@ -127,10 +126,9 @@ class Executor:
 
     def _trim(self, now: float) -> None:
         """Drops idle states that are old, and the least recently used of too many."""
-        for state in list(self._states.values()):
-            if state.runs:
-                continue
-            if now - state.used < STATE_LIFE_S and len(self._states) <= self._max_states:
+        idle = [state for state in self._states.values() if not state.runs]
+        for index, state in enumerate(idle):
+            if now - state.used < STATE_LIFE_S and len(idle) - index <= self._max_states:
                 break
             del self._states[state.id]
 
@@ -154,7 +152,7 @@ class Executor:
         """Does a branch's next instruction; False if it has to wait."""
         step = branch.queue[0]
         if isinstance(step, Barrier):
-            step.passed = True
+            step.reach(branch)
             branch.queue.popleft()
             return True
         try:
@@ -190,23 +188,13 @@ class Executor:
                 if not all(barrier.passed for barrier in step.barriers):
                     return False
                 if mode == "append":
-                    for child in children:
-                        self._adopt(branch, state.branches[child])
+                    for child, barrier in zip(children, step.barriers, strict=True):
+                        branch.adopt(state.branches[child], barrier)
             case Gen():
                 self._begin(state, branch, step, GenCall(step.op, branch, tokenizer))
             case Select():
                 self._begin(state, branch, step, SelectCall(step.op, branch, tokenizer))
         return True
-
-    def _adopt(self, branch: Branch, child: Branch) -> None:
-        for piece in child.appended:
-            if piece.start >= child.forked_tokens:
-                piece.start += len(branch.tokens) - child.forked_tokens
-                branch.appended.append(piece)
-        branch.tokens += child.tokens[child.forked_tokens :]
-        branch.texts += child.texts[child.forked_texts :]
-        for name, value in child.values.items():
-            branch.values.setdefault(name, value)
 
     def _done(self, state: _State, branch: Branch, step: Step) -> None:
         """An instruction has ended: goes to the next, and ends the stretch if it was its last."""
@@ -223,11 +211,13 @@ class Executor:
         run.over = True
         state.runs.remove(run)
         state.used = now
-        if not run.program.keep and run.program.trace:
-            for branch in state.branches.values():
-                self._send_appended(run, branch, None)
-        if not run.program.keep:
-            self._states.pop(state.id, None)
+        self._states.move_to_end(state.id)  # the least recently used comes first
+        state.kept = state.kept and run.program.keep
+        if not state.kept and not state.runs:
+            del self._states[state.id]
+            if run.program.trace:
+                for branch in state.branches.values():
+                    self._send_appended(run, branch, None)
         texts = {branch.id: "".join(branch.texts) for branch in state.branches.values()}
         run.listener(Done(usage=run.usage, requests=run.num_requests, texts=texts, elapsed_s=now - run.started))
 
@@ -256,7 +246,7 @@ class Executor:
         timeout_s = self._timeout(run, call.timeout_s)
         started = self._clock()
         for index, ask in enumerate(call.asks()):
-            if not ask.prompt:
+            if not branch.tokens:
                 raise RequestError(
                     "the branch is empty: there is no text to continue", code="empty_prompt", param="ops"
                 )
@@ -272,9 +262,12 @@ class Executor:
             state.num_requests += 1
             run.num_requests += 1
 
-            def listener(output: RequestOutput, index: int = index) -> None:
-                if not run.over and output.id in branch.running:
-                    self._take(state, branch, step, call, index, output, started)
+            def listener(output: RequestOutput, index: int = index, continues: bool = ask.continues) -> None:
+                if run.over or output.id not in branch.running:
+                    return
+                if continues and output.cached_tokens is not None:
+                    self._send_appended(run, branch, output.cached_tokens)
+                self._take(state, branch, step, call, index, output, started)
 
             self._engine.submit(request, listener)
             branch.running.add(request.id)
@@ -284,8 +277,6 @@ class Executor:
     ) -> None:
         run = step.stretch
         assert isinstance(run, _Run) and isinstance(step.op, (Gen, Select))
-        if output.cached_tokens is not None:
-            self._send_appended(run, branch, output.cached_tokens)
         if output.finish is not None:
             branch.running.discard(output.id)
             run.usage += output.finish.usage
@@ -330,13 +321,13 @@ class Executor:
 
     def _send_appended(self, run: _Run, branch: Branch, num_cached: int | None) -> None:
         """Tells where appended text came from; None: it was never computed."""
-        for piece in branch.appended:
+        for start, piece in branch.appended:
             if piece.origins is not None:
                 continue
             if num_cached is None:
                 piece.origins = (UNUSED,) * len(piece.tokens)
             else:
-                piece.resolve(num_cached)
+                piece.resolve(start, num_cached)
             assert piece.origins is not None
             if run.program.trace:
                 run.listener(

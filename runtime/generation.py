@@ -198,6 +198,9 @@ class Generation:
 
     def _take_scores(self, work: Work, draws: Draws, first: int, now: float) -> tuple[Advance, RequestOutput | None]:
         count = work.logits_stop - work.logits_start
+        # After a preemption positions are computed again, perhaps in other chunks.
+        assert self.sequence.score_from is not None
+        del self._scores[max(work.logits_start + 1 - self.sequence.score_from, 0) :]
         self._scores += [entry for entry in draws.logprobs[first : first + count] if entry is not None]
         if work.stop < len(work.sequence.tokens) - 1:
             return Advance(), None

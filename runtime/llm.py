@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,7 +83,7 @@ class LLM:
 
     def __init__(  # noqa: PLR0913  the field's usual names, each of them honoured or refused
         self,
-        model: str = "smollm2-135m",
+        model: str | os.PathLike[str] = "smollm2-135m",
         *,
         dtype: str = "auto",
         quantization: str | None = None,
@@ -120,7 +121,7 @@ class LLM:
             raise RequestError(
                 f"{name} is not an option of LLM or EngineConfig", code="unsupported_parameter", param=name
             )
-        self._config = EngineConfig(model=model, dtype=dtype, **options)  # type: ignore[arg-type]
+        self._config = _config(options | {"model": os.fspath(model), "dtype": dtype})
         self._engine: Engine = load_engine(self._config)
         self._live: dict[str, PromptOutput] = {}
         self._changed: dict[str, PromptOutput] = {}
@@ -234,9 +235,9 @@ class LLM:
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """Ends requests; unknown ids are ignored."""
         for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
-            result = self._live.pop(request_id, None)
-            for index in range(len(result.outputs) if result is not None else 0):
-                self._engine.abort(f"{request_id}/{index}")
+            self._changed.pop(request_id, None)
+            if (result := self._live.pop(request_id, None)) is not None:
+                self._stop(result)
 
     # Around it
 
@@ -265,6 +266,8 @@ class LLM:
         return None, [int(token) for token in prompt]
 
     def _take(self, result: PromptOutput, index: int, output: RequestOutput) -> None:
+        if self._live.get(result.request_id) is not result:  # it has ended already
+            return
         completion = result.outputs[index]
         completion.text += output.text
         completion.token_ids += output.tokens
@@ -278,7 +281,14 @@ class LLM:
                 result.error = to_exception(finish.error)
         self._changed[result.request_id] = result
         if result.finished:
-            self._live.pop(result.request_id, None)
+            del self._live[result.request_id]
+        if result.error is not None:
+            self._stop(result)
+
+    def _stop(self, result: PromptOutput) -> None:
+        """Ends what still runs of a request."""
+        for index in range(len(result.outputs)):
+            self._engine.abort(f"{result.request_id}/{index}")
 
     def _finish(self, ids: list[str], *, use_tqdm: bool) -> list[PromptOutput]:
         results = {request_id: self._live[request_id] for request_id in ids if request_id in self._live}
@@ -291,6 +301,17 @@ class LLM:
             if result.error is not None:
                 raise result.error
         return [results[request_id] for request_id in ids]
+
+
+def _config(options: dict[str, Any]) -> EngineConfig:
+    try:
+        return msgspec.convert(options, EngineConfig)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, RequestError):
+            raise error.__cause__ from None
+        message, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`") or None
+        raise RequestError(f"{name}: {message}" if name else message, param=name) from error
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

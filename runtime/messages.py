@@ -15,6 +15,7 @@ import msgspec
 
 from .client import EngineStats, ModelInfo
 from .config import EngineConfig
+from .errors import RequestError
 from .program import Program, ProgramEvent
 from .request import ErrorInfo, Request, RequestOutput
 
@@ -102,12 +103,23 @@ class FrameWriter:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._queue: queue.SimpleQueue[msgspec.Struct | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="bough-writer", daemon=True)
         self._thread.start()
 
     def put(self, message: msgspec.Struct) -> None:
-        self._queue.put(message)
+        """Sends `message`, in a moment; after `close`, or when the peer is gone, it is lost.
+
+        Raises:
+            RequestError: it holds what no message can: text that is not Unicode, or more than MAX_FRAME_BYTES.
+        """
+        try:
+            body = msgspec.msgpack.encode(message)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RequestError(f"it cannot be sent to the engine: {error}") from error
+        if len(body) > MAX_FRAME_BYTES:
+            raise RequestError(f"it has {len(body)} bytes, more than can be sent to the engine")
+        self._queue.put(len(body).to_bytes(4, "little") + body)
 
     def close(self) -> None:
         """Sends what waits, then ends the thread."""
@@ -115,21 +127,15 @@ class FrameWriter:
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
-        encoder = msgspec.msgpack.Encoder()
         while True:
-            messages = [self._queue.get()]
-            while len(messages) < 256 and not self._queue.empty():
-                messages.append(self._queue.get())
-            data = bytearray()
-            for message in messages:
-                if message is not None:
-                    body = encoder.encode(message)
-                    data += len(body).to_bytes(4, "little") + body
+            frames = [self._queue.get()]
+            while len(frames) < 256 and not self._queue.empty():
+                frames.append(self._queue.get())
             try:
-                self._connection.sendall(data)
+                self._connection.sendall(b"".join(frame for frame in frames if frame is not None))
             except OSError:
                 return  # the peer is gone; the reader notices
-            if None in messages:
+            if None in frames:
                 return
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from .client import EngineStats, ModelInfo
 from .config import EngineConfig
-from .errors import EngineStoppedError, ModelError
+from .errors import EngineStoppedError, ModelError, RequestError
 from .messages import (
     Abort,
     AskFlush,
@@ -59,6 +59,7 @@ class RemoteClient:
         self._programs: dict[int, Callable[[ProgramEvent], None]] = {}
         self._answers: dict[int, queue.SimpleQueue[Any]] = {}
         self._alive = True
+        self._reader: threading.Thread | None = None
 
     @classmethod
     def launch(
@@ -73,24 +74,35 @@ class RemoteClient:
         with theirs:
             command = [sys.executable, "-P", "-m", "bough.runtime.engine_process", str(theirs.fileno())]
             process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        writer = FrameWriter(ours)
-        client = cls(process, ours, writer)
-        writer.put(Start(config or EngineConfig()))
-        messages = read_frames(ours, FromEngine)
+        client = cls(process, ours, FrameWriter(ours))
+        try:
+            client._wait_until_ready(config or EngineConfig(), progress)
+        except BaseException:
+            process.kill()
+            client.close()
+            raise
+        return client
+
+    def _wait_until_ready(self, config: EngineConfig, progress: Callable[[str, int, int], None] | None) -> None:
+        messages = read_frames(self._connection, FromEngine)
+        self._send(Start(config))
         for message in messages:
             match message:
                 case Loading(what=what, done=done, total=total):
                     if progress is not None:
                         progress(what, done, total)
                 case LoadFailed(error=error):
-                    process.wait(timeout=30)
                     raise ModelError(error.message, code=error.code, param=error.param)
                 case Ready(info=info):
-                    client.info = info
-                    client.tokenizer = load_tokenizer(info.path)
-                    threading.Thread(target=client._read, args=(messages,), name="bough-reader", daemon=True).start()
-                    return client
-        raise ModelError(f"the engine process ended with status {process.wait(timeout=30)} while it loaded the model")
+                    self.info = info
+                    self.tokenizer = load_tokenizer(info.path)
+                    self._reader = threading.Thread(
+                        target=self._read, args=(messages,), name="bough-reader", daemon=True
+                    )
+                    self._reader.start()
+                    return
+        status = self._process.wait(timeout=30)
+        raise ModelError(f"the engine process ended with status {status} while it loaded the model")
 
     @property
     def alive(self) -> bool:
@@ -133,6 +145,9 @@ class RemoteClient:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._reader is not None and self._reader is not threading.current_thread():
+            self._reader.join(timeout=10)
+        self._connection.close()
 
     def _send(self, message: msgspec.Struct) -> None:
         self._writer.put(message)
@@ -142,14 +157,22 @@ class RemoteClient:
         with self._lock:
             self._check()
             self._requests[key] = (request.id, listen)
-        self._send(Submit(key, request))
+        try:
+            self._send(Submit(key, request))
+        except RequestError:
+            self._requests.pop(key, None)
+            raise
 
     def _start_program(self, program: Program, listen: Callable[[ProgramEvent], None]) -> None:
         key = next(self._keys)
         with self._lock:
             self._check()
             self._programs[key] = listen
-        self._send(Run(key, program))
+        try:
+            self._send(Run(key, program))
+        except RequestError:
+            self._programs.pop(key, None)
+            raise
 
     def _ask(self, question: type[AskStats] | type[AskFlush]) -> Any:
         key = next(self._keys)

@@ -16,6 +16,9 @@ from .sampling import SamplingParams
 _CANDIDATES = 1024
 """Most likely tokens that top-p and min-p look at before they fall back to the whole vocabulary."""
 
+_COLDEST = 1e-30
+"""Temperatures below are taken as this one: float32 holds logits divided by it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -127,7 +130,9 @@ def _adjust(logits: torch.Tensor, rows: Sequence[Row]) -> None:
 
 def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     """One token id a row, by inversion of the cumulative distribution at the row's uniform number."""
-    scaled = logits.float() / torch.tensor([row.params.temperature for row in rows])[:, None]
+    # The largest becomes 0 first, so that a temperature next to 0 is greedy and does not overflow.
+    temperatures = torch.tensor([max(row.params.temperature, _COLDEST) for row in rows])[:, None]
+    scaled = (logits.float() - logits.amax(dim=1, keepdim=True)) / temperatures
     plain = [i for i, row in enumerate(rows) if not _filters(row.params)]
     filtered = [i for i, row in enumerate(rows) if _filters(row.params)]
     tokens = torch.empty(len(rows), dtype=torch.int64)

@@ -40,7 +40,7 @@ def _to_message(message: Message, param: str) -> dict[str, Any]:
     calls = message.tool_calls if message.role == "assistant" else None
     result: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     if message.content is None:
-        if message.role != "assistant" or not calls:
+        if message.role != "assistant" or not (calls or message.refusal):
             raise invalid(f"{param}.content", f"a message of role {message.role} needs content", code=_MISSING)
         result["content"] = ""
     else:

@@ -119,6 +119,7 @@ class Message(msgspec.Struct):
     name: str | None = None
     tool_calls: Annotated[list[ToolCallInput], Meta(max_length=128)] | None = None
     tool_call_id: str | None = None
+    refusal: str | None = None
 
 
 class FunctionDefinition(msgspec.Struct):

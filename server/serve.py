@@ -32,8 +32,14 @@ _GRACE_S = 5.0
 logger = logging.getLogger("bough.server")
 
 
-def serve(config: ServerConfig, client_factory: Callable[[], EngineClient]) -> int:
+def serve(
+    config: ServerConfig,
+    client_factory: Callable[[], EngineClient],
+    announce: Callable[[str], None] | None = None,
+) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code. `client_factory` starts the engine, and may take long.
+
+    `announce` is told the address, `http://host:port`, once the server is ready.
 
     0: ended as asked. 2: the configuration is not safe. 4: the port is taken (found before the engine is started).
     5: the engine died.
@@ -53,7 +59,10 @@ def serve(config: ServerConfig, client_factory: Callable[[], EngineClient]) -> i
             lifecycle = Lifecycle()
             server = DrainingServer(config, client, lifecycle)
             host = f"[{config.host}]" if ":" in config.host else config.host
-            logger.info("serving %s on http://%s:%d", client.info.name, host, listener.getsockname()[1])
+            address = f"http://{host}:{listener.getsockname()[1]}"
+            logger.info("serving %s on %s", client.info.name, address)
+            if announce is not None:
+                announce(address)
             server.run(sockets=[listener])
             return EXIT_ENGINE_DIED if server.engine_died else 0
         finally:

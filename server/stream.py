@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from .connection import ClientClosedError, attend
 from .errors import ShuttingDownError, to_api_error
+from .gate import request_id_of
 from .lifecycle import Lifecycle
 
 PING = b": ping\n\n"
@@ -51,7 +52,7 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
-                await attend(self._send_events(send), receive, self._lifecycle)
+                await attend(self._send_events(send, request_id_of(scope)), receive, self._lifecycle)
             except ShuttingDownError as error:
                 await _send_part(send, b"data: " + error.body() + b"\n\n")
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -60,7 +61,7 @@ class EventStream(Response):
         finally:
             await self._close()
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, send: Send, request_id: str) -> None:
         try:
             async for part in self._events:
                 await _send_part(send, part)
@@ -69,7 +70,7 @@ class EventStream(Response):
         except Exception as error:  # the status is sent, so the error goes into the stream
             answer = to_api_error(error, grammar_param=self._grammar_param)
             if answer.status == 500:
-                logger.exception("a stream failed")
+                logger.exception("the stream of request %s failed", request_id)
             await _send_part(send, b"data: " + answer.body() + b"\n\n")
 
 

@@ -1,0 +1,1 @@
+"""Tests, by the folder and module that they are for."""

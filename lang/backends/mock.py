@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from collections import deque
@@ -91,6 +92,7 @@ class MockBackend:
     async def arun(self, program: Program) -> AsyncIterator[ProgramEvent]:
         for event in self.run(program):
             yield event
+            await asyncio.sleep(0)  # as others would, so that tasks take turns
 
     def drop(self, program_id: str) -> None:
         self.dropped.append(program_id)

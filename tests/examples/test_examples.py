@@ -88,10 +88,13 @@ class FakeClient:
     def __init__(self, answers):
         self.answers = list(answers)
         self.calls = []
+        self.tools = []
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.create))
 
     def create(self, **fields):
         self.calls.append([dict(message) for message in fields["messages"]])
+        steps = fields["response_format"]["json_schema"]["schema"]["anyOf"]
+        self.tools.append([step["properties"]["tool"]["const"] for step in steps])
         usage = SimpleNamespace(prompt_tokens=10, prompt_tokens_details=SimpleNamespace(cached_tokens=6))
         message = SimpleNamespace(content=json.dumps(self.answers.pop(0)))
         return SimpleNamespace(choices=[SimpleNamespace(message=message)], usage=usage)
@@ -111,6 +114,7 @@ def test_each_call_of_the_agent_extends_the_one_before():
     first, second, third = client.calls
     assert second[: len(first)] == first
     assert third[: len(second)] == second
+    assert client.tools == [["get_weather", "get_stock"], ["get_stock"], ["finish"]]
     assert second[-1]["content"] == "Result: snow, -3 degrees"
     assert third[-1]["content"] == "Result: 0 pieces"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 from bough.lang.api import assistant, function, gen, user
@@ -83,14 +84,14 @@ def test_a_failure_names_the_line_the_branch_and_the_cause() -> None:
             + gen("b", max_tokens=7)
         )
 
-    backend = failing(4)
+    backend = failing(5)
     with pytest.raises(ProgramError, match="too long") as caught:
         longer.run(backend=backend)
     error = caught.value
     assert (error.code, error.param, error.branch) == ("context_length_exceeded", "max_tokens", 0)
-    assert error.instruction == backend.requests[0].ops[4]
+    assert error.instruction == backend.requests[0].ops[5]
     assert error.place.file == __file__ and error.place.function == "longer"
-    source = open(__file__).read().splitlines()[error.place.line - 1]
+    source = Path(__file__).read_text().splitlines()[error.place.line - 1]
     assert 'gen("b"' in source
     assert f"{__file__}:{error.place.line}" in str(error) and "gen 'b', branch 0" in str(error)
     assert source.strip() in str(error)
@@ -200,9 +201,9 @@ def test_an_exception_of_the_body_drops_a_kept_state() -> None:
     def raises(s):
         s += gen("a")
         s.sync()
-        raise ValueError
+        raise ValueError("no")
 
-    with pytest.raises(ValueError, match=""):
+    with pytest.raises(ValueError, match="no"):
         raises.run(backend=backend)
     assert backend.dropped == [backend.requests[0].id]
 

@@ -60,7 +60,8 @@ class Page(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.open, self.ids, self.links, self.addresses, self.words = [], [], [], [], []
+        self.open: list[str] = []
+        self.ids, self.links, self.addresses, self.words = [], [], [], []
         self.feed(html)
         assert self.open == []
 
@@ -106,11 +107,10 @@ def test_the_engines_own_count_comes_first():
 
 def test_the_children_stand_where_the_fork_was(timeline):
     (root,) = timeline.roots
-    before, children, after = root.items
-    assert isinstance(before, Message)
-    assert [piece.op for piece in before.pieces] == [0, 1, 2]
+    _, *children = root.walk()
     assert [(child.id, child.label, child.depth) for child in children] == [(1, "1", 1), (2, "2", 1)]
-    assert (after.position, [piece.op for piece in after.pieces]) == (5, [5, 6])
+    assert [isinstance(item, Message) for item in root.items] == [True, False, True]
+    assert outline(root) == [("user", 3, 0), ("", 2, 5)]
 
 
 def test_a_fork_without_its_instruction_is_placed_by_time():
@@ -129,10 +129,16 @@ def test_a_branch_forked_twice_is_refused():
         arrange([], [ForkPoint(0, (1,)), ForkPoint(0, (1,))])
 
 
+def outline(branch):
+    """Its messages as (role, pieces, position)."""
+    messages = [item for item in branch.items if isinstance(item, Message)]
+    return [(message.role, len(message.pieces), message.position) for message in messages]
+
+
 def test_messages_of_the_same_role_are_kept_apart():
     pieces = [piece(0, op, kind, "w", role="user") for op, kind in enumerate(["role", "text", "role"] * 2)]
     (root,) = arrange(pieces, [])
-    assert [len(message.pieces) for message in root.items] == [3, 3]
+    assert outline(root) == [("user", 3, 0), ("user", 3, 3)]
 
 
 def test_what_is_said_in_an_open_message_has_its_role_in_children_too():
@@ -141,12 +147,9 @@ def test_what_is_said_in_an_open_message_has_its_role_in_children_too():
     pieces = [piece(0, op, kind, "w", role=role) for op, (kind, role) in enumerate(zip(kinds, roles, strict=True))]
     pieces += [piece(1, 0, "gen", "w", name="x"), piece(1, 1, "role", "w", role="assistant"), piece(1, 2, "text", "w")]
     (root,) = arrange(pieces, [ForkPoint(0, (1,), 5)])
-    *messages, (child,) = root.items
-    assert [(message.role, len(message.pieces)) for message in messages] == [("user", 3), ("", 1), ("assistant", 1)]
-    assert [(message.role, len(message.pieces), message.position) for message in child.items] == [
-        ("assistant", 2, 5),
-        ("", 1, 7),
-    ]
+    _, child = root.walk()
+    assert outline(root) == [("user", 3, 0), ("", 1, 3), ("assistant", 1, 4)]
+    assert outline(child) == [("assistant", 2, 5), ("", 1, 7)]
 
 
 def test_the_page_is_whole_and_needs_nothing_from_outside(timeline):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from bough.radix import PrefixCache
 from bough.runtime.config import SchedulerLimits
-from bough.runtime.scheduler import Scheduler, Work
+from bough.runtime.scheduler import Advance, Plan, Scheduler, Work
 from bough.runtime.sequence import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -227,17 +227,13 @@ def test_scoring_asks_for_the_logits_of_each_position_before_a_scored_token(star
     while scored.num_computed < len(tokens) - 1:
         for work in simulation.scheduler.schedule(0.0).work:
             positions += range(work.logits_start, work.logits_stop)
-            simulation.model.run(plan := type("P", (), {"work": [work]})())  # type: ignore[arg-type]
-            from bough.runtime.scheduler import Advance, Plan
-
-            simulation.scheduler.apply(Plan([work], [], []), [Advance()])
-            del plan
+            plan = Plan([work], [], [])
+            simulation.model.run(plan)
+            simulation.scheduler.apply(plan, [Advance()])
     assert positions == list(range(start - 1, len(tokens) - 1))
 
 
 def test_a_poisoned_sequence_leaves_nothing_in_the_cache() -> None:
-    from bough.runtime.scheduler import Advance
-
     simulation = Simulation(page_size=1)
     item = sequence("bad", [1] * 8, 0)
     simulation.add(item, 4)

@@ -1,0 +1,326 @@
+"""The HTTP backend against a small real server on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import msgspec
+import pytest
+from bough.lang.api import function, gen
+from bough.lang.backends.http import HttpBackend
+from bough.lang.backends.mock import MockBackend
+from bough.lang.errors import BackendError, ProgramError
+from bough.runtime.program import Delta, Done, Program
+
+from ..fakes import value
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers by the server's `answer(handler, body)`."""
+
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        self.server.calls.append(("POST", self.path, self.headers.get("Authorization")))
+        self.server.answer(self, body)
+
+    def do_DELETE(self) -> None:
+        self.server.calls.append(("DELETE", self.path, self.headers.get("Authorization")))
+        self.send(404 if "unknown" in self.path else 200, b"{}")
+
+    def send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def begin(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def event(self, event: object) -> None:
+        self.chunk(b"data: " + msgspec.json.encode(event) + b"\n\n")
+
+    def log_message(self, *arguments: object) -> None:
+        """Silent."""
+
+
+class Server(ThreadingHTTPServer):
+    """A server whose answers the test decides."""
+
+    daemon_threads = True
+
+    def __init__(self, answer: Callable[[Handler, bytes], None]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer = answer
+        self.calls: list[tuple[str, str, str | None]] = []
+        self.left = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Callable[[Handler, bytes], None]], Server]]:
+    servers: list[Server] = []
+
+    def start(answer: Callable[[Handler, bytes], None]) -> Server:
+        server = Server(answer)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def mocked(mock: MockBackend) -> Callable[[Handler, bytes], None]:
+    """Runs programs on a mock."""
+
+    def answer(handler: Handler, body: bytes) -> None:
+        handler.begin()
+        handler.chunk(b": keep-alive\n\n")
+        for event in mock.run(msgspec.json.decode(body, type=Program)):
+            handler.event(event)
+        handler.chunk(b"data: [DONE]\n\n")
+        handler.chunk(b"")
+
+    return answer
+
+
+@function
+def two(s):
+    s += "Say " + gen("x", stop=["."], schema=None)
+    s += s["x"] + gen("y", dtype=int)
+
+
+PROGRAM = Program(id="p", ops=())
+
+
+def test_a_program_with_reads_runs_over_http(serve) -> None:
+    mock = MockBackend({"x": "grüße ☃", "y": "42"})
+    server = serve(mocked(mock))
+    with HttpBackend(server.url + "/", api_key="secret") as backend:
+        state = two.run(backend=backend)
+        assert (state["x"], state["y"]) == ("grüße ☃", 42)
+        assert state.text() == "Say grüße ☃grüße ☃42"
+    assert [program.resume for program in mock.requests] == [False, True]
+    assert server.calls == [("POST", "/v1/programs", "Bearer secret")] * 2
+
+
+def test_the_same_on_an_event_loop(serve) -> None:
+    server = serve(mocked(MockBackend({"x": "one", "y": "2"})))
+
+    async def main() -> list[object]:
+        backend = HttpBackend(server.url)
+        states = await asyncio.gather(*(two.arun(backend=backend) for _ in range(10)))
+        await backend.aclose()
+        return [(state["x"], state["y"]) for state in states]
+
+    assert asyncio.run(main()) == [("one", 2)] * 10
+
+
+def test_batches_share_connections(serve) -> None:
+    connections = set()
+    inner = mocked(MockBackend())
+
+    def answer(handler: Handler, body: bytes) -> None:
+        connections.add(handler.client_address)
+        inner(handler, body)
+
+    server = serve(answer)
+    with HttpBackend(server.url) as backend:
+        states = function(lambda s, i: s.__iadd__(f"{i}" + gen("x"))).run_batch(
+            [(i,) for i in range(30)], backend=backend, num_threads=3
+        )
+        assert [state["x"] for state in states] == ["(x)"] * 30
+    assert len(connections) <= 3
+
+
+def test_deltas_arrive_one_by_one(serve) -> None:
+    seen = threading.Event()
+
+    def answer(handler: Handler, body: bytes) -> None:
+        handler.begin()
+        handler.event(Delta(0, "x", "he"))
+        assert seen.wait(5.0)
+        handler.event(Delta(0, "x", "llo"))
+        handler.event(value(0, "x", "hello"))
+        handler.event(Done())
+        handler.chunk(b"")
+
+    with HttpBackend(serve(answer).url) as backend:
+        deltas = (
+            event for event in function(lambda s: s.__iadd__(gen("x"))).stream(backend=backend) if isinstance(event, Delta)
+        )
+        assert next(deltas).text == "he"
+        seen.set()
+        assert next(deltas).text == "llo"
+
+
+def test_a_broken_stream_is_an_error(serve) -> None:
+    def answer(handler: Handler, body: bytes) -> None:
+        handler.begin()
+        handler.event(Delta(0, "x", "he"))
+        handler.chunk(b"")
+
+    with HttpBackend(serve(answer).url) as backend:
+        with pytest.raises(BackendError, match="ended in the middle") as caught:
+            list(backend.run(PROGRAM))
+        assert (caught.value.code, caught.value.retryable) == ("broken_stream", True)
+        with pytest.raises(ProgramError, match="ended in the middle"):
+            two.run(backend=backend)
+
+
+def test_a_connection_that_is_cut_is_an_error(serve) -> None:
+    def answer(handler: Handler, body: bytes) -> None:
+        handler.begin()
+        handler.event(Delta(0, "x", "he"))
+        handler.close_connection = True
+
+    async def main(url: str) -> None:
+        backend = HttpBackend(url)
+        try:
+            with pytest.raises(BackendError):
+                [event async for event in backend.arun(PROGRAM)]
+        finally:
+            await backend.aclose()
+
+    server = serve(answer)
+    with HttpBackend(server.url) as backend, pytest.raises(BackendError, match="cannot be reached") as caught:
+        list(backend.run(PROGRAM))
+    assert caught.value.code == "connection_error"
+    asyncio.run(main(server.url))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code", "param", "retryable"),
+    [
+        (400, {"error": {"message": "too long", "code": "context_length_exceeded", "param": "ops"}},
+         "context_length_exceeded", "ops", False),
+        (429, {"error": {"message": "full", "code": "engine_overloaded", "type": "x"}}, "engine_overloaded", None, True),
+        (401, {"error": {"message": "no key", "code": None}}, "http_error", None, False),
+        (502, "<html>", "http_error", None, True),
+    ],
+)  # fmt: skip
+def test_error_bodies_become_errors(serve, status, body, code, param, retryable) -> None:
+    content = json.dumps(body).encode() if isinstance(body, dict) else body.encode()
+    server = serve(lambda handler, _: handler.send(status, content))
+
+    async def main() -> BackendError:
+        backend = HttpBackend(server.url)
+        with pytest.raises(BackendError) as caught:
+            await anext(backend.arun(PROGRAM))
+        await backend.aclose()
+        return caught.value
+
+    with HttpBackend(server.url) as backend, pytest.raises(BackendError) as caught:
+        next(backend.run(PROGRAM))
+    for error in (caught.value, asyncio.run(main())):
+        assert (error.status, error.code, error.param, error.retryable) == (status, code, param, retryable)
+    message = body["error"]["message"] if isinstance(body, dict) else "status 502: <html>"
+    assert message in caught.value.message
+
+
+def test_a_huge_error_body_is_not_read_to_its_end(serve) -> None:
+    def answer(handler: Handler, body: bytes) -> None:
+        handler.send_response(500)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        try:
+            while True:
+                handler.chunk(b"x" * 65536)
+        except OSError:
+            handler.server.left.set()
+            handler.close_connection = True
+
+    server = serve(answer)
+    with HttpBackend(server.url) as backend, pytest.raises(BackendError, match="status 500"):
+        list(backend.run(PROGRAM))
+    assert server.left.wait(5.0)
+
+
+def test_a_server_that_speaks_otherwise_is_an_error(serve) -> None:
+    def answer(handler: Handler, body: bytes) -> None:
+        handler.begin()
+        handler.chunk(b'data: {"type": "novel"}\n\n')
+        handler.chunk(b"")
+
+    with HttpBackend(serve(answer).url) as backend, pytest.raises(BackendError, match="same version"):
+        list(backend.run(PROGRAM))
+
+
+def test_nobody_there_is_an_error() -> None:
+    server = Server(lambda handler, body: None)
+    server.server_close()
+    with HttpBackend(server.url) as backend:
+        with pytest.raises(BackendError) as caught:
+            list(backend.run(PROGRAM))
+        assert (caught.value.code, caught.value.retryable) == ("connection_error", True)
+        with pytest.raises(BackendError):
+            backend.drop("p")
+
+
+def test_a_silent_server_is_given_up(serve) -> None:
+    release = threading.Event()
+
+    def answer(handler: Handler, body: bytes) -> None:
+        handler.begin()
+        release.wait(5.0)
+
+    with HttpBackend(serve(answer).url, timeout_s=0.1) as backend:
+        start = time.monotonic()
+        with pytest.raises(BackendError):
+            list(backend.run(PROGRAM))
+        assert time.monotonic() - start < 2.0
+    release.set()
+
+
+def test_leaving_closes_the_connection(serve) -> None:
+    def answer(handler: Handler, body: bytes) -> None:
+        handler.begin()
+        try:
+            while True:
+                handler.event(Delta(0, "x", "h" * 1000))
+                time.sleep(0.001)
+        except OSError:
+            handler.server.left.set()
+            handler.close_connection = True
+
+    server = serve(answer)
+    with HttpBackend(server.url) as backend:
+        events = backend.run(PROGRAM)
+        next(events)
+        events.close()
+        assert server.left.wait(5.0)
+
+
+def test_drop_and_flush_cache(serve) -> None:
+    statuses = iter([200, 409, 500])
+    server = serve(lambda handler, body: handler.send(next(statuses), b"{}"))
+    with HttpBackend(server.url) as backend:
+        backend.drop("abc")
+        backend.drop("unknown")
+        assert backend.flush_cache()
+        assert not backend.flush_cache()
+        with pytest.raises(BackendError):
+            backend.flush_cache()
+    assert [call[:2] for call in server.calls[:2]] == [
+        ("DELETE", "/v1/programs/abc"),
+        ("DELETE", "/v1/programs/unknown"),
+    ]

@@ -1,0 +1,133 @@
+"""The words: what they accept, what they refuse, and where they say it was."""
+
+from __future__ import annotations
+
+import contextvars
+
+import pytest
+from bough.constrain.spec import Choice, JsonSchema, Lark, Regex
+from bough.lang import api
+from bough.lang.api import gen, image, select, user
+from bough.lang.backends.mock import MockBackend
+from bough.lang.errors import ProgramError
+from bough.lang.expression import Choose, Generate, Picture
+from bough.runtime.errors import RequestError
+
+
+def test_every_word_is_there() -> None:
+    assert all(hasattr(api, name) for name in api.__all__)
+    assert api.__all__ == sorted(api.__all__)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "grammar"),
+    [
+        ({"regex": "a+"}, Regex("a+")),
+        ({"regex": "[0-9]{4}", "dtype": int}, Regex("[0-9]{4}")),
+        ({"json_schema": {"type": "null"}}, JsonSchema('{"type": "null"}')),
+        ({"json_schema": '{"type":"null"}'}, JsonSchema('{"type":"null"}')),
+        ({"schema": {"type": "null"}}, JsonSchema('{"type": "null"}')),
+        ({"ebnf": 'start: "a"'}, Lark('start: "a"')),
+        ({"grammar": 'start: "a"'}, Lark('start: "a"')),
+        ({"grammar": Choice(("a",))}, Choice(("a",))),
+        ({}, None),
+    ],
+)
+def test_constraints(arguments, grammar) -> None:
+    expression = gen("x", **arguments)
+    assert isinstance(expression, Generate)
+    assert expression.grammar == grammar
+
+
+def test_a_pattern_with_a_type_is_converted() -> None:
+    assert gen("x", regex="[0-9]{4}", dtype=int).convert("1999") == 1999
+    assert gen("x", regex="[a-z]+", dtype=str).convert("abc") == "abc"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"regex": "a", "json_schema": {}},
+        {"dtype": int, "schema": int},
+        {"choices": ["a"], "regex": "a"},
+        {"ebnf": "a", "grammar": "a"},
+        {"ebnf": 3},
+        {"temperature": -1.0},
+        {"max_tokens": 3, "max_new_tokens": 4},
+        {"stop": [""]},
+        {"choices": []},
+    ],
+)
+def test_what_contradicts_itself_is_refused_where_it_is_written(arguments) -> None:
+    with pytest.raises(RequestError):
+        gen("x", **arguments)
+
+
+def test_an_unknown_option_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="temperatur"):
+        gen("x", temperatur=1)
+
+
+def test_gen_with_choices_is_a_select() -> None:
+    expression = gen("x", choices=["a", "b"], choices_method="greedy_token_selection")
+    assert isinstance(expression, Choose)
+    assert (expression.choices, expression.method) == (("a", "b"), "greedy_token_selection")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"choices": None},
+        {"choices": "ab"},
+        {"choices": ["a", ""]},
+        {"choices": ["a", "a"]},
+        {"choices": ["a", 1]},
+        {"choices": ["a"], "temperature": 0.7},
+        {"choices": ["a"], "choices_method": "luck"},
+    ],
+)
+def test_select_refuses(arguments) -> None:
+    with pytest.raises(RequestError):
+        select("x", **arguments)
+
+
+def test_logprob_options_are_one() -> None:
+    assert gen("x").options == {}
+    assert gen("x", return_logprob=True).options == {"logprobs": 0}
+    assert gen("x", return_logprob=True, top_logprobs_num=5).options == {"logprobs": 5}
+
+
+def test_a_message_holds_text_and_expressions_only() -> None:
+    with pytest.raises(ProgramError, match="a message holds text"):
+        user(3)
+
+
+def test_expressions_remember_their_line() -> None:
+    expression = gen("x")
+    assert expression.place.file == __file__
+    assert expression.place.function == "test_expressions_remember_their_line"
+
+
+def test_adding_what_is_no_expression_is_a_type_error() -> None:
+    for thing in (3, None, ["a"]):
+        with pytest.raises(TypeError):
+            gen("x") + thing
+        with pytest.raises(TypeError):
+            thing + gen("x")
+
+
+def test_image_takes_paths_and_bytes() -> None:
+    assert isinstance(image("a.png"), Picture)
+    assert image(b"data").source == b"data"
+
+
+def test_flush_cache_uses_the_default_backend() -> None:
+    assert api.flush_cache(MockBackend())
+
+    def inside() -> bool:
+        api.set_default_backend(MockBackend())
+        return api.flush_cache()
+
+    assert contextvars.copy_context().run(inside)
+    with pytest.raises(ProgramError, match="no backend"):
+        api.flush_cache()

@@ -1,0 +1,148 @@
+"""Batches: order, errors of single items, how many run at once, progress, leaving early."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from bough.lang.api import function, gen
+from bough.lang.backends.mock import MockBackend
+from bough.lang.errors import ProgramError
+from bough.runtime.errors import RequestError
+from bough.runtime.program import Delta, Done
+
+from .fakes import FakeBackend, value
+
+
+@function
+def echo(s, text):
+    s += text + gen("x")
+    if text == "bad":
+        raise ValueError("bad item")
+
+
+def echoing() -> MockBackend:
+    return MockBackend({"x": lambda prompt, name: prompt.upper()})
+
+
+def test_results_are_in_the_order_of_the_items() -> None:
+    def script(program):
+        text = program.ops[0].parts[0]
+        time.sleep(0.02 if text == "0" else 0.0)
+        yield value(0, "x", text)
+        yield Done()
+
+    states = echo.run_batch([{"text": str(i)} for i in range(20)], backend=FakeBackend(script), num_threads=8)
+    assert [state["x"] for state in states] == [str(i) for i in range(20)]
+
+
+def test_items_are_dicts_or_tuples() -> None:
+    states = echo.run_batch([{"text": "a"}, ("b",), ["c"]], backend=echoing())
+    assert [state["x"] for state in states] == ["A", "B", "C"]
+    for item in ("a", 3):
+        with pytest.raises(ProgramError, match="each item of a batch"):
+            echo.run_batch([item], backend=echoing())
+
+
+def test_a_failing_item_spoils_no_other() -> None:
+    states = echo.run_batch([("a",), ("bad",), ("c", "too many"), ("d",)], backend=echoing())
+    assert [state["x"] for state in (states[0], states[3])] == ["A", "D"]
+    assert isinstance(states[1].error(), ValueError) and isinstance(states[2].error(), TypeError)
+    assert states[0].error() is None
+    with pytest.raises(ProgramError, match="bad item"):
+        states[1]["x"]
+
+
+def test_what_is_wrong_for_all_is_raised_at_once() -> None:
+    backend = echoing()
+    with pytest.raises(RequestError, match="temperature"):
+        echo.run_batch([("a",)], backend=backend, temperature=-1)
+    with pytest.raises(ProgramError, match="no backend"):
+        echo.run_batch([("a",)])
+    with pytest.raises(ProgramError, match="num_threads"):
+        echo.run_batch([("a",)], backend=backend, num_threads=0)
+    assert backend.requests == []
+
+
+def test_an_empty_batch_is_empty() -> None:
+    assert echo.run_batch([], backend=echoing()) == []
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_so_many_run_at_once(num_threads: int) -> None:
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    def script(program):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+        yield value(0, "x", "")
+        yield Done()
+
+    echo.run_batch([(str(i),) for i in range(12)], backend=FakeBackend(script), num_threads=num_threads)
+    assert most == num_threads
+
+
+def test_progress_is_shown_with_its_rate(capsys) -> None:
+    echo.run_batch([("a",), ("bad",)], backend=echoing(), progress_bar=True)
+    shown = capsys.readouterr().err
+    assert "2/2" in shown and "program/s" in shown
+    echo.run_batch([("a",)], backend=echoing())
+    assert capsys.readouterr().err == ""
+
+
+def test_generator_style_runs_ahead_only_a_little_and_stops_when_left() -> None:
+    backend = echoing()
+    states = echo.run_batch([(str(i),) for i in range(100)], backend=backend, num_threads=2, generator_style=True)
+    assert next(states)["x"] == "0"
+    states.close()
+    assert len(backend.requests) < 20
+
+
+def test_leaving_a_batch_aborts_what_runs() -> None:
+    def script(program):
+        if program.ops[0].parts[0] == "0":
+            yield value(0, "x", "zero")
+        else:
+            for _ in range(2000):
+                yield Delta(0, "x", "h")
+                time.sleep(0.001)
+        yield Done()
+
+    backend = FakeBackend(script)
+    states = echo.run_batch([("0",), ("1",)], backend=backend, generator_style=True)
+    assert next(states)["x"] == "zero"
+    while len(backend.requests) < 2:
+        time.sleep(0.001)
+    start = time.monotonic()
+    states.close()
+    assert time.monotonic() - start < 1.0
+    assert len(backend.aborted) == 1
+
+
+def test_bodies_see_the_caller_s_context() -> None:
+    import contextvars
+
+    color = contextvars.ContextVar("color", default="none")
+    color.set("red")
+
+    @function
+    def reads_context(s, index):
+        s += gen("x")
+        return color.get()
+
+    states = reads_context.run_batch([(i,) for i in range(3)], backend=MockBackend())
+    assert [state.ret_value for state in states] == ["red"] * 3
+
+
+def test_arun_batch() -> None:
+    states = asyncio.run(echo.arun_batch([("a",), ("bad",), ("c",)], backend=echoing(), num_threads=2))
+    assert [states[0]["x"], states[2]["x"]] == ["A", "C"]
+    assert isinstance(states[1].error(), ValueError)

@@ -1,0 +1,390 @@
+"""The forms of running a program: alone, nested, bound, streaming, on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+
+import pytest
+from bough.lang.api import assistant, function, gen, select, set_default_backend, user
+from bough.lang.backends.mock import MockBackend
+from bough.lang.errors import ProgramError
+from bough.lang.program import Function
+from bough.runtime.errors import RequestError
+from bough.runtime.program import Delta, Done, Failed, Value
+from bough.runtime.request import ErrorInfo
+
+from .fakes import FakeBackend, value
+
+
+@function
+def capital(s, country):
+    """Asks for a capital."""
+    s += user(f"Capital of {country}?") + assistant(gen("city"))
+    return country.upper()
+
+
+def test_run_and_call_give_the_state() -> None:
+    backend = MockBackend({"city": lambda prompt, name: "Paris" if "France" in prompt else "Tokyo"})
+    state = capital.run("France", backend=backend)
+    assert (state["city"], state.ret_value) == ("Paris", "FRANCE")
+    assert capital(country="Japan", backend=backend)["city"] == "Tokyo"
+    assert capital.__name__ == "capital" and capital.__doc__ == "Asks for a capital."
+
+
+def test_the_default_backend_is_this_context_s() -> None:
+    backend = MockBackend()
+
+    def inside() -> None:
+        set_default_backend(backend)
+        capital.run("France")
+
+    contextvars.copy_context().run(inside)
+    assert len(backend.requests) == 1
+    with pytest.raises(ProgramError, match="no backend"):
+        capital.run("France")
+
+
+def test_bind_fills_in_what_a_call_may_override() -> None:
+    backend = MockBackend()
+    bound = capital.bind(country="France", temperature=0.25, backend=backend)
+    assert bound.run().ret_value == "FRANCE"
+    assert bound.run(country="Japan", temperature=0.75).ret_value == "JAPAN"
+    temperatures = [program.ops[-2].sampling.temperature for program in backend.requests]
+    assert temperatures == [0.25, 0.75]
+
+
+def test_a_parameter_of_the_body_comes_before_an_option() -> None:
+    @function
+    def numbered(s, n):
+        s += f"{n}" + gen("x")
+
+    backend = MockBackend()
+    numbered.run(n=5, backend=backend)
+    assert backend.requests[0].ops[0].parts == ("5",)
+    assert backend.requests[0].ops[1].sampling.n == 1
+
+
+def test_a_body_needs_a_state_and_no_reserved_names() -> None:
+    with pytest.raises(ProgramError, match="needs a first parameter"):
+        function(lambda: None)
+    with pytest.raises(ProgramError, match="'backend'"):
+        function(lambda s, backend: None)
+    assert isinstance(function()(lambda s: None), Function)
+
+
+def test_an_unknown_argument_is_the_body_s_type_error() -> None:
+    with pytest.raises(TypeError, match="temperatur"):
+        capital.run("France", temperatur=0.5, backend=MockBackend())
+
+
+def test_an_option_out_of_range_is_refused_before_any_work() -> None:
+    backend = MockBackend()
+    with pytest.raises(RequestError, match="temperature") as caught:
+        capital.run("France", temperature=-1.0, backend=backend)
+    assert caught.value.param == "temperature"
+    with pytest.raises(RequestError, match="timeout_s"):
+        capital.run("France", timeout_s=0.0, backend=backend)
+    assert backend.requests == []
+
+
+# Nested
+
+
+@function
+def examples(s, topic):
+    s += f"Example of {topic}: " + gen("example") + "\n"
+    return topic
+
+
+def test_a_call_that_is_appended_records_in_the_caller() -> None:
+    @function
+    def outer(s):
+        s += examples("cats")
+        returned = examples(s, "dogs")
+        s += returned + gen("last")
+
+    backend = MockBackend({"example": ["Tom", "Rex"]})
+    state = outer.run(backend=backend)
+    assert state.text() == "Example of cats: Tom\nExample of dogs: Rex\ndogs(last)"
+    assert state["example"] == "Rex"
+    assert len(backend.requests) == 1
+
+
+def test_a_call_that_is_read_runs_on_its_own_with_the_caller_s_settings() -> None:
+    @function
+    def outer(s):
+        s += "outer" + gen("x")
+        inner = examples("cats")
+        s += inner["example"]
+        with pytest.raises(ProgramError, match="cannot be appended"):
+            s += inner
+        s += gen("y")
+
+    backend = MockBackend({"example": "Tom"})
+    assert outer.run(backend=backend, temperature=0.5).text() == "outer(x)Tom(y)"
+    inner, outer_program = backend.requests
+    assert inner.id != outer_program.id
+    assert inner.ops[1].sampling.temperature == 0.5
+
+
+def test_the_state_of_another_program_cannot_be_appended() -> None:
+    backend = MockBackend()
+    other = capital.run("France", backend=backend)
+    with pytest.raises(ProgramError, match="read from it"):
+        function(lambda s: s.__iadd__(other)).run(backend=backend)
+
+
+# Streaming
+
+
+def test_stream_yields_all_events_in_order() -> None:
+    @function
+    def two(s):
+        s += "a " + gen("x")
+        s += s["x"] + select("y", ["b", "c"])
+
+    events = list(two.stream(backend=MockBackend({"x": "one two"})))
+    shown = [e.text if isinstance(e, (Delta, Value)) else type(e).__name__ for e in events]
+    assert sorted(shown) == sorted(["one", " two", "one two", "Done", "b", "Done"])
+    assert shown[:3] == ["one", " two", "one two"]
+
+
+def test_leaving_the_stream_aborts_the_program() -> None:
+    def script(program):
+        for _ in range(1000):
+            yield Delta(0, "x", "ha")
+            time.sleep(0.001)
+        yield Done()
+
+    backend = FakeBackend(script)
+    stream = function(lambda s: s.__iadd__(gen("x"))).stream(backend=backend)
+    assert next(stream) == Delta(0, "x", "ha")
+    stream.close()
+    deadline = time.monotonic() + 5.0
+    while not backend.aborted and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert backend.aborted == [backend.requests[0].id]
+
+
+def test_a_failure_is_raised_by_the_stream() -> None:
+    failed = Failed(error=ErrorInfo(code="x", message="broke"))
+    stream = function(lambda s: s.__iadd__(gen("x"))).stream(backend=FakeBackend(lambda p: iter([failed])))
+    assert next(stream) == failed
+    with pytest.raises(ProgramError, match="broke"):
+        next(stream)
+
+
+def test_run_with_stream_returns_at_once() -> None:
+    gate, read_too_early = threading.Event(), threading.Event()
+
+    def script(program):
+        if program.resume:
+            yield value(0, "y", "done")
+        else:
+            yield Delta(0, "x", "he")
+            yield gate
+            yield Delta(0, "x", "llo")
+            yield value(0, "x", "hello")
+        yield Done()
+
+    @function
+    def two(s):
+        s += "Say " + gen("x")
+        s += s["x"].upper() + gen("y")
+        read_too_early.wait(5.0)
+
+    state = two.run(backend=FakeBackend(script), stream=True)
+    deltas = state.text_iter("x")
+    assert next(deltas) == "he"
+    gate.set()
+    assert "".join(deltas) == "llo"
+    read_too_early.set()
+    assert state["y"] == "done"
+    assert "".join(state.text_iter()) == "Say helloHELLOdone"
+    assert state.error() is None
+
+
+def test_text_iter_of_the_whole_branch_follows_a_running_body() -> None:
+    gate = threading.Event()
+
+    @function
+    def slow(s):
+        s += "one "
+        gate.wait(5.0)
+        s += gen("x") + " three"
+
+    state = slow.run(backend=MockBackend({"x": "two"}), stream=True)
+    texts = state.text_iter()
+    assert next(texts) == "one "
+    gate.set()
+    assert "".join(texts) == "two three"
+
+
+def test_an_error_of_a_streamed_body_is_raised_where_it_is_read() -> None:
+    @function
+    def raises(s):
+        raise ValueError("oops")
+
+    state = raises.run(backend=MockBackend(), stream=True)
+    with pytest.raises(ProgramError, match="stopped by ValueError: oops"):
+        state["x"]
+    with pytest.raises(ProgramError, match="oops"):
+        list(state.text_iter())
+    assert isinstance(state.error(), ValueError)
+
+
+def test_a_body_can_stream_what_it_generates() -> None:
+    seen = []
+
+    @function
+    def prints(s):
+        s += gen("x")
+        seen.extend(s.stream("x"))
+        s += gen("y")
+
+    prints.run(backend=MockBackend({"x": "one two three"}))
+    assert seen == ["one", " two", " three"]
+
+
+# Event loops
+
+
+def test_arun_runs_a_plain_body_with_reads() -> None:
+    @function
+    def two(s):
+        s += gen("x")
+        s += s["x"] + gen("y")
+
+    backend = MockBackend({"x": "one", "y": "two"})
+    state = asyncio.run(two.arun(backend=backend))
+    assert (state["x"], state["y"], state.text()) == ("one", "two", "oneonetwo")
+    assert [program.resume for program in backend.requests] == [False, True]
+
+
+def test_arun_runs_a_coroutine_body() -> None:
+    seen = []
+
+    @function
+    async def reads(s, count):
+        branches = s.fork(count)
+        branches += gen("x")
+        seen.append(await asyncio.gather(*(branch.aget("x") for branch in branches)))
+        s += "then " + gen("y")
+        async for delta in s.text_async_iter("y"):
+            seen.append(delta)
+        await s.asettle()
+        seen.append(s.text())
+        return "end"
+
+    backend = MockBackend({"x": ["a", "b"], "y": "c d"})
+    state = asyncio.run(reads.arun(2, backend=backend))
+    assert seen == [["a", "b"], "c", " d", "then c d"]
+    assert state.ret_value == "end"
+    assert backend.dropped == [backend.requests[0].id]
+    with pytest.raises(ProgramError, match="coroutine function"):
+        reads.run(2, backend=backend)
+
+
+def test_a_read_that_would_block_the_loop_is_refused() -> None:
+    @function
+    async def blocks(s):
+        s += gen("x")
+        s["x"]
+
+    with pytest.raises(ProgramError, match="await s.aget"):
+        asyncio.run(blocks.arun(backend=MockBackend()))
+
+
+def test_many_aruns_share_one_loop() -> None:
+    async def main() -> list[str]:
+        backend = MockBackend({"city": lambda prompt, name: prompt.split()[3].partition("?")[0]})
+        states = await asyncio.gather(*(capital.arun(f"C{i}", backend=backend) for i in range(50)))
+        return [state["city"] for state in states]
+
+    assert asyncio.run(main()) == [f"C{i}" for i in range(50)]
+
+
+def test_cancelling_arun_aborts() -> None:
+    gate = threading.Event()
+    backend = FakeBackend(lambda p: iter([Delta(0, "x", "h"), gate, Done()]))
+    ended = []
+
+    @function
+    def waits(s):
+        s += gen("x")
+        try:
+            s["x"]
+        except ProgramError as error:
+            ended.append(error.code)
+            raise
+
+    async def main() -> None:
+        task = asyncio.create_task(waits.arun(backend=backend))
+        while not backend.requests:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert backend.aborted == [backend.requests[0].id]
+
+    asyncio.run(main())
+    deadline = time.monotonic() + 5.0
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert ended == ["aborted"]
+
+
+def test_arun_raises_failures_and_exceptions() -> None:
+    failed = Failed(error=ErrorInfo(code="x", message="broke"))
+    with pytest.raises(ProgramError, match="broke"):
+        asyncio.run(capital.arun("France", backend=FakeBackend(lambda p: iter([failed]))))
+
+    @function
+    def raises(s):
+        s += gen("x")
+        raise KeyError(s["x"])
+
+    with pytest.raises(KeyError, match="x"):
+        asyncio.run(raises.arun(backend=MockBackend()))
+
+
+def test_a_broken_backend_does_not_hang_a_task() -> None:
+    def script(program):
+        yield Delta(0, "x", "h")
+        raise ZeroDivisionError("bug")
+
+    with pytest.raises(ProgramError, match="stopped by ZeroDivisionError: bug"):
+        asyncio.run(capital.arun("France", backend=FakeBackend(script)))
+
+
+def test_astream_yields_events_and_aborts_when_left() -> None:
+    async def main() -> list[str]:
+        backend = MockBackend({"city": "New York"})
+        return [e.text async for e in capital.astream("X", backend=backend) if isinstance(e, Delta)]
+
+    assert asyncio.run(main()) == ["New", " York"]
+
+    async def leave() -> FakeBackend:
+        backend = FakeBackend(lambda p: iter([Delta(0, "city", "h"), threading.Event(), Done()]))
+        stream = capital.astream("X", backend=backend)
+        assert await anext(stream) == Delta(0, "city", "h")
+        await stream.aclose()
+        return backend
+
+    backend = asyncio.run(leave())
+    assert backend.aborted == [backend.requests[0].id]
+
+
+def test_astream_raises_failures() -> None:
+    async def main() -> list[object]:
+        failed = Failed(error=ErrorInfo(code="x", message="broke"))
+        events = []
+        with pytest.raises(ProgramError, match="broke"):
+            async for event in capital.astream("X", backend=FakeBackend(lambda p: iter([failed]))):
+                events.append(event)
+        return events
+
+    assert len(asyncio.run(main())) == 1
