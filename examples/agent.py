@@ -107,7 +107,7 @@ def own_server() -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = subprocess.Popen([sys.executable, "-m", "bough.cli", "serve", "--port", str(port)])
+    server = subprocess.Popen([sys.executable, "-P", "-m", "bough.cli", "serve", "--port", str(port)])
     try:
         while server.poll() is None:
             with contextlib.suppress(httpx.HTTPError):

@@ -51,7 +51,7 @@ def gen(  # noqa: PLR0913  one word has to say it all
     choices_method: SelectMethod | None = None,
     timeout_s: float | None = None,
     **options: Unpack[SamplingOptions],
-) -> Expression:
+) -> Generate | Choose:
     """Generates text and keeps it as the variable `name`. What is left out is the run's default.
 
     dtype, schema    a type: the text is of that form and `s[name]` is a value of it. int, float, bool, str, an Enum,
@@ -98,7 +98,7 @@ def select(
     temperature: float = 0.0,
     *,
     choices_method: SelectMethod | None = None,
-) -> Expression:
+) -> Choose:
     """Appends the likeliest of `choices` and keeps it as the variable `name`; `s.probabilities(name)` says how likely.
 
     >>> s += assistant(select("mood", ["good", "bad"]))
@@ -119,7 +119,7 @@ def select(
     return Choose(name, tuple(choices), method, caller())
 
 
-def image(source: str | Path | bytes) -> Expression:
+def image(source: str | Path | bytes) -> Picture:
     """An image, by path or content. Backends that take text only refuse it when it is appended."""
     return Picture(source if isinstance(source, bytes) else str(source))
 

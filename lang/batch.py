@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from tqdm import tqdm
@@ -21,7 +21,7 @@ MAX_THREADS = 64
 
 def run_batch(
     make: Callable[[int, PullDriver], Run], num_items: int, *, num_threads: int | str, progress_bar: bool
-) -> Iterator[State]:
+) -> Generator[State, None, None]:
     """The states of `num_items` runs, in order. A run that fails keeps its error for those who read it.
 
     A few runs more than there are threads are under way, so that a long batch need not be held in memory.
@@ -30,12 +30,15 @@ def run_batch(
     num_workers = count_threads(num_threads, num_items)
     running: set[Run] = set()
     lock = threading.Lock()
+    left = False
 
     def work(index: int) -> State:
         run = make(index, PullDriver())
         with lock:
             running.add(run)
         try:
+            if left:
+                run.session.abort(ProgramError("the batch was left", code="aborted"))
             run.execute()
         except Exception:  # noqa: BLE001  one item's failure is that item's: `execute` has left it in the state
             return run.state
@@ -46,12 +49,12 @@ def run_batch(
 
     pool = ThreadPoolExecutor(num_workers, thread_name_prefix="bough-batch")
     pending: deque[Future[State]] = deque()
-    left = iter(range(num_items))
+    indices = iter(range(num_items))
     try:
         with tqdm(total=num_items, unit="program", disable=not progress_bar) as bar:
 
             def submit() -> None:
-                index = next(left, None)
+                index = next(indices, None)
                 if index is not None:
                     future = pool.submit(contextvars.copy_context().run, work, index)
                     future.add_done_callback(lambda _: bar.update())
@@ -64,9 +67,10 @@ def run_batch(
                 submit()
                 yield state
     finally:
+        left = True
         with lock:
-            left_over = list(running)
-        for run in left_over:
+            unfinished = list(running)
+        for run in unfinished:
             run.session.abort(ProgramError("the batch was left", code="aborted"))
         pool.shutdown(cancel_futures=True)
 

@@ -83,6 +83,7 @@ class Branch:
     def _append_marks(self, marks: tuple[str | Slot, ...]) -> None:
         self.transcript += marks
         self.session.recorder.add_text(self.id, parts_of(marks), caller())
+        self.session.notify()
 
     def _marks_of(self, reference: Reference) -> tuple[str | Slot, ...]:
         marks = marks_of(reference.name, reference.entry)

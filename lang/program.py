@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from ..runtime.errors import RequestError
@@ -42,6 +42,8 @@ class Function:
     >>> capital.run("France", temperature=0)["city"]
     'Paris'
     """
+
+    __name__: str
 
     def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
         parameters = list(inspect.signature(body).parameters.values())
@@ -108,7 +110,7 @@ class Function:
         """
         return await self._prepare(args, kwargs, TaskDriver()).aexecute()
 
-    def stream(self, *args: Any, **kwargs: Any) -> Iterator[ProgramEvent]:
+    def stream(self, *args: Any, **kwargs: Any) -> Generator[ProgramEvent, None, None]:
         """Runs the program, and yields Delta, Value, ... as they come. Leaving early stops it.
 
         >>> for event in capital.stream("France"):
@@ -117,7 +119,7 @@ class Function:
         """
         yield from self._prepare(args, kwargs, PullDriver(), log=True).events()
 
-    async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ProgramEvent]:
+    async def astream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[ProgramEvent, None]:
         """`stream` for tasks. Leave it with `aclose`, or by cancelling the task."""
         run = self._prepare(args, kwargs, TaskDriver(), log=True)
         session, num_seen = run.session, 0
@@ -155,7 +157,7 @@ class Function:
         progress_bar: bool = False,
         generator_style: Literal[True],
         **kwargs: Any,
-    ) -> Iterator[State]: ...
+    ) -> Generator[State, None, None]: ...
     def run_batch(
         self,
         batch: Sequence[Mapping[str, Any] | Sequence[Any]],
@@ -164,7 +166,7 @@ class Function:
         progress_bar: bool = False,
         generator_style: bool = False,
         **kwargs: Any,
-    ) -> list[State] | Iterator[State]:
+    ) -> list[State] | Generator[State, None, None]:
         """Runs the program for each item, a dict or tuple of arguments; `num_threads` at once. States in order.
 
         A run that fails spoils no other: its state's `error()` says why, and reading from it raises that.

@@ -95,7 +95,7 @@ class Run:
                 await _in_thread(self._own_and_run_body)
             await self.session.afinish()
         except BaseException as error:
-            self.session.abort(error)
+            await self.session.aabort(error)
             await self._driver.stopped()
             raise
         return self.state

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from ..runtime.errors import BoughError
-from ..runtime.program import Delta, Done, Failed, Op, Piece, Program, ProgramEvent, Value
+from ..runtime.program import Delta, Done, Failed, Gen, Op, Piece, Program, ProgramEvent, Select, Value
 from ..runtime.request import Usage
 from .backend import Backend
 from .errors import BackendError, ProgramError
@@ -65,7 +65,7 @@ class Session:
         self.state: object = None
         self._driver = driver
         self._slots: dict[tuple[int, str], Slot] = {}
-        self._owner = threading.get_ident()
+        self._owner = 0
         self._wakers: list[Callable[[], object]] = []
 
     # Sending
@@ -75,8 +75,13 @@ class Session:
         self._owner = threading.get_ident()
 
     @property
+    def records_here(self) -> bool:
+        """The body is running, on this thread."""
+        return not self.body_ended and self._owner == threading.get_ident()
+
+    @property
     def may_send(self) -> bool:
-        return self.error is None and (self.body_ended or self._owner == threading.get_ident())
+        return self.error is None and (self.body_ended or self.records_here)
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -147,7 +152,8 @@ class Session:
         with self.changed:
             if not stretch.ended:
                 stretch.begun = stretch.ended = True
-                self._fail(error or BackendError("the backend's answer ended in the middle", code="broken_stream"))
+                error = error or BackendError("the backend's answer ended in the middle", code="broken_stream")
+                self._fail(_refused(stretch, error) if isinstance(error, BoughError) else error)
             self.notify()
 
     def news(self, num_seen: int) -> bool:
@@ -166,9 +172,6 @@ class Session:
     def _fail(self, error: BaseException) -> None:
         if self.error is not None:
             return
-        if isinstance(error, BoughError) and not isinstance(error, ProgramError):
-            cause, error = error, ProgramError(error.message, code=error.code, param=error.param)
-            error.__cause__ = cause
         if isinstance(error, ProgramError) and error.state is None:
             error.state = self.state
         self.error = error
@@ -228,7 +231,7 @@ class Session:
         self.wait_quiet()
         self.raise_error()
         if self.keeps_state:
-            self.backend.drop(self.id)
+            self._drop()
         self._finished()
 
     async def afinish(self) -> None:
@@ -236,24 +239,36 @@ class Session:
         await self.await_until(lambda: self.quiet)
         self.raise_error()
         if self.keeps_state:
-            await asyncio.to_thread(self.backend.drop, self.id)
+            await asyncio.to_thread(self._drop)
         self._finished()
 
     def abort(self, error: BaseException) -> None:
         """Stops the program; what has not been read raises `error` from now on."""
+        if self._stop(error):
+            self._drop()
+
+    async def aabort(self, error: BaseException) -> None:
+        """The same without blocking the event loop."""
+        if self._stop(error):
+            await asyncio.to_thread(self._drop)
+
+    def _stop(self, error: BaseException) -> bool:
+        """Whether the backend still keeps a state."""
         with self.changed:
             if self.finished:
-                return
+                return False
             begun = [stretch for stretch in self.stretches if stretch.begun]
             # a failed program is gone already, and one that is left while it runs goes with that
             kept = self.error is None and bool(begun) and begun[-1].program.keep and all(s.ended for s in begun)
             self._fail(error)
             self.body_ended = True
         self._driver.stop(self)
-        if kept:
-            with contextlib.suppress(BoughError):
-                self.backend.drop(self.id)
         self._finished()
+        return kept
+
+    def _drop(self) -> None:
+        with contextlib.suppress(BoughError):  # nothing is lost: the backend forgets it by itself some time later
+            self.backend.drop(self.id)
 
     def _close(self) -> None:
         """Text to which nothing is generated is not worth a request of its own."""
@@ -265,6 +280,25 @@ class Session:
         with self.changed:
             self.finished = True
             self.notify()
+
+
+def _refused(stretch: Stretch, refusal: BoughError) -> ProgramError:
+    """A refusal, which names no instruction: if only one generates, it is that one's."""
+    if isinstance(refusal, ProgramError):
+        return refusal
+    generating = [index for index, op in enumerate(stretch.program.ops) if isinstance(op, (Gen, Select))]
+    index = generating[0] if len(generating) == 1 else None
+    op = None if index is None else stretch.program.ops[index]
+    error = ProgramError(
+        refusal.message,
+        code=refusal.code,
+        param=refusal.param,
+        place=None if index is None else stretch.places[index],
+        branch=None if op is None else op.branch,
+        instruction=op,
+    )
+    error.__cause__ = refusal
+    return error
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

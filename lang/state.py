@@ -227,10 +227,10 @@ class State:
         session.raise_error()
 
     def error(self) -> BaseException | None:
-        """What the program failed with, or None. Waits for the end if the body has ended."""
+        """What the program failed with, or None. Waits for the end, but not in the body itself."""
         session = self._branch.session
-        if session.body_ended:
-            session.wait_quiet()
+        if not session.records_here:
+            reader.sync(self._branch)
         return session.error
 
     @property

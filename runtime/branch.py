@@ -197,8 +197,6 @@ def keep_text(tokens: list[int], text: str, tokenizer: Tokenizer, *, skip_specia
         if not text.startswith(said, length):
             break
         length += len(said)
-        if length == len(text) and not said:
-            break
         if not decoder.getstate()[0]:  # no character is cut in two here
             kept, kept_length = count, length
     rest = text[kept_length:]

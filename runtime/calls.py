@@ -103,13 +103,11 @@ class GenCall:
         first = self._samples[0]
         assert first.last is not None and first.last.finish is not None
         finish, text = first.last.finish, first.text
-        # What ended it is no part of the branch; without a stop string the text is just what the tokens say.
-        kept = first.tokens
-        if isinstance(finish.matched, str):
-            skip = self._op.sampling.skip_special_tokens
+        # What ended it is no part of the branch. Without a stop string the text is just what the tokens say.
+        kept = first.tokens[:-1] if isinstance(finish.matched, int) else first.tokens
+        skip = self._op.sampling.skip_special_tokens
+        if self._tokenizer.decode(kept, skip_special_tokens=skip) != text:
             kept = keep_text(kept, text, self._tokenizer, skip_special_tokens=skip)
-        elif finish.matched is not None:
-            kept = kept[:-1]
         value = Value(
             branch=self._branch.id,
             name=self._op.name,

@@ -68,10 +68,10 @@ class HttpBackend:
         yield events.last()
 
     def drop(self, program_id: str) -> None:
-        self._call("DELETE", f"/v1/programs/{program_id}", ignore=httpx.codes.NOT_FOUND)
+        self._call("DELETE", f"/v1/programs/{program_id}", ignored=httpx.codes.NOT_FOUND)
 
     def flush_cache(self) -> bool:
-        return self._call("POST", "/flush_cache", ignore=httpx.codes.CONFLICT) != httpx.codes.CONFLICT
+        return msgspec.json.decode(self._call("POST", "/flush_cache").content, type=_Flushed).flushed
 
     def close(self) -> None:
         self._client.close()
@@ -89,14 +89,14 @@ class HttpBackend:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _call(self, method: str, path: str, *, ignore: int) -> int:
+    def _call(self, method: str, path: str, *, ignored: int | None = None) -> httpx.Response:
         try:
             response = self._client.request(method, path)
         except httpx.HTTPError as error:
             raise _broken(error) from error
-        if response.is_error and response.status_code != ignore:
+        if response.is_error and response.status_code != ignored:
             raise _refusal(response.status_code, response.content[:MAX_ERROR_BYTES])
-        return response.status_code
+        return response
 
     def _async_client(self) -> httpx.AsyncClient:
         """Connections belong to an event loop."""
@@ -134,6 +134,10 @@ class _Events:
         if self._last is None:
             raise BackendError("the server's answer ended in the middle", code="broken_stream", retryable=True)
         return self._last
+
+
+class _Flushed(msgspec.Struct):
+    flushed: bool
 
 
 class _ErrorDetail(msgspec.Struct):

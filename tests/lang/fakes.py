@@ -76,5 +76,10 @@ def value(branch: int, name: str, text: str, **fields: Any) -> Value:
     return Value(branch=branch, name=name, text=text, **fields)
 
 
+def ops_of(program: Program) -> list[Any]:
+    """The instructions, for tests that know which they are."""
+    return list(program.ops)
+
+
 def kinds(program: Program) -> list[str]:
     return [type(op).__name__ for op in program.ops]

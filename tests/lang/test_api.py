@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextvars
+from typing import Any
 
 import pytest
+
 from bough.constrain.spec import Choice, JsonSchema, Lark, Regex
 from bough.lang import api
 from bough.lang.api import gen, image, select, user
@@ -14,7 +16,7 @@ from bough.lang.expression import Choose, Generate, Picture
 from bough.runtime.errors import RequestError
 
 
-def test_every_word_is_there() -> None:
+def test_every_word_is_there():
     assert all(hasattr(api, name) for name in api.__all__)
     assert api.__all__ == sorted(api.__all__)
 
@@ -33,15 +35,21 @@ def test_every_word_is_there() -> None:
         ({}, None),
     ],
 )
-def test_constraints(arguments, grammar) -> None:
+def test_constraints(arguments, grammar):
     expression = gen("x", **arguments)
     assert isinstance(expression, Generate)
     assert expression.grammar == grammar
 
 
-def test_a_pattern_with_a_type_is_converted() -> None:
-    assert gen("x", regex="[0-9]{4}", dtype=int).convert("1999") == 1999
-    assert gen("x", regex="[a-z]+", dtype=str).convert("abc") == "abc"
+def generation(**arguments) -> Generate:
+    expression = gen("x", **arguments)
+    assert isinstance(expression, Generate)
+    return expression
+
+
+def test_a_pattern_with_a_type_is_converted():
+    assert generation(regex="[0-9]{4}", dtype=int).convert("1999") == 1999
+    assert generation(regex="[a-z]+", dtype=str).convert("abc") == "abc"
 
 
 @pytest.mark.parametrize(
@@ -58,17 +66,17 @@ def test_a_pattern_with_a_type_is_converted() -> None:
         {"choices": []},
     ],
 )
-def test_what_contradicts_itself_is_refused_where_it_is_written(arguments) -> None:
+def test_what_contradicts_itself_is_refused_where_it_is_written(arguments):
     with pytest.raises(RequestError):
         gen("x", **arguments)
 
 
-def test_an_unknown_option_is_a_type_error() -> None:
+def test_an_unknown_option_is_a_type_error():
     with pytest.raises(TypeError, match="temperatur"):
-        gen("x", temperatur=1)
+        generation(temperatur=1)
 
 
-def test_gen_with_choices_is_a_select() -> None:
+def test_gen_with_choices_is_a_select():
     expression = gen("x", choices=["a", "b"], choices_method="greedy_token_selection")
     assert isinstance(expression, Choose)
     assert (expression.choices, expression.method) == (("a", "b"), "greedy_token_selection")
@@ -86,42 +94,43 @@ def test_gen_with_choices_is_a_select() -> None:
         {"choices": ["a"], "choices_method": "luck"},
     ],
 )
-def test_select_refuses(arguments) -> None:
+def test_select_refuses(arguments):
     with pytest.raises(RequestError):
         select("x", **arguments)
 
 
-def test_logprob_options_are_one() -> None:
-    assert gen("x").options == {}
-    assert gen("x", return_logprob=True).options == {"logprobs": 0}
-    assert gen("x", return_logprob=True, top_logprobs_num=5).options == {"logprobs": 5}
+def test_logprob_options_are_one():
+    assert generation().options == {}
+    assert generation(return_logprob=True).options == {"logprobs": 0}
+    assert generation(return_logprob=True, top_logprobs_num=5).options == {"logprobs": 5}
 
 
-def test_a_message_holds_text_and_expressions_only() -> None:
+def test_a_message_holds_text_and_expressions_only():
     with pytest.raises(ProgramError, match="a message holds text"):
-        user(3)
+        user(3)  # type: ignore[arg-type]
 
 
-def test_expressions_remember_their_line() -> None:
+def test_expressions_remember_their_line():
     expression = gen("x")
     assert expression.place.file == __file__
     assert expression.place.function == "test_expressions_remember_their_line"
 
 
-def test_adding_what_is_no_expression_is_a_type_error() -> None:
-    for thing in (3, None, ["a"]):
+def test_adding_what_is_no_expression_is_a_type_error():
+    things: list[Any] = [3, None, ["a"]]
+    for thing in things:
         with pytest.raises(TypeError):
             gen("x") + thing
         with pytest.raises(TypeError):
             thing + gen("x")
 
 
-def test_image_takes_paths_and_bytes() -> None:
+def test_image_takes_paths_and_bytes():
     assert isinstance(image("a.png"), Picture)
     assert image(b"data").source == b"data"
 
 
-def test_flush_cache_uses_the_default_backend() -> None:
+def test_flush_cache_uses_the_default_backend():
     assert api.flush_cache(MockBackend())
 
     def inside() -> bool:

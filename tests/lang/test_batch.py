@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
+
 from bough.lang.api import function, gen
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError
@@ -27,7 +29,7 @@ def echoing() -> MockBackend:
     return MockBackend({"x": lambda prompt, name: prompt.upper()})
 
 
-def test_results_are_in_the_order_of_the_items() -> None:
+def test_results_are_in_the_order_of_the_items():
     def script(program):
         text = program.ops[0].parts[0]
         time.sleep(0.02 if text == "0" else 0.0)
@@ -38,15 +40,16 @@ def test_results_are_in_the_order_of_the_items() -> None:
     assert [state["x"] for state in states] == [str(i) for i in range(20)]
 
 
-def test_items_are_dicts_or_tuples() -> None:
+def test_items_are_dicts_or_tuples():
     states = echo.run_batch([{"text": "a"}, ("b",), ["c"]], backend=echoing())
     assert [state["x"] for state in states] == ["A", "B", "C"]
-    for item in ("a", 3):
+    items: list[Any] = ["a", 3]
+    for item in items:
         with pytest.raises(ProgramError, match="each item of a batch"):
             echo.run_batch([item], backend=echoing())
 
 
-def test_a_failing_item_spoils_no_other() -> None:
+def test_a_failing_item_spoils_no_other():
     states = echo.run_batch([("a",), ("bad",), ("c", "too many"), ("d",)], backend=echoing())
     assert [state["x"] for state in (states[0], states[3])] == ["A", "D"]
     assert isinstance(states[1].error(), ValueError) and isinstance(states[2].error(), TypeError)
@@ -55,7 +58,7 @@ def test_a_failing_item_spoils_no_other() -> None:
         states[1]["x"]
 
 
-def test_what_is_wrong_for_all_is_raised_at_once() -> None:
+def test_what_is_wrong_for_all_is_raised_at_once():
     backend = echoing()
     with pytest.raises(RequestError, match="temperature"):
         echo.run_batch([("a",)], backend=backend, temperature=-1)
@@ -66,12 +69,12 @@ def test_what_is_wrong_for_all_is_raised_at_once() -> None:
     assert backend.requests == []
 
 
-def test_an_empty_batch_is_empty() -> None:
+def test_an_empty_batch_is_empty():
     assert echo.run_batch([], backend=echoing()) == []
 
 
 @pytest.mark.parametrize("num_threads", [1, 4])
-def test_so_many_run_at_once(num_threads: int) -> None:
+def test_so_many_run_at_once(num_threads: int):
     running, most = 0, 0
     lock = threading.Lock()
 
@@ -90,7 +93,7 @@ def test_so_many_run_at_once(num_threads: int) -> None:
     assert most == num_threads
 
 
-def test_progress_is_shown_with_its_rate(capsys) -> None:
+def test_progress_is_shown_with_its_rate(capsys):
     echo.run_batch([("a",), ("bad",)], backend=echoing(), progress_bar=True)
     shown = capsys.readouterr().err
     assert "2/2" in shown and "program/s" in shown
@@ -98,7 +101,7 @@ def test_progress_is_shown_with_its_rate(capsys) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_generator_style_runs_ahead_only_a_little_and_stops_when_left() -> None:
+def test_generator_style_runs_ahead_only_a_little_and_stops_when_left():
     backend = echoing()
     states = echo.run_batch([(str(i),) for i in range(100)], backend=backend, num_threads=2, generator_style=True)
     assert next(states)["x"] == "0"
@@ -106,7 +109,7 @@ def test_generator_style_runs_ahead_only_a_little_and_stops_when_left() -> None:
     assert len(backend.requests) < 20
 
 
-def test_leaving_a_batch_aborts_what_runs() -> None:
+def test_leaving_a_batch_aborts_what_runs():
     def script(program):
         if program.ops[0].parts[0] == "0":
             yield value(0, "x", "zero")
@@ -127,7 +130,7 @@ def test_leaving_a_batch_aborts_what_runs() -> None:
     assert len(backend.aborted) == 1
 
 
-def test_bodies_see_the_caller_s_context() -> None:
+def test_bodies_see_the_caller_s_context():
     import contextvars
 
     color = contextvars.ContextVar("color", default="none")
@@ -142,7 +145,7 @@ def test_bodies_see_the_caller_s_context() -> None:
     assert [state.ret_value for state in states] == ["red"] * 3
 
 
-def test_arun_batch() -> None:
+def test_arun_batch():
     states = asyncio.run(echo.arun_batch([("a",), ("bad",), ("c",)], backend=echoing(), num_threads=2))
     assert [states[0]["x"], states[2]["x"]] == ["A", "C"]
     assert isinstance(states[1].error(), ValueError)

@@ -6,8 +6,10 @@ import asyncio
 import contextvars
 import threading
 import time
+from typing import Any
 
 import pytest
+
 from bough.lang.api import assistant, function, gen, select, set_default_backend, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError
@@ -16,7 +18,7 @@ from bough.runtime.errors import RequestError
 from bough.runtime.program import Delta, Done, Failed, Value
 from bough.runtime.request import ErrorInfo
 
-from .fakes import FakeBackend, value
+from .fakes import FakeBackend, ops_of, value
 
 
 @function
@@ -26,7 +28,7 @@ def capital(s, country):
     return country.upper()
 
 
-def test_run_and_call_give_the_state() -> None:
+def test_run_and_call_give_the_state():
     backend = MockBackend({"city": lambda prompt, name: "Paris" if "France" in prompt else "Tokyo"})
     state = capital.run("France", backend=backend)
     assert (state["city"], state.ret_value) == ("Paris", "FRANCE")
@@ -34,7 +36,7 @@ def test_run_and_call_give_the_state() -> None:
     assert capital.__name__ == "capital" and capital.__doc__ == "Asks for a capital."
 
 
-def test_the_default_backend_is_this_context_s() -> None:
+def test_the_default_backend_is_this_context_s():
     backend = MockBackend()
 
     def inside() -> None:
@@ -47,27 +49,28 @@ def test_the_default_backend_is_this_context_s() -> None:
         capital.run("France")
 
 
-def test_bind_fills_in_what_a_call_may_override() -> None:
+def test_bind_fills_in_what_a_call_may_override():
     backend = MockBackend()
     bound = capital.bind(country="France", temperature=0.25, backend=backend)
     assert bound.run().ret_value == "FRANCE"
     assert bound.run(country="Japan", temperature=0.75).ret_value == "JAPAN"
-    temperatures = [program.ops[-2].sampling.temperature for program in backend.requests]
+    temperatures = [ops_of(program)[-2].sampling.temperature for program in backend.requests]
     assert temperatures == [0.25, 0.75]
 
 
-def test_a_parameter_of_the_body_comes_before_an_option() -> None:
+def test_a_parameter_of_the_body_comes_before_an_option():
     @function
     def numbered(s, n):
         s += f"{n}" + gen("x")
 
     backend = MockBackend()
     numbered.run(n=5, backend=backend)
-    assert backend.requests[0].ops[0].parts == ("5",)
-    assert backend.requests[0].ops[1].sampling.n == 1
+    text, generation = ops_of(backend.requests[0])
+    assert text.parts == ("5",)
+    assert generation.sampling.n == 1
 
 
-def test_a_body_needs_a_state_and_no_reserved_names() -> None:
+def test_a_body_needs_a_state_and_no_reserved_names():
     with pytest.raises(ProgramError, match="needs a first parameter"):
         function(lambda: None)
     with pytest.raises(ProgramError, match="'backend'"):
@@ -75,12 +78,12 @@ def test_a_body_needs_a_state_and_no_reserved_names() -> None:
     assert isinstance(function()(lambda s: None), Function)
 
 
-def test_an_unknown_argument_is_the_body_s_type_error() -> None:
+def test_an_unknown_argument_is_the_body_s_type_error():
     with pytest.raises(TypeError, match="temperatur"):
         capital.run("France", temperatur=0.5, backend=MockBackend())
 
 
-def test_an_option_out_of_range_is_refused_before_any_work() -> None:
+def test_an_option_out_of_range_is_refused_before_any_work():
     backend = MockBackend()
     with pytest.raises(RequestError, match="temperature") as caught:
         capital.run("France", temperature=-1.0, backend=backend)
@@ -99,7 +102,7 @@ def examples(s, topic):
     return topic
 
 
-def test_a_call_that_is_appended_records_in_the_caller() -> None:
+def test_a_call_that_is_appended_records_in_the_caller():
     @function
     def outer(s):
         s += examples("cats")
@@ -113,7 +116,7 @@ def test_a_call_that_is_appended_records_in_the_caller() -> None:
     assert len(backend.requests) == 1
 
 
-def test_a_call_that_is_read_runs_on_its_own_with_the_caller_s_settings() -> None:
+def test_a_call_that_is_read_runs_on_its_own_with_the_caller_s_settings():
     @function
     def outer(s):
         s += "outer" + gen("x")
@@ -127,10 +130,10 @@ def test_a_call_that_is_read_runs_on_its_own_with_the_caller_s_settings() -> Non
     assert outer.run(backend=backend, temperature=0.5).text() == "outer(x)Tom(y)"
     inner, outer_program = backend.requests
     assert inner.id != outer_program.id
-    assert inner.ops[1].sampling.temperature == 0.5
+    assert ops_of(inner)[1].sampling.temperature == 0.5
 
 
-def test_the_state_of_another_program_cannot_be_appended() -> None:
+def test_the_state_of_another_program_cannot_be_appended():
     backend = MockBackend()
     other = capital.run("France", backend=backend)
     with pytest.raises(ProgramError, match="read from it"):
@@ -140,7 +143,7 @@ def test_the_state_of_another_program_cannot_be_appended() -> None:
 # Streaming
 
 
-def test_stream_yields_all_events_in_order() -> None:
+def test_stream_yields_all_events_in_order():
     @function
     def two(s):
         s += "a " + gen("x")
@@ -152,7 +155,7 @@ def test_stream_yields_all_events_in_order() -> None:
     assert shown[:3] == ["one", " two", "one two"]
 
 
-def test_leaving_the_stream_aborts_the_program() -> None:
+def test_leaving_the_stream_aborts_the_program():
     def script(program):
         for _ in range(1000):
             yield Delta(0, "x", "ha")
@@ -169,7 +172,7 @@ def test_leaving_the_stream_aborts_the_program() -> None:
     assert backend.aborted == [backend.requests[0].id]
 
 
-def test_a_failure_is_raised_by_the_stream() -> None:
+def test_a_failure_is_raised_by_the_stream():
     failed = Failed(error=ErrorInfo(code="x", message="broke"))
     stream = function(lambda s: s.__iadd__(gen("x"))).stream(backend=FakeBackend(lambda p: iter([failed])))
     assert next(stream) == failed
@@ -177,7 +180,7 @@ def test_a_failure_is_raised_by_the_stream() -> None:
         next(stream)
 
 
-def test_run_with_stream_returns_at_once() -> None:
+def test_run_with_stream_returns_at_once():
     gate, read_too_early = threading.Event(), threading.Event()
 
     def script(program):
@@ -207,7 +210,7 @@ def test_run_with_stream_returns_at_once() -> None:
     assert state.error() is None
 
 
-def test_text_iter_of_the_whole_branch_follows_a_running_body() -> None:
+def test_text_iter_of_the_whole_branch_follows_a_running_body():
     gate = threading.Event()
 
     @function
@@ -223,7 +226,39 @@ def test_text_iter_of_the_whole_branch_follows_a_running_body() -> None:
     assert "".join(texts) == "two three"
 
 
-def test_an_error_of_a_streamed_body_is_raised_where_it_is_read() -> None:
+def test_reading_at_once_waits_for_a_slow_body():
+    @function
+    def slow(s):
+        time.sleep(0.05)
+        s += "a "
+        time.sleep(0.05)
+        s += gen("x")
+        s += s["x"]
+
+    assert slow.run(backend=MockBackend({"x": "two"}), stream=True)["x"] == "two"
+    state = slow.run(backend=MockBackend({"x": "two"}), stream=True)
+    assert state.error() is None
+    assert state.text() == "a twotwo"
+    with pytest.raises(ProgramError, match="no variable 'y'"):
+        slow.run(backend=MockBackend(), stream=True)["y"]
+
+
+def test_text_iter_shows_plain_text_as_soon_as_it_is_recorded():
+    seen = threading.Event()
+
+    @function
+    def slow(s):
+        s += "one "
+        assert seen.wait(5.0)
+        s += "two"
+
+    texts = slow.run(backend=MockBackend(), stream=True).text_iter()
+    assert next(texts) == "one "
+    seen.set()
+    assert list(texts) == ["two"]
+
+
+def test_an_error_of_a_streamed_body_is_raised_where_it_is_read():
     @function
     def raises(s):
         raise ValueError("oops")
@@ -236,7 +271,7 @@ def test_an_error_of_a_streamed_body_is_raised_where_it_is_read() -> None:
     assert isinstance(state.error(), ValueError)
 
 
-def test_a_body_can_stream_what_it_generates() -> None:
+def test_a_body_can_stream_what_it_generates():
     seen = []
 
     @function
@@ -252,7 +287,7 @@ def test_a_body_can_stream_what_it_generates() -> None:
 # Event loops
 
 
-def test_arun_runs_a_plain_body_with_reads() -> None:
+def test_arun_runs_a_plain_body_with_reads():
     @function
     def two(s):
         s += gen("x")
@@ -264,8 +299,8 @@ def test_arun_runs_a_plain_body_with_reads() -> None:
     assert [program.resume for program in backend.requests] == [False, True]
 
 
-def test_arun_runs_a_coroutine_body() -> None:
-    seen = []
+def test_arun_runs_a_coroutine_body():
+    seen: list[Any] = []
 
     @function
     async def reads(s, count):
@@ -273,32 +308,31 @@ def test_arun_runs_a_coroutine_body() -> None:
         branches += gen("x")
         seen.append(await asyncio.gather(*(branch.aget("x") for branch in branches)))
         s += "then " + gen("y")
-        async for delta in s.text_async_iter("y"):
-            seen.append(delta)
+        seen.append("".join([delta async for delta in s.text_async_iter("y")]))
         await s.asettle()
         seen.append(s.text())
         return "end"
 
     backend = MockBackend({"x": ["a", "b"], "y": "c d"})
     state = asyncio.run(reads.arun(2, backend=backend))
-    assert seen == [["a", "b"], "c", " d", "then c d"]
+    assert seen == [["a", "b"], "c d", "then c d"]
     assert state.ret_value == "end"
     assert backend.dropped == [backend.requests[0].id]
     with pytest.raises(ProgramError, match="coroutine function"):
         reads.run(2, backend=backend)
 
 
-def test_a_read_that_would_block_the_loop_is_refused() -> None:
+def test_a_read_that_would_block_the_loop_is_refused():
     @function
     async def blocks(s):
         s += gen("x")
         s["x"]
 
-    with pytest.raises(ProgramError, match="await s.aget"):
+    with pytest.raises(ProgramError, match=r"await s\.aget"):
         asyncio.run(blocks.arun(backend=MockBackend()))
 
 
-def test_many_aruns_share_one_loop() -> None:
+def test_many_aruns_share_one_loop():
     async def main() -> list[str]:
         backend = MockBackend({"city": lambda prompt, name: prompt.split()[3].partition("?")[0]})
         states = await asyncio.gather(*(capital.arun(f"C{i}", backend=backend) for i in range(50)))
@@ -307,7 +341,7 @@ def test_many_aruns_share_one_loop() -> None:
     assert asyncio.run(main()) == [f"C{i}" for i in range(50)]
 
 
-def test_cancelling_arun_aborts() -> None:
+def test_cancelling_arun_aborts():
     gate = threading.Event()
     backend = FakeBackend(lambda p: iter([Delta(0, "x", "h"), gate, Done()]))
     ended = []
@@ -337,7 +371,7 @@ def test_cancelling_arun_aborts() -> None:
     assert ended == ["aborted"]
 
 
-def test_arun_raises_failures_and_exceptions() -> None:
+def test_arun_raises_failures_and_exceptions():
     failed = Failed(error=ErrorInfo(code="x", message="broke"))
     with pytest.raises(ProgramError, match="broke"):
         asyncio.run(capital.arun("France", backend=FakeBackend(lambda p: iter([failed]))))
@@ -351,7 +385,7 @@ def test_arun_raises_failures_and_exceptions() -> None:
         asyncio.run(raises.arun(backend=MockBackend()))
 
 
-def test_a_broken_backend_does_not_hang_a_task() -> None:
+def test_a_broken_backend_does_not_hang_a_task():
     def script(program):
         yield Delta(0, "x", "h")
         raise ZeroDivisionError("bug")
@@ -360,7 +394,7 @@ def test_a_broken_backend_does_not_hang_a_task() -> None:
         asyncio.run(capital.arun("France", backend=FakeBackend(script)))
 
 
-def test_astream_yields_events_and_aborts_when_left() -> None:
+def test_astream_yields_events_and_aborts_when_left():
     async def main() -> list[str]:
         backend = MockBackend({"city": "New York"})
         return [e.text async for e in capital.astream("X", backend=backend) if isinstance(e, Delta)]
@@ -378,13 +412,12 @@ def test_astream_yields_events_and_aborts_when_left() -> None:
     assert backend.aborted == [backend.requests[0].id]
 
 
-def test_astream_raises_failures() -> None:
-    async def main() -> list[object]:
+def test_astream_raises_failures():
+    async def main() -> None:
         failed = Failed(error=ErrorInfo(code="x", message="broke"))
-        events = []
+        stream = capital.astream("X", backend=FakeBackend(lambda p: iter([failed])))
+        assert await anext(stream) == failed
         with pytest.raises(ProgramError, match="broke"):
-            async for event in capital.astream("X", backend=FakeBackend(lambda p: iter([failed]))):
-                events.append(event)
-        return events
+            await anext(stream)
 
-    assert len(asyncio.run(main())) == 1
+    asyncio.run(main())

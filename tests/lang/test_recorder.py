@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from bough.lang.api import assistant, function, gen, select, system, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError, UnsupportedError
@@ -18,7 +19,7 @@ def record(body, answers=None, **options):
     return backend.requests
 
 
-def test_a_program_without_reads_is_one_request() -> None:
+def test_a_program_without_reads_is_one_request():
     def body(s):
         s += system("Be brief.") + user("Hello")
         branches = s.fork(3)
@@ -33,7 +34,7 @@ def test_a_program_without_reads_is_one_request() -> None:
     assert sum(isinstance(op, Gen) for op in program.ops) == 13
 
 
-def test_reading_ends_a_stretch_and_the_next_continues_it() -> None:
+def test_reading_ends_a_stretch_and_the_next_continues_it():
     def body(s):
         s += "A" + gen("a")
         s += s["a"] + "B" + gen("b")
@@ -47,7 +48,7 @@ def test_reading_ends_a_stretch_and_the_next_continues_it() -> None:
     assert second.ops[0] == Text(0, ("oneB",))
 
 
-def test_a_value_that_is_there_sends_nothing() -> None:
+def test_a_value_that_is_there_sends_nothing():
     def body(s):
         s += gen("a") + gen("b")
         assert s["a"] == "(a)"
@@ -58,7 +59,7 @@ def test_a_value_that_is_there_sends_nothing() -> None:
     assert [kinds(program) for program in record(body)] == [["Gen", "Gen"], ["Text", "Gen"]]
 
 
-def test_neighbouring_text_of_a_branch_is_one_instruction() -> None:
+def test_neighbouring_text_of_a_branch_is_one_instruction():
     def body(s):
         s += "a"
         s += "b" + gen("x")
@@ -74,7 +75,7 @@ def test_neighbouring_text_of_a_branch_is_one_instruction() -> None:
     assert program.ops[3:5] == (Text(1, ("13",)), Text(2, ("2",)))
 
 
-def test_nothing_to_generate_is_no_request() -> None:
+def test_nothing_to_generate_is_no_request():
     backend = MockBackend()
 
     @function
@@ -88,14 +89,14 @@ def test_nothing_to_generate_is_no_request() -> None:
     assert backend.requests == []
 
 
-def test_text_with_roles_is_asked_of_the_backend_even_after_the_end() -> None:
+def test_text_with_roles_is_asked_of_the_backend_even_after_the_end():
     backend = MockBackend()
     state = function(lambda s: s.user("Hi")).run(backend=backend)
     assert state.text() == "<|user|>\nHi<|end|>\n"
     assert [program.keep for program in backend.requests] == [False]
 
 
-def test_a_kept_state_with_nothing_left_to_do_is_dropped() -> None:
+def test_a_kept_state_with_nothing_left_to_do_is_dropped():
     backend = MockBackend()
 
     def body(s):
@@ -106,7 +107,7 @@ def test_a_kept_state_with_nothing_left_to_do_is_dropped() -> None:
     assert backend.dropped == [backend.requests[0].id]
 
 
-def test_a_reference_reads_nothing() -> None:
+def test_a_reference_reads_nothing():
     def body(s):
         s += "Title: " + gen("title")
         (child,) = s.fork(1)
@@ -120,7 +121,7 @@ def test_a_reference_reads_nothing() -> None:
     assert program.ops[5] == Text(0, ("[", Ref(1, "text"), "]", Ref(0, "title")))
 
 
-def test_a_reference_to_a_plain_value_is_its_text() -> None:
+def test_a_reference_to_a_plain_value_is_its_text():
     def body(s):
         s["n"] = 7
         s += "n=" + s.ref("n") + gen("x")
@@ -129,7 +130,7 @@ def test_a_reference_to_a_plain_value_is_its_text() -> None:
     assert program.ops[0] == Text(0, ("n=7",))
 
 
-def test_a_reference_to_a_gathered_list_needs_an_index() -> None:
+def test_a_reference_to_a_gathered_list_needs_an_index():
     def body(s):
         branches = s.fork(2)
         branches += gen("x")
@@ -144,7 +145,7 @@ def test_a_reference_to_a_gathered_list_needs_an_index() -> None:
     assert program.ops[-1] == Text(0, (Ref(2, "x"),))
 
 
-def test_a_name_generated_again_is_sent_under_another() -> None:
+def test_a_name_generated_again_is_sent_under_another():
     seen = []
 
     def body(s):
@@ -159,12 +160,12 @@ def test_a_name_generated_again_is_sent_under_another() -> None:
     assert programs[3].ops[0] == Text(0, (Ref(0, "x#3"),))
 
 
-def test_generations_without_a_name_get_one_each() -> None:
+def test_generations_without_a_name_get_one_each():
     (program,) = record(lambda s: s.__iadd__(gen() + select(choices=["a", "b"]) + gen()))
     assert [op.name for op in program.ops] == ["gen_0", "select_1", "gen_2"]
 
 
-def test_roles_nested_as_calls_begin_end_and_blocks_are_the_same() -> None:
+def test_roles_nested_as_calls_begin_end_and_blocks_are_the_same():
     from bough.lang import api
 
     def calls(s):
@@ -202,14 +203,14 @@ def test_roles_nested_as_calls_begin_end_and_blocks_are_the_same() -> None:
         lambda s: s.__iadd__(user("a" + assistant("b"))),
     ],
 )
-def test_a_role_inside_a_role_is_refused(body) -> None:
+def test_a_role_inside_a_role_is_refused(body):
     with pytest.raises(ProgramError, match="cannot begin inside a user message") as caught:
         record(body)
-    assert caught.value.place.file == __file__
+    assert caught.value.place is not None and caught.value.place.file == __file__
 
 
-def test_ending_what_is_not_open_is_refused() -> None:
-    from bough.lang.api import user_begin, assistant_end, user_end
+def test_ending_what_is_not_open_is_refused():
+    from bough.lang.api import assistant_end, user_begin, user_end
 
     with pytest.raises(ProgramError, match="no message is open"):
         record(lambda s: s.__iadd__(user_end()))
@@ -217,7 +218,7 @@ def test_ending_what_is_not_open_is_refused() -> None:
         record(lambda s: s.__iadd__(user_begin() + assistant_end()))
 
 
-def test_fork_and_join_are_instructions() -> None:
+def test_fork_and_join_are_instructions():
     def body(s):
         s += "x"
         branches = s.fork(2)
@@ -231,7 +232,7 @@ def test_fork_and_join_are_instructions() -> None:
     assert program.ops[5] == Select(0, "z", ("a", "b"))
 
 
-def test_sampling_of_a_gen_goes_over_that_of_the_run() -> None:
+def test_sampling_of_a_gen_goes_over_that_of_the_run():
     def body(s):
         s += gen("a") + gen("b", temperature=0.5, stop=["x", "y"], max_tokens=5, return_logprob=True)
 
@@ -244,7 +245,7 @@ def test_sampling_of_a_gen_goes_over_that_of_the_run() -> None:
     assert (program.ops[0].sampling.temperature, program.ops[0].sampling.max_tokens) == (1.0, 128)
 
 
-def test_what_holds_for_the_whole_run_goes_with_every_stretch() -> None:
+def test_what_holds_for_the_whole_run_goes_with_every_stretch():
     def body(s):
         s += gen("a")
         s += s["a"] + gen("b")
@@ -253,7 +254,7 @@ def test_what_holds_for_the_whole_run_goes_with_every_stretch() -> None:
     assert [(p.namespace, p.timeout_s, p.trace) for p in programs] == [("tenant", 5.0, True)] * 2
 
 
-def test_nothing_can_be_appended_after_the_end() -> None:
+def test_nothing_can_be_appended_after_the_end():
     backend = MockBackend()
     kept = []
 
@@ -264,11 +265,11 @@ def test_nothing_can_be_appended_after_the_end() -> None:
     state = function(body).run(backend=backend)
     with pytest.raises(ProgramError, match="the program has ended") as caught:
         kept[0] += "more"
-    assert caught.value.place.line > 0
+    assert caught.value.place is not None and caught.value.place.file == __file__
     assert state["x"] == "(x)"
 
 
-def test_nothing_can_be_appended_to_a_joined_branch_or_after_a_block() -> None:
+def test_nothing_can_be_appended_to_a_joined_branch_or_after_a_block():
     def body(s):
         branches = s.fork(2)
         branches += gen("x")
@@ -288,12 +289,12 @@ def test_nothing_can_be_appended_to_a_joined_branch_or_after_a_block() -> None:
 
 
 @pytest.mark.parametrize("thing", [None, 3, ["a"]])
-def test_only_text_and_expressions_can_be_appended(thing) -> None:
+def test_only_text_and_expressions_can_be_appended(thing):
     with pytest.raises(ProgramError, match="can be appended, got"):
         record(lambda s: s.__iadd__(thing))
 
 
-def test_an_expression_has_no_text_for_an_f_string() -> None:
+def test_an_expression_has_no_text_for_an_f_string():
     def body(s):
         s += f"x {gen('x')}"
 
@@ -301,7 +302,7 @@ def test_an_expression_has_no_text_for_an_f_string() -> None:
         record(body)
 
 
-def test_an_image_is_refused_before_any_work() -> None:
+def test_an_image_is_refused_before_any_work():
     from bough.lang.api import image
 
     backend = MockBackend()
@@ -311,7 +312,7 @@ def test_an_image_is_refused_before_any_work() -> None:
     assert caught.value.param == "image"
 
 
-def test_a_reference_of_another_program_is_refused() -> None:
+def test_a_reference_of_another_program_is_refused():
     backend = MockBackend()
     other = function(lambda s: s.__iadd__(gen("x"))).run(backend=backend)
     with pytest.raises(ProgramError, match="belongs to another program"):
@@ -319,6 +320,6 @@ def test_a_reference_of_another_program_is_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_a_fork_needs_a_branch(size: int) -> None:
+def test_a_fork_needs_a_branch(size: int):
     with pytest.raises(ProgramError, match="at least one branch"):
         record(lambda s: s.fork(size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import types
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
@@ -11,6 +12,7 @@ import msgspec
 import pydantic
 import pytest
 import regex
+
 from bough.constrain.spec import Choice, JsonSchema, Regex
 from bough.lang.schema import INTEGER, NUMBER, typed
 from bough.runtime.errors import RequestError
@@ -82,19 +84,19 @@ def schema_of(kind: object) -> dict:
         (Point, '{"y": 1, "x": 2}', Point(1, 2)),
     ],
 )
-def test_a_text_becomes_a_value(kind, text, value) -> None:
+def test_a_text_becomes_a_value(kind, text, value):
     converted = typed(kind).convert(text)
     assert converted == value
     assert type(converted) is type(value)
 
 
 @pytest.mark.parametrize("kind", [{"type": "object"}, '{"type": "object"}'])
-def test_a_schema_given_as_data_gives_text(kind) -> None:
+def test_a_schema_given_as_data_gives_text(kind):
     assert typed(kind).convert("{}") == "{}"
     assert schema_of(kind) == {"type": "object"}
 
 
-def test_the_order_of_a_dict_schema_is_kept() -> None:
+def test_the_order_of_a_dict_schema_is_kept():
     kind = {"type": "object", "properties": {"z": {}, "a": {}, "m": {}}}
     assert list(schema_of(kind)["properties"]) == ["z", "a", "m"]
 
@@ -107,13 +109,15 @@ def test_the_order_of_a_dict_schema_is_kept() -> None:
         (Point, ["y", "x"]),
     ],
 )
-def test_properties_keep_the_order_of_declaration_and_are_closed(kind, order) -> None:
-    for definition in [schema_of(kind)["$defs"][kind.__name__], schema_of(list[kind])["$defs"][kind.__name__]]:
+def test_properties_keep_the_order_of_declaration_and_are_closed(kind, order):
+    for definition in [
+        schema["$defs"][kind.__name__] for schema in (schema_of(kind), schema_of(types.GenericAlias(list, kind)))
+    ]:
         assert list(definition["properties"]) == order
         assert definition["additionalProperties"] is False
 
 
-def test_a_pydantic_model_is_closed_and_keeps_its_bounds() -> None:
+def test_a_pydantic_model_is_closed_and_keeps_its_bounds():
     schema = schema_of(Person)
     assert list(schema["properties"]) == ["surname", "age"]
     assert schema["additionalProperties"] is False
@@ -127,24 +131,24 @@ def test_a_pydantic_model_is_closed_and_keeps_its_bounds() -> None:
         (NUMBER, ["0", "-0.5", "12.25"], [".5", "1.", "1e3", "00.1"]),
     ],
 )
-def test_numbers_are_bounded_and_plain(pattern, good, bad) -> None:
+def test_numbers_are_bounded_and_plain(pattern, good, bad):
     assert all(regex.fullmatch(pattern, text) for text in good)
     assert not any(regex.fullmatch(pattern, text) for text in bad)
 
 
-def test_kinds_of_constraint() -> None:
+def test_kinds_of_constraint():
     assert typed(int).grammar == Regex(INTEGER)
     assert typed(Color).grammar == Choice(("red", "blue"))
     assert typed(Literal["a", 3]).grammar == Choice(("a", "3"))
 
 
 @pytest.mark.parametrize("kind", [object(), type(object()), 3])
-def test_what_is_no_type_of_json_is_refused(kind) -> None:
+def test_what_is_no_type_of_json_is_refused(kind):
     with pytest.raises(RequestError, match="describes no JSON value") as caught:
         typed(kind)
     assert caught.value.param == "schema"
 
 
-def test_a_schema_text_must_be_json() -> None:
+def test_a_schema_text_must_be_json():
     with pytest.raises(RequestError, match="json_schema is not JSON"):
         typed("{type: object}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+
 from bough.lang.api import assistant, function, gen, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import BackendError, ProgramError
@@ -16,7 +19,7 @@ from bough.runtime.request import ErrorInfo
 from .fakes import FakeBackend, value
 
 
-def test_a_read_returns_before_the_stretch_has_ended() -> None:
+def test_a_read_returns_before_the_stretch_has_ended():
     gate = threading.Event()
 
     def script(program):
@@ -40,7 +43,7 @@ def test_a_read_returns_before_the_stretch_has_ended() -> None:
     assert len(backend.requests) == 1
 
 
-def test_a_stretch_may_be_sent_while_an_earlier_one_runs() -> None:
+def test_a_stretch_may_be_sent_while_an_earlier_one_runs():
     first_may_end = threading.Event()
 
     def script(program):
@@ -75,7 +78,7 @@ def failing(index: int, branch: int = 0):
     return FakeBackend(lambda p: iter([value(0, "a", "A"), Failed(error=error, branch=branch, index=index)]))
 
 
-def test_a_failure_names_the_line_the_branch_and_the_cause() -> None:
+def test_a_failure_names_the_line_the_branch_and_the_cause():
     @function
     def longer(s):
         s += user("Q")
@@ -87,7 +90,7 @@ def test_a_failure_names_the_line_the_branch_and_the_cause() -> None:
     backend = failing(5)
     with pytest.raises(ProgramError, match="too long") as caught:
         longer.run(backend=backend)
-    error = caught.value
+    error: Any = caught.value
     assert (error.code, error.param, error.branch) == ("context_length_exceeded", "max_tokens", 0)
     assert error.instruction == backend.requests[0].ops[5]
     assert error.place.file == __file__ and error.place.function == "longer"
@@ -100,7 +103,7 @@ def test_a_failure_names_the_line_the_branch_and_the_cause() -> None:
         error.state["b"]
 
 
-def test_a_failure_is_raised_at_the_read() -> None:
+def test_a_failure_is_raised_at_the_read():
     seen = []
 
     @function
@@ -118,7 +121,7 @@ def test_a_failure_is_raised_at_the_read() -> None:
     assert seen == ["A", "context_length_exceeded"]
 
 
-def test_nothing_can_be_appended_after_a_failure() -> None:
+def test_nothing_can_be_appended_after_a_failure():
     @function
     def goes_on(s):
         s += gen("a") + gen("b")
@@ -131,14 +134,12 @@ def test_nothing_can_be_appended_after_a_failure() -> None:
         goes_on.run(backend=failing(1))
 
 
-def test_a_swallowed_failure_is_still_raised_at_the_end() -> None:
+def test_a_swallowed_failure_is_still_raised_at_the_end():
     @function
     def swallows(s):
         s += gen("a") + gen("b")
-        try:
+        with contextlib.suppress(ProgramError):
             s["b"]
-        except ProgramError:
-            pass
 
     with pytest.raises(ProgramError, match="too long"):
         swallows.run(backend=failing(1))
@@ -152,7 +153,7 @@ def test_a_swallowed_failure_is_still_raised_at_the_end() -> None:
         (BackendError("no connection", code="connection_error"), "connection_error"),
     ],
 )
-def test_a_refusal_is_raised_as_a_program_error(error, code) -> None:
+def test_a_refusal_is_raised_as_a_program_error(error, code):
     backend = FakeBackend(lambda p: iter([error]))
     with pytest.raises(ProgramError) as caught:
         function(lambda s: s.__iadd__(gen("x"))).run(backend=backend)
@@ -161,20 +162,20 @@ def test_a_refusal_is_raised_as_a_program_error(error, code) -> None:
     assert caught.value.__cause__ is error
 
 
-def test_a_stream_that_ends_in_the_middle_is_an_error() -> None:
+def test_a_stream_that_ends_in_the_middle_is_an_error():
     backend = FakeBackend(lambda p: iter([Delta(0, "x", "ha")]))
     with pytest.raises(ProgramError, match="ended in the middle") as caught:
         function(lambda s: s.__iadd__(gen("x"))).run(backend=backend)
     assert caught.value.code == "broken_stream"
 
 
-def test_a_value_that_never_came_is_an_error() -> None:
+def test_a_value_that_never_came_is_an_error():
     state = function(lambda s: s.__iadd__(gen("x"))).run(backend=FakeBackend(lambda p: iter([Done()])))
     with pytest.raises(ProgramError, match="no value for 'x'"):
         state["x"]
 
 
-def test_an_exception_of_the_body_aborts_what_runs() -> None:
+def test_an_exception_of_the_body_aborts_what_runs():
     backend = FakeBackend(lambda p: iter([value(0, "a", "A"), Delta(0, "b", "B"), Done()]))
     kept = []
 
@@ -194,7 +195,7 @@ def test_an_exception_of_the_body_aborts_what_runs() -> None:
         kept[0]["b"]
 
 
-def test_an_exception_of_the_body_drops_a_kept_state() -> None:
+def test_an_exception_of_the_body_drops_a_kept_state():
     backend = MockBackend()
 
     @function
@@ -208,7 +209,7 @@ def test_an_exception_of_the_body_drops_a_kept_state() -> None:
     assert backend.dropped == [backend.requests[0].id]
 
 
-def test_an_exception_before_anything_was_sent_needs_no_abort() -> None:
+def test_an_exception_before_anything_was_sent_needs_no_abort():
     backend = MockBackend()
 
     @function
@@ -221,7 +222,7 @@ def test_an_exception_before_anything_was_sent_needs_no_abort() -> None:
     assert backend.requests == [] and backend.dropped == []
 
 
-def test_an_interrupt_while_waiting_aborts() -> None:
+def test_an_interrupt_while_waiting_aborts():
     def script(program):
         yield Delta(0, "x", "h")
         raise KeyboardInterrupt
@@ -232,7 +233,7 @@ def test_an_interrupt_while_waiting_aborts() -> None:
     assert len(backend.aborted) == 1
 
 
-def test_with_several_stretches_index_zero_blames_no_line() -> None:
+def test_with_several_stretches_index_zero_blames_no_line():
     error = ErrorInfo(code="generation_timeout", message="too slow")
     may_fail = threading.Event()
 
@@ -259,7 +260,55 @@ def test_with_several_stretches_index_zero_blames_no_line() -> None:
     assert caught.value.place is None
 
 
-def test_without_a_backend_it_says_how_to_get_one() -> None:
+def test_without_a_backend_it_says_how_to_get_one():
     with pytest.raises(ProgramError, match="set_default_backend") as caught:
         function(lambda s: None).run()
     assert caught.value.code == "no_backend"
+
+
+def test_a_refusal_names_the_line_if_only_one_instruction_generates():
+    backend = FakeBackend(lambda p: iter([RequestError("bad pattern", code="invalid_grammar")]))
+
+    @function
+    def one(s):
+        s += "text"
+        s += gen("x")
+
+    @function
+    def two(s):
+        s += gen("x") + gen("y")
+
+    with pytest.raises(ProgramError, match="bad pattern") as caught:
+        one.run(backend=backend)
+    assert caught.value.instruction is not None and caught.value.instruction == backend.requests[0].ops[1]
+    assert "gen 'x', branch 0" in str(caught.value)
+    with pytest.raises(ProgramError, match="bad pattern") as caught:
+        two.run(backend=backend)
+    assert caught.value.place is None
+
+
+def test_a_drop_that_fails_loses_no_result():
+    class Forgetful(FakeBackend):
+        def drop(self, program_id: str) -> None:
+            raise BackendError("gone")
+
+    @function
+    def reads(s):
+        s += gen("x")
+        s.sync()
+
+    assert reads.run(backend=Forgetful(lambda p: iter([value(0, "x", "X"), Done()])))["x"] == "X"
+
+
+def test_values_that_came_before_a_failure_can_be_read():
+    @function
+    def reads(s):
+        s += gen("a") + gen("b")
+
+    with pytest.raises(ProgramError) as caught:
+        reads.run(backend=failing(1))
+    state = caught.value.state
+    assert state["a"] == "A"
+    assert state.error() is caught.value
+    with pytest.raises(ProgramError, match="too long"):
+        state.text()

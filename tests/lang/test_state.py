@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
+
 from bough.lang.api import assistant, function, gen, gen_int, gen_string, select, system, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError
@@ -18,7 +19,7 @@ def run(body, answers=None, **options):
     return function(body).run(backend=MockBackend(answers), **options)
 
 
-def test_values_have_the_type_asked_for() -> None:
+def test_values_have_the_type_asked_for():
     def body(s):
         s += gen("i", dtype=int) + gen_int("j") + gen("f", dtype=float) + gen("b", dtype=bool)
         s += gen_string("t") + gen("l", dtype=Literal["x", "y"]) + gen("plain")
@@ -29,23 +30,23 @@ def test_values_have_the_type_asked_for() -> None:
     assert [type(v) for v in values] == [int, int, float, bool, str, str, str]
 
 
-def test_a_value_that_is_not_of_its_type_names_the_line() -> None:
+def test_a_value_that_is_not_of_its_type_names_the_line():
     backend = FakeBackend(lambda p: iter([value(0, "n", "12a", finish_reason="length"), Done()]))
     state = function(lambda s: s.__iadd__(gen("n", dtype=int))).run(backend=backend)
-    with pytest.raises(ProgramError, match="'12a'.*'length'") as caught:
+    with pytest.raises(ProgramError, match=r"'12a'.*'length'") as caught:
         state["n"]
     assert caught.value.code == "invalid_output"
-    assert caught.value.place.file == __file__
+    assert caught.value.place is not None and caught.value.place.file == __file__
 
 
-def test_json_text_is_parsed_on_request() -> None:
+def test_json_text_is_parsed_on_request():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     state = run(lambda s: s.__iadd__(gen("x", json_schema=schema)), {"x": '{"a": 1}'})
     assert state["x"] == '{"a": 1}'
     assert state.json("x") == {"a": 1}
 
 
-def test_text_and_messages() -> None:
+def test_text_and_messages():
     def body(s):
         s += system("Be brief.")
         s += user("Q1") + assistant("A: " + gen("a"))
@@ -64,12 +65,12 @@ def test_text_and_messages() -> None:
     assert state.text().endswith("<|assistant|>\nB: onetwo<|end|>\n")
 
 
-def test_text_without_roles_is_known_without_the_backend() -> None:
+def test_text_without_roles_is_known_without_the_backend():
     state = run(lambda s: s.__iadd__("a" + gen("x") + "b"))
     assert state.text() == "a(x)b"
 
 
-def test_join_gathers_in_the_order_of_the_branches() -> None:
+def test_join_gathers_in_the_order_of_the_branches():
     seen = {}
 
     def body(s):
@@ -91,7 +92,7 @@ def test_join_gathers_in_the_order_of_the_branches() -> None:
     }
 
 
-def test_join_append_appends_the_text_of_the_branches() -> None:
+def test_join_append_appends_the_text_of_the_branches():
     def body(s):
         s += "start;"
         branches = s.fork(2)
@@ -104,7 +105,7 @@ def test_join_append_appends_the_text_of_the_branches() -> None:
     assert state["x"] == ["A", "B"]
 
 
-def test_group_reads_and_checks() -> None:
+def test_group_reads_and_checks():
     def body(s):
         branches = s.fork(2)
         assert len(branches) == 2
@@ -122,7 +123,7 @@ def test_group_reads_and_checks() -> None:
     run(body, {"x": ["a", "b"]})
 
 
-def test_join_append_needs_the_same_open_message() -> None:
+def test_join_append_needs_the_same_open_message():
     def body(s):
         branches = s.fork(1)
         with branches[0].user():
@@ -132,7 +133,7 @@ def test_join_append_needs_the_same_open_message() -> None:
         run(body)
 
 
-def test_a_passage_becomes_a_variable() -> None:
+def test_a_passage_becomes_a_variable():
     def body(s):
         with s.var_scope("both"):
             s += user("Q: " + gen("x"))
@@ -145,7 +146,7 @@ def test_a_passage_becomes_a_variable() -> None:
     assert state.text().endswith("!<Q: why!>")
 
 
-def test_contains_knows_what_is_recorded() -> None:
+def test_contains_knows_what_is_recorded():
     def body(s):
         assert "x" not in s
         s += gen("x")
@@ -154,19 +155,19 @@ def test_contains_knows_what_is_recorded() -> None:
     run(body)
 
 
-def test_an_unknown_variable_names_the_known_ones() -> None:
+def test_an_unknown_variable_names_the_known_ones():
     state = run(lambda s: s.__iadd__(gen("x")))
-    with pytest.raises(ProgramError, match="no variable 'y'.*'x'"):
+    with pytest.raises(ProgramError, match=r"no variable 'y'.*'x'"):
         state["y"]
 
 
-def test_several_samples_are_a_list() -> None:
+def test_several_samples_are_a_list():
     state = run(lambda s: s.__iadd__(gen("x", n=3, dtype=int) + "."), {"x": ["1", "2", "3"]})
     assert state["x"] == [1, 2, 3]
     assert state.text() == "1."
 
 
-def test_probabilities_of_a_select() -> None:
+def test_probabilities_of_a_select():
     state = run(lambda s: s.__iadd__(select("x", ["a", "b", "c"]) + gen("y")), {"x": "b"})
     assert state["x"] == "b"
     assert state.probabilities("x") == {"a": 0.2, "b": 0.6, "c": 0.2}
@@ -175,7 +176,7 @@ def test_probabilities_of_a_select() -> None:
         state.probabilities("y")
 
 
-def test_meta_info() -> None:
+def test_meta_info():
     event = value(
         0,
         "x",
@@ -195,7 +196,7 @@ def test_meta_info() -> None:
     assert state.usage.cached_tokens == 8
 
 
-def test_timeline_needs_a_trace() -> None:
+def test_timeline_needs_a_trace():
     def body(s):
         s += "Hello there, " + gen("x")
         s += s["x"] + select("y", ["a", "b"])
@@ -210,7 +211,7 @@ def test_timeline_needs_a_trace() -> None:
     assert list(timeline.probabilities) == [(0, "y")]
 
 
-def test_usage_adds_up_over_stretches() -> None:
+def test_usage_adds_up_over_stretches():
     def body(s):
         s += "a b" + gen("x")
         s += s["x"] + gen("y")

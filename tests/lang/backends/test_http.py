@@ -8,14 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import msgspec
 import pytest
+
 from bough.lang.api import function, gen
 from bough.lang.backends.http import HttpBackend
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import BackendError, ProgramError
-from bough.runtime.program import Delta, Done, Program
+from bough.runtime.program import Delta, Done, Program, Value
 
 from ..fakes import value
 
@@ -68,6 +70,9 @@ class Server(ThreadingHTTPServer):
         self.calls: list[tuple[str, str, str | None]] = []
         self.left = threading.Event()
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Silent: some tests break connections."""
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
@@ -112,7 +117,7 @@ def two(s):
 PROGRAM = Program(id="p", ops=())
 
 
-def test_a_program_with_reads_runs_over_http(serve) -> None:
+def test_a_program_with_reads_runs_over_http(serve):
     mock = MockBackend({"x": "grüße ☃", "y": "42"})
     server = serve(mocked(mock))
     with HttpBackend(server.url + "/", api_key="secret") as backend:
@@ -123,7 +128,7 @@ def test_a_program_with_reads_runs_over_http(serve) -> None:
     assert server.calls == [("POST", "/v1/programs", "Bearer secret")] * 2
 
 
-def test_the_same_on_an_event_loop(serve) -> None:
+def test_the_same_on_an_event_loop(serve):
     server = serve(mocked(MockBackend({"x": "one", "y": "2"})))
 
     async def main() -> list[object]:
@@ -135,7 +140,7 @@ def test_the_same_on_an_event_loop(serve) -> None:
     assert asyncio.run(main()) == [("one", 2)] * 10
 
 
-def test_batches_share_connections(serve) -> None:
+def test_batches_share_connections(serve):
     connections = set()
     inner = mocked(MockBackend())
 
@@ -152,7 +157,7 @@ def test_batches_share_connections(serve) -> None:
     assert len(connections) <= 3
 
 
-def test_deltas_arrive_one_by_one(serve) -> None:
+def test_deltas_arrive_one_by_one(serve):
     seen = threading.Event()
 
     def answer(handler: Handler, body: bytes) -> None:
@@ -165,15 +170,14 @@ def test_deltas_arrive_one_by_one(serve) -> None:
         handler.chunk(b"")
 
     with HttpBackend(serve(answer).url) as backend:
-        deltas = (
-            event for event in function(lambda s: s.__iadd__(gen("x"))).stream(backend=backend) if isinstance(event, Delta)
-        )
-        assert next(deltas).text == "he"
+        events = function(lambda s: s.__iadd__(gen("x"))).stream(backend=backend)
+        assert next(events) == Delta(0, "x", "he")
         seen.set()
-        assert next(deltas).text == "llo"
+        assert next(events) == Delta(0, "x", "llo")
+        assert [type(event) for event in events] == [Value, Done]
 
 
-def test_a_broken_stream_is_an_error(serve) -> None:
+def test_a_broken_stream_is_an_error(serve):
     def answer(handler: Handler, body: bytes) -> None:
         handler.begin()
         handler.event(Delta(0, "x", "he"))
@@ -187,7 +191,7 @@ def test_a_broken_stream_is_an_error(serve) -> None:
             two.run(backend=backend)
 
 
-def test_a_connection_that_is_cut_is_an_error(serve) -> None:
+def test_a_connection_that_is_cut_is_an_error(serve):
     def answer(handler: Handler, body: bytes) -> None:
         handler.begin()
         handler.event(Delta(0, "x", "he"))
@@ -213,12 +217,12 @@ def test_a_connection_that_is_cut_is_an_error(serve) -> None:
     [
         (400, {"error": {"message": "too long", "code": "context_length_exceeded", "param": "ops"}},
          "context_length_exceeded", "ops", False),
-        (429, {"error": {"message": "full", "code": "engine_overloaded", "type": "x"}}, "engine_overloaded", None, True),
+        (429, {"error": {"message": "full", "code": "engine_overloaded"}}, "engine_overloaded", None, True),
         (401, {"error": {"message": "no key", "code": None}}, "http_error", None, False),
         (502, "<html>", "http_error", None, True),
     ],
 )  # fmt: skip
-def test_error_bodies_become_errors(serve, status, body, code, param, retryable) -> None:
+def test_error_bodies_become_errors(serve, status, body, code, param, retryable):
     content = json.dumps(body).encode() if isinstance(body, dict) else body.encode()
     server = serve(lambda handler, _: handler.send(status, content))
 
@@ -237,7 +241,7 @@ def test_error_bodies_become_errors(serve, status, body, code, param, retryable)
     assert message in caught.value.message
 
 
-def test_a_huge_error_body_is_not_read_to_its_end(serve) -> None:
+def test_a_huge_error_body_is_not_read_to_its_end(serve):
     def answer(handler: Handler, body: bytes) -> None:
         handler.send_response(500)
         handler.send_header("Transfer-Encoding", "chunked")
@@ -255,7 +259,7 @@ def test_a_huge_error_body_is_not_read_to_its_end(serve) -> None:
     assert server.left.wait(5.0)
 
 
-def test_a_server_that_speaks_otherwise_is_an_error(serve) -> None:
+def test_a_server_that_speaks_otherwise_is_an_error(serve):
     def answer(handler: Handler, body: bytes) -> None:
         handler.begin()
         handler.chunk(b'data: {"type": "novel"}\n\n')
@@ -265,7 +269,7 @@ def test_a_server_that_speaks_otherwise_is_an_error(serve) -> None:
         list(backend.run(PROGRAM))
 
 
-def test_nobody_there_is_an_error() -> None:
+def test_nobody_there_is_an_error():
     server = Server(lambda handler, body: None)
     server.server_close()
     with HttpBackend(server.url) as backend:
@@ -276,7 +280,7 @@ def test_nobody_there_is_an_error() -> None:
             backend.drop("p")
 
 
-def test_a_silent_server_is_given_up(serve) -> None:
+def test_a_silent_server_is_given_up(serve):
     release = threading.Event()
 
     def answer(handler: Handler, body: bytes) -> None:
@@ -291,7 +295,7 @@ def test_a_silent_server_is_given_up(serve) -> None:
     release.set()
 
 
-def test_leaving_closes_the_connection(serve) -> None:
+def test_leaving_closes_the_connection(serve):
     def answer(handler: Handler, body: bytes) -> None:
         handler.begin()
         try:
@@ -304,15 +308,15 @@ def test_leaving_closes_the_connection(serve) -> None:
 
     server = serve(answer)
     with HttpBackend(server.url) as backend:
-        events = backend.run(PROGRAM)
+        events: Any = backend.run(PROGRAM)
         next(events)
         events.close()
         assert server.left.wait(5.0)
 
 
-def test_drop_and_flush_cache(serve) -> None:
-    statuses = iter([200, 409, 500])
-    server = serve(lambda handler, body: handler.send(next(statuses), b"{}"))
+def test_drop_and_flush_cache(serve):
+    answers = iter([(200, b'{"flushed": true}'), (200, b'{"flushed": false}'), (500, b"")])
+    server = serve(lambda handler, body: handler.send(*next(answers)))
     with HttpBackend(server.url) as backend:
         backend.drop("abc")
         backend.drop("unknown")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+
 from bough.lang.api import function, gen
 from bough.lang.backends.local import LocalBackend
 from bough.lang.backends.mock import MockBackend
@@ -21,8 +23,8 @@ class Client(MockBackend):
         self.closed = True
 
 
-def test_programs_go_to_the_client() -> None:
-    client = Client({"x": "hi"})
+def test_programs_go_to_the_client():
+    client: Any = Client({"x": "hi"})
     body = function(lambda s: s.__iadd__(gen("x")))
     with LocalBackend(client=client) as backend:
         assert body.run(backend=backend)["x"] == "hi"
@@ -34,7 +36,7 @@ def test_programs_go_to_the_client() -> None:
     assert not client.closed
 
 
-def test_the_options_become_the_engine_s_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_options_become_the_engine_s_config(monkeypatch: pytest.MonkeyPatch):
     from bough.runtime import local
 
     seen = []
@@ -47,19 +49,21 @@ def test_the_options_become_the_engine_s_config(monkeypatch: pytest.MonkeyPatch)
     backend = LocalBackend("some-model", max_num_seqs=3)
     assert (seen[0].model, seen[0].max_num_seqs) == ("some-model", 3)
     backend.close()
-    assert backend.client.closed
+    client: Any = backend.client
+    assert client.closed
     LocalBackend()
     assert seen[1].model == "smollm2-135m"
 
 
-def test_a_model_and_a_client_contradict_each_other() -> None:
+def test_a_model_and_a_client_contradict_each_other():
+    client: Any = Client()
     with pytest.raises(TypeError, match="not both"):
-        LocalBackend("m", client=Client())
+        LocalBackend("m", client=client)
     with pytest.raises(TypeError, match="not both"):
-        LocalBackend(client=Client(), max_num_seqs=1)
+        LocalBackend(client=client, max_num_seqs=1)
 
 
-def test_the_language_never_imports_torch_before_an_engine_is_made() -> None:
+def test_the_language_never_imports_torch_before_an_engine_is_made():
     program = (
         "import sys, bough; bough.function, bough.LocalBackend, bough.HttpBackend, bough.MockBackend; "
         "print('torch' in sys.modules, 'transformers' in sys.modules, 'pydantic' in sys.modules)"

@@ -9,6 +9,7 @@ from typing import Literal
 
 import jsonschema
 import pytest
+
 from bough.constrain.spec import Choice, JsonSchema, Lark, Regex
 from bough.lang.api import assistant, function, gen, select, user
 from bough.lang.backends.mock import MockBackend
@@ -22,7 +23,7 @@ def execute(*ops, answers=None, **fields):
     return list(MockBackend(answers).run(Program(id="p", ops=ops, **fields)))
 
 
-def test_answers_by_text_list_and_function() -> None:
+def test_answers_by_text_list_and_function():
     backend = MockBackend({"a": "same", "b": ["1", "2"], "c": lambda prompt, name: f"{name} after {prompt}"})
 
     @function
@@ -35,12 +36,12 @@ def test_answers_by_text_list_and_function() -> None:
         body.run(backend=backend)
 
 
-def test_one_function_may_answer_all() -> None:
+def test_one_function_may_answer_all():
     backend = MockBackend(lambda prompt, name: name.upper())
     assert function(lambda s: s.__iadd__(gen("a"))).run(backend=backend)["a"] == "A"
 
 
-def test_stop_strings_cut_the_answer() -> None:
+def test_stop_strings_cut_the_answer():
     events = execute(Text(0, ("x",)), Gen(0, "a", sampling=gen_sampling(stop=(".", "!"))), answers={"a": "one! two."})
     value = next(event for event in events if isinstance(event, Value))
     assert (value.text, value.matched) == ("one", "!")
@@ -54,7 +55,7 @@ def gen_sampling(**fields):
     return SamplingParams(**fields)
 
 
-def test_a_reference_waits_for_a_branch_that_comes_later() -> None:
+def test_a_reference_waits_for_a_branch_that_comes_later():
     events = execute(Fork(0, (1, 2)), Text(1, ("<", Ref(2, "x"), ">")), Gen(2, "x"), Join(0, (1, 2), "append"))
     assert events[-1].texts == {0: "<(x)>(x)", 1: "<(x)>", 2: "(x)"}
 
@@ -71,14 +72,14 @@ def test_a_reference_waits_for_a_branch_that_comes_later() -> None:
         ((Select(0, "x", ("a", "b")),), 0, "not among its choices"),
     ],
 )
-def test_a_bad_program_fails_at_its_instruction(ops, index, message) -> None:
+def test_a_bad_program_fails_at_its_instruction(ops, index, message):
     (*_, failed) = execute(*ops, answers={"x": "?"})
     assert isinstance(failed, Failed)
     assert failed.index == index
     assert message in failed.error.message
 
 
-def test_a_kept_state_goes_on_and_a_dropped_one_is_gone() -> None:
+def test_a_kept_state_goes_on_and_a_dropped_one_is_gone():
     backend = MockBackend()
     list(backend.run(Program(id="p", ops=(Gen(0, "x"),), keep=True)))
     (done,) = backend.run(Program(id="p", ops=(Text(0, ("!",)),), keep=True, resume=True))
@@ -88,14 +89,14 @@ def test_a_kept_state_goes_on_and_a_dropped_one_is_gone() -> None:
         list(backend.run(Program(id="p", ops=(Gen(0, "y"),), resume=True)))
 
 
-def test_the_same_id_twice_is_refused() -> None:
+def test_the_same_id_twice_is_refused():
     backend = MockBackend()
     list(backend.run(Program(id="p", ops=(Gen(0, "x"),), keep=True)))
     with pytest.raises(RequestError, match="exists already"):
         list(backend.run(Program(id="p", ops=(Gen(0, "x"),))))
 
 
-def test_usage_counts_words() -> None:
+def test_usage_counts_words():
     (*_, done) = execute(Text(0, ("one two",)), Gen(0, "x"), Gen(0, "y"), answers={"x": " three four", "y": ""})
     assert (done.requests, done.usage.prompt_tokens, done.usage.completion_tokens) == (2, 6, 2)
 
@@ -108,7 +109,7 @@ class Order:
     note: str | None = None
 
 
-def test_made_up_answers_satisfy_their_constraint() -> None:
+def test_made_up_answers_satisfy_their_constraint():
     @function
     def body(s):
         s += user("Hi") + assistant(gen("plain") + gen("n", dtype=int) + gen("f", dtype=float) + gen("b", dtype=bool))
@@ -117,7 +118,7 @@ def test_made_up_answers_satisfy_their_constraint() -> None:
     state = body.run(backend=MockBackend())
     assert state["plain"] == "(plain)"
     assert (state["n"], state["f"], state["b"], state["c"]) == (0, 0.0, True, "x")
-    assert state["order"] == Order(0, ["text"], "open", None)
+    assert state["order"] == Order(0, ["text"], "closed", None)
     assert state["day"] == "2024-01-01"
 
 
@@ -135,26 +136,26 @@ def test_made_up_answers_satisfy_their_constraint() -> None:
         {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "number"}}},
     ],
 )
-def test_made_up_json_validates(schema) -> None:
+def test_made_up_json_validates(schema):
     jsonschema.validate(json.loads(make_text(JsonSchema(json.dumps(schema)), "x")), schema)
 
 
 @pytest.mark.parametrize(
     "spec", [Regex("x{17}y"), Lark('start: "a"'), JsonSchema('{"type": "string", "pattern": "^q+$"}')]
 )
-def test_what_cannot_be_made_up_is_asked_for(spec) -> None:
+def test_what_cannot_be_made_up_is_asked_for(spec):
     with pytest.raises(RequestError, match="give one") as caught:
         make_text(spec, "x")
     assert caught.value.param == "answers"
 
 
-def test_conforms() -> None:
+def test_conforms():
     assert conforms("a", Choice(("a", "b"))) and not conforms("c", Choice(("a", "b")))
     assert conforms("anything", None)
     assert not conforms("{", JsonSchema("{}"))
 
 
-def test_threads_share_a_list_of_answers() -> None:
+def test_threads_share_a_list_of_answers():
     backend = MockBackend({"x": [str(i) for i in range(40)]})
     body = function(lambda s: s.__iadd__(gen("x")))
     seen = []

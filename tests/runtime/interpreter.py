@@ -1,0 +1,267 @@
+"""Programs one instruction after the other, without cache, pages, batches or concurrency: the oracle of the executor."""
+
+from __future__ import annotations
+
+import codecs
+import random
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+import torch
+
+from bough.runtime.engine import Engine
+from bough.runtime.executor import Executor
+from bough.runtime.program import (
+    Assign,
+    Delta,
+    Done,
+    Failed,
+    Fork,
+    Gen,
+    Join,
+    Op,
+    Piece,
+    Program,
+    ProgramEvent,
+    Ref,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Text,
+    Value,
+)
+from bough.runtime.sampling import SamplingParams
+
+from ..fakes import FakeRunner, byte_tokenizer, chain, root
+
+VOCAB = 258
+EOS = 257
+Context = list[int]
+
+
+class Heard:
+    """Everything that was said of one stretch."""
+
+    def __init__(self) -> None:
+        self.events: list[ProgramEvent] = []
+
+    def __call__(self, event: ProgramEvent) -> None:
+        assert not self.over, "an event after the terminal one"
+        self.events.append(event)
+
+    @property
+    def over(self) -> bool:
+        return bool(self.events) and isinstance(self.events[-1], (Done, Failed))
+
+    @property
+    def done(self) -> Done:
+        assert isinstance(self.events[-1], Done), self.events[-1]
+        return self.events[-1]
+
+    @property
+    def failed(self) -> Failed:
+        assert isinstance(self.events[-1], Failed), self.events[-1]
+        return self.events[-1]
+
+    @property
+    def values(self) -> dict[tuple[int, str], Value]:
+        return {(event.branch, event.name): event for event in self.events if isinstance(event, Value)}
+
+    @property
+    def texts(self) -> dict[tuple[int, str], str]:
+        return {key: value.text for key, value in self.values.items()}
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [event for event in self.events if isinstance(event, Piece)]
+
+    def streamed(self, branch: int, name: str) -> str:
+        return "".join(e.text for e in self.events if isinstance(e, Delta) and (e.branch, e.name) == (branch, name))
+
+
+def drive(engine: Engine, max_steps: int = 20000) -> None:
+    """Steps until nothing is left."""
+    for _ in range(max_steps):
+        stats = engine.stats()
+        if not stats.running and not stats.waiting:
+            return
+        engine.step()
+    raise AssertionError("no progress")
+
+
+def run(executor: Executor, engine: Engine, ops: list[Op], program_id: str = "p", **fields: object) -> Heard:
+    """Runs one stretch to its end."""
+    heard = Heard()
+    executor.run(Program(id=program_id, ops=tuple(ops), **fields), heard)  # type: ignore[arg-type]
+    drive(engine)
+    assert heard.over
+    return heard
+
+
+def assert_all_free(engine: Engine) -> None:
+    assert engine.flush_cache()
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.free_pages) == (0, 0, stats.num_pages)
+
+
+@dataclass
+class Copy:
+    """A branch of the interpreter."""
+
+    tokens: Context = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    values: dict[str, str] = field(default_factory=dict)
+    roles: tuple[str, ...] = ()
+    suffix: str | None = None
+    forked: tuple[int, int] = (0, 0)
+
+
+class Interpreter:
+    """Does each instruction when it comes. Greedy generations and likelihood selects over the hash model."""
+
+    def __init__(self, bias: dict[int, float] | None = None) -> None:
+        self.branches = {0: Copy()}
+        self.values: dict[tuple[int, str], str] = {}
+        self._tokenizer = byte_tokenizer()
+        self._model = FakeRunner(1, 1, VOCAB)
+        self._model.bias = bias or {}
+
+    @property
+    def texts(self) -> dict[int, str]:
+        return {branch: "".join(copy.texts) for branch, copy in self.branches.items()}
+
+    def run(self, ops: list[Op]) -> Interpreter:
+        for op in ops:
+            self._do(op, self.branches[op.branch])
+        return self
+
+    def logprobs(self, prompt: Context, tokens: Context) -> list[float]:
+        """Of each of `tokens` after `prompt`."""
+        found = []
+        for index, token in enumerate(tokens):
+            found.append(float(self._logits([*prompt, *tokens[:index]]).double().log_softmax(0)[token]))
+        return found
+
+    def generate(self, prompt: Context, params: SamplingParams) -> tuple[Context, str]:
+        """The tokens that stay, and their text."""
+        tokens: Context = []
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = ""
+        assert params.max_tokens is not None
+        while len(tokens) < params.max_tokens:
+            token = int(self._logits([*prompt, *tokens]).argmax())
+            if token == EOS:
+                break
+            tokens.append(token)
+            text += decoder.decode(b"".join(self._tokenizer.pieces([token])))
+            if any(stop in text for stop in params.stop_strings):
+                break
+        text += decoder.decode(b"", final=True)
+        places = [text.index(stop) for stop in params.stop_strings if stop in text]
+        if not places:
+            return tokens, text
+        return self._keep(tokens, text[: min(places)]), text[: min(places)]
+
+    def _logits(self, context: Context) -> torch.Tensor:
+        state = root("")
+        for token in context:
+            state = chain(state, token)
+        return self._model._logits(state, context[-1])
+
+    def _keep(self, tokens: Context, text: str) -> Context:
+        for count in range(len(tokens), -1, -1):
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            said = decoder.decode(b"".join(self._tokenizer.pieces(tokens[:count])))
+            if text.startswith(said) and not decoder.getstate()[0]:
+                return tokens[:count] + self._tokenizer.encode(text[len(said) :])
+        raise AssertionError
+
+    def _do(self, op: Op, branch: Copy) -> None:
+        match op:
+            case Text(parts=parts):
+                texts = [p if isinstance(p, str) else self.branches[p.branch].values[p.name] for p in parts]
+                self._append(branch, "".join(texts))
+            case RoleBegin(role=role):
+                assert self._tokenizer.chat is not None
+                pieces = self._tokenizer.chat.role_pieces(branch.roles, role)
+                self._append(branch, pieces.prefix, special=True)
+                branch.roles, branch.suffix = (*branch.roles, role), pieces.suffix
+            case RoleEnd():
+                assert branch.suffix is not None
+                self._append(branch, branch.suffix, special=True)
+                branch.suffix = None
+            case Assign(name=name, value=value):
+                branch.values[name] = value
+            case Gen(name=name, sampling=sampling):
+                tokens, text = self.generate(branch.tokens, sampling)
+                self._add(branch, op.branch, name, tokens, text)
+            case Select(name=name, choices=choices):
+                encoded = [self._tokenizer.encode(choice) for choice in choices]
+                scores = [sum(self.logprobs(branch.tokens, tokens)) for tokens in encoded]
+                best = scores.index(max(scores))
+                self._add(branch, op.branch, name, encoded[best], choices[best])
+            case Fork(children=children):
+                for child in children:
+                    self.branches[child] = deepcopy(branch)
+                    self.branches[child].forked = (len(branch.tokens), len(branch.texts))
+            case Join(children=children, mode=mode):
+                for child in (self.branches[c] for c in children if mode == "append"):
+                    branch.tokens += child.tokens[child.forked[0] :]
+                    branch.texts += child.texts[child.forked[1] :]
+                    branch.values = child.values | branch.values
+
+    def _append(self, branch: Copy, text: str, *, special: bool = False) -> None:
+        branch.tokens += self._tokenizer.encode(text, special=special)
+        branch.texts.append(text)
+
+    def _add(self, branch: Copy, number: int, name: str, tokens: Context, text: str) -> None:
+        branch.tokens += tokens
+        branch.texts.append(text)
+        branch.values[name] = text
+        self.values[number, name] = text
+
+
+def random_program(seed: int, num_ops: int = 40) -> list[Op]:
+    """Forks of forks, references across branches, joins whose children go on, messages; names are unique."""
+    rng = random.Random(seed)
+    ops: list[Op] = [Text(0, ("Once upon a time, ",))]
+    children: dict[int, list[int]] = {0: []}
+    open_roles: set[int] = set()
+    made: list[Ref] = []
+    while len(ops) < num_ops:
+        branch = rng.choice(list(children))
+        match rng.choices(("text", "gen", "select", "assign", "fork", "join", "role"), (5, 6, 2, 1, 2, 2, 3))[0]:
+            case "text":
+                parts: list[str | Ref] = [rng.choice(["and so ", "ünd 日本 ", "🦊.", "\n", ""])]
+                parts += rng.sample(made, min(len(made), rng.randrange(3)))
+                ops.append(Text(branch, tuple(parts)))
+            case "gen":
+                made.append(Ref(branch, f"g{len(ops)}"))
+                stop = rng.choice([(), (), ("e", "A"), ("\ufffd\ufffd",)])
+                sampling = SamplingParams(max_tokens=rng.randrange(1, 9), temperature=0.0, stop=stop)
+                ops.append(Gen(branch, made[-1].name, sampling))
+            case "select":
+                made.append(Ref(branch, f"s{len(ops)}"))
+                ops.append(Select(branch, made[-1].name, tuple(rng.sample(["yes", "no", "né", "yes!", "x"], 3))))
+            case "assign":
+                made.append(Ref(branch, f"a{len(ops)}"))
+                ops.append(Assign(branch, made[-1].name, rng.choice(["one", "zwölf"])))
+            case "fork" if len(children) < 8:
+                new = tuple(range(len(children), len(children) + rng.randrange(1, 4)))
+                ops.append(Fork(branch, new))
+                children[branch] += new
+                children |= {child: [] for child in new}
+                open_roles |= set(new) if branch in open_roles else set()
+            case "join" if children[branch] and branch not in open_roles:
+                closed = [child for child in children[branch] if child not in open_roles]
+                ops.append(Join(branch, tuple(rng.sample(closed, rng.randrange(len(closed) + 1))), rng.choice(MODES)))
+            case "role" if branch in open_roles:
+                ops.append(RoleEnd(branch))
+                open_roles.discard(branch)
+            case "role":
+                ops.append(RoleBegin(branch, rng.choice(["system", "user", "assistant"])))
+                open_roles.add(branch)
+    return ops
+
+
+MODES = ("gather", "append")

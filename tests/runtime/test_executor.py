@@ -1,0 +1,517 @@
+"""Programs beside the scheduler: what comes of one does not depend on how it is cut, batched or interleaved."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from bough.runtime.engine import Engine
+from bough.runtime.executor import MAX_BRANCHES, MAX_OPS, STATE_LIFE_S, Executor
+from bough.runtime.program import Fork, Gen, Join, Op, Program, Ref, RoleBegin, RoleEnd, Select, Text
+from bough.runtime.sampling import SamplingParams
+
+from ..fakes import FakeRunner, fake_engine
+from .interpreter import EOS, Heard, Interpreter, assert_all_free, drive, random_program, run
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
+BIAS = {EOS: 4.0, ord("e"): 4.0}
+EVERYTHING: list[Op] = [
+    RoleBegin(0, "system"),
+    Text(0, ("Be brief.",)),
+    RoleEnd(0),
+    RoleBegin(0, "user"),
+    Text(0, ("Three ideas, please.",)),
+    RoleEnd(0),
+    RoleBegin(0, "assistant"),
+    Fork(0, (1, 2, 3)),
+    *(
+        op
+        for branch in (1, 2, 3)
+        for op in (
+            Text(branch, (f"Idea {branch}: ",)),
+            Gen(branch, "idea", GREEDY),
+            *(
+                more
+                for index in range(3)
+                for more in (Text(branch, (" so ", Ref(branch, "idea"))), Gen(branch, f"more{index}", GREEDY))
+            ),
+        )
+    ),
+    Text(3, ("Not ", Ref(1, "more1"), " nor ", Ref(2, "more2"))),
+    Gen(3, "other", GREEDY),
+    Join(0, (2,), "append"),
+    Join(0, (1, 3)),
+    Text(0, ("The best of ", Ref(1, "idea"), Ref(2, "idea"), Ref(3, "other"), " is ")),
+    Select(0, "best", ("one", "two", "three")),
+    Gen(0, "why", SamplingParams(max_tokens=12, temperature=0.8, seed=4)),
+    RoleEnd(0),
+]
+
+
+class Clock:
+    """Time that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Place:
+    """An engine over the hash model, and an executor, on one clock."""
+
+    def __init__(self, *, max_states: int = 8, **settings: object) -> None:
+        self.engine: Engine
+        self.model: FakeRunner
+        self.engine, self.model = fake_engine(**settings)  # type: ignore[arg-type]
+        self.clock = Clock()
+        self.engine._clock = self.clock
+        self.executor = Executor(self.engine, self.clock, max_states=max_states)
+
+    def run(self, ops: list[Op], program_id: str = "p", **fields: object) -> Heard:
+        return run(self.executor, self.engine, ops, program_id, **fields)
+
+    def start(self, ops: list[Op], program_id: str = "p", **fields: object) -> Heard:
+        heard = Heard()
+        self.executor.run(Program(id=program_id, ops=tuple(ops), **fields), heard)  # type: ignore[arg-type]
+        return heard
+
+    def tokens(self, program_id: str = "p") -> dict[int, list[int]]:
+        state = self.executor._states[program_id]
+        return {branch.id: branch.tokens for branch in state.branches.values()}
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    made = Place()
+    yield made
+    made.executor.close()
+    assert made.executor.num_states == 0
+    assert_all_free(made.engine)
+    made.engine.close()
+
+
+def cuts(ops: list[Op], lengths: Iterator[int]) -> list[list[Op]]:
+    """`ops` in stretches."""
+    parts, start = [], 0
+    while start < len(ops):
+        stop = start + next(lengths)
+        parts.append(ops[start:stop])
+        start = stop
+    return parts
+
+
+def in_stretches(place: Place, parts: list[list[Op]]) -> tuple[dict, dict, dict]:
+    """Each stretch once the one before has ended."""
+    texts: dict[tuple[int, str], str] = {}
+    for index, part in enumerate(parts):
+        heard = place.run(part, keep=True, resume=index > 0)
+        texts |= heard.texts
+    return texts, heard.done.texts, place.tokens()
+
+
+def overlapping(place: Place, parts: list[list[Op]], seed: int) -> tuple[dict, dict, dict]:
+    """Stretches that follow while those before them are still running."""
+    rng = random.Random(seed)
+    all_heard = []
+    for index, part in enumerate(parts):
+        all_heard.append(place.start(part, keep=True, resume=index > 0))
+        for _ in range(rng.randrange(4)):
+            place.engine.step()
+    drive(place.engine)
+    texts = {key: text for heard in all_heard for key, text in heard.texts.items()}
+    assert all(heard.done for heard in all_heard)
+    last = place.run([Text(0, ("",))], keep=True, resume=True)
+    return texts, last.done.texts, place.tokens()
+
+
+def whole(place: Place, ops: list[Op]) -> tuple[dict, dict, dict]:
+    heard = place.run(ops, keep=True)
+    return heard.texts, heard.done.texts, place.tokens()
+
+
+def test_everything_at_once_and_bit_by_bit() -> None:
+    """A program of forks, references, joins and roles: whole, op by op, in stretches, overlapping, in tiny batches."""
+    results = []
+    for number, settings in enumerate(({}, {"max_batch_tokens": 16, "max_num_seqs": 2}, {"page_size": 4})):
+        place = Place(**settings)
+        results.append(whole(place, EVERYTHING))
+        place.executor.abort("p")
+        results.append(in_stretches(place, cuts(EVERYTHING, iter(lambda: 1, 0))))
+        place.executor.abort("p")
+        results.append(overlapping(place, cuts(EVERYTHING, iter(lambda: 3, 0)), number))
+        place.engine.close()
+    assert all(result == results[0] for result in results)
+    texts, branches, tokens = results[0]
+    assert len(texts) == 3 * 4 + 3
+    assert branches[0].count("<|im_start|>") == 3
+    assert branches[2] in branches[0]
+    assert tokens[1][: len("<|im_start|>")] != tokens[1][:1]  # several tokens were kept
+
+
+def test_everything_equals_the_interpreter() -> None:
+    ops = [*EVERYTHING[:-2], RoleEnd(0)]
+    place = Place()
+    texts, branches, tokens = whole(place, ops)
+    expected = Interpreter().run(ops)
+    assert texts == expected.values
+    assert branches == expected.texts
+    assert tokens == {branch: copy.tokens for branch, copy in expected.branches.items()}
+    place.engine.close()
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_random_programs_equal_the_interpreter(seed: int) -> None:
+    ops = random_program(seed)
+    expected = Interpreter(BIAS).run(ops)
+    wanted = expected.values, expected.texts, {branch: copy.tokens for branch, copy in expected.branches.items()}
+    rng = random.Random(seed)
+    place = Place(max_batch_tokens=rng.choice([8, 512]), max_num_seqs=rng.choice([1, 3, 64]))
+    place.model.bias = BIAS
+    assert whole(place, ops) == wanted
+    place.executor.abort("p")
+    parts = cuts(ops, iter(lambda: rng.randrange(1, 9), 0))
+    assert in_stretches(place, parts) == wanted
+    place.executor.abort("p")
+    assert overlapping(place, parts, seed) == wanted
+    place.executor.close()
+    assert_all_free(place.engine)
+    place.engine.close()
+
+
+def test_a_join_takes_what_a_child_had_then(place: Place) -> None:
+    """A child that goes on while its parent is busy does not slip more into the join."""
+    ops: list[Op] = [
+        Text(0, ("a",)),
+        Fork(0, (1,)),
+        Gen(0, "slow", GREEDY),
+        Text(1, ("-early",)),
+        Join(0, (1,), "append"),
+        Text(1, ("-late",)),
+    ]
+    done = place.run(ops).done
+    assert done.texts[0].endswith("-early")
+    assert done.texts[1] == "a-early-late"
+
+
+def test_a_join_takes_the_open_message_of_its_child(place: Place) -> None:
+    ops: list[Op] = [
+        RoleBegin(0, "user"),
+        Fork(0, (1,)),
+        Text(1, ("hi",)),
+        RoleEnd(1),
+        RoleBegin(1, "assistant"),
+        Join(0, (1,), "append"),
+        Text(0, ("yes",)),
+        RoleEnd(0),
+        Fork(0, (2,)),
+        Join(0, (2,), "append"),
+        RoleBegin(0, "user"),
+    ]
+    assert place.run(ops).done.texts[0] == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>user\n"
+    )
+
+
+def test_what_ends_an_answer_is_not_said_twice(place: Place) -> None:
+    """The end token that the model gave is no part of the branch: the template closes the message."""
+    place.model.bias = {EOS: 100.0}
+    place.run([RoleBegin(0, "assistant"), Gen(0, "x", GREEDY), RoleEnd(0)], keep=True)
+    assert place.tokens()[0].count(EOS) == 1
+
+
+def test_tokens_stay_as_the_model_ran_them(place: Place) -> None:
+    """Half a character at the end of a generation is not re-encoded as a replacement character."""
+    place.model.bias = {0xE2: 100.0}
+    heard = place.run([Text(0, ("x",)), Gen(0, "half", SamplingParams(max_tokens=2, temperature=0.0))], keep=True)
+    assert heard.texts == {(0, "half"): "\ufffd\ufffd"}
+    assert place.tokens()[0] == [ord("x"), 0xE2, 0xE2]
+    assert heard.streamed(0, "half") == "\ufffd\ufffd"
+
+
+def test_references_to_a_branch_that_has_not_begun_are_waited_for(place: Place) -> None:
+    ops: list[Op] = [
+        Text(0, ("x",)),
+        Fork(0, (1,)),
+        Gen(0, "slow", GREEDY),
+        Fork(0, (2,)),
+        Text(1, ("so ", Ref(2, "slow"))),  # inherited: branch 2 has no instruction of its own
+    ]
+    heard = place.run(ops)
+    assert heard.done.texts[1] == "xso " + heard.texts[0, "slow"]
+
+
+DEADLOCKS: dict[str, list[Op]] = {
+    "two that wait for each other": [
+        Text(0, ("x",)),
+        Fork(0, (1, 2)),
+        Text(1, (Ref(2, "b"),)),
+        Gen(1, "a"),
+        Text(2, (Ref(1, "a"),)),
+        Gen(2, "b"),
+    ],
+    "a join of a branch that never begins": [
+        Text(0, ("x",)),
+        Fork(0, (1,)),
+        Text(1, (Ref(2, "b"),)),
+        Fork(1, (2,)),
+        Gen(2, "b"),
+        Join(0, (2,)),
+    ],
+    "a parent that waits for its child's child": [
+        Text(0, ("x",)),
+        Fork(0, (1,)),
+        Text(0, (Ref(1, "late"),)),
+        Text(1, (Ref(0, "never"),)),
+        Gen(1, "late"),
+        Gen(0, "never"),
+    ],
+}
+
+
+@pytest.mark.parametrize("ops", DEADLOCKS.values(), ids=DEADLOCKS.keys())
+def test_a_deadlock_fails(place: Place, ops: list[Op]) -> None:
+    failed = place.start(ops).failed
+    assert failed.error.code == "invalid_program"
+    assert ops[failed.index].branch == failed.branch
+    assert place.executor.num_states == 0
+    assert place.run([Text(0, ("again",))]).done.texts == {0: "again"}  # the id is free
+
+
+def test_a_deadlock_behind_a_generation_fails_once_that_has_ended(place: Place) -> None:
+    ops = DEADLOCKS["two that wait for each other"]
+    heard = place.start([ops[0], Gen(0, "first", GREEDY), *ops[1:]])
+    assert not heard.over
+    drive(place.engine)
+    assert heard.failed.error.code == "invalid_program"
+    assert (0, "first") in heard.texts
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ([], "1 to"),
+        ([Text(0, ("x",))] * (MAX_OPS + 1), "1 to"),
+        ([Text(1, ("x",))], "branch 1, which does not exist"),
+        ([Fork(0, (1, 1))], "forks branch 1, which exists"),
+        ([Fork(0, (0,))], "forks branch 0, which exists"),
+        ([Fork(0, (1,)), Text(2, ("x",))], "instruction 1 is for branch 2"),
+        ([Join(0, (1,))], "joins branch 1"),
+        ([Join(0, (0,))], "joins branch 0"),
+        ([Fork(0, tuple(range(1, MAX_BRANCHES + 1)))], "branches at most"),
+    ],
+)
+def test_what_is_not_well_formed_is_refused(place: Place, ops: list[Op], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        place.start(ops)
+    assert caught.value.param == "ops"  # type: ignore[attr-defined]
+    assert (place.executor.num_states, place.executor.num_programs) == (0, 0)
+
+
+def test_a_refused_stretch_leaves_the_state_as_it_was(place: Place) -> None:
+    place.run([Text(0, ("x",))], keep=True)
+    with pytest.raises(ValueError, match="which does not exist"):
+        place.start([Fork(0, (1,)), Text(1, ("y",)), Text(7, ("z",))], resume=True)
+    assert place.run([Fork(0, (1,)), Text(0, ("!",))], resume=True).done.texts == {0: "x!", 1: "x"}
+
+
+@pytest.mark.parametrize(
+    ("op", "code", "param"),
+    [
+        (Text(0, (Ref(0, "nothing"),)), "invalid_value", "ops"),
+        (Text(0, (Ref(9, "nothing"),)), "invalid_value", "ops"),
+        (RoleEnd(0), "invalid_value", "role"),
+        (RoleBegin(0, "narrator"), "invalid_value", "messages"),
+        (Select(0, "s", ()), "invalid_value", "choices"),
+        (Select(0, "s", ("a", "")), "invalid_value", "choices"),
+        (Gen(0, "g", SamplingParams(max_tokens=4000)), "context_length_exceeded", "prompt"),
+        (Gen(0, "g", SamplingParams(stop_token_ids=(999,))), "invalid_token_id", "stop_token_ids"),
+    ],
+)
+def test_an_instruction_that_cannot_be_done_fails_by_name(
+    place: Place, op: Op, code: str, param: str
+) -> None:
+    heard = place.start([Text(0, ("x",)), op])
+    assert (heard.failed.error.code, heard.failed.error.param) == (code, param)
+    assert (heard.failed.branch, heard.failed.index) == (0, 1)
+
+
+@pytest.mark.parametrize("op", [Gen(0, "g"), Select(0, "s", ("a", "b"))])
+def test_nothing_can_be_asked_of_an_empty_branch(place: Place, op: Op) -> None:
+    assert place.start([op]).failed.error.code == "empty_prompt"
+
+
+def test_samples(place: Place) -> None:
+    sampling = SamplingParams(max_tokens=5, temperature=1.0, seed=3, n=4)
+    heard = place.run([Text(0, ("x",)), Gen(0, "g", sampling), Text(0, ("!",))])
+    value = heard.values[0, "g"]
+    assert value.samples is not None
+    assert len(value.samples) == 4
+    assert len(set(value.samples)) > 1
+    assert value.samples[0] == value.text == heard.streamed(0, "g")
+    assert heard.done.texts[0] == f"x{value.text}!"
+    assert heard.done.usage.completion_tokens == 20
+    single = place.run([Text(0, ("x",)), Gen(0, "g", SamplingParams(max_tokens=5, temperature=1.0, seed=3))])
+    assert single.values[0, "g"].text == value.text
+    assert single.values[0, "g"].samples is None
+    assert single.done.requests == 1
+
+
+def test_a_gen_past_its_time_fails(place: Place) -> None:
+    endless = SamplingParams(max_tokens=1000, temperature=0.0, ignore_eos=True)
+    heard = place.start([Text(0, ("x",)), Gen(0, "g", endless, timeout_s=5.0)])
+    place.engine.step()
+    place.clock.now += 4.9
+    place.engine.step()
+    assert not heard.over
+    place.clock.now += 0.2
+    place.engine.step()
+    assert heard.failed.error.code == "generation_timeout"
+    assert (heard.failed.branch, heard.failed.index) == (0, 1)
+
+
+def test_a_program_past_its_time_fails_between_calls_and_within_one(place: Place) -> None:
+    endless = SamplingParams(max_tokens=1000, temperature=0.0, ignore_eos=True)
+    two: list[Op] = [Text(0, ("x",)), Gen(0, "a", GREEDY), Gen(0, "b", endless, timeout_s=100.0)]
+    within = place.start(two, timeout_s=9.0)
+    for _ in range(20):
+        place.engine.step()
+    place.clock.now += 10.0
+    place.engine.step()
+    assert (within.failed.error.code, within.failed.index) == ("generation_timeout", 2)
+    between = place.start([Text(0, ("x",)), Gen(0, "a", GREEDY), Text(0, ("!",)), Select(0, "b", ("c",))], timeout_s=9)
+    for _ in range(GREEDY.max_tokens or 0):
+        assert not between.over
+        place.clock.now += 1.4  # the last token comes before the time is up
+        place.engine.step()
+        if (0, "a") in between.values:
+            break
+    place.clock.now += 10.0
+    drive(place.engine)
+    assert between.failed.error.code == "generation_timeout"
+
+
+def test_a_generation_that_fails_stops_all_branches(place: Place) -> None:
+    place.model.broken = ord("!")
+    endless = SamplingParams(max_tokens=1000, temperature=0.0, ignore_eos=True)
+    ops: list[Op] = [
+        Text(0, ("x",)),
+        Gen(0, "ok", GREEDY),
+        Fork(0, (1, 2)),
+        Gen(1, "a", endless),
+        Text(2, ("!",)),
+        Gen(2, "b", endless),
+    ]
+    other = place.start([Text(0, ("else",)), Gen(0, "g", GREEDY)], "other")
+    heard = place.start(ops, keep=True)
+    drive(place.engine)
+    assert (heard.failed.error.code, heard.failed.branch, heard.failed.index) == ("nonfinite_logits", 2, 5)
+    assert other.done
+    assert_all_free(place.engine)
+    with pytest.raises(ValueError, match="gone"):
+        place.start([Text(0, ("y",))], resume=True)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 5, 8, 13])
+def test_abort_at_any_step_ends_every_stretch(place: Place, num_steps: int) -> None:
+    """Who listens to a stretch hears that it is over; nothing goes on, and the pages come back."""
+    first = place.start(EVERYTHING[:30], keep=True)
+    second = place.start(EVERYTHING[30:], keep=True, resume=True)
+    for _ in range(num_steps):
+        place.engine.step()
+    place.executor.abort("p")
+    place.executor.abort("p")
+    place.executor.abort("unknown")
+    assert first.over
+    assert second.failed.error.code == "aborted"
+    assert_all_free(place.engine)
+    assert place.executor.num_states == 0
+
+
+def test_close_fails_what_runs_and_refuses_more() -> None:
+    place = Place()
+    heard = place.start(EVERYTHING)
+    kept = place.run([Text(0, ("x",))], "kept", keep=True)
+    running = place.start(EVERYTHING, "running")
+    place.executor.close()
+    assert kept.done
+    assert heard.done
+    assert running.failed.error.code == "engine_dead"
+    assert place.executor.num_states == 0
+    with pytest.raises(Exception, match="stopped"):
+        place.start([Text(0, ("x",))])
+    assert_all_free(place.engine)
+    place.engine.close()
+
+
+def test_the_least_recently_used_state_goes_first() -> None:
+    place = Place(max_states=2)
+    for name in ("a", "b"):
+        place.run([Text(0, (name,))], name, keep=True)
+    place.run([Text(0, ("!",))], "a", keep=True, resume=True)
+    place.run([Text(0, ("c",))], "c", keep=True)
+    assert place.run([Text(0, ("",))], "a", keep=True, resume=True).done.texts == {0: "a!"}
+    with pytest.raises(ValueError, match="gone") as caught:
+        place.start([Text(0, ("",))], "b", resume=True)
+    assert caught.value.code == "state_not_found"  # type: ignore[attr-defined]
+    place.engine.close()
+
+
+def test_running_programs_do_not_push_kept_states_out() -> None:
+    place = Place(max_states=1)
+    place.run([Text(0, ("kept",))], "kept", keep=True)
+    heard = [place.start([Text(0, ("x",)), Gen(0, "g", GREEDY)], str(index), keep=False) for index in range(5)]
+    drive(place.engine)
+    assert all(one.done for one in heard)
+    assert place.run([Text(0, ("!",))], "kept", resume=True).done.texts == {0: "kept!"}
+    assert place.executor.num_states == 0
+    place.engine.close()
+
+
+def test_idle_states_are_dropped_after_a_while_in_the_order_of_their_use(place: Place) -> None:
+    long = place.start([Text(0, ("x",)), Gen(0, "g", GREEDY)], "long", keep=True)
+    assert place.start([Text(0, ("y",))], "short", keep=True).done
+    place.clock.now += STATE_LIFE_S - 1
+    drive(place.engine)
+    assert long.done
+    place.clock.now += 2
+    place.run([Text(0, ("z",))], "any")
+    with pytest.raises(ValueError, match="gone"):
+        place.start([Text(0, ("",))], "short", resume=True)
+    assert place.run([Text(0, ("!",))], "long", resume=True).done
+
+
+def test_a_state_lives_until_its_last_stretch_has_ended(place: Place) -> None:
+    """A stretch that does not keep the state ends first: the other one is still found, and stopped, by its id."""
+    ops: list[Op] = [Text(0, ("x",)), Fork(0, (1,)), Gen(1, "g", SamplingParams(max_tokens=500, ignore_eos=True))]
+    first = place.start(ops, keep=True)
+    second = place.start([Text(0, ("!",))], resume=True)
+    assert second.done.texts == {0: "x!", 1: "x"}
+    assert not first.over
+    assert place.executor.num_states == 1
+    with pytest.raises(ValueError, match="gone"):
+        place.start([Text(0, ("",))], resume=True)
+    place.executor.abort("p")
+    assert first.failed.error.code == "aborted"
+
+
+def test_names_of_programs(place: Place) -> None:
+    place.run([Text(0, ("x",))], keep=True, namespace="a")
+    with pytest.raises(ValueError, match="exists already"):
+        place.start([Text(0, ("x",))])
+    for namespace in ("", "b"):
+        with pytest.raises(ValueError, match="gone"):
+            place.start([Text(0, ("x",))], resume=True, namespace=namespace)
+    with pytest.raises(ValueError, match="gone"):
+        place.start([Text(0, ("x",))], "never", resume=True)
+    assert place.run([Text(0, ("y",))], resume=True, namespace="a").done.texts == {0: "xy"}
+
+
+def test_prefixes_are_shared_within_a_namespace_only(place: Place) -> None:
+    ops: list[Op] = [Text(0, ("the very same prompt",)), Gen(0, "g", GREEDY)]
+    cached = [place.run(ops, namespace=name).done.usage.cached_tokens for name in ("a", "b", "a", "b")]
+    assert cached[:2] == [0, 0]
+    assert min(cached[2:]) == len("the very same prompt") - 1
