@@ -20,6 +20,7 @@ class Backend(Protocol):
     @property
     def modalities(self) -> frozenset[str]:
         """What a program may hold: "text", "image"."""
+        ...
 
     def run(self, program: Program) -> Iterator[ProgramEvent]: ...
 
@@ -30,6 +31,7 @@ class Backend(Protocol):
 
     def flush_cache(self) -> bool:
         """Empties the prefix cache; False (and nothing done) if it is in use."""
+        ...
 
     def close(self) -> None: ...
 

@@ -100,20 +100,20 @@ class Session:
 
     def send(self) -> None:
         """Sends what has been recorded, if anything has."""
-        if self.recorder.empty or not self.may_send:
-            return
-        ops, places, slots = self.recorder.take()
-        program = Program(
-            id=self.id,
-            ops=ops,
-            keep=not self.body_ended,
-            resume=bool(self.stretches),
-            trace=self.settings.trace,
-            namespace=self.settings.namespace,
-            timeout_s=self.settings.timeout_s,
-        )
-        stretch = Stretch(program, places)
         with self.changed:
+            if self.recorder.empty or not self.may_send:
+                return
+            ops, places, slots = self.recorder.take()
+            program = Program(
+                id=self.id,
+                ops=ops,
+                keep=not self.body_ended,
+                resume=bool(self.stretches),
+                trace=self.settings.trace,
+                namespace=self.settings.namespace,
+                timeout_s=self.settings.timeout_s,
+            )
+            stretch = Stretch(program, places)
             for slot in slots:
                 slot.stretch = stretch
                 self._slots[slot.branch, slot.name] = slot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from .program import (
     Text,
 )
 from .request import UNUSED, ErrorInfo, Request, RequestOutput, Usage
+
+logger = logging.getLogger("bough.engine")
 
 ProgramListener = Callable[[ProgramEvent], None]
 MAX_OPS = 100_000
@@ -267,7 +270,12 @@ class Executor:
                     return
                 if continues and output.cached_tokens is not None:
                     self._send_appended(run, branch, output.cached_tokens)
-                self._take(state, branch, step, call, index, output, started)
+                try:
+                    self._take(state, branch, step, call, index, output, started)
+                except Exception:
+                    logger.exception("a program failed")
+                    error = ErrorInfo(code="internal_error", message="the program failed")
+                    self._fail(state, step, branch.id, error)
 
             self._engine.submit(request, listener)
             branch.running.add(request.id)
@@ -286,11 +294,13 @@ class Executor:
         if text := call.take(index, output):
             run.listener(Delta(branch.id, step.op.name, text))
         if not branch.running:
-            self._end(run, branch, step.op, call.end(), started)
+            self._end(state, run, branch, step.op, call.end(), started)
             self._done(state, branch, step)
             self._walk(state)
 
-    def _end(self, run: _Run, branch: Branch, op: Gen | Select, result: Result, started: float) -> None:
+    def _end(
+        self, state: _State, run: _Run, branch: Branch, op: Gen | Select, result: Result, started: float
+    ) -> None:
         value = result.value
         branch.tokens += result.tokens
         branch.texts.append(value.text)
@@ -304,8 +314,8 @@ class Executor:
                 name=value.name,
                 texts=tuple(self._engine.tokenizer.texts(result.tokens)),
                 origins=result.origins,
-                start_s=started - run.started,
-                stop_s=self._clock() - run.started,
+                start_s=started - state.born,
+                stop_s=self._clock() - state.born,
                 queue_s=value.timings.queue_s,
                 prefill_s=value.timings.prefill_s,
             )

@@ -124,8 +124,9 @@ class MockBackend:
             return fallback()
         if isinstance(answer, str):
             return answer
-        if callable(answer):
-            return answer(prompt, op.name)
+        if name not in self._lists:
+            assert callable(answer)
+            return str(answer(prompt, op.name))
         if not self._lists[name]:
             raise RequestError(f"the answers to {name!r} are used up", param="answers")
         return self._lists[name].popleft()

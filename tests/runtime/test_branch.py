@@ -18,7 +18,7 @@ from bough.runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED
 from bough.runtime.sampling import SamplingParams
 
 from ..fakes import byte_tokenizer, fake_engine
-from .interpreter import Heard, Interpreter, drive, random_program, run
+from .interpreter import Heard, Interpreter, random_program, run
 
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0)
 
@@ -266,10 +266,7 @@ def test_scoring_without_the_prompt_says_nothing_of_its_origins() -> None:
         Text(0, (prompt + "?" * 64,)),
         Select(0, "s", ("yes", "not"), "unconditional_likelihood_normalized"),
     ]
-    heard = Heard()
-    pieces = trace(executor, ops, "p").pieces
-    drive(engine)
-    assert not heard.over
+    pieces = trace(executor, ops).pieces
     assert pieces[0].origins[: len(prompt)] == (CACHED,) * len(prompt)
     assert set(pieces[0].origins[len(prompt) :]) == {PREFILLED}
     engine.close()
