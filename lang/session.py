@@ -177,21 +177,16 @@ class Session:
         self.error = error
 
     def _explain(self, stretch: Stretch, failed: Failed) -> ProgramError:
-        """The error with the line to blame.
-
-        Every stretch in flight is told of a failure, but only one of them holds the instruction: index 0 proves
-        nothing while others run.
-        """
-        ops, index, info = stretch.program.ops, failed.index, failed.error
-        alone = all(other.ended for other in self.stretches if other is not stretch)
-        known = 0 <= index < len(ops) and ops[index].branch == failed.branch and (index > 0 or alone)
+        """The error with the line to blame. Every stretch in flight is told of a failure; one holds the instruction."""
+        index, info = failed.index, failed.error
+        known = index is not None and 0 <= index < len(stretch.places)
         return ProgramError(
             info.message,
             code=info.code,
             param=info.param,
             branch=failed.branch,
-            place=stretch.places[index] if known else None,
-            instruction=ops[index] if known else None,
+            place=stretch.places[index] if known else None,  # type: ignore[index]
+            instruction=stretch.program.ops[index] if known else None,  # type: ignore[index]
         )
 
     # Waiting

@@ -153,6 +153,10 @@ class State:
     def __contains__(self, name: object) -> bool:
         return name in self._branch.variables
 
+    def values(self) -> dict[str, Any]:
+        """All variables of this branch, read."""
+        return {name: self[name] for name in list(self._branch.variables)}
+
     def ref(self, name: str, index: int | None = None) -> Reference:
         """The variable's text, to be appended before it is there: reads nothing, so that all stays one request.
 

@@ -231,7 +231,7 @@ class Executor:
         self._stop_requests(state)
         for run in runs:
             run.over = True
-            index = step.index if step is not None and run is step.stretch else 0
+            index = step.index if step is not None and run is step.stretch else None
             run.listener(Failed(error=info, branch=branch_id, index=index))
 
     def _stop_requests(self, state: _State) -> None:

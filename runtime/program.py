@@ -171,11 +171,15 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The stretch has failed at instruction `index` of the program's `ops`. The other branches were stopped."""
+    """The stretch has failed at instruction `index` of the program's `ops`. The other branches were stopped.
+
+    `index` is None if no instruction of this stretch is to blame: the program was refused, dropped, or failed in
+    another stretch that was running.
+    """
 
     error: ErrorInfo
     branch: int = 0
-    index: int = 0
+    index: int | None = None
 
 
 ProgramEvent = Delta | Value | Piece | Done | Failed

@@ -36,7 +36,7 @@ def iterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[],
     """Events of what `start` begins, the last included; `stop` is called if the consumer leaves before it.
 
     `start` is given a function to send events to, from any thread, and must see to it that the last one always
-    comes. An error as the very first event is a refusal, and raised.
+    comes. An error as the very first event is a refusal, and raised, unless an instruction of a program is to blame.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     start(events.put)
@@ -88,7 +88,7 @@ def _raise_refusal(event: RequestOutput | ProgramEvent) -> None:
     error = None
     if isinstance(event, RequestOutput) and event.finish is not None:
         error = event.finish.error
-    elif isinstance(event, Failed):
+    elif isinstance(event, Failed) and event.index is None:
         error = event.error
     if error is not None:
         raise to_exception(error)

@@ -141,16 +141,21 @@ _CHATML = (
 @functools.cache
 def byte_tokenizer() -> Tokenizer:
     """One token a byte, 256 and 257 are <|im_start|> and <|im_end|> (which ends a turn), ChatML."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_byte_tokenizer(Path(folder))
+        return load_tokenizer(folder)
+
+
+def write_byte_tokenizer(folder: Path) -> None:
+    """The files of `byte_tokenizer`."""
     alphabet = {chr(code): index for index, code in enumerate(_byte_characters())}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(alphabet, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    with tempfile.TemporaryDirectory() as folder:
-        backend.save(str(Path(folder) / "tokenizer.json"))
-        config = {"eos_token": "<|im_end|>", "chat_template": _CHATML, "tokenizer_class": "PreTrainedTokenizerFast"}
-        (Path(folder) / "tokenizer_config.json").write_text(json.dumps(config))
-        return load_tokenizer(folder)
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "chat_template": _CHATML, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def _byte_characters() -> list[int]:

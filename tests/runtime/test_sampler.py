@@ -190,7 +190,7 @@ def test_draws_follow_the_distribution(case: str) -> None:
     size, count = 64, 4000
     params = SamplingParams(**options)
     masks = np.stack([pack([i for i in range(size) if i % 2], 2)])
-    logits = logits_of(11, 1, size)
+    logits = logits_of(11, 1, size) / 2
     rng = random.Random(case)
     rows = [Row(params, uniform=rng.random(), **fields) for _ in range(count)]
     probabilities = distribution(adjusted(logits[0], rows[0], masks), params)

@@ -1,0 +1,61 @@
+"""What the promises are checked with: how large a run is asked for, and a list of figures at its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bough.runtime.llm import LLM
+
+_FULL_TIMEOUT_S = 3 * 3600
+_FIGURES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def full() -> bool:
+    """Whether the promises are checked at full size (`make accept`), or at one that fits into `make test`."""
+    return _is_full()
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Keeps a line with what was measured; all lines are printed after the tests."""
+    lines = request.config.stash.setdefault(_FIGURES, [])
+    return lambda line: lines.append(f"{request.node.name}: {line}")
+
+
+@pytest.fixture
+def make_llm() -> Iterator[Callable[..., LLM]]:
+    """Loads the default model in float32 with the engine options given; it is closed when the test ends."""
+    made: list[LLM] = []
+
+    def make(**options: Any) -> LLM:
+        made.append(LLM(**{"dtype": "float32", **options}))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        llm.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A promise at full size takes as long as it takes."""
+    if _is_full():
+        for item in items:
+            if item.path.parent.name == "acceptance":
+                item.add_marker(pytest.mark.timeout(_FULL_TIMEOUT_S))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    lines = config.stash.get(_FIGURES, [])
+    if lines:
+        terminalreporter.section("measured")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+def _is_full() -> bool:
+    return os.environ.get("BOUGH_ACCEPTANCE") == "full"

@@ -1,0 +1,152 @@
+"""Promise: the cache, the batch, the chunks and preemption do not change a greedy answer, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+
+from bough.benchmarks.prose import Prose
+from bough.runtime.client import EngineStats
+from bough.runtime.llm import LLM
+from bough.runtime.request import TokenLogprob
+from bough.runtime.sampling import SamplingParams
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+NUM_PAGES = 60_000
+"""Tokens of cache: more than all requests together need, where retraction is not the point."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The tokens of each request, with the two likeliest at each place; and the engine's counters."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[TokenLogprob]]
+    stats: EngineStats
+
+
+@dataclass(frozen=True)
+class Size:
+    num_requests: int
+    num_tokens: int
+    small_pool: int  # pages, so few that much of what runs is put back
+
+
+def variants(full: bool) -> list[dict[str, Any]]:
+    """Engine options, the plainest first: the answers of all must equal those of the first."""
+    return [
+        {"enable_prefix_caching": cached, "max_num_seqs": batch, "max_batch_tokens": chunk}
+        for cached in (False, True)
+        for batch in (1, 64)
+        for chunk in (512, 16)
+        if full or (cached and batch == 64) or (not cached and batch == 1 and chunk == 512)
+    ]
+
+
+def make_prompts(tokenizer: Any, num_requests: int) -> list[list[int]]:
+    """A tree of shared prefixes, three levels deep, in random order; each tenth request is a stem and nothing more."""
+    prose, random = Prose(7), Random(3)
+    roots = [prose.text(60) for _ in range(max(num_requests // 50, 2))]
+    stems = [f"{root} {prose.text(30)}" for root in roots for _ in range(5)]
+    prompts = []
+    for index in range(num_requests):
+        stem = stems[index % len(stems)]
+        prompts.append(stem if index % 10 == 0 else f"{stem} {prose.text(random.choice((2, 10, 40)))}")
+    random.shuffle(prompts)
+    return [tokenizer.encode_prompt(prompt, special=True) for prompt in prompts]
+
+
+def answer(llm: LLM, size: Size) -> Answers:
+    prompts = make_prompts(llm.get_tokenizer(), size.num_requests)
+    params = SamplingParams(temperature=0, max_tokens=size.num_tokens, ignore_eos=True, logprobs=2)
+    results = [result.outputs[0] for result in llm.generate(prompts, params, use_tqdm=False)]
+    return Answers([r.token_ids for r in results], [r.logprobs or [] for r in results], llm.stats)
+
+
+def differences(expected: Answers, found: Answers) -> list[str]:
+    """Where answers part for the first time, and by how much the model preferred its token there, in both runs."""
+    lines = []
+    for index, (a, b) in enumerate(zip(expected.tokens, found.tokens, strict=True)):
+        if a != b:
+            place = next(place for place, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+            margins = (_margin(run.logprobs[index][place]) for run in (expected, found))
+            lines.append(f"request {index}, token {place}: margins " + " and ".join(f"{m:.1e}" for m in margins))
+    return lines
+
+
+def largest_change(expected: Answers, found: Answers) -> float:
+    """Of the log-probability of a token, over all that are equal so far."""
+    largest = 0.0
+    for a, b in zip(expected.logprobs, found.logprobs, strict=True):
+        for x, y in zip(a, b, strict=True):
+            if x.token != y.token:
+                break
+            largest = max(largest, abs(x.logprob - y.logprob))
+    return largest
+
+
+def _margin(entry: TokenLogprob) -> float:
+    return entry.top[0][1] - entry.top[1][1]
+
+
+def _size(full: bool) -> Size:
+    return Size(200, 32, 1100) if full else Size(16, 24, 400)
+
+
+def _name(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
+@pytest.fixture(scope="module")
+def plain(full: bool) -> Answers:
+    """One request at a time, without a cache."""
+    llm = LLM(dtype="float32", num_pages=NUM_PAGES, **variants(full)[0])
+    try:
+        return answer(llm, _size(full))
+    finally:
+        llm.close()
+
+
+def test_cache_batch_and_chunks_change_no_answer(
+    full: bool, plain: Answers, make_llm: Callable[..., LLM], figures: Callable[[str], None]
+) -> None:
+    wrong: list[str] = []
+    for options in variants(full)[1:]:
+        llm = make_llm(num_pages=NUM_PAGES, **options)
+        found = answer(llm, _size(full))
+        llm.close()
+        cached = found.stats.cached_tokens_total / found.stats.prompt_tokens_total
+        figures(
+            f"{_name(options)}: {len(different := differences(plain, found))} answers differ, "
+            f"log-probabilities by {largest_change(plain, found):.1e} at most, {cached:.0%} of prompts cached"
+        )
+        assert (cached > 0.4) == options["enable_prefix_caching"], "the runs do not differ in what they are to differ in"
+        wrong += [f"{_name(options)}: {line}" for line in different]
+    assert wrong == []
+
+
+def test_retraction_changes_no_answer(
+    full: bool, plain: Answers, make_llm: Callable[..., LLM], figures: Callable[[str], None]
+) -> None:
+    size = _size(full)
+    found = answer(make_llm(num_pages=size.small_pool, max_num_seqs=64), size)
+    share = found.stats.preemptions_total / size.num_requests
+    figures(
+        f"a pool of {size.small_pool} tokens: {share:.0%} retracted, {len(differences(plain, found))} answers differ, "
+        f"log-probabilities by {largest_change(plain, found):.1e} at most"
+    )
+    assert share >= 0.3, "the pool is too large to test anything"
+    assert differences(plain, found) == []
+
+
+def test_a_difference_would_be_seen() -> None:
+    def answers(tokens: Sequence[int]) -> Answers:
+        entries = [TokenLogprob(token, -0.1, ((token, -0.1), (9, -0.35))) for token in tokens]
+        return Answers([list(tokens)], [entries], EngineStats())
+
+    assert differences(answers((1, 2, 3)), answers((1, 5, 3))) == ["request 0, token 1: margins 2.5e-01 and 2.5e-01"]
