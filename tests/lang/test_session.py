@@ -233,13 +233,13 @@ def test_an_interrupt_while_waiting_aborts():
     assert len(backend.aborted) == 1
 
 
-def test_with_several_stretches_index_zero_blames_no_line():
+def test_a_stretch_that_is_not_to_blame_names_no_line():
     error = ErrorInfo(code="generation_timeout", message="too slow")
     may_fail = threading.Event()
 
     def script(program):
         if program.resume:
-            yield Failed(error=error, branch=1, index=0)
+            yield Failed(error=error, branch=1, index=None)
         else:
             yield value(1, "a", "A")
             yield may_fail
