@@ -39,9 +39,9 @@ class Completer:
         self._between = _Preference([*between[:quote], *keys, *between[quote:], *content])
         self._content = _Preference([*tokens.prefixes(words)[:MAX_WORDS], *tokens.fillers[:2], *tokens.single_bytes])
         self._brackets = _Preference(tokens.brackets)
-        self._ends = _Preference(tokens.known((",", "]", "}")))
+        self._ends = _Preference(tokens.value_ends)
         self._text = _Preference(tokens.known("adgz_/:;@ "))  # in no number
-        self._quotes = _Preference(tokens.in_string)
+        self._quotes = _Preference(tokens.string_ends)
         self._aimless = frozenset((*content, *keys, *between[quote:]))
 
     def search(self, matcher: LLMatcher, max_tokens: int) -> list[int] | None:

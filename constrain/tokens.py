@@ -48,6 +48,9 @@ class TokenTable:
         self.in_string = self.known(IN_STRING)
         self.between = self.known(BETWEEN)
         self.brackets = self.known(("]", "}"))
+        # A grammar may allow only tokens that hold more than the sign that ends a value, such as `",`.
+        self.string_ends = [token for text, token in self._ids.items() if text.startswith(b'"')]
+        self.value_ends = [token for text, token in self._ids.items() if text.startswith((b",", b"]", b"}"))]
         self.fillers = self._fillers()
         self.single_bytes = [self._ids[byte] for byte in map(_byte, _BYTES_BY_USE) if byte in self._ids]
 

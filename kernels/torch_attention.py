@@ -6,6 +6,7 @@ group's keys and values are gathered from their pages, attended to by the fused 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,9 @@ from .attention import AttentionBatch, KVShape
 
 _GROUP_TOKENS = 16384
 """Bound on sequences x padded context of one gather: 12 MB of keys at 3 heads of 64 in float32."""
+
+_CACHE_LINE = 64
+"""Bytes; what is aligned to it is read in fewest accesses."""
 
 _WASTE = 1.3
 """A group is closed when its longest context exceeds its shortest by this factor (and by more than 64 tokens)."""
@@ -69,8 +73,8 @@ class TorchAttention:
         self.shape = shape
         slots = shape.num_pages * shape.page_size
         size = (shape.num_layers, slots, shape.num_kv_heads, shape.head_dim)
-        self._keys = torch.zeros(size, dtype=shape.dtype, device=device)
-        self._values = torch.zeros(size, dtype=shape.dtype, device=device)
+        self._keys = _zeros(size, shape.dtype, device)
+        self._values = _zeros(size, shape.dtype, device)
         self._groups: list[_Group] = []
         self._write = torch.empty(0, dtype=torch.int64)
         self._device = device
@@ -155,6 +159,16 @@ class TorchAttention:
             scores = torch.tanh(packed @ k.transpose(2, 3) * (scale / softcap)) * softcap
             out = torch.softmax(scores.float() if mask is None else scores.float() + mask, dim=-1).to(v.dtype) @ v
         return out.view(b, kv_heads, n, per_kv, dim).permute(0, 2, 1, 3, 4).reshape(b * n, heads, dim)
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Zeros. On the CPU they cost nothing until they are used: the system hands out zeroed memory page by page."""
+    if device != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    num_bytes = math.prod(size) * dtype.itemsize
+    memory = np.zeros(num_bytes + _CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % _CACHE_LINE
+    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(size)
 
 
 def _partition(batch: AttentionBatch) -> list[np.ndarray]:

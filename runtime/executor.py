@@ -298,9 +298,7 @@ class Executor:
             self._done(state, branch, step)
             self._walk(state)
 
-    def _end(
-        self, state: _State, run: _Run, branch: Branch, op: Gen | Select, result: Result, started: float
-    ) -> None:
+    def _end(self, state: _State, run: _Run, branch: Branch, op: Gen | Select, result: Result, started: float) -> None:
         value = result.value
         branch.tokens += result.tokens
         branch.texts.append(value.text)

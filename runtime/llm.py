@@ -293,10 +293,12 @@ class LLM:
     def _finish(self, ids: list[str], *, use_tqdm: bool) -> list[PromptOutput]:
         results = {request_id: self._live[request_id] for request_id in ids if request_id in self._live}
         with tqdm(total=len(ids), desc="generating", unit="prompt", disable=not use_tqdm) as bar:
+            others: dict[str, PromptOutput] = {}
             while any(request_id in self._live for request_id in ids):
-                done = sum(result.finished for result in self.step())
-                if done:
-                    bar.update(done)
+                changed = {result.request_id: result for result in self.step()}
+                bar.update(sum(result.finished for name, result in changed.items() if name in results))
+                others |= {name: result for name, result in changed.items() if name not in results}
+            self._changed = others | self._changed  # for the caller's next step
         for result in results.values():
             if result.error is not None:
                 raise result.error

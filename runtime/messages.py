@@ -5,6 +5,7 @@ A frame is its length, 4 bytes little-endian, and a message. Streams are told ap
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import threading
@@ -140,13 +141,13 @@ class FrameWriter:
 
 
 def read_frames(connection: socket.socket, types: Any) -> Iterator[Any]:
-    """Messages of the union `types` until the peer closes.
+    """Messages of the union `types` until the peer closes or dies.
 
     Raises:
         msgspec.DecodeError: a frame is not one of these messages.
     """
     decoder = msgspec.msgpack.Decoder(types)
-    with connection.makefile("rb") as stream:
+    with connection.makefile("rb") as stream, contextlib.suppress(ConnectionError):
         while True:
             head = stream.read(4)
             if len(head) < 4:

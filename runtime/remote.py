@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import queue
 import socket
 import subprocess
@@ -73,7 +74,9 @@ class RemoteClient:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", "-m", "bough.runtime.engine_process", str(theirs.fileno())]
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            # Threads that spin while they wait take the cores from the server and its clients: see docs/decisions/0008.
+            environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
         client = cls(process, ours, FrameWriter(ours))
         try:
             client._wait_until_ready(config or EngineConfig(), progress)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 import torch
+
 from bough.constrain import GrammarCompiler
 from bough.runtime.batch import Batch
 from bough.runtime.client import ModelInfo

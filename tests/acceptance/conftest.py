@@ -10,6 +10,8 @@ import pytest
 
 from bough.runtime.llm import LLM
 
+from .server_process import ServerProcess
+
 _FULL_TIMEOUT_S = 3 * 3600
 _FIGURES = pytest.StashKey[list[str]]()
 
@@ -39,6 +41,13 @@ def make_llm() -> Iterator[Callable[..., LLM]]:
     yield make
     for llm in made:
         llm.close()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ServerProcess]:
+    """One server with the default model in float32, for all tests that only use it."""
+    with ServerProcess("--dtype", "float32", "--num-pages", "16384") as process:
+        yield process
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -125,7 +125,7 @@ def test_cache_batch_and_chunks_change_no_answer(
             f"{_name(options)}: {len(different := differences(plain, found))} answers differ, "
             f"log-probabilities by {largest_change(plain, found):.1e} at most, {cached:.0%} of prompts cached"
         )
-        assert (cached > 0.4) == options["enable_prefix_caching"], "the runs do not differ in what they are to differ in"
+        assert (cached > 0.4) == options["enable_prefix_caching"], "the runs differ in nothing"
         wrong += [f"{_name(options)}: {line}" for line in different]
     assert wrong == []
 

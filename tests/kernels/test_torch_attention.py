@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None
     seed: int = 0
-    options: dict[str, float] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     layers: int = 2
 
     def __post_init__(self) -> None:
@@ -117,7 +118,21 @@ class Case:
             torch.testing.assert_close(got.double(), self.expected(row), atol=atol, rtol=rtol)
 
 
-MIXED = [(0, 1), (40, 1), (7, 1), (8, 1), (300, 1), (0, 13), (0, 5), (16, 9), (33, 9), (12, 30), (15, 1), (2, 2), (100, 3)]
+MIXED = [
+    (0, 1),
+    (40, 1),
+    (7, 1),
+    (8, 1),
+    (300, 1),
+    (0, 13),
+    (0, 5),
+    (16, 9),
+    (33, 9),
+    (12, 30),
+    (15, 1),
+    (2, 2),
+    (100, 3),
+]
 """Prefills, chunks, drafts and decodes; contexts of one token and at the borders of pages."""
 
 
@@ -144,7 +159,7 @@ def test_windows_and_softcaps(
 
 @pytest.mark.parametrize("rows", [[(0, 1)], [(0, 20)], [(19, 1)], [(20, 20)], [(5, 1)] * 9, [(0, 6)] * 4, [(9, 4)] * 3])
 @pytest.mark.parametrize("options", [{}, {"window": 6}, {"window": 20}, {"softcap": 5.0}], ids=str)
-def test_shapes_that_have_a_way_of_their_own(rows: list[tuple[int, int]], options: dict[str, float]) -> None:
+def test_shapes_that_have_a_way_of_their_own(rows: list[tuple[int, int]], options: dict[str, Any]) -> None:
     """One fresh sequence, one decode, equal decodes: where no mask is needed, or torch's own causal one serves."""
     Case(rows, 4, (6, 2), 64, options=options).check(2e-6, 2e-5)
 
@@ -163,7 +178,9 @@ def test_random_batches_equal_the_reference_backend(seed: int) -> None:
         (kv_heads * chance.choice([1, 3, 4]), kv_heads),
         chance.choice([8, 64]),
         seed=seed,
-        options=chance.choice([{}, {"window": chance.randrange(1, 60)}, {"softcap": 2.0}, {"window": 9, "softcap": 8.0}]),
+        options=chance.choice(
+            [{}, {"window": chance.randrange(1, 60)}, {"softcap": 2.0}, {"window": 9, "softcap": 8.0}]
+        ),
     )
     reference = ReferenceAttention(case.shape)
     everyone = list(range(len(rows)))
@@ -181,7 +198,7 @@ def test_random_batches_equal_the_reference_backend(seed: int) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"window": 5}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("unused", [NAN, float("inf"), 1e30])
-def test_slots_that_are_not_read_do_not_matter(options: dict[str, float], unused: float) -> None:
+def test_slots_that_are_not_read_do_not_matter(options: dict[str, Any], unused: float) -> None:
     """The null page, pages of others and the rest of a last page: the outputs are the same bit for bit."""
     case = Case(MIXED, 4, (6, 2), 64, options=options)
     for with_unused, with_zeros in zip(case.run(unused=unused), case.run(unused=0.0), strict=True):
@@ -213,7 +230,7 @@ def test_a_row_alone_is_the_row_in_a_batch() -> None:
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0}], ids=str)
-def test_the_cache_may_be_narrower_than_the_model(cache_dtype: torch.dtype, options: dict[str, float]) -> None:
+def test_the_cache_may_be_narrower_than_the_model(cache_dtype: torch.dtype, options: dict[str, Any]) -> None:
     Case(MIXED, 4, cache_dtype=cache_dtype, options=options).check(2e-6, 2e-5)
 
 

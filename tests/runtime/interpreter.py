@@ -1,4 +1,4 @@
-"""Programs one instruction after the other, without cache, pages, batches or concurrency: the oracle of the executor."""
+"""Programs done one instruction after the other, without cache, batches or concurrency: the executor's oracle."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from bough.runtime.program import (
     Fork,
     Gen,
     Join,
+    JoinMode,
     Op,
     Piece,
     Program,
@@ -201,9 +202,9 @@ class Interpreter:
                 best = scores.index(max(scores))
                 self._add(branch, op.branch, name, encoded[best], choices[best])
             case Fork(children=children):
-                for child in children:
-                    self.branches[child] = deepcopy(branch)
-                    self.branches[child].forked = (len(branch.tokens), len(branch.texts))
+                for number in children:
+                    self.branches[number] = deepcopy(branch)
+                    self.branches[number].forked = (len(branch.tokens), len(branch.texts))
             case Join(children=children, mode=mode):
                 for child in (self.branches[c] for c in children if mode == "append"):
                     branch.tokens += child.tokens[child.forked[0] :]
@@ -264,4 +265,4 @@ def random_program(seed: int, num_ops: int = 40) -> list[Op]:
     return ops
 
 
-MODES = ("gather", "append")
+MODES: tuple[JoinMode, ...] = ("gather", "append")

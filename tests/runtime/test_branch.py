@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 from hypothesis import given
@@ -35,7 +35,7 @@ class Words:
     def encode(self, text: str) -> list[str]:
         return [text]
 
-    def decode(self, tokens: list[int | str], **options: bool) -> str:
+    def decode(self, tokens: Sequence[int | str], **options: bool) -> str:
         parts = [t.encode() if isinstance(t, str) else self.pieces([t], **options)[0] for t in tokens]
         return b"".join(parts).decode(errors="replace")
 
@@ -164,7 +164,7 @@ def of(pieces: list[Piece], branch: int) -> list[Piece]:
 @pytest.mark.parametrize("seed", range(12))
 def test_the_pieces_add_up_to_the_branches(seed: int) -> None:
     """Each token that an instruction appended is in one piece, with one origin; together they say the text."""
-    ops = [op for op in random_program(seed) if not isinstance(op, Join)]
+    ops: list[Op] = [op for op in random_program(seed) if not isinstance(op, Join)]
     engine, _ = fake_engine(max_batch_tokens=(8, 512)[seed % 2])
     heard = trace(Executor(engine, lambda: 0.0, max_states=4), ops)
     expected = Interpreter().run(ops)
@@ -175,7 +175,8 @@ def test_the_pieces_add_up_to_the_branches(seed: int) -> None:
         own = branch.tokens[branch.forked[0] :]
         assert sum(len(piece.origins) for piece in pieces) == len(own)
         if "\ufffd" not in "".join(branch.texts):
-            assert "".join(text for piece in pieces for text in piece.texts) == "".join(branch.texts[branch.forked[1] :])
+            told = [text for piece in pieces for text in piece.texts]
+            assert "".join(told) == "".join(branch.texts[branch.forked[1] :])
     engine.close()
 
 
@@ -239,6 +240,9 @@ def test_joined_text_is_told_in_the_branch_that_wrote_it(executor: Executor) -> 
         (1, tuple("one "), (PREFILLED,) * 4),
         (2, tuple("two "), (PREFILLED,) * 4),
     ]
+    assert trace(executor, ops).pieces[2].origins == (CACHED,) * 3 + (PREFILLED,)  # logits need one computed
+    other: list[Op] = [ops[0], ops[1], ops[2], Text(2, ("TWO ",)), *ops[4:]]
+    assert [piece.origins for piece in trace(executor, other).pieces[1:3]] == [(CACHED,) * 4, (PREFILLED,) * 4]
 
 
 def test_a_child_that_goes_on_after_a_join_keeps_its_own_places(executor: Executor) -> None:
@@ -257,16 +261,14 @@ def test_a_child_that_goes_on_after_a_join_keeps_its_own_places(executor: Execut
 
 
 def test_scoring_without_the_prompt_says_nothing_of_its_origins() -> None:
-    """The requests for unconditional likelihoods are not about the branch, even where they end first."""
+    """A request for an unconditional likelihood is not about the branch, though it is admitted and ends first."""
     engine, _ = fake_engine(max_batch_tokens=16)
     executor = Executor(engine, lambda: 0.0, max_states=4)
-    prompt = "a prompt of several steps " * 4
-    run(executor, engine, [Text(0, (prompt,)), Gen(0, "g", GREEDY)], "warm")
+    run(executor, engine, [Text(0, ("yes",)), Gen(0, "g", GREEDY)], "warm")
     ops: list[Op] = [
-        Text(0, (prompt + "?" * 64,)),
+        Text(0, ("y" + "?" * 64,)),
         Select(0, "s", ("yes", "not"), "unconditional_likelihood_normalized"),
     ]
     pieces = trace(executor, ops).pieces
-    assert pieces[0].origins[: len(prompt)] == (CACHED,) * len(prompt)
-    assert set(pieces[0].origins[len(prompt) :]) == {PREFILLED}
+    assert pieces[0].origins == (CACHED,) + (PREFILLED,) * 64
     engine.close()

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from bough.runtime.choices import probabilities, score_choices
 from bough.runtime.executor import Executor
 from bough.runtime.program import Gen, Op, Select, SelectMethod, Text
+from bough.runtime.request import Request, RequestOutput
 from bough.runtime.sampling import SamplingParams
 
 from ..fakes import byte_tokenizer, fake_engine
-from .interpreter import Interpreter, assert_all_free, run
+from .interpreter import Interpreter, assert_all_free, drive, run
 
 METHODS: tuple[SelectMethod, ...] = (
     "likelihood",
@@ -22,9 +23,7 @@ METHODS: tuple[SelectMethod, ...] = (
     "greedy_token_selection",
     "unconditional_likelihood_normalized",
 )
-LOGPROBS = st.lists(
-    st.lists(st.floats(-20, 0, allow_subnormal=False), min_size=1, max_size=5), min_size=1, max_size=5
-)
+LOGPROBS = st.lists(st.lists(st.floats(-20, 0, allow_subnormal=False), min_size=1, max_size=5), min_size=1, max_size=5)
 
 
 def test_likelihood_is_the_sum() -> None:
@@ -57,9 +56,7 @@ def test_greedy_token_selection_goes_token_by_token(logprobs: list[list[float]],
 
 
 @given(LOGPROBS, st.sampled_from(METHODS[:3]))
-def test_probabilities_sum_to_one_and_order_as_the_scores_do(
-    logprobs: list[list[float]], method: SelectMethod
-) -> None:
+def test_probabilities_sum_to_one_and_order_as_the_scores_do(logprobs: list[list[float]], method: SelectMethod) -> None:
     scores = score_choices(method, logprobs)
     chances = probabilities(scores)
     assert math.isclose(sum(chances), 1.0)
@@ -88,7 +85,7 @@ PROMPT = "Is it so? "
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("settings", [{}, {"max_batch_tokens": 4}, {"max_num_seqs": 1}], ids=str)
 def test_scores_are_those_of_the_model(method: SelectMethod, settings: dict[str, int]) -> None:
-    engine, _ = fake_engine(**settings)  # type: ignore[arg-type]
+    engine, _ = fake_engine(**settings)
     executor = Executor(engine, lambda: 0.0, max_states=4)
     ops: list[Op] = [Text(0, (PROMPT,)), Select(0, "s", CHOICES, method)]
     heard = run(executor, engine, ops, keep=True)
@@ -120,16 +117,21 @@ def test_the_prompt_of_a_select_is_computed_once() -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("num_pages", [70, 90, 120])
-def test_scores_do_not_change_when_pages_run_out(num_pages: int) -> None:
+def test_scores_do_not_change_when_pages_run_out() -> None:
     """Scoring that is put back to wait in the middle starts again, and gives each log-probability once."""
-    choices = tuple("abcdefghij"[i] * 30 for i in range(10))
+    endless = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    scored = Request(
+        id="scored", prompt=tuple(range(60)), score_from=5, sampling=SamplingParams(max_tokens=0, temperature=0.0)
+    )
     results = []
-    for pages in (4096, num_pages):
-        engine, _ = fake_engine(num_pages=pages, max_batch_tokens=8)
-        executor = Executor(engine, lambda: 0.0, max_states=4)
-        long = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
-        ops: list[Op] = [Text(0, (PROMPT,)), Gen(0, "g", long), Select(0, "s", choices)]
-        results.append(run(executor, engine, ops).values[0, "s"].scores)
+    for num_pages in (4096, 76):
+        engine, _ = fake_engine(num_pages=num_pages, max_batch_tokens=5)
+        outputs: list[RequestOutput] = []
+        engine.submit(Request(id="long", prompt=(200, 201, 202), sampling=endless), lambda _: None)
+        engine.submit(scored, outputs.append)
+        drive(engine)
+        assert (engine.stats().preemptions_total > 0) == (num_pages == 76)
+        results.append([entry.logprob for entry in outputs[-1].logprobs or ()])
         engine.close()
-    assert results[1] == pytest.approx(results[0], abs=1e-5)
+    assert len(results[0]) == 55
+    assert results[1] == results[0]

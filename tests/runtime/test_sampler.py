@@ -82,7 +82,9 @@ def expected_tokens(values: np.ndarray, row: Row) -> set[int]:
     found = set()
     for wanted in (row.uniform - 1e-5, row.uniform, row.uniform + 1e-5):
         index = int(np.searchsorted(cumulative, min(max(wanted, 0.0), 1.0 - 1e-12), side="right"))
-        found.add(int(order[min(index, int((probabilities > 0).sum()) - 1 if filtered(row.params) else len(order) - 1)]))
+        found.add(
+            int(order[min(index, int((probabilities > 0).sum()) - 1 if filtered(row.params) else len(order) - 1)])
+        )
     return found
 
 
@@ -269,8 +271,9 @@ def test_a_target_in_a_row_that_is_not_finite_is_told() -> None:
     assert sample(logits, [Row(SamplingParams(), target=3)], None).poisoned == [True]
 
 
-@pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), SamplingParams(logprobs=2), SamplingParams(top_k=2)])
-def test_a_mask_that_allows_nothing_is_told(params: SamplingParams) -> None:
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"logprobs": 2}, {"top_k": 2}])
+def test_a_mask_that_allows_nothing_is_told(options: dict[str, Any]) -> None:
+    params = SamplingParams(**options)
     masks = np.stack([pack([]), pack([3])])
     draws = sample(logits_of(4, 2), [Row(params, masked=0, uniform=0.5), Row(params, masked=1, uniform=0.5)], masks)
     assert draws.poisoned == [True, False]

@@ -6,12 +6,13 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from bough.radix import PrefixCache
 from bough.runtime.config import SchedulerLimits
 from bough.runtime.scheduler import Advance, Plan, Scheduler, Work
 from bough.runtime.sequence import Sequence
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ..fakes import FakeModel, advance, reference
 
@@ -62,7 +63,7 @@ class Simulation:
             elif moved.tokens and drafts is not None:
                 room = self.wanted[work.sequence.id] - (len(work.sequence.tokens) - work.sequence.num_prompt) - 1
                 work.sequence.drafts = [drafts.randrange(VOCAB) for _ in range(drafts.randrange(max(room, 0) + 1))][:4]
-        self.cache.check([item.lease for item in self.scheduler.running])
+        self.cache.check([item.lease for item in self.scheduler.running if item.lease is not None])
         return plan.work
 
     def run(self, max_steps: int = 5000, drafts: random.Random | None = None) -> None:
@@ -164,7 +165,7 @@ def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
     stem = [random.Random(1).randrange(VOCAB) for _ in range(512)]
     simulation = Simulation(num_pages=4096, page_size=1, limits=SchedulerLimits(max_batch_tokens=256))
     for index in range(8):
-        simulation.add(sequence(str(index), stem + [index % VOCAB, index // VOCAB, 1], index), 4)
+        simulation.add(sequence(str(index), [*stem, index % VOCAB, index // VOCAB, 1], index), 4)
     simulation.run()
     ideal = 512 + 8 * 3 + 8 * 3
     assert ideal - 24 <= simulation.computed <= ideal + 8

@@ -1,0 +1,89 @@
+"""A `bough serve` process on this machine, what it says in /metrics, and what it costs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+START_TIMEOUT_S = 120.0
+
+
+class ServerProcess:
+    """Started with a free port; ready when made. Use as a context manager.
+
+    ready_s   seconds from the start of the process to the first request that it would take
+    """
+
+    def __init__(self, *options: str) -> None:
+        command = [sys.executable, "-P", "-m", "bough.cli", "serve", "--port", "0", *options]
+        started = time.perf_counter()
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        self._url: str | None = None
+        self._known = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+        if not self._known.wait(START_TIMEOUT_S) or self._url is None:
+            self.stop()
+            raise RuntimeError("the server did not start:\n" + "".join(self.lines))
+        self.url = self._url
+        self.ready_s = time.perf_counter() - started
+
+    def _read(self) -> None:
+        """Reads on to the end, so that the server never waits for its output to be read."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if (found := re.search(r"listening on (http://\S+)", line)) is not None:
+                self._url = found[1]
+                self._known.set()
+        self._known.set()
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics by its name, labels included."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=30).raise_for_status().text.splitlines()
+        samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+    def wait_until(self, condition: Callable[[dict[str, float]], bool], timeout_s: float) -> float:
+        """Seconds until /metrics meets the condition; raises TimeoutError."""
+        started = time.perf_counter()
+        while not condition(found := self.metrics()):
+            if time.perf_counter() - started > timeout_s:
+                busy = {name: value for name, value in found.items() if re.search("running|waiting|pages", name)}
+                raise TimeoutError(f"not within {timeout_s} s: {busy}")
+            time.sleep(0.02)
+        return time.perf_counter() - started
+
+    def cpu_seconds(self) -> float:
+        """Of the server and the engine's process, since they began. Linux only."""
+        ticks = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            if self.process.pid in (int(stat.parent.name), int(fields[1])):
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> int:
+        """Ends the server and returns its exit status."""
+        self.process.terminate()
+        try:
+            return self.process.wait(timeout=60)
+        finally:
+            self.process.kill()
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
