@@ -9,7 +9,10 @@ from tqdm import tqdm
 
 
 class LoadingBar:
-    """Shows what is being loaded: pass it as `progress(what, done, total)`. A download counts bytes, loading counts tensors."""
+    """Shows what is being loaded: pass it as `progress(what, done, total)`.
+
+    A download counts bytes, loading counts tensors. Nothing is shown where nobody looks (not a terminal).
+    """
 
     def __init__(self) -> None:
         self._bar: tqdm[object] | None = None
@@ -20,7 +23,8 @@ class LoadingBar:
             self.close()
             self._what = what
             unit = "B" if what == "download" else " tensors"
-            self._bar = tqdm(total=total, desc=what, unit=unit, unit_scale=True, leave=False, file=sys.stderr, disable=None)
+            options = {"desc": what, "unit": unit, "unit_scale": True, "leave": False, "disable": None}
+            self._bar = tqdm(total=total, file=sys.stderr, **options)
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:

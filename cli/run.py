@@ -122,12 +122,12 @@ def show(state: State) -> None:
 def _backend(arguments: argparse.Namespace) -> Iterator[Backend]:
     backend: Backend
     if arguments.url is not None:
-        from ..lang.backends.http import HttpBackend  # noqa: PLC0415  httpx, only where it is used
+        from ..lang.backends.http import HttpBackend
 
         backend = HttpBackend(arguments.url, api_key=arguments.api_key)
     else:
-        from ..lang.backends.local import LocalBackend  # noqa: PLC0415  torch, only where it is used
-        from ..runtime.local import LocalClient  # noqa: PLC0415
+        from ..lang.backends.local import LocalBackend
+        from ..runtime.local import LocalClient
 
         config = engine_config(arguments)
         with LoadingBar() as bar:

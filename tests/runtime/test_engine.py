@@ -8,6 +8,7 @@ import random
 
 import jsonschema
 import pytest
+
 from bough.constrain.spec import Choice, JsonSchema, Regex
 from bough.runtime.engine import Engine
 from bough.runtime.errors import OverloadedError, RequestError
