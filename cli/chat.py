@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import itertools
 import sys
 import time
@@ -29,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
         client = LocalClient.load(config, bar)
     info = client.info
     print(f"{info.name} ({info.num_parameters / 1e6:.0f} M parameters, {info.dtype}, {info.device}). {_HELP}")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")  # arrow keys and history at the prompt, where the system has it
     try:
         _talk(client, arguments)
     finally:

@@ -71,6 +71,14 @@ class GrammarCompiler:
         """The grammar of `spec`. Raises GrammarError."""
         return self.submit(spec).result()
 
+    def abandon(self, future: Future[Grammar]) -> None:
+        """Nobody waits for `future`, which `submit` gave, any more: what has not begun is not compiled at all."""
+        with self._lock:
+            if not self._pool.drop(future):
+                return
+            self._under_way = {key: other for key, other in self._under_way.items() if other is not future}
+        future.set_exception(GrammarError("nobody waits for the constraint"))
+
     def close(self) -> None:
         """Ends the workers. What is under way or waits fails with GrammarError."""
         self._pool.close()
@@ -78,6 +86,8 @@ class GrammarCompiler:
     def _keep(self, key: bytes, done: Future[Grammar]) -> None:
         error = done.exception()
         with self._lock:
+            if self._under_way.get(key) is not done:  # it was abandoned
+                return
             del self._under_way[key]
             if error is None:
                 self.compiled += 1
@@ -188,6 +198,14 @@ class _Pool:
                     self._start_worker()
             self._waiting.append(_Job(work, future))
             self._changed.notify_all()
+
+    def drop(self, future: Future[Grammar]) -> bool:
+        """Forgets a job that has not begun; False if there is none."""
+        with self._changed:
+            left = [job for job in self._waiting if job.future is not future]
+            dropped = len(left) < len(self._waiting)
+            self._waiting = left
+            return dropped
 
     def close(self) -> None:
         with self._changed:

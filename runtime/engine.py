@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
 from ..constrain import Grammar, GrammarCompiler, GrammarError
+from ..constrain.spec import GrammarSpec
 from ..radix import PrefixCache
 from .batch import build_batch
 from .client import EngineStats, ModelInfo
@@ -117,14 +118,21 @@ class Engine:
             listener=listener,
             now=now,
         )
+        compiling = None if request.grammar is None else self._compile(request.grammar)
         self.counters.requests += 1
         self._live[request.id] = generation
-        if request.grammar is None:
+        if compiling is None:
             self._scheduler.add(sequence)
             return
-        compiling = self._grammars.submit(request.grammar)
         self._compiling[request.id] = compiling
         compiling.add_done_callback(lambda _: self.wake())
+
+    def _compile(self, spec: GrammarSpec) -> Future[Grammar]:
+        try:
+            return self._grammars.submit(spec)
+        except (TypeError, ValueError) as error:  # text that is not Unicode, for one
+            message = f"the constraint cannot be read: {error}"
+            raise RequestError(message, code="invalid_grammar", param="grammar") from error
 
     def _check(self, request: Request) -> int:
         """Refuses what cannot run; returns the bound on generated tokens."""
@@ -169,6 +177,12 @@ class Engine:
         """Nothing can be computed now (grammars may still be compiling)."""
         return self._scheduler.idle and not any(future.done() for future in self._compiling.values())
 
+    def sleep_s(self) -> float | None:
+        """How long an idle engine may sleep if nothing happens: until the first deadline of what is being compiled."""
+        deadlines = [self._live[request_id].sequence.deadline for request_id in self._compiling]
+        first = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return None if first is None else max(first - self._clock(), 0.0)
+
     def wait_for_grammar(self, timeout_s: float) -> None:
         """Sleeps until a grammar is compiled, if any is being compiled."""
         wait(self._compiling.values(), timeout_s, return_when=FIRST_COMPLETED)
@@ -178,12 +192,12 @@ class Engine:
     def step(self) -> None:
         """Admits what is ready, runs one forward pass and sends the events it gives rise to."""
         started = self._clock()
-        self._admit_compiled()
+        self._admit_compiled(started)
         plan = self._scheduler.schedule(started)
         for sequence in plan.expired:
-            generation = self._live[sequence.id]
-            error = ErrorInfo(code="generation_timeout", message=f"not done within {generation.request.timeout_s:g} s")
-            self._emit(generation, generation.end(started, "error", error))
+            self._expire(sequence.id, started)
+        # Who heard of that may have ended others, which were planned.
+        plan = Plan([work for work in plan.work if work.sequence.lease is not None], plan.preempted, plan.expired)
         if not plan.work:
             return
         try:
@@ -195,19 +209,37 @@ class Engine:
         self.counters.steps += 1
         self.counters.step_seconds += self._clock() - started
         for generation, output in outputs:
-            self._emit(generation, output)
+            if self._live.get(output.id) is generation:  # else a listener has just aborted it
+                self._emit(generation, output)
 
-    def _admit_compiled(self) -> None:
-        for request_id in [id_ for id_, future in self._compiling.items() if future.done()]:
-            future = self._compiling.pop(request_id)
-            generation = self._live[request_id]
+    def _admit_compiled(self, now: float) -> None:
+        for request_id, future in list(self._compiling.items()):
+            generation = self._live.get(request_id)
+            if generation is None:  # who heard of another one's end has ended it
+                continue
+            if not future.done():
+                deadline = generation.sequence.deadline
+                if deadline is not None and now >= deadline:
+                    self._expire(request_id, now)
+                continue
+            del self._compiling[request_id]
             try:
                 generation.matcher = future.result().matcher()
             except GrammarError as error:
                 info = ErrorInfo(code=error.code, message=str(error), param="grammar")
-                self._emit(generation, generation.end(self._clock(), "error", info))
+                self._emit(generation, generation.end(now, "error", info))
+            except Exception:
+                logger.exception("a constraint could not be compiled")
+                info = ErrorInfo(code="internal_error", message="the constraint could not be compiled")
+                self._emit(generation, generation.end(now, "error", info))
             else:
                 self._scheduler.add(generation.sequence)
+
+    def _expire(self, request_id: str, now: float) -> None:
+        generation = self._live.get(request_id)
+        if generation is not None:
+            error = ErrorInfo(code="generation_timeout", message=f"not done within {generation.request.timeout_s:g} s")
+            self._emit(generation, generation.end(now, "error", error))
 
     def _run(self, plan: Plan, started: float) -> list[tuple[Generation, RequestOutput]]:
         generations = [self._live[work.sequence.id] for work in plan.work]
@@ -258,23 +290,32 @@ class Engine:
         if isinstance(error, BoughError):
             info = ErrorInfo(code=error.code, message=error.message)
         for work in plan.work:
+            work.sequence.num_computed = 0  # what this pass wrote is not to be shared
+        for work in plan.work:
             generation = self._live.get(work.sequence.id)
             if generation is not None:
-                work.sequence.num_computed = 0  # what this pass wrote is not to be shared
                 self._emit(generation, generation.end(self._clock(), "error", info))
 
     def _emit(self, generation: Generation, output: RequestOutput) -> None:
-        finish = output.finish
+        request_id, finish = generation.request.id, output.finish
+        if self._live.get(request_id) is not generation:  # who heard of another one's event has ended it
+            return
         if finish is not None:
-            del self._live[generation.request.id]
-            self._compiling.pop(generation.request.id, None)
+            del self._live[request_id]
+            compiling = self._compiling.pop(request_id, None)
+            if compiling is not None and compiling not in self._compiling.values():
+                self._grammars.abandon(compiling)
             self._scheduler.remove(generation.sequence)
             self._finished[finish.reason] = self._finished.get(finish.reason, 0) + 1
             self.counters.prompt_tokens += finish.usage.prompt_tokens
             self.counters.cached_tokens += finish.usage.cached_tokens
             self.counters.generated_tokens += finish.usage.completion_tokens
             self.counters.forced_tokens += finish.usage.forced_tokens
-        generation.listener(output)
+        try:
+            generation.listener(output)
+        except Exception:
+            logger.exception("who listens to request %s failed", request_id)
+            self.abort(request_id)
 
     # Around it
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
@@ -26,6 +28,8 @@ from .request import (
 from .sampler import Draws, Row
 from .scheduler import Advance, Work
 from .sequence import Sequence
+
+logger = logging.getLogger("bough.engine")
 
 Listener = Callable[[RequestOutput], None]
 MAX_DRAFTS = 32
@@ -123,13 +127,16 @@ class Generation:
         if count == 0:
             return self._fail(now, "grammar_dead_end", "the grammar allows no further token")
         begins = self._first is None
-        self._first = self._first or now
+        self._first = now if self._first is None else self._first
         try:
             step = self._accept(work.sequence.drafts[: count - 1], draws, first)
         except MatcherError as error:
             return self._fail(now, "grammar_dead_end", str(error))
         except BoughError as error:
             return self._fail(now, error.code, error.message)
+        except Exception:
+            logger.exception("request %s failed", self.request.id)
+            return self._fail(now, "internal_error", "the request failed")
         output = RequestOutput(
             id=self.request.id,
             text=step.text,
@@ -221,7 +228,10 @@ class Generation:
     def end(self, now: float, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
         """The terminal event of a request that ends before its time."""
         self.finish = Finish(reason=reason, error=error)
-        text = self._detokenizer.finish() if error is None else ""
+        text = ""
+        if error is None:
+            with contextlib.suppress(BoughError):  # a search for stop_regex that takes too long
+                text = self._detokenizer.finish()
         return RequestOutput(id=self.request.id, text=text, finish=self._terminal(self.finish, now))
 
     def propose(self) -> list[int]:
@@ -229,7 +239,11 @@ class Generation:
         if self.matcher is None or not self.uses_drafts:
             return []
         room = self._max_tokens - self._num_generated - 1
-        return self.matcher.forced_tokens()[: min(room, MAX_DRAFTS)] if room > 0 else []
+        try:
+            return self.matcher.forced_tokens()[: min(room, MAX_DRAFTS)] if room > 0 else []
+        except Exception:  # it can do without
+            logger.exception("what the grammar of request %s forces is not known", self.request.id)
+            return []
 
     def _terminal(self, finish: Finish, now: float) -> Finish:
         admitted = self._admitted if self._admitted is not None else now

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from typing import TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from .engine import Engine
 from .errors import BoughError, EngineStoppedError
 from .executor import Executor
 from .program import Failed, Program, ProgramEvent
-from .request import Finish, Request, RequestOutput
+from .request import ErrorInfo, Finish, Request, RequestOutput
 from .streams import aiterate, iterate, to_info
 
 logger = logging.getLogger("bough.engine")
@@ -53,8 +54,8 @@ class EngineLoop:
         def submit() -> None:
             try:
                 self.engine.submit(request, listen)
-            except BoughError as error:
-                listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=to_info(error))))
+            except Exception as error:
+                listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=_refusal(error))))
 
         self._post(submit)
 
@@ -64,8 +65,8 @@ class EngineLoop:
         def start() -> None:
             try:
                 self._executor.run(program, listen)
-            except BoughError as error:
-                listen(Failed(error=to_info(error)))
+            except Exception as error:
+                listen(Failed(error=_refusal(error)))
 
         self._post(start)
 
@@ -115,22 +116,45 @@ class EngineLoop:
         while not self._inbox.empty():  # refused by what is closed
             call = self._inbox.get()
             if call is not None:
-                call()
+                _make(call)
         if died and self._on_death is not None:
             self._on_death()
 
     def _take_calls(self) -> bool:
-        """Makes the calls that wait, sleeping for one if there is nothing to compute. False: close."""
-        while self.engine.idle or not self._inbox.empty():
-            call = self._inbox.get()
+        """Makes the calls that wait, sleeping for one if there is nothing to compute. False: close.
+
+        Those that come in meanwhile wait until after the next step, so that many callers cannot keep it from coming.
+        """
+        num_left = self._inbox.qsize()
+        while num_left > 0 or self.engine.idle:
+            try:
+                call = self._inbox.get(timeout=self.engine.sleep_s() if num_left <= 0 else None)
+            except queue.Empty:
+                return True  # a deadline has come
             if call is None:
                 return False
-            call()
+            num_left -= 1
+            _make(call)
         return True
 
 
 def _nothing() -> None:
     """Wakes the loop."""
+
+
+def _make(call: Callable[[], None]) -> None:
+    """Makes a call; what goes wrong in it is no reason for the engine to stop."""
+    try:
+        call()
+    except Exception:
+        logger.exception("a call of the engine failed")
+
+
+def _refusal(error: Exception) -> ErrorInfo:
+    if isinstance(error, BoughError):
+        return to_info(error)
+    logger.error("what was asked for could not be started", exc_info=error)
+    return ErrorInfo(code="internal_error", message="what was asked for could not be started")
 
 
 class LocalClient:
@@ -180,6 +204,13 @@ class LocalClient:
         self._loop.close()
 
     def _wait(self, question: Callable[[], Answer]) -> Answer:
-        answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        self._loop.ask(question, answers.put)
-        return answers.get()
+        answer: Future[Answer] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:  # noqa: BLE001  it is raised where it is waited for
+                answer.set_exception(error)
+
+        self._loop.ask(ask, lambda _: None)
+        return answer.result()

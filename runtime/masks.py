@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..constrain import Matcher, MatcherError
+
+logger = logging.getLogger("bough.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,12 @@ def _fill_one(job: MaskJob, out: npt.NDArray[np.int32]) -> int:
             right += 1
     except MatcherError:
         pass  # the caller sees it in the count
-    if accepted:
-        job.matcher.rollback(accepted)
+    except Exception:
+        logger.exception("a grammar mask could not be filled")
+    try:
+        if accepted:
+            job.matcher.rollback(accepted)
+    except Exception:
+        logger.exception("a grammar could not take its drafts back")
+        return 0  # nobody knows where it stands
     return right

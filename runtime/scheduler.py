@@ -114,6 +114,7 @@ class Scheduler:
                 self.running.remove(sequence)
                 sequence.num_computed = 0
                 self._release(sequence)
+                self.cache.flush()  # chunks before this one were shared before anyone looked at their numbers
                 continue
             was_prefilling = sequence.num_computed < sequence.num_prompt - 1
             # Right drafts are computed already; the token that was drawn last never is.
@@ -129,10 +130,12 @@ class Scheduler:
         """Work of the running: who decodes first, then chunks of prompts, both oldest first."""
         budget = self.limits.max_batch_tokens
         planned: dict[Sequence, Work] = {}
-        for sequence in sorted(self.running, key=lambda s: s.num_uncomputed > 1):
+        num_decoding = sum(sequence.num_uncomputed <= 1 for sequence in self.running)
+        for index, sequence in enumerate(sorted(self.running, key=lambda s: s.num_uncomputed > 1), start=1):
             if sequence.lease is None or budget <= 0:
                 continue
-            work = _work(sequence, budget)
+            # Drafts leave a token for each of those that decode after this one.
+            work = _work(sequence, max(budget - max(num_decoding - index, 0), 1))
             while not self.cache.reserve(sequence.lease, work.stop):
                 victim = self.running[-1]
                 self._preempt(victim, preempted)
