@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 MODEL  ?= smollm2-135m
 
+# Files of the MaskBench collection, for `make accept`; without them it uses the schemas in tests/acceptance.
+SCHEMAS ?= $(abspath $(wildcard ../shared/data/maskbench-sample))
+
 # Our folders are importable by accident when the checkout is on sys.path; kernels/ would then shadow another package.
 export PYTHONSAFEPATH := 1
 
@@ -15,7 +18,7 @@ USE   := $(VENV)/.stamp-use-$(SUM)
 DEV   := $(VENV)/.stamp-dev-$(SUM)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fast lint format bench serve model install dev dist clean
+.PHONY: help demo test accept fast lint format bench serve model install dev dist clean
 
 help:     ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -25,6 +28,11 @@ demo: model  ## run a small program and write its timeline to demo.html
 
 test: $(DEV) model  ## run all tests
 	$(BIN)/pytest
+
+accept: $(DEV) model  ## check every promise of docs/acceptance.md at full size: hours, on a quiet machine
+	BOUGH_ACCEPTANCE=full BOUGH_ACCEPTANCE_SCHEMAS="$(SCHEMAS)" $(BIN)/pytest -v tests/acceptance tests/radix/test_mutants.py
+	$(BIN)/python tests/radix/fuzz.py --operations 1000000
+	$(BIN)/bough bench throughput --at-least 5
 
 fast: $(DEV)  ## run the tests that need no model and take seconds
 	$(BIN)/pytest -q -m "not model and not slow and not gpu"

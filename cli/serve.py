@@ -29,8 +29,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="listen on an address that other machines reach although there is no key",
     )
     group.add_argument("--max-body-bytes", type=int, default=defaults.max_body_bytes, help="default: %(default)s")
-    group.add_argument("--request-timeout", type=float, default=defaults.request_timeout_s, metavar="SECONDS")
-    group.add_argument("--drain-timeout", type=float, default=defaults.drain_timeout_s, metavar="SECONDS")
+    group.add_argument(
+        "--request-timeout",
+        type=float,
+        default=defaults.request_timeout_s,
+        metavar="SECONDS",
+        help="of a generation, queueing included (default: %(default)s)",
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=defaults.drain_timeout_s,
+        metavar="SECONDS",
+        help="for what is running to end after SIGTERM (default: %(default)s)",
+    )
+    group.add_argument(
+        "--strict-params",
+        action="store_true",
+        help="refuse unknown fields of a request; otherwise they are ignored and counted in /metrics",
+    )
     add_engine_options(parser)
 
 
@@ -78,4 +95,5 @@ def server_config(arguments: argparse.Namespace) -> ServerConfig:
         max_body_bytes=arguments.max_body_bytes,
         request_timeout_s=arguments.request_timeout,
         drain_timeout_s=arguments.drain_timeout,
+        strict_params=arguments.strict_params,
     )

@@ -2,6 +2,8 @@
 
 python examples/agent.py                                    starts a server of its own
 python examples/agent.py --base-url http://127.0.0.1:8000/v1
+
+It needs the package `openai`, as any client of the server may.
 """
 
 import argparse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
@@ -163,24 +164,32 @@ class Branch:
         self.append_text(self.suffix, tokenizer, template=True, role=self.roles[-1])
         self.suffix = None
 
-    def resolve(self, parts: tuple[str | Ref, ...], branches: dict[int, Branch]) -> str | None:
+    def resolve(
+        self, parts: tuple[str | Ref, ...], branches: dict[int, Branch], *, max_length: float = math.inf
+    ) -> str | None:
         """The text of `parts`; None while a value in it is still to come.
 
         Raises:
-            RequestError: a value that will never come.
+            RequestError: a value that will never come, or more than `max_length` characters in all.
         """
-        texts = []
+        texts: list[str] = []
+        room = max_length
         for part in parts:
             if isinstance(part, str):
-                texts.append(part)
-                continue
-            source = branches.get(part.branch)
-            if source is not None and part.name in source.values:
-                texts.append(source.values[part.name])
-            elif source is None or source.settled or source is self:
-                raise RequestError(f"there is no value named {part.name!r} in branch {part.branch}", param="ops")
+                text = part
             else:
-                return None
+                source = branches.get(part.branch)
+                if source is not None and part.name in source.values:
+                    text = source.values[part.name]
+                elif source is None or source.settled or source is self:
+                    raise RequestError(f"there is no value named {part.name!r} in branch {part.branch}", param="ops")
+                else:
+                    return None
+            room -= len(text)
+            if room < 0:  # references can name a long value many times
+                message = f"the text has more than {max_length:g} characters, which no context holds"
+                raise RequestError(message, code="context_length_exceeded", param="ops")
+            texts.append(text)
         return "".join(texts)
 
 

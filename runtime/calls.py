@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +17,8 @@ from .random import derive
 from .request import SAMPLED, RequestOutput, Timings, TokenLogprob, Usage
 from .sampling import SamplingParams
 from .tokenizer import Tokenizer
+
+MAX_CHOICES = 1024
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Call(Protocol):
 
     timeout_s: float | None
 
-    def asks(self) -> list[Ask]: ...
+    def asks(self) -> Iterator[Ask]: ...
 
     def take(self, index: int, output: RequestOutput) -> str:
         """Takes an event of the `index`-th ask; returns text to stream."""
@@ -84,16 +86,11 @@ class GenCall:
         self._tokenizer = tokenizer
         self._samples = [_Sample() for _ in range(op.sampling.n)]
 
-    def asks(self) -> list[Ask]:
+    def asks(self) -> Iterator[Ask]:
         seed = self._op.sampling.seed
-        return [
-            Ask(
-                self._branch.tokens,
-                msgspec.structs.replace(self._op.sampling, n=1, seed=None if seed is None else derive(seed, index)),
-                self._op.grammar,
-            )
-            for index in range(len(self._samples))
-        ]
+        for index in range(len(self._samples)):
+            one = msgspec.structs.replace(self._op.sampling, n=1, seed=None if seed is None else derive(seed, index))
+            yield Ask(self._branch.tokens, one, self._op.grammar)
 
     def take(self, index: int, output: RequestOutput) -> str:
         self._samples[index].take(output)
@@ -131,6 +128,8 @@ class SelectCall:
     def __init__(self, op: Select, branch: Branch, tokenizer: Tokenizer) -> None:
         if not op.choices or not all(op.choices):
             raise RequestError("a select needs choices, and none of them may be empty", param="choices")
+        if len(op.choices) > MAX_CHOICES:
+            raise RequestError(f"a select may have {MAX_CHOICES} choices at most", param="choices")
         self._op = op
         self._branch = branch
         self._choices = [tokenizer.encode(choice) for choice in op.choices]
@@ -141,16 +140,16 @@ class SelectCall:
         self._usage = Usage()
         self._timings = Timings()
 
-    def asks(self) -> list[Ask]:
+    def asks(self) -> Iterator[Ask]:
         sampling = SamplingParams(max_tokens=0, temperature=0.0)
         prompt = self._branch.tokens
-        asks = [Ask([*prompt, *tokens], sampling, score_from=len(prompt)) for tokens in self._choices]
+        for tokens in self._choices:
+            yield Ask([*prompt, *tokens], sampling, score_from=len(prompt))
         if self._op.method == "unconditional_likelihood_normalized":
             for tokens, values in zip(self._choices, self._unconditional, strict=True):
                 if len(tokens) > 1:
-                    asks.append(Ask(tokens, sampling, score_from=1, continues=False))
                     self._targets.append(values)
-        return asks
+                    yield Ask(tokens, sampling, score_from=1, continues=False)
 
     def take(self, index: int, output: RequestOutput) -> str:
         self._targets[index] += [entry.logprob for entry in output.logprobs or ()]

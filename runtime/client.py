@@ -30,7 +30,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start (`*_total`) and gauges now."""
+    """Counters since the start (`*_total`) and gauges now.
+
+    num_pages = free_pages + cached_pages + locked_pages. Cached ones are in nobody's use; locked ones are in use, by
+    one sequence or shared by several.
+    """
 
     running: int = 0
     waiting: int = 0

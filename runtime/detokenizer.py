@@ -18,7 +18,9 @@ REGEX_WINDOW = 4096
 """A match of stop_regex is looked for in so many last characters."""
 
 REGEX_TIMEOUT_S = 0.25
-"""Seconds that one search for stop_regex may take."""
+"""Seconds that the searches for stop_regex in one text may take, and `REGEX_CHAR_S` more for each character of it."""
+
+REGEX_CHAR_S = 0.001
 
 
 class _Match(NamedTuple):
@@ -159,6 +161,7 @@ class _RegexSearch:
             raise RequestError(f"stop_regex is not a regular expression: {error}", param="stop_regex") from error
         self._text = ""  # the last characters, some that cannot begin a match included: lookbehind may need them
         self._dropped = 0  # characters before `_text`
+        self._left_s = REGEX_TIMEOUT_S
         self.live_from = 0
         if self.finish() is not None:
             raise RequestError("stop_regex matches the empty text: it would end every answer", param="stop_regex")
@@ -174,9 +177,9 @@ class _RegexSearch:
             self._text = self._text[-2 * REGEX_WINDOW :]
         seen = self._dropped + len(self._text)
         self.live_from = max(self.live_from, seen - REGEX_WINDOW)
-        deadline = time.monotonic() + REGEX_TIMEOUT_S
+        self._left_s += REGEX_CHAR_S
         while self.live_from < seen:
-            found = self._try(self._pattern.match, deadline, partial=True)
+            found = self._try(self._pattern.match, partial=True)
             if found is None:
                 self.live_from += 1
             elif found.partial:
@@ -187,7 +190,7 @@ class _RegexSearch:
 
     def finish(self) -> _Match | None:
         """The first match in what is left, now that nothing follows."""
-        found = self._try(self._pattern.search, time.monotonic() + REGEX_TIMEOUT_S, partial=False)
+        found = self._try(self._pattern.search, partial=False)
         return self._taken(found) if found is not None else None
 
     def _taken(self, found: Any) -> _Match:
@@ -195,15 +198,17 @@ class _RegexSearch:
         self.live_from = max(stop, start + 1)
         return _Match(start, stop, found.group())
 
-    def _try(self, method: Callable[..., Any], deadline: float, *, partial: bool) -> Any:
-        left_s = deadline - time.monotonic()
+    def _try(self, method: Callable[..., Any], *, partial: bool) -> Any:
+        started = time.monotonic()
         try:
-            if left_s <= 0:
+            if self._left_s <= 0:
                 raise TimeoutError
-            return method(self._text, self.live_from - self._dropped, partial=partial, timeout=left_s)
+            return method(self._text, self.live_from - self._dropped, partial=partial, timeout=self._left_s)
         except TimeoutError as error:
             message = f"the search for stop_regex took more than {REGEX_TIMEOUT_S} s"
             raise EngineError(message, code="stop_regex_timeout", param="stop_regex") from error
+        finally:
+            self._left_s -= time.monotonic() - started
 
 
 @lru_cache(maxsize=64)

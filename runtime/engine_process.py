@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import sys
 
 from .config import EngineConfig
-from .errors import BoughError
+from .errors import BoughError, EngineStoppedError
 from .local import EngineLoop
 from .messages import (
     Abort,
@@ -27,8 +28,11 @@ from .messages import (
     Stats,
     Submit,
     ToEngine,
+    Unreadable,
     read_frames,
 )
+from .program import Failed
+from .request import ErrorInfo, Finish, RequestOutput
 from .streams import to_info
 
 EXIT_LOAD_FAILED = 3
@@ -41,7 +45,7 @@ def main(descriptor: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
     writer = FrameWriter(connection)
-    messages = read_frames(connection, ToEngine)
+    messages = read_frames(connection, ToEngine, lambda message: _refuse(message, writer))
     start = next(messages, None)
     if not isinstance(start, Start):
         return 0
@@ -55,10 +59,12 @@ def main(descriptor: int) -> int:
     for message in messages:
         if not loop.alive:
             break
-        _serve(message, loop, writer)
+        with contextlib.suppress(EngineStoppedError):  # seen above, at the next message
+            _serve(message, loop, writer)
     died = not loop.alive
     loop.close()
     writer.close()
+    connection.close()
     return EXIT_ENGINE_DIED if died else 0
 
 
@@ -88,6 +94,15 @@ def _serve(message: object, loop: EngineLoop, writer: FrameWriter) -> None:
             loop.ask(loop.stats, lambda stats: writer.put(Stats(key, stats)))
         case AskFlush(key=key):
             loop.ask(loop.engine.flush_cache, lambda done: writer.put(Flushed(key, done)))
+
+
+def _refuse(message: Unreadable, writer: FrameWriter) -> None:
+    """Tells who sent a request or program with a value of the wrong type; others are not concerned."""
+    error = ErrorInfo(code="invalid_type", message=message.reason)
+    if message.kind == "run":
+        writer.put(Event(message.key, Failed(error=error)))
+    elif message.kind == "submit":
+        writer.put(Output(message.key, RequestOutput(id="", finish=Finish(reason="error", error=error))))
 
 
 if __name__ == "__main__":

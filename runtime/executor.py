@@ -28,12 +28,19 @@ from .program import (
     Text,
 )
 from .request import UNUSED, ErrorInfo, Request, RequestOutput, Usage
+from .streams import to_info
 
 logger = logging.getLogger("bough.engine")
 
 ProgramListener = Callable[[ProgramEvent], None]
 MAX_OPS = 100_000
 MAX_BRANCHES = 4096
+MAX_STATE_TOKENS = 1 << 22
+"""What a program may put into all branches of its state: tokens of text, characters of values, copies by forks."""
+
+MAX_KEPT_TOKENS = 1 << 25
+"""The same over all states that wait for another stretch; the least recently used are dropped."""
+
 STATE_LIFE_S = 600.0
 
 
@@ -61,6 +68,17 @@ class _State:
     used: float = 0.0
     kept: bool = True
     num_requests: int = 0
+    num_tokens: int = 0
+
+    def add_tokens(self, count: int) -> None:
+        """Counts tokens that a program has put in; an instruction of a few bytes can ask for very many.
+
+        Raises:
+            RequestError: there are too many.
+        """
+        self.num_tokens += count
+        if self.num_tokens > MAX_STATE_TOKENS:
+            raise RequestError(f"a program's branches may have {MAX_STATE_TOKENS} tokens in all", param="ops")
 
 
 class Executor:
@@ -70,6 +88,9 @@ class Executor:
         self._engine = engine
         self._clock = clock
         self._max_states = max_states
+        # A text that is longer fits into no context. Some tokenizers write a few characters as one, hence the 4.
+        longest = max((len(text) for text in engine.tokenizer.token_bytes if text is not None), default=1)
+        self._max_text = 4 * longest * engine.info.max_request_tokens
         self._states: OrderedDict[str, _State] = OrderedDict()
         self._closed = False
         self.num_programs = 0
@@ -130,9 +151,12 @@ class Executor:
     def _trim(self, now: float) -> None:
         """Drops idle states that are old, and the least recently used of too many."""
         idle = [state for state in self._states.values() if not state.runs]
+        num_tokens = sum(state.num_tokens for state in idle)
         for index, state in enumerate(idle):
-            if now - state.used < STATE_LIFE_S and len(idle) - index <= self._max_states:
+            fits = len(idle) - index <= self._max_states and num_tokens <= MAX_KEPT_TOKENS
+            if now - state.used < STATE_LIFE_S and fits:
                 break
+            num_tokens -= state.num_tokens
             del self._states[state.id]
 
     # Walking
@@ -158,11 +182,18 @@ class Executor:
             step.reach(branch)
             branch.queue.popleft()
             return True
+        num_tokens = len(branch.tokens)
         try:
             if not self._do(state, branch, step):
                 return False
+            state.add_tokens(len(branch.tokens) - num_tokens)
+            self._check_length(branch)
         except BoughError as error:
-            info = ErrorInfo(code=error.code, message=error.message, param=error.param)
+            self._fail(state, step, branch.id, to_info(error))
+            return False
+        except Exception:
+            logger.exception("an instruction of a program failed")
+            info = ErrorInfo(code="internal_error", message="the instruction failed")
             self._fail(state, step, branch.id, info)
             return False
         if not branch.running:
@@ -174,7 +205,7 @@ class Executor:
         tokenizer = self._engine.tokenizer
         match step.op:
             case Text(parts=parts):
-                text = branch.resolve(parts, state.branches)
+                text = branch.resolve(parts, state.branches, max_length=self._max_text)
                 if text is None:
                     return False
                 branch.append_text(text, tokenizer)
@@ -183,8 +214,10 @@ class Executor:
             case RoleEnd():
                 branch.close_message(tokenizer)
             case Assign(name=name, value=value):
+                state.add_tokens(len(value))
                 branch.values[name] = value
             case Fork(children=children):
+                state.add_tokens(len(children) * (len(branch.tokens) + len(branch.texts) + len(branch.values)))
                 for child in children:
                     state.branches[child] = branch.fork(child, state.branches[child].queue)
             case Join(children=children, mode=mode):
@@ -198,6 +231,12 @@ class Executor:
             case Select():
                 self._begin(state, branch, step, SelectCall(step.op, branch, tokenizer))
         return True
+
+    def _check_length(self, branch: Branch) -> None:
+        limit = self._engine.info.max_request_tokens
+        if len(branch.tokens) > limit:
+            message = f"the branch has {len(branch.tokens)} tokens, but {limit} in all is the limit"
+            raise RequestError(message, code="context_length_exceeded", param="ops")
 
     def _done(self, state: _State, branch: Branch, step: Step) -> None:
         """An instruction has ended: goes to the next, and ends the stretch if it was its last."""
@@ -222,7 +261,7 @@ class Executor:
                 for branch in state.branches.values():
                     self._send_appended(run, branch, None)
         texts = {branch.id: "".join(branch.texts) for branch in state.branches.values()}
-        run.listener(Done(usage=run.usage, requests=run.num_requests, texts=texts, elapsed_s=now - run.started))
+        _tell(run, Done(usage=run.usage, requests=run.num_requests, texts=texts, elapsed_s=now - run.started))
 
     def _fail(self, state: _State, step: Step | None, branch_id: int, info: ErrorInfo) -> None:
         """The program has failed: all its branches stop, every stretch in flight hears why."""
@@ -232,7 +271,7 @@ class Executor:
         for run in runs:
             run.over = True
             index = step.index if step is not None and run is step.stretch else None
-            run.listener(Failed(error=info, branch=branch_id, index=index))
+            _tell(run, Failed(error=info, branch=branch_id, index=index))
 
     def _stop_requests(self, state: _State) -> None:
         for branch in state.branches.values():
@@ -351,6 +390,14 @@ class Executor:
         branch.appended = []
 
 
+def _tell(run: _Run, last: ProgramEvent) -> None:
+    """Says the last word of a stretch; others are not concerned if that fails."""
+    try:
+        run.listener(last)
+    except Exception:
+        logger.exception("who listens to program %s failed", run.program.id)
+
+
 def _enqueue(state: _State, run: _Run) -> list[tuple[Branch, Step | Barrier]]:
     """Which step goes to which branch's queue, in order.
 
@@ -360,6 +407,8 @@ def _enqueue(state: _State, run: _Run) -> list[tuple[Branch, Step | Barrier]]:
     ops = run.program.ops
     if not 1 <= len(ops) <= MAX_OPS:
         raise RequestError(f"a program must have 1 to {MAX_OPS} instructions, got {len(ops)}", param="ops")
+    if len(ops) + sum(len(op.children) for op in ops if isinstance(op, Join)) > MAX_OPS:
+        raise RequestError(f"the joins of a program may name {MAX_OPS} branches at most", param="ops")
     known = dict(state.branches)
     steps: list[tuple[Branch, Step | Barrier]] = []
     for index, op in enumerate(ops):

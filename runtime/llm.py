@@ -25,6 +25,8 @@ from .streams import to_exception
 Prompt = str | Sequence[int] | dict[str, Any]
 Messages = Sequence[dict[str, Any]]
 
+MAX_PROMPTS = 1 << 20
+
 _ONLY_ONE_DEVICE = "one device serves the whole model; run one engine a device instead"
 
 
@@ -121,6 +123,8 @@ class LLM:
             raise RequestError(
                 f"{name} is not an option of LLM or EngineConfig", code="unsupported_parameter", param=name
             )
+        # The caller's own list of prompts is nothing to be protected from.
+        options = {"max_waiting": MAX_PROMPTS} | options
         self._config = _config(options | {"model": os.fspath(model), "dtype": dtype})
         self._engine: Engine = load_engine(self._config)
         self._live: dict[str, PromptOutput] = {}

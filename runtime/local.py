@@ -54,7 +54,7 @@ class EngineLoop:
         def submit() -> None:
             try:
                 self.engine.submit(request, listen)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  it goes to who asked
                 listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=_refusal(error))))
 
         self._post(submit)
@@ -65,7 +65,7 @@ class EngineLoop:
         def start() -> None:
             try:
                 self._executor.run(program, listen)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  it goes to who asked
                 listen(Failed(error=_refusal(error)))
 
         self._post(start)

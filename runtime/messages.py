@@ -9,8 +9,8 @@ import contextlib
 import queue
 import socket
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -95,6 +95,19 @@ class Flushed(msgspec.Struct, frozen=True, tag="flushed"):
 FromEngine = Loading | Ready | LoadFailed | Output | Event | Stats | Flushed
 
 
+class _Head(msgspec.Struct):
+    type: str
+    key: int
+
+
+class Unreadable(NamedTuple):
+    """A message that is not what it says: its tag, the key of its stream, and what is wrong."""
+
+    kind: str
+    key: int
+    reason: str
+
+
 class FrameWriter:
     """Sends messages from a thread of its own, several to a system call when they come faster than they go.
 
@@ -140,8 +153,12 @@ class FrameWriter:
                 return
 
 
-def read_frames(connection: socket.socket, types: Any) -> Iterator[Any]:
+def read_frames(
+    connection: socket.socket, types: Any, refuse: Callable[[Unreadable], None] | None = None
+) -> Iterator[Any]:
     """Messages of the union `types` until the peer closes or dies.
+
+    A message in which something has the wrong type goes to `refuse`, if that is given and its stream is known.
 
     Raises:
         msgspec.DecodeError: a frame is not one of these messages.
@@ -158,4 +175,12 @@ def read_frames(connection: socket.socket, types: Any) -> Iterator[Any]:
             body = stream.read(length)
             if len(body) < length:
                 return
-            yield decoder.decode(body)
+            try:
+                message = decoder.decode(body)
+            except msgspec.ValidationError as error:
+                if refuse is None:
+                    raise
+                about = msgspec.msgpack.decode(body, type=_Head)
+                refuse(Unreadable(about.type, about.key, str(error)))
+            else:
+                yield message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import queue
 import socket
@@ -17,7 +18,7 @@ import msgspec
 
 from .client import EngineStats, ModelInfo
 from .config import EngineConfig
-from .errors import EngineStoppedError, ModelError, RequestError
+from .errors import EngineError, EngineStoppedError, ModelError, RequestError
 from .messages import (
     Abort,
     AskFlush,
@@ -41,6 +42,11 @@ from .program import Done, Failed, Program, ProgramEvent
 from .request import ErrorInfo, Finish, Request, RequestOutput
 from .streams import aiterate, iterate
 from .tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger("bough.engine")
+
+ANSWER_TIMEOUT_S = 60.0
+"""Seconds that an engine may take for the step it is in before it answers a question."""
 
 _DEAD = ErrorInfo(code=EngineStoppedError.code, message="the engine process has died")
 
@@ -184,7 +190,12 @@ class RemoteClient:
             self._check()
             self._answers[key] = answers
         self._send(question(key))
-        answer = answers.get()
+        try:
+            answer = answers.get(timeout=ANSWER_TIMEOUT_S)
+        except queue.Empty:
+            with self._lock:
+                self._answers.pop(key, None)
+            raise EngineError("the engine has not answered in time", code="engine_overloaded") from None
         if answer is None:
             raise EngineStoppedError(_DEAD.message)
         return answer
@@ -200,6 +211,8 @@ class RemoteClient:
                 self._dispatch(message)
         except (OSError, msgspec.DecodeError):
             pass  # a broken link is a dead engine
+        except Exception:  # whatever it was, nobody must be left waiting
+            logger.exception("the messages of the engine process can no longer be read")
         with self._lock:
             self._alive = False
             requests, self._requests = self._requests, {}

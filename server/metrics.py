@@ -104,8 +104,7 @@ class ServerMetrics:
 
 def kv_usage(stats: EngineStats) -> float:
     """Share of the KV pages that are neither free nor merely cached."""
-    idle = stats.free_pages + stats.cached_pages - stats.locked_pages
-    return min(max(stats.num_pages - idle, 0), stats.num_pages) / stats.num_pages if stats.num_pages else 0.0
+    return stats.locked_pages / stats.num_pages if stats.num_pages else 0.0
 
 
 _ALIAS_HELP = "Alias for dashboards made for other servers."
@@ -144,8 +143,8 @@ _HELP = {
     "states": "Program states kept between stretches now.",
     "num_pages": "KV pages in all.",
     "free_pages": "KV pages that hold nothing.",
-    "cached_pages": "KV pages of the prefix cache.",
-    "locked_pages": "KV pages of the prefix cache that something in use needs.",
+    "cached_pages": "KV pages of the prefix cache that nothing in use needs.",
+    "locked_pages": "KV pages that something in use needs, in the prefix cache or not.",
     "steps_total": "Forward passes.",
     "requests_total": "Requests taken.",
     "programs_total": "Programs taken.",

@@ -67,7 +67,7 @@ def check_bind(config: ServerConfig) -> None:
     if not config.keys and not config.open_without_key and not _is_loopback(config.host):
         raise ValueError(
             f"host {config.host!r} can be reached from other machines, and no API key is set. "
-            "Set a key, or allow it with open_without_key"
+            "Set a key, or allow it with --allow-public-without-key (open_without_key)"
         )
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from bough.runtime.llm import LLM
-
 from .server_process import ServerProcess
 
 _FULL_TIMEOUT_S = 3 * 3600
@@ -27,20 +25,6 @@ def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Keeps a line with what was measured; all lines are printed after the tests."""
     lines = request.config.stash.setdefault(_FIGURES, [])
     return lambda line: lines.append(f"{request.node.name}: {line}")
-
-
-@pytest.fixture
-def make_llm() -> Iterator[Callable[..., LLM]]:
-    """Loads the default model in float32 with the engine options given; it is closed when the test ends."""
-    made: list[LLM] = []
-
-    def make(**options: Any) -> LLM:
-        made.append(LLM(**{"dtype": "float32", **options}))
-        return made[-1]
-
-    yield make
-    for llm in made:
-        llm.close()
 
 
 @pytest.fixture(scope="session")

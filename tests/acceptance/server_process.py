@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import subprocess
 import sys
@@ -27,24 +28,30 @@ class ServerProcess:
         started = time.perf_counter()
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
-        self._url: str | None = None
-        self._known = threading.Event()
-        threading.Thread(target=self._read, daemon=True).start()
-        if not self._known.wait(START_TIMEOUT_S) or self._url is None:
+        self._urls: queue.SimpleQueue[str] = queue.SimpleQueue()  # an empty one at its end
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = self._wait_for_url()
+        if not self.url:
             self.stop()
             raise RuntimeError("the server did not start:\n" + "".join(self.lines))
-        self.url = self._url
         self.ready_s = time.perf_counter() - started
+
+    def _wait_for_url(self) -> str:
+        try:
+            return self._urls.get(timeout=START_TIMEOUT_S)
+        except queue.Empty:
+            return ""
 
     def _read(self) -> None:
         """Reads on to the end, so that the server never waits for its output to be read."""
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if (found := re.search(r"listening on (http://\S+)", line)) is not None:
-                self._url = found[1]
-                self._known.set()
-        self._known.set()
+        with self.process.stderr as lines:
+            for line in lines:
+                self.lines.append(line)
+                if (found := re.search(r"listening on (http://\S+)", line)) is not None:
+                    self._urls.put(found[1])
+        self._urls.put("")
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics by its name, labels included."""
@@ -81,6 +88,7 @@ class ServerProcess:
             return self.process.wait(timeout=60)
         finally:
             self.process.kill()
+            self._reader.join(timeout=10)
 
     def __enter__(self) -> ServerProcess:
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -61,11 +63,14 @@ def make_prompts(tokenizer: Any, num_requests: int) -> list[list[int]]:
     return [tokenizer.encode_prompt(prompt, special=True) for prompt in prompts]
 
 
-def answer(llm: LLM, size: Size) -> Answers:
-    prompts = make_prompts(llm.get_tokenizer(), size.num_requests)
-    params = SamplingParams(temperature=0, max_tokens=size.num_tokens, ignore_eos=True, logprobs=2)
-    results = [result.outputs[0] for result in llm.generate(prompts, params, use_tqdm=False)]
-    return Answers([r.token_ids for r in results], [r.logprobs or [] for r in results], llm.stats)
+def answer(size: Size, **options: Any) -> Answers:
+    """What an engine with these options says to all requests, given to it at once."""
+    gc.collect()  # an engine's parts know each other, so the last one's cache may still be there
+    with contextlib.closing(LLM(dtype="float32", **options)) as llm:
+        prompts = make_prompts(llm.get_tokenizer(), size.num_requests)
+        params = SamplingParams(temperature=0, max_tokens=size.num_tokens, ignore_eos=True, logprobs=2)
+        results = [result.outputs[0] for result in llm.generate(prompts, params, use_tqdm=False)]
+        return Answers([r.token_ids for r in results], [r.logprobs or [] for r in results], llm.stats)
 
 
 def differences(expected: Answers, found: Answers) -> list[str]:
@@ -105,21 +110,13 @@ def _name(options: dict[str, Any]) -> str:
 @pytest.fixture(scope="module")
 def plain(full: bool) -> Answers:
     """One request at a time, without a cache."""
-    llm = LLM(dtype="float32", num_pages=NUM_PAGES, **variants(full)[0])
-    try:
-        return answer(llm, _size(full))
-    finally:
-        llm.close()
+    return answer(_size(full), num_pages=NUM_PAGES, **variants(full)[0])
 
 
-def test_cache_batch_and_chunks_change_no_answer(
-    full: bool, plain: Answers, make_llm: Callable[..., LLM], figures: Callable[[str], None]
-) -> None:
+def test_cache_batch_and_chunks_change_no_answer(full: bool, plain: Answers, figures: Callable[[str], None]) -> None:
     wrong: list[str] = []
     for options in variants(full)[1:]:
-        llm = make_llm(num_pages=NUM_PAGES, **options)
-        found = answer(llm, _size(full))
-        llm.close()
+        found = answer(_size(full), num_pages=NUM_PAGES, **options)
         cached = found.stats.cached_tokens_total / found.stats.prompt_tokens_total
         figures(
             f"{_name(options)}: {len(different := differences(plain, found))} answers differ, "
@@ -130,11 +127,9 @@ def test_cache_batch_and_chunks_change_no_answer(
     assert wrong == []
 
 
-def test_retraction_changes_no_answer(
-    full: bool, plain: Answers, make_llm: Callable[..., LLM], figures: Callable[[str], None]
-) -> None:
+def test_retraction_changes_no_answer(full: bool, plain: Answers, figures: Callable[[str], None]) -> None:
     size = _size(full)
-    found = answer(make_llm(num_pages=size.small_pool, max_num_seqs=64), size)
+    found = answer(size, num_pages=size.small_pool, max_num_seqs=64)
     share = found.stats.preemptions_total / size.num_requests
     figures(
         f"a pool of {size.small_pool} tokens: {share:.0%} retracted, {len(differences(plain, found))} answers differ, "

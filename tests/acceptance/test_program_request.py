@@ -25,8 +25,8 @@ def poem(s: bough.State, *, eager: bool) -> None:
     for branch, topic in zip(branches, TOPICS, strict=True):
         branch += f"A poem about {topic}:\n"
         for number, name in enumerate(NAMES):
-            options = {"temperature": 0.0} if number % 2 == 0 else {"temperature": 1.0, "seed": number}
-            branch += f"{number + 1}. " + bough.gen(name, max_tokens=12, stop="\n", **options) + "\n"
+            line = bough.gen(name, max_tokens=12, stop="\n", temperature=number % 2, seed=number)
+            branch += f"{number + 1}. " + line + "\n"
             if eager:
                 assert isinstance(branch[name], str)
     branches.join()

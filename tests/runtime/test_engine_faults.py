@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import queue
-import random
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -15,97 +15,19 @@ import pytest
 
 from bough.constrain import MatcherError
 from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
+from bough.runtime import engine_process
 from bough.runtime.config import EngineConfig
-from bough.runtime.engine import Engine
 from bough.runtime.errors import BoughError, RequestError
 from bough.runtime.executor import Executor
 from bough.runtime.local import EngineLoop, LocalClient
-from bough.runtime.program import Assign, Failed, Fork, Gen, Program, ProgramEvent, Ref, Select, Text
-from bough.runtime.request import Finish, Request, RequestOutput
+from bough.runtime.messages import FrameWriter, FromEngine, Output, Ready, Run, Start, Submit, read_frames
+from bough.runtime.program import Failed, Fork, Gen, Program, ProgramEvent, Text
+from bough.runtime.request import Request, RequestOutput
 from bough.runtime.sampling import SamplingParams
 
-from ..fakes import byte_tokenizer, fake_engine
+from ..fakes import fake_engine
 from .interpreter import Heard as ProgramHeard
-
-ENDLESS = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
-SHORT = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-
-
-class Heard:
-    """Everything that was said of one request; nothing may be said after the end."""
-
-    def __init__(self) -> None:
-        self.outputs: list[RequestOutput] = []
-
-    def __call__(self, output: RequestOutput) -> None:
-        assert not self.over, "an event after the terminal one"
-        self.outputs.append(output)
-
-    @property
-    def over(self) -> bool:
-        return bool(self.outputs) and self.outputs[-1].finish is not None
-
-    @property
-    def finish(self) -> Finish:
-        finish = self.outputs[-1].finish
-        assert finish is not None
-        return finish
-
-    @property
-    def code(self) -> str | None:
-        return None if self.finish.error is None else self.finish.error.code
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for output in self.outputs for token in output.tokens]
-
-
-class Clock:
-    """Time that stands still until it is told to go on."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def request(name: str, text: str = "hello", sampling: SamplingParams = SHORT, **fields: Any) -> Request:
-    return Request(id=name, prompt=tuple(byte_tokenizer().encode(text)), sampling=sampling, **fields)
-
-
-def drive(engine: Engine, max_steps: int = 5000) -> None:
-    for _ in range(max_steps):
-        if not engine._live:
-            return
-        if engine.idle:
-            engine.wait_for_grammar(5.0)
-        engine.step()
-    raise AssertionError("no progress")
-
-
-def alone(**fields: Any) -> list[int]:
-    engine, _ = fake_engine()
-    heard = Heard()
-    engine.submit(request("alone", **fields), heard)
-    drive(engine)
-    engine.close()
-    return heard.tokens
-
-
-def assert_clean(engine: Engine) -> None:
-    """Nothing is left of anything, and a control request gets what it would get alone."""
-    drive(engine)
-    assert not engine._live
-    assert not engine._compiling
-    heard = Heard()
-    engine.submit(request("control", "control"), heard)
-    drive(engine)
-    assert heard.tokens == alone(text="control")
-    assert engine.flush_cache()
-    stats = engine.stats()
-    assert (stats.running, stats.waiting, stats.free_pages) == (0, 0, stats.num_pages)
-    engine.close()
+from .listening import ENDLESS, SHORT, Clock, Heard, alone, assert_clean, drive, request
 
 
 def program(*ops: Any, name: str = "p", **fields: Any) -> Program:
@@ -308,87 +230,6 @@ def test_a_constraint_that_is_not_unicode_is_refused_and_leaves_nothing(spec: Gr
     assert_clean(engine)
 
 
-# Deadlines
-
-
-def never(_: object) -> Future[Any]:
-    return Future()
-
-
-def test_a_deadline_passes_while_a_grammar_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _ = fake_engine()
-    clock = Clock()
-    engine._clock = clock
-    heard = Heard()
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._grammars, "submit", never)
-        engine.submit(request("r", grammar=Regex("a"), timeout_s=3.0), heard)
-    engine.step()
-    clock.now += 2.9
-    engine.step()
-    assert not heard.outputs
-    clock.now += 0.2
-    engine.step()
-    assert heard.code == "generation_timeout"
-    assert_clean(engine)
-
-
-def test_a_sleeping_engine_wakes_up_for_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _ = fake_engine()
-    client = LocalClient(EngineLoop(engine, EngineConfig()))
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._grammars, "submit", never)
-        started = time.monotonic()
-        (last,) = client.stream(request("r", grammar=Regex("a"), timeout_s=0.3))
-    assert last.finish is not None and last.finish.error is not None
-    assert last.finish.error.code == "generation_timeout"
-    assert 0.2 < time.monotonic() - started < 1.5
-    client.close()
-
-
-def test_a_search_for_a_stop_that_is_too_slow_cannot_stop_an_abort() -> None:
-    engine, runner = fake_engine()
-    runner.bias = {ord("a"): 1000.0}
-    heard = Heard()
-    sampling = SamplingParams(max_tokens=400, temperature=0.0, stop_regex="(?:a|aa)+$b")
-    engine.submit(request("r", sampling=sampling), heard)
-    generation = engine._live["r"]
-    for _ in range(10):
-        engine.step()
-
-    def slow() -> str:
-        raise BoughError("too slow", code="stop_regex_timeout")
-
-    generation._detokenizer.finish = slow  # type: ignore[method-assign]
-    engine.abort("r")
-    assert heard.finish.reason in ("abort", "error")
-    runner.bias = {}
-    assert_clean(engine)
-
-
-def test_slow_searches_for_a_stop_cost_a_bounded_time() -> None:
-    engine, runner = fake_engine()
-    runner.bias = {ord("a"): 1000.0}
-    heard = [Heard() for _ in range(4)]
-    for index, one in enumerate(heard):
-        sampling = SamplingParams(max_tokens=400, temperature=0.0, stop_regex="(?:a|aa)+$b")
-        engine.submit(request(str(index), sampling=sampling), one)
-    started = time.monotonic()
-    drive(engine)
-    assert time.monotonic() - started < 4 * 0.5
-    assert [one.code for one in heard] == ["stop_regex_timeout"] * 4
-    runner.bias = {}
-    assert_clean(engine)
-
-
-@pytest.mark.parametrize("pattern", ["(?:(?:(?:a|b){1000}){1000}){1000}", "(?:[ab]{1000}){1000}", "a{99999999}"])
-def test_a_stop_regex_that_would_fill_the_memory_is_refused(pattern: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        SamplingParams(stop_regex=pattern)
-    assert caught.value.param == "stop_regex"
-    assert SamplingParams(stop_regex=r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}|[a-z]{20} x{3,}").stop_regex
-
-
 # The loop
 
 
@@ -479,118 +320,35 @@ def test_a_poisoned_prefix_does_not_stay_in_the_cache(step: int) -> None:
     assert_clean(engine)
 
 
-# The pool
+# What cannot be read
 
 
-@pytest.mark.parametrize("page_size", [1, 3])
-def test_whatever_passes_the_door_ends_in_a_pool_of_any_size(page_size: int) -> None:
-    for num_pages in range(2, 42):
-        rng = random.Random(num_pages)
-        engine, _ = fake_engine(num_pages, page_size, max_batch_tokens=rng.choice([1, 3, 16, 512]), max_num_seqs=6)
-        heard, refused = [], 0
-        for index in range(12):
-            text = rng.choice(["aaaa", "aab", "b"]) * rng.randrange(1, 6)
-            sampling = SamplingParams(max_tokens=rng.randrange(1, 30), temperature=0.0, ignore_eos=True)
-            grammar = Choice(("abcdefghijkl", "abcxyz")) if index % 4 == 1 else None
-            score = len(text) // 2 if index % 4 == 2 and len(text) > 2 else None
-            listener = Heard()
-            asked = request(str(index), text, sampling, grammar=grammar, score_from=score)
-            try:
-                engine.submit(asked, listener)
-            except RequestError as error:
-                refused += 1
-                assert error.code == "context_length_exceeded"
-                if score is None:
-                    assert len(asked.prompt) + (sampling.max_tokens or 0) > (num_pages - 1) * page_size
-            else:
-                heard.append((asked, listener))
-        drive(engine, 4000)
-        for asked, listener in heard:
-            assert listener.finish.reason in ("stop", "length"), (num_pages, asked)
-            if asked.grammar is None and asked.score_from is None:
-                assert len(listener.tokens) == asked.sampling.max_tokens
-            usage = listener.finish.usage
-            assert usage.cached_tokens <= usage.prompt_tokens - 1
-        assert engine.flush_cache()
-        assert engine.stats().free_pages == num_pages - 1
-        engine._cache.check([])
-        engine.close()
-
-
-def test_drafts_of_some_do_not_take_the_turn_of_others() -> None:
-    engine, _ = fake_engine(max_batch_tokens=16, max_num_seqs=8)
-    word = "abcdefghijklmnopqrstuvwxyz" * 8
-    grammar = Choice((word,))
-    engine._grammars.compile(grammar)
-    forced, plain = [Heard() for _ in range(4)], [Heard() for _ in range(4)]
-    for index, heard in enumerate(forced):
-        sampling = SamplingParams(max_tokens=300, temperature=0.0)
-        engine.submit(request(f"forced {index}", "x", sampling, grammar=grammar), heard)
-    for index, heard in enumerate(plain):
-        engine.submit(request(f"plain {index}", "x", ENDLESS), heard)
-    for _ in range(20):
-        engine.step()
-    assert min(len(heard.tokens) for heard in plain) >= 12
-    engine.close()
-
-
-# Programs that ask for too much
-
-
-MANY = 1 << 12
-
-
-@pytest.mark.parametrize(
-    "ops",
-    [
-        [Assign(0, "x", "ab" * 100_000), Text(0, tuple(Ref(0, "x") for _ in range(MANY)))],
-        [
-            Assign(0, "x0", "ab" * 1000),
-            *(
-                op
-                for level in range(30)
-                for op in (Text(0, tuple(Ref(0, f"x{level}") for _ in range(2))), Assign(0, f"x{level + 1}", "ab"))
-            ),
-        ],
-        [Text(0, ("word " * 200_000,)), Fork(0, tuple(range(1, 1000)))],
-        [Text(0, ("x",)), Select(0, "s", tuple(str(number) for number in range(100_000)))],
-    ],
-    ids=["references", "texts", "forks", "choices"],
-)
-def test_a_program_cannot_ask_for_the_memory(ops: list[Any]) -> None:
+def test_a_message_of_the_wrong_type_is_refused_and_the_process_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = fake_engine()
-    executor = Executor(engine, time.monotonic, max_states=4)
-    heard = ProgramHeard()
-    started = time.monotonic()
-    executor.run(program(*ops), heard)
-    assert time.monotonic() - started < 1.0
-    assert isinstance(heard.failed.error.code, str)
-    assert heard.failed.error.code in ("context_length_exceeded", "invalid_value")
-    assert executor.num_states == 0
-    assert_clean(engine)
-
-
-def test_compilations_that_nobody_waits_for_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _ = fake_engine()
-    release = threading.Event()
-    monkeypatch.setattr("bough.constrain.compiler.lower", lambda _: release.wait(10.0) and 1 / 0)
-    for index in range(300):
-        engine.submit(request(str(index), grammar=Regex(f"a{{{index}}}")), Heard())
-        engine.abort(str(index))
-    assert len(engine._grammars._pool._waiting) <= 4
-    shared = Regex("shared")
-    first, second = Heard(), Heard()
-    engine.submit(request("first", grammar=shared), first)
-    engine.submit(request("second", grammar=shared), second)
-    engine.abort("first")
-    assert any(True for _ in engine._compiling)
-    monkeypatch.undo()
-    release.set()
-    drive(engine)
-    assert first.finish.reason == "abort"
-    assert second.code is None
-    third = Heard()
-    engine.submit(request("third", grammar=Regex("a{7}")), third)  # it was dropped, not remembered as wrong
-    drive(engine)
-    assert third.code is None
-    assert_clean(engine)
+    monkeypatch.setattr(engine_process, "_load", lambda config, writer: EngineLoop(engine, config))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    ours, theirs = socket.socketpair()
+    status: list[int] = []
+    thread = threading.Thread(target=lambda: status.append(engine_process.main(theirs.detach())))
+    thread.start()
+    writer, messages = FrameWriter(ours), read_frames(ours, FromEngine)
+    writer.put(Start(EngineConfig()))
+    assert isinstance(next(messages), Ready)
+    wrong: Any = "five"
+    writer.put(Submit(1, Request(id="a", prompt=(1, 2), timeout_s=wrong)))
+    writer.put(Run(2, Program(id="b", ops=(Text(0, (wrong, 7)),))))  # type: ignore[arg-type]
+    answers = {message.key: message for message in itertools.islice(messages, 2)}
+    assert answers[1].output.finish.error.code == answers[2].event.error.code == "invalid_type"
+    writer.put(Submit(3, request("good")))
+    tokens: list[int] = []
+    for message in messages:
+        assert isinstance(message, Output)
+        tokens += message.output.tokens
+        if message.output.finish is not None:
+            break
+    assert tokens == alone()
+    writer.close()
+    ours.shutdown(socket.SHUT_WR)
+    thread.join(10.0)
+    assert status == [0]
+    ours.close()

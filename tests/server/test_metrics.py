@@ -43,14 +43,14 @@ def test_the_page_over_http(start: Start) -> None:
     found = samples(response.text)
     assert found["bough_running"] == 2
     assert found['bough_finished_total{reason="stop"}'] == 3
-    assert found["bough_kv_cache_usage_ratio"] == 0.2
+    assert found["bough_kv_cache_usage_ratio"] == 0.1
     assert found['bough_http_responses_total{path="/v1/chat/completions",status="200"}'] == 1
     assert found['bough_http_responses_total{path="other",status="404"}'] == 1
     assert found["bough_request_seconds_count"] == 1
     label = '{model_name="tiny"}'
     assert found[f"vllm:num_requests_running{label}"] == 2
     assert found[f"vllm:num_requests_waiting{label}"] == 1
-    assert found[f"vllm:kv_cache_usage_perc{label}"] == found[f"vllm:gpu_cache_usage_perc{label}"] == 0.2
+    assert found[f"vllm:kv_cache_usage_perc{label}"] == found[f"vllm:gpu_cache_usage_perc{label}"] == 0.1
     assert found[f"vllm:cpu_prefix_cache_hit_rate{label}"] == 0.25
     assert found['vllm:request_success_total{model_name="tiny",finished_reason="stop"}'] == 1
 
@@ -76,5 +76,6 @@ def test_histograms_count_by_upper_bound() -> None:
 
 def test_cache_usage_is_a_share() -> None:
     assert kv_usage(EngineStats()) == 0.0
-    assert kv_usage(EngineStats(num_pages=10, free_pages=0, cached_pages=4, locked_pages=4)) == 1.0
+    assert kv_usage(EngineStats(num_pages=10, locked_pages=10)) == 1.0
+    assert kv_usage(EngineStats(num_pages=10, free_pages=2, cached_pages=4, locked_pages=4)) == 0.4
     assert kv_usage(EngineStats(num_pages=10, free_pages=6, cached_pages=4)) == 0.0
