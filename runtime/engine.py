@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from .sequence import Sequence
 from .tokenizer import Tokenizer
 
 logger = logging.getLogger("bough.engine")
+
+MAX_SLEEP_S = 60.0
 
 
 @dataclass
@@ -145,6 +148,8 @@ class Engine:
         if not all(0 <= token < self.info.vocab_size for token in request.prompt):
             message = f"a token id of the prompt is not in 0 .. {self.info.vocab_size - 1}"
             raise RequestError(message, code="invalid_token_id", param="prompt")
+        if request.timeout_s is not None and math.isnan(request.timeout_s):
+            raise RequestError("timeout_s must be a number of seconds, got nan", param="timeout_s")
         length, limit = len(request.prompt), self.info.max_request_tokens
         params = request.sampling
         for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
@@ -181,7 +186,7 @@ class Engine:
         """How long an idle engine may sleep if nothing happens: until the first deadline of what is being compiled."""
         deadlines = [self._live[request_id].sequence.deadline for request_id in self._compiling]
         first = min((deadline for deadline in deadlines if deadline is not None), default=None)
-        return None if first is None else max(first - self._clock(), 0.0)
+        return None if first is None else min(max(first - self._clock(), 0.0), MAX_SLEEP_S)
 
     def wait_for_grammar(self, timeout_s: float) -> None:
         """Sleeps until a grammar is compiled, if any is being compiled."""

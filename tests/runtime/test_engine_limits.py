@@ -22,7 +22,7 @@ from bough.runtime.sampling import SamplingParams
 
 from ..fakes import fake_engine
 from .interpreter import Heard as ProgramHeard
-from .listening import ENDLESS, Clock, Heard, assert_clean, drive, request
+from .listening import ENDLESS, Clock, Heard, alone, assert_clean, drive, request
 
 
 def program(*ops: Any) -> Program:
@@ -118,6 +118,29 @@ def test_a_sleeping_engine_wakes_up_for_a_deadline(monkeypatch: pytest.MonkeyPat
     assert caught.value.code == "generation_timeout"
     assert 0.2 < time.monotonic() - started < 1.5
     client.close()
+
+
+@pytest.mark.parametrize("timeout_s", [float("inf"), 1e300])
+def test_a_deadline_that_never_comes_does_not_hurt_a_sleeping_engine(
+    timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = fake_engine()
+    client = LocalClient(EngineLoop(engine, EngineConfig()))
+    ended = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._grammars, "submit", never)
+        client._loop.start_request(request("r", grammar=Regex("a"), timeout_s=timeout_s), lambda _: ended.set())
+        assert client.stats().waiting == 1
+    assert [token for output in client.stream(request("other")) for token in output.tokens] == alone()
+    client.close()
+    assert ended.is_set()
+
+
+def test_a_deadline_that_is_no_number_is_refused() -> None:
+    engine, _ = fake_engine()
+    with pytest.raises(RequestError, match="timeout_s"):
+        engine.submit(request("r", timeout_s=float("nan")), Heard())
+    assert_clean(engine)
 
 
 def test_a_search_for_a_stop_that_is_too_slow_cannot_stop_an_abort() -> None:
