@@ -62,15 +62,15 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], masks: npt.NDArray[np.int3
     masked = [(index, row.masked) for index, row in enumerate(rows) if row.masked is not None]
     if masked:
         assert masks is not None
-        where = torch.tensor([index for index, _ in masked])
+        where = torch.tensor([index for index, _ in masked], device=logits.device)
         chosen = torch.from_numpy(masks[[row for _, row in masked]])
-        mask_logits_(logits, chosen.to(logits.device), where.to(logits.device))
+        mask_logits_(logits, chosen.to(logits.device), where)
     tokens = logits.argmax(dim=1)
     bad |= ~torch.isfinite(logits.gather(1, tokens[:, None])[:, 0])
     drawn = [index for index, row in enumerate(rows) if not row.params.greedy and row.target is None]
     drawn = [index for index in drawn if not bad[index]]
     if drawn:
-        where = torch.tensor(drawn)
+        where = torch.tensor(drawn, device=logits.device)
         tokens[where] = _draw(logits[where], [rows[index] for index in drawn])
     asked = [index for index, row in enumerate(rows) if row.params.logprobs is not None and row.target is None]
     normaliser = (
@@ -114,16 +114,16 @@ def _adjust(logits: torch.Tensor, rows: Sequence[Row]) -> None:
             continue
         line = logits[index]
         if params.repetition_penalty != 1.0 and row.seen:
-            ids = torch.tensor(row.seen)
+            ids = torch.tensor(row.seen, device=line.device)
             values = line[ids]
             line[ids] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
         if (params.frequency_penalty or params.presence_penalty) and row.counts:
-            ids = torch.tensor(list(row.counts))
-            times = torch.tensor(list(row.counts.values()), dtype=line.dtype)
+            ids = torch.tensor(list(row.counts), device=line.device)
+            times = torch.tensor(list(row.counts.values()), dtype=line.dtype, device=line.device)
             line[ids] -= params.frequency_penalty * times + params.presence_penalty
         if params.logit_bias:
-            ids = torch.tensor(list(params.logit_bias))
-            line[ids] += torch.tensor(list(params.logit_bias.values()), dtype=line.dtype)
+            ids = torch.tensor(list(params.logit_bias), device=line.device)
+            line[ids] += torch.tensor(list(params.logit_bias.values()), dtype=line.dtype, device=line.device)
         if row.banned:
             line[torch.tensor(row.banned)] = -torch.inf
 
@@ -131,11 +131,11 @@ def _adjust(logits: torch.Tensor, rows: Sequence[Row]) -> None:
 def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     """One token id a row, by inversion of the cumulative distribution at the row's uniform number."""
     # The largest becomes 0 first, so that a temperature next to 0 is greedy and does not overflow.
-    temperatures = torch.tensor([max(row.params.temperature, _COLDEST) for row in rows])[:, None]
+    temperatures = torch.tensor([max(row.params.temperature, _COLDEST) for row in rows], device=logits.device)[:, None]
     scaled = (logits.float() - logits.amax(dim=1, keepdim=True)) / temperatures
     plain = [i for i, row in enumerate(rows) if not _filters(row.params)]
     filtered = [i for i, row in enumerate(rows) if _filters(row.params)]
-    tokens = torch.empty(len(rows), dtype=torch.int64)
+    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     if plain:
         probabilities = torch.softmax(scaled[plain], dim=1)
         tokens[plain] = _invert(probabilities, [rows[i] for i in plain])
@@ -151,7 +151,8 @@ def _filters(params: SamplingParams) -> bool:
 def _invert(probabilities: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     """First index at which the cumulative probability [R, C] exceeds the row's uniform number times the total."""
     cumulative = probabilities.double().cumsum(dim=1)
-    wanted = torch.tensor([row.uniform for row in rows], dtype=torch.float64) * cumulative[:, -1]
+    uniform = torch.tensor([row.uniform for row in rows], dtype=torch.float64, device=cumulative.device)
+    wanted = uniform * cumulative[:, -1]
     index = torch.searchsorted(cumulative, wanted[:, None], right=True)[:, 0]
     # A product rounded up to the total itself falls on the last token that has any probability.
     last = probabilities.shape[1] - 1 - probabilities.flip(1).gt(0).int().argmax(dim=1)

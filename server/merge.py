@@ -48,7 +48,8 @@ class Merged(Generic[T]):
     async def _next(self, timeout_s: float | None) -> tuple[int, T] | None:
         """The next item; None when a stream has ended."""
         if self._arrived.empty() and timeout_s is not None:
-            item = await asyncio.wait_for(self._arrived.get(), timeout_s)
+            async with asyncio.timeout(timeout_s):  # `wait_for` loses a cancellation that comes with an item
+                item = await self._arrived.get()
         else:
             item = await self._arrived.get()
         if isinstance(item, Exception):

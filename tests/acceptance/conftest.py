@@ -10,7 +10,7 @@ import pytest
 
 from .server_process import ServerProcess
 
-_FULL_TIMEOUT_S = 3 * 3600
+_TIMEOUT_S, _FULL_TIMEOUT_S = 600, 3 * 3600
 _FIGURES = pytest.StashKey[list[str]]()
 
 
@@ -35,11 +35,10 @@ def server() -> Iterator[ServerProcess]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A promise at full size takes as long as it takes."""
-    if _is_full():
-        for item in items:
-            if item.path.parent.name == "acceptance":
-                item.add_marker(pytest.mark.timeout(_FULL_TIMEOUT_S))
+    """A promise takes as long as it takes, most of all at full size."""
+    for item in items:
+        if item.path.parent.name == "acceptance":
+            item.add_marker(pytest.mark.timeout(_FULL_TIMEOUT_S if _is_full() else _TIMEOUT_S))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
