@@ -103,7 +103,7 @@ def test_bodies_are_bounded_with_and_without_a_length(start: Start) -> None:
 
 
 def test_a_signal_lets_running_answers_finish_and_refuses_new_ones(start: Start) -> None:
-    server = start(FakeClient(lambda _: Script(["x"] * 20, delay_s=0.03)), drain_delay_s=0.3)
+    server = start(FakeClient(lambda _: Script(["x"] * 20, delay_s=0.03)), drain_delay_s=3.0)
     answers: list[httpx.Response] = []
     body = {"model": "m", "messages": HI, "stream": True}
     worker = threading.Thread(target=lambda: answers.append(httpx.post(server.url + CHAT, json=body, timeout=20)))
