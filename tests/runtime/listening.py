@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bough.runtime.engine import Engine
-from bough.runtime.request import Finish, Request, RequestOutput
+from bough.runtime.request import Finish, Request, RequestOutput, TokenLogprob
 from bough.runtime.sampling import SamplingParams
 
 from ..fakes import byte_tokenizer, fake_engine
@@ -39,8 +39,16 @@ class Heard:
         return None if self.finish.error is None else self.finish.error.code
 
     @property
+    def text(self) -> str:
+        return "".join(output.text for output in self.outputs)
+
+    @property
     def tokens(self) -> list[int]:
         return [token for output in self.outputs for token in output.tokens]
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return [entry for output in self.outputs for entry in output.logprobs or ()]
 
 
 class Clock:
@@ -57,7 +65,7 @@ def request(name: str, text: str = "hello", sampling: SamplingParams = SHORT, **
     return Request(id=name, prompt=tuple(byte_tokenizer().encode(text)), sampling=sampling, **fields)
 
 
-def drive(engine: Engine, max_steps: int = 5000) -> None:
+def drive(engine: Engine, max_steps: int = 20000) -> None:
     for _ in range(max_steps):
         if not engine._live:
             return

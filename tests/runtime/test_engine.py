@@ -12,10 +12,11 @@ import pytest
 from bough.constrain.spec import Choice, JsonSchema, Regex
 from bough.runtime.engine import Engine
 from bough.runtime.errors import OverloadedError, RequestError
-from bough.runtime.request import FORCED, Request, RequestOutput
+from bough.runtime.request import FORCED, Request
 from bough.runtime.sampling import SamplingParams
 
 from ..fakes import FakeRunner, byte_tokenizer, fake_engine
+from .listening import Heard, drive
 
 SCHEMA = {
     "type": "object",
@@ -31,50 +32,8 @@ SCHEMA = {
 GRAMMAR = JsonSchema(json.dumps(SCHEMA))
 
 
-class Heard:
-    """Everything that was said of one request."""
-
-    def __init__(self) -> None:
-        self.outputs: list[RequestOutput] = []
-
-    def __call__(self, output: RequestOutput) -> None:
-        assert not self.finished, "an event after the terminal one"
-        self.outputs.append(output)
-
-    @property
-    def finished(self) -> bool:
-        return bool(self.outputs) and self.outputs[-1].finish is not None
-
-    @property
-    def finish(self):
-        assert self.outputs[-1].finish is not None
-        return self.outputs[-1].finish
-
-    @property
-    def text(self) -> str:
-        return "".join(output.text for output in self.outputs)
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for output in self.outputs for token in output.tokens]
-
-    @property
-    def logprobs(self):
-        return [entry for output in self.outputs for entry in output.logprobs or ()]
-
-
 def prompt(text: str) -> tuple[int, ...]:
     return tuple(byte_tokenizer().encode(text))
-
-
-def drive(engine: Engine, max_steps: int = 20000) -> None:
-    """Steps until nothing is left, waiting for grammars that are still compiling."""
-    for _ in range(max_steps):
-        stats = engine.stats()
-        if not stats.running and not stats.waiting:
-            return
-        engine.step()
-    raise AssertionError("no progress")
 
 
 def generate(engine: Engine, requests: list[Request]) -> list[Heard]:
@@ -82,7 +41,7 @@ def generate(engine: Engine, requests: list[Request]) -> list[Heard]:
     for request, listener in zip(requests, heard, strict=True):
         engine.submit(request, listener)
     drive(engine)
-    assert all(one.finished for one in heard)
+    assert all(one.over for one in heard)
     return heard
 
 
