@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import time
 from collections import OrderedDict
@@ -23,6 +24,7 @@ from .spec import GrammarSpec, JsonSchema
 from .tokens import TokenTable
 from .vocabulary import Vocabulary
 
+EXIT_TIMEOUT_S = 5.0
 ERROR_LIFE_S = 30.0
 MAX_ERRORS = 1_000
 MAX_ABANDONED = 8
@@ -186,6 +188,7 @@ class _Pool:
         self._num_abandoned = 0
         self._closed = False
         self._started = False
+        self._threads: list[Thread] = []
 
     def run(self, work: Callable[[], Grammar], future: Future[Grammar]) -> None:
         with self._changed:
@@ -193,6 +196,7 @@ class _Pool:
                 raise RuntimeError("the grammar compiler is closed")
             if not self._started:
                 self._started = True
+                atexit.register(self._exit)
                 Thread(target=self._watch, name="grammar-watch", daemon=True).start()
                 for _ in range(self._num_threads):
                     self._start_worker()
@@ -208,6 +212,7 @@ class _Pool:
             return dropped
 
     def close(self) -> None:
+        atexit.unregister(self._exit)
         with self._changed:
             self._closed = True
             left, self._waiting, self._running = [*self._waiting, *self._running], [], []
@@ -215,8 +220,17 @@ class _Pool:
         for job in left:
             job.future.set_exception(GrammarError("the grammar compiler was closed"))
 
+    def _exit(self) -> None:
+        """At the interpreter's end: a thread that is cut off inside native code takes the whole process with it."""
+        self.close()
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+
     def _start_worker(self) -> None:
-        Thread(target=self._work, name="grammar-compile", daemon=True).start()
+        thread = Thread(target=self._work, name="grammar-compile", daemon=True)
+        self._threads = [*(other for other in self._threads if other.is_alive()), thread]
+        thread.start()
 
     def _work(self) -> None:
         while True:

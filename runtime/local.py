@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
@@ -43,6 +44,8 @@ class EngineLoop:
         engine.wake = lambda: self._inbox.put(_nothing)
         self._thread = threading.Thread(target=self._run, name="bough-engine", daemon=True)
         self._thread.start()
+        # A thread that is cut off inside native code at the interpreter's end takes the whole process with it.
+        weakref.finalize(self, _end, self._inbox, self._thread)
 
     @property
     def alive(self) -> bool:
@@ -136,6 +139,11 @@ class EngineLoop:
             num_left -= 1
             _make(call)
         return True
+
+
+def _end(inbox: queue.SimpleQueue[Callable[[], None] | None], thread: threading.Thread) -> None:
+    inbox.put(None)
+    thread.join(timeout=10.0)
 
 
 def _nothing() -> None:
