@@ -31,8 +31,7 @@ print("leaving", flush=True)
 def test_a_script_ends_in_order_while_its_engine_runs(tmp_path: Path) -> None:
     write_tiny_model(tmp_path)
     for _ in range(3):
-        ended = subprocess.run(
-            [sys.executable, "-P", "-c", _SCRIPT, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
-        )
+        command = [sys.executable, "-P", "-c", _SCRIPT, str(tmp_path)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert (ended.returncode, ended.stdout) == (0, "leaving\n"), ended.stderr
         assert "terminate" not in ended.stderr
