@@ -214,8 +214,7 @@ class Engine:
         self.counters.steps += 1
         self.counters.step_seconds += self._clock() - started
         for generation, output in outputs:
-            if self._live.get(output.id) is generation:  # else a listener has just aborted it
-                self._emit(generation, output)
+            self._emit(generation, output)
 
     def _admit_compiled(self, now: float) -> None:
         for request_id, future in list(self._compiling.items()):

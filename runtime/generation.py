@@ -9,6 +9,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 
+import msgspec
+
 from ..constrain import Matcher, MatcherError
 from .detokenizer import Detokenizer
 from .errors import BoughError
@@ -255,7 +257,5 @@ class Generation:
             forced_tokens=self._num_forced,
         )
         timings = Timings(queue_s=admitted - self._arrived, prefill_s=first - admitted, decode_s=now - first)
-        self.finish = Finish(
-            reason=finish.reason, usage=usage, timings=timings, matched=finish.matched, error=finish.error
-        )
+        self.finish = msgspec.structs.replace(finish, usage=usage, timings=timings)
         return self.finish

@@ -31,7 +31,6 @@ class MaskFiller:
         self._buffers = [np.zeros((0, self._words), dtype=np.int32) for _ in range(2)]
         self._turn = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="bough-masks")
-        self.seconds = 0.0
 
     def start(self, jobs: Sequence[MaskJob]) -> Future[tuple[npt.NDArray[np.int32], list[int]]] | None:
         """Begins filling; the result is int32 [sum(1 + drafts), W] and how many rows of each job are right.
