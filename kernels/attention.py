@@ -50,7 +50,10 @@ class AttentionBatch:
     context_len   int32 [B]      tokens of sequence b in the cache once this step's are written, its queries included
     page_table    int32 [B, P]   page ids in order; entries at and past ceil(context_len / page_size) are not read
     write_slot    int64 [T]      page * page_size + offset where each query token's key and value go
-    shared        groups of neighbouring sequences with common leading pages; a hint, empty is right too
+    shared        groups of neighbouring sequences with common leading pages; a hint, empty is right too. Groups nest
+                  or are disjoint, outer ones first
+    table_row     int32 [B]      for a backend that keeps a page table of its own: the row of it that each sequence
+                                 has; `page_table` is [B, 0] then
     """
 
     query_start: Int32
@@ -58,6 +61,16 @@ class AttentionBatch:
     page_table: Int32
     write_slot: npt.NDArray[np.int64]
     shared: tuple[SharedPrefix, ...] = field(default=())
+    table_row: Int32 | None = None
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """RMSNorm of every query head and every key head before they are rotated, as Qwen3 has it. Weights [head_dim]."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    eps: float
 
 
 class AttentionBackend(Protocol):
@@ -85,4 +98,23 @@ class AttentionBackend(Protocol):
 
         Query head h reads key-value head h // (num_heads // num_kv_heads). `window`: a query at position p sees
         keys p - window + 1 .. p only. `softcap`: scores become softcap * tanh(score / softcap).
+        """
+
+    def run_qkv(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        *,
+        num_heads: int,
+        norm: HeadNorm | None,
+        rotation: tuple[torch.Tensor, torch.Tensor] | None,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """`run` on one projection's output, with what comes between the two: head norm, then rotary positions.
+
+        qkv        [T, (num_heads + 2 * num_kv_heads) * head_dim]: query heads, key heads, value heads
+        rotation   cosines and signed sines as `reference.rotate` takes them; None: the layer does not rotate
+        returns    [T, num_heads, head_dim]
         """

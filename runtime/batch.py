@@ -15,20 +15,29 @@ from .scheduler import Plan
 class Batch:
     """One forward pass over T tokens, R of whose positions need logits.
 
-    tokens, positions   int64 [T]
+    tokens, positions   int64 [T]   a token drawn by a step that nobody has read yet is 0 here
     logit_rows          int64 [R]   indices into the T tokens
+    fed                 int64 [F]   indices of the tokens that are not known here, only on the device
+    fed_rows            int64 [F]   which work of the plan each belongs to: its last drawn token
     attention           page tables and lengths
     """
 
     tokens: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
     logit_rows: npt.NDArray[np.int64]
+    fed: npt.NDArray[np.int64]
+    fed_rows: npt.NDArray[np.int64]
     attention: AttentionBatch
 
 
-def build_batch(plan: Plan, page_size: int) -> Batch:
-    """Lays the plan's work out in order, one stretch of query tokens a sequence."""
+def build_batch(plan: Plan, page_size: int, table_row: npt.NDArray[np.int32] | None = None) -> Batch:
+    """Lays the plan's work out in order, one stretch of query tokens a sequence.
+
+    With `table_row`, where each work's page table is on the device, the page tables themselves are left out.
+    """
     tokens: list[int] = []
+    fed: list[int] = []
+    fed_rows: list[int] = []
     positions, slots, rows, tables = [], [], [], []
     query_start = np.zeros(len(plan.work) + 1, dtype=np.int32)
     context_len = np.empty(len(plan.work), dtype=np.int32)
@@ -36,10 +45,15 @@ def build_batch(plan: Plan, page_size: int) -> Batch:
         sequence = work.sequence
         assert sequence.lease is not None
         start, stop = work.start, work.stop
-        tokens += sequence.tokens[start:stop]
-        if (missing := start + len(sequence.tokens[start:stop])) < stop:
-            tokens += sequence.drafts[: stop - missing]
         offset = int(query_start[index])
+        known = sequence.tokens[start : stop - len(work.drafts)]
+        tokens += known
+        if len(known) < stop - len(work.drafts) - start:
+            assert len(known) == stop - len(work.drafts) - start - 1, "only the last drawn token is on the device"
+            fed.append(len(tokens))
+            fed_rows.append(index)
+            tokens.append(0)
+        tokens += work.drafts
         query_start[index + 1] = offset + stop - start
         context_len[index] = stop
         table = np.array(sequence.lease.pages[: -(-stop // page_size)], dtype=np.int32)
@@ -50,12 +64,15 @@ def build_batch(plan: Plan, page_size: int) -> Batch:
         tables.append(table)
         if work.logits_stop > work.logits_start:
             rows.append(np.arange(work.logits_start - start + offset, work.logits_stop - start + offset))
-    page_table = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
-    for row, table in zip(page_table, tables, strict=True):
-        row[: len(table)] = table
+    page_table = np.zeros((len(tables), max(map(len, tables)) if table_row is None else 0), dtype=np.int32)
+    if table_row is None:
+        for row, table in zip(page_table, tables, strict=True):
+            row[: len(table)] = table
     return Batch(
         tokens=np.array(tokens, dtype=np.int64),
         positions=np.concatenate(positions),
         logit_rows=np.concatenate(rows).astype(np.int64) if rows else np.empty(0, dtype=np.int64),
-        attention=AttentionBatch(query_start, context_len, page_table, np.concatenate(slots)),
+        fed=np.array(fed, dtype=np.int64),
+        fed_rows=np.array(fed_rows, dtype=np.int64),
+        attention=AttentionBatch(query_start, context_len, page_table, np.concatenate(slots), table_row=table_row),
     )

@@ -6,23 +6,22 @@ import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..constrain import Grammar, GrammarCompiler, GrammarError
 from ..constrain.spec import GrammarSpec
 from ..radix import PrefixCache
-from .batch import build_batch
 from .client import EngineStats, ModelInfo
 from .config import EngineConfig, SchedulerLimits
 from .detokenizer import Detokenizer
 from .errors import BoughError, EngineStoppedError, OverloadedError, RequestError
 from .generation import Generation, Listener
 from .masks import MaskFiller, MaskJob
+from .passes import Pass, PassRunner
 from .random import derive
 from .request import ErrorInfo, Request, RequestOutput
-from .runner import ModelRunner
-from .sampler import Draws, Row, sample
-from .scheduler import Advance, Plan, Scheduler
+from .sampler import Row
+from .scheduler import Advance, Plan, Scheduler, Work
 from .sequence import Sequence
 from .tokenizer import Tokenizer
 
@@ -48,6 +47,23 @@ class Counters:
     sample_seconds: float = 0.0
 
 
+@dataclass
+class _Flight:
+    """Steps that were launched and not read yet. All plans are of the same sequences, in the same order.
+
+    first_row   of each work, its first row of logits
+    right       of each work with a grammar, how many of its rows had a right mask
+    """
+
+    plans: list[Plan]
+    generations: list[Generation]
+    launched: Pass
+    started: float
+    drawn: bool
+    first_row: list[int] = field(default_factory=list)
+    right: dict[int, int] = field(default_factory=dict)
+
+
 class Engine:
     """Composed of its parts by the caller; `loading.load_engine` is the one place that builds them.
 
@@ -59,7 +75,7 @@ class Engine:
         *,
         config: EngineConfig,
         info: ModelInfo,
-        runner: ModelRunner,
+        runner: PassRunner,
         tokenizer: Tokenizer,
         grammars: GrammarCompiler,
         clock: Callable[[], float],
@@ -79,6 +95,8 @@ class Engine:
         self._live: dict[str, Generation] = {}
         self._compiling: dict[str, Future[Grammar]] = {}
         self._finished: dict[str, int] = {}
+        self._flight: _Flight | None = None
+        self._num_steps = 1
         self._closed = False
 
     # Requests
@@ -101,6 +119,7 @@ class Engine:
             arrival=self.counters.requests,
             namespace=request.namespace,
             priority=request.priority,
+            limit=len(request.prompt) + max_tokens if request.score_from is None else len(request.prompt),
             score_from=request.score_from,
             deadline=None if request.timeout_s is None else now + request.timeout_s,
         )
@@ -180,7 +199,8 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing can be computed now (grammars may still be compiling)."""
-        return self._scheduler.idle and not any(future.done() for future in self._compiling.values())
+        busy = self._flight is not None or not self._scheduler.idle
+        return not busy and not any(future.done() for future in self._compiling.values())
 
     def sleep_s(self) -> float | None:
         """How long an idle engine may sleep if nothing happens: until the first deadline of what is being compiled."""
@@ -195,26 +215,36 @@ class Engine:
     # Steps
 
     def step(self) -> None:
-        """Admits what is ready, runs one forward pass and sends the events it gives rise to."""
+        """Admits what is ready, launches a pass, reads the one before it, and sends the events that gives rise to.
+
+        On a device that does not overlap the pass is read in the same step.
+        """
         started = self._clock()
         self._admit_compiled(started)
         plan = self._scheduler.schedule(started)
         for sequence in plan.expired:
             self._expire(sequence.id, started)
         # Who heard of that may have ended others, which were planned.
-        plan = Plan([work for work in plan.work if work.sequence.lease is not None], plan.preempted, plan.expired)
-        if not plan.work:
-            return
-        try:
-            outputs = self._run(plan, started)
-        except Exception as error:
-            logger.exception("a forward pass failed")
-            self._fail(plan, error)
-            return
-        self.counters.steps += 1
-        self.counters.step_seconds += self._clock() - started
+        work = [item for item in plan.work if item.live]
+        before, self._flight = self._flight, None
+        outputs: list[tuple[Generation, RequestOutput]] = []
+        failed: tuple[Plan, Exception] | None = None
+        if work:
+            plan = Plan(work, plan.preempted, plan.expired)
+            try:
+                self._flight = self._launch(plan, before, started, outputs)
+            except Exception as error:
+                logger.exception("a forward pass failed")
+                failed = plan, error
+        elif before is not None:
+            outputs += self._read(before)
+        if self._flight is not None and not self._runner.overlaps:
+            flight, self._flight = self._flight, None
+            outputs += self._read(flight)
         for generation, output in outputs:
             self._emit(generation, output)
+        if failed is not None:
+            self._fail(*failed)
 
     def _admit_compiled(self, now: float) -> None:
         for request_id, future in list(self._compiling.items()):
@@ -245,48 +275,94 @@ class Engine:
             error = ErrorInfo(code="generation_timeout", message=f"not done within {generation.request.timeout_s:g} s")
             self._emit(generation, generation.end(now, "error", error))
 
-    def _run(self, plan: Plan, started: float) -> list[tuple[Generation, RequestOutput]]:
+    def _launch(
+        self, plan: Plan, before: _Flight | None, started: float, outputs: list[tuple[Generation, RequestOutput]]
+    ) -> _Flight:
+        """Launches `plan`; meanwhile reads the flight before it into `outputs`, and fills the masks."""
         generations = [self._live[work.sequence.id] for work in plan.work]
-        jobs = {}
-        for work, generation in zip(plan.work, generations, strict=True):
+        for generation in generations:
             generation.admitted(started)
-            if generation.matcher is not None and work.samples:
-                jobs[work.sequence] = MaskJob(generation.matcher, tuple(work.sequence.drafts))
+        specs = [g.spec(work) for work, g in zip(plan.work, generations, strict=True)]
+        known = [spec for spec in specs if spec is not None and self._runner.draws(spec.params)]
+        drawn = self._runner.max_steps > 1 and len(known) == len(specs)
+        plans = [plan]
+        if drawn:
+            plans += self._scheduler.repeat(plan, self._steps_ahead(before) - 1)
+        jobs = {} if drawn or before is not None else self._mask_jobs(plan.work, generations)
         filling = self._masks.start(list(jobs.values()))
-        logits = self._runner.run(build_batch(plan, self.info.page_size))
+        try:
+            launched = self._runner.launch(plans, known if drawn else None)
+        finally:
+            if before is not None:
+                outputs += self._read(before)
         forwarded = self._clock()
+        flight = _Flight(plans, generations, launched, started, drawn)
+        if drawn:
+            flight.first_row = list(range(len(plan.work)))
+            return flight
+        if before is not None:  # what it drew had to be accepted first
+            jobs = self._mask_jobs(plan.work, generations)
+            filling = self._masks.start(list(jobs.values()))
         masks, right = filling.result() if filling is not None else (None, [])
-        right_rows = dict(zip(jobs, right, strict=True))
+        flight.right = dict(zip(jobs, right, strict=True))
         masked = self._clock()
         rows: list[Row] = []
-        first_rows, first_mask = [], 0
-        for work, generation in zip(plan.work, generations, strict=True):
-            first_rows.append(len(rows))
-            has_mask = work.sequence in jobs
-            rows += generation.rows(work, first_mask if has_mask else None)
-            first_mask += work.logits_stop - work.logits_start if has_mask else 0
-        draws = sample(logits, rows, masks) if logits is not None else Draws([], [], [])
-        now = self._clock()
-        advances: list[Advance] = []
-        outputs: list[tuple[Generation, RequestOutput]] = []
-        for work, generation, first in zip(plan.work, generations, first_rows, strict=True):
-            advance, output = generation.take(work, draws, first, right_rows.get(work.sequence), now)
-            advances.append(advance)
-            if output is not None:
-                outputs.append((generation, output))
-        self._scheduler.apply(plan, advances)
-        if self._config.jump_forward:
-            for work, generation in zip(plan.work, generations, strict=True):
-                if generation.finish is None and work.sequence in jobs:
-                    work.sequence.drafts = generation.propose()
-        self._count(plan, started, forwarded, masked, now)
-        return outputs
-
-    def _count(self, plan: Plan, started: float, forwarded: float, masked: float, now: float) -> None:
-        self.counters.computed_tokens += sum(work.num_tokens for work in plan.work)
+        first_mask = 0
+        for index, (work, generation) in enumerate(zip(plan.work, generations, strict=True)):
+            flight.first_row.append(len(rows))
+            rows += generation.rows(work, first_mask if index in jobs else None)
+            first_mask += work.logits_stop - work.logits_start if index in jobs else 0
+        launched.draw(rows, masks)
         self.counters.forward_seconds += forwarded - started
         self.counters.mask_seconds += masked - forwarded
-        self.counters.sample_seconds += now - masked
+        self.counters.sample_seconds += self._clock() - masked
+        return flight
+
+    def _steps_ahead(self, before: _Flight | None) -> int:
+        """Steps to launch at once: more while the device is found idle, one while somebody waits to be admitted."""
+        if self._scheduler.waiting or self._compiling:
+            self._num_steps = 1
+        elif before is not None and before.launched.done():
+            self._num_steps = min(2 * self._num_steps, self._runner.max_steps)
+        return self._num_steps
+
+    def _mask_jobs(self, work: list[Work], generations: list[Generation]) -> dict[int, MaskJob]:
+        """By index into `work`."""
+        return {
+            index: MaskJob(generation.matcher, item.drafts)
+            for index, (item, generation) in enumerate(zip(work, generations, strict=True))
+            if generation.matcher is not None and item.samples and item.live
+        }
+
+    def _read(self, flight: _Flight) -> list[tuple[Generation, RequestOutput]]:
+        """Waits for what was drawn, and takes it in."""
+        try:
+            draws_of = flight.launched.read()
+        except Exception as error:
+            logger.exception("a forward pass failed")
+            self._fail(flight.plans[0], error)
+            return []
+        now = self._clock()
+        outputs: list[tuple[Generation, RequestOutput]] = []
+        for plan, draws in zip(flight.plans, draws_of, strict=True):
+            advances: list[Advance] = []
+            for index, (work, generation) in enumerate(zip(plan.work, flight.generations, strict=True)):
+                if not work.live:  # ended, or put back to wait, since it was launched
+                    advances.append(Advance())
+                    continue
+                advance, output = generation.take(work, draws, flight.first_row[index], flight.right.get(index), now)
+                advances.append(advance)
+                if output is not None:
+                    outputs.append((generation, output))
+            self._scheduler.apply(plan, advances)
+            self.counters.steps += 1
+            self.counters.computed_tokens += sum(work.num_tokens for work in plan.work)
+        if self._config.jump_forward:
+            for work, generation in zip(flight.plans[-1].work, flight.generations, strict=True):
+                if generation.matcher is not None and work.samples and work.live and not work.sequence.blocked:
+                    work.sequence.drafts = generation.propose()
+        self.counters.step_seconds += self._clock() - flight.started
+        return outputs
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         """A pass failed: its sequences end with an error, all others go on."""
@@ -294,10 +370,10 @@ class Engine:
         if isinstance(error, BoughError):
             info = ErrorInfo(code=error.code, message=error.message)
         for work in plan.work:
-            work.sequence.num_computed = 0  # what this pass wrote is not to be shared
+            work.sequence.rewind(0)  # what this pass wrote is not to be shared
         for work in plan.work:
             generation = self._live.get(work.sequence.id)
-            if generation is not None:
+            if generation is not None and generation.sequence is work.sequence:
                 self._emit(generation, generation.end(self._clock(), "error", info))
 
     def _emit(self, generation: Generation, output: RequestOutput) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from ..constrain import Matcher, MatcherError
 from .detokenizer import Detokenizer
 from .errors import BoughError
+from .passes import DrawSpec
 from .random import uniform
 from .request import (
     FORCED,
@@ -39,10 +40,11 @@ MAX_DRAFTS = 32
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a step added to a generation."""
+    """What a step added to a generation. `replaced`: its last token is not the one that was drawn."""
 
     tokens: tuple[int, ...]
     origins: tuple[int, ...]
+    replaced: bool
     text: str
     logprobs: tuple[TokenLogprob, ...] | None
 
@@ -86,6 +88,14 @@ class Generation:
         params = self.request.sampling
         return not (params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0)
 
+    def spec(self, work: Work) -> DrawSpec | None:
+        """How a device draws the token of `work` by itself; None if it takes more than sampling parameters."""
+        params = self.request.sampling
+        plain = self.matcher is None and work.samples and work.num_tokens == 1 and not work.drafts
+        # Until `min_tokens` are there, counting those in flight, some tokens are not allowed.
+        early = work.start + 1 - self.sequence.num_prompt < params.min_tokens
+        return DrawSpec(params, self._seed) if plain and not early else None
+
     def rows(self, work: Work, first_mask: int | None) -> list[Row]:
         """How each logits row of `work` is to be drawn from; masks are `first_mask` and the rows after it."""
         sequence, params = self.sequence, self.request.sampling
@@ -100,6 +110,8 @@ class Generation:
                 Row(
                     params,
                     uniform=0.0 if params.greedy else uniform(self._seed, work.logits_start + offset + 1),
+                    seed=self._seed,
+                    position=work.logits_start + offset + 1,
                     counts=self._counts,
                     seen=seen,
                     banned=ends if self._num_generated + offset < params.min_tokens else (),
@@ -131,7 +143,7 @@ class Generation:
         begins = self._first is None
         self._first = now if self._first is None else self._first
         try:
-            step = self._accept(work.sequence.drafts[: count - 1], draws, first)
+            step = self._accept(work.drafts[: count - 1], draws, first)
         except MatcherError as error:
             return self._fail(now, "grammar_dead_end", str(error))
         except BoughError as error:
@@ -148,17 +160,19 @@ class Generation:
             cached_tokens=self.sequence.num_cached if begins else None,
             finish=self.finish and self._terminal(self.finish, now),
         )
-        return Advance(step.tokens, finished=self.finish is not None), output
+        return Advance(step.tokens, finished=self.finish is not None, replaced=step.replaced), output
 
     def _accept(self, drafts: AbstractSequence[int], draws: Draws, first: int) -> _Step:
         """Accepts drawn tokens as long as each equals the draft it verifies, and one more."""
         params = self.request.sampling
         tokens, origins, texts = [], [], []
+        replaced = False
         logprobs: list[TokenLogprob] | None = [] if params.logprobs is not None else None
         for offset in range(len(drafts) + 1):
             draft = drafts[offset] if offset < len(drafts) else None
             drawn = draws.tokens[first + offset]
             token = self._advance_matcher(drawn)
+            replaced = token != drawn
             logprob = draws.logprobs[first + offset]
             tokens.append(token)
             origins.append(FORCED if token == draft or token != drawn else SAMPLED)
@@ -174,7 +188,8 @@ class Generation:
             texts.append(self._detokenizer.finish())
             if self.finish.reason == "length" and self._detokenizer.matched is not None:  # settled by the last text
                 self._end("stop", self._detokenizer.matched)
-        return _Step(tuple(tokens), tuple(origins), "".join(texts), None if logprobs is None else tuple(logprobs))
+        scores = None if logprobs is None else tuple(logprobs)
+        return _Step(tuple(tokens), tuple(origins), replaced, "".join(texts), scores)
 
     def _advance_matcher(self, drawn: int) -> int:
         if self.matcher is None or drawn in self._eos_ids:
@@ -237,15 +252,23 @@ class Generation:
         return RequestOutput(id=self.request.id, text=text, finish=self._terminal(self.finish, now))
 
     def propose(self) -> list[int]:
-        """What the grammar forces next, as drafts for the next step."""
+        """What the grammar forces next, as drafts for the next step.
+
+        A token that is in flight already comes first in what is forced; the drafts follow it. The step after one with
+        drafts cannot be planned ahead, so then a single draft gains nothing.
+        """
         if self.matcher is None or not self.uses_drafts:
             return []
-        room = self._max_tokens - self._num_generated - 1
+        num_pending = self.sequence.num_pending
+        room = min(self._max_tokens - self._num_generated - num_pending - 1, MAX_DRAFTS)
+        if room <= num_pending:
+            return []
         try:
-            return self.matcher.forced_tokens()[: min(room, MAX_DRAFTS)] if room > 0 else []
+            drafts = self.matcher.forced_tokens()[num_pending:][:room]
         except Exception:  # it can do without
             logger.exception("what the grammar of request %s forces is not known", self.request.id)
             return []
+        return drafts if len(drafts) > num_pending else []
 
     def _terminal(self, finish: Finish, now: float) -> Finish:
         admitted = self._admitted if self._admitted is not None else now

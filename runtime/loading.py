@@ -15,6 +15,7 @@ from .config import EngineConfig
 from .engine import Engine
 from .errors import ModelError, RequestError
 from .models.load import LoadedModel, load_model
+from .passes import DirectPasses
 from .runner import ModelRunner
 from .tokenizer import load_tokenizer
 
@@ -53,7 +54,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     return Engine(
         config=config,
         info=info,
-        runner=ModelRunner(loaded.model, select_attention(shape, device), device),
+        runner=DirectPasses(ModelRunner(loaded.model, select_attention(shape, device), device), page_size),
         tokenizer=tokenizer,
         grammars=GrammarCompiler(tokenizer.vocabulary(info.vocab_size)),
         clock=time.monotonic,

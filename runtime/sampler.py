@@ -24,7 +24,7 @@ _COLDEST = 1e-30
 class Row:
     """How one row of logits is drawn from.
 
-    uniform      in [0, 1): the row's random number
+    uniform      in [0, 1): the row's random number, that of (seed, position)
     counts       generated token id -> times, for frequency and presence penalties; read only
     seen         distinct prompt and generated ids, for the repetition penalty
     banned       ids not allowed here (ends of sequence before min_tokens)
@@ -34,6 +34,8 @@ class Row:
 
     params: SamplingParams
     uniform: float = 0.0
+    seed: int = 0
+    position: int = 0
     counts: Mapping[int, int] = field(default_factory=dict)
     seen: Sequence[int] = ()
     banned: Sequence[int] = ()

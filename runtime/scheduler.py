@@ -16,9 +16,10 @@ from .sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Compute positions start .. stop of `sequence` (half open, drafts included).
+    """Compute positions start .. stop of `sequence` (half open), the last len(drafts) of which are `drafts`.
 
-    Logits are wanted at positions logits_start .. logits_stop: the logits at position i choose token i + 1.
+    Logits are wanted at positions logits_start .. logits_stop: the logits at position i choose token i + 1. Void if
+    `epoch` is no longer the sequence's.
     """
 
     sequence: Sequence
@@ -26,6 +27,12 @@ class Work:
     stop: int
     logits_start: int
     logits_stop: int
+    drafts: tuple[int, ...] = ()
+    epoch: int = 0
+
+    @property
+    def live(self) -> bool:
+        return self.sequence.lease is not None and self.sequence.epoch == self.epoch
 
     @property
     def num_tokens(self) -> int:
@@ -50,12 +57,14 @@ class Advance:
     """What a step did to one sequence.
 
     `tokens` were accepted (drafts that proved right first, then one that was drawn); `finished` ends the sequence;
-    `poisoned` ends it and keeps what it computed out of the prefix cache.
+    `poisoned` ends it and keeps what it computed out of the prefix cache. `replaced`: the last token is not the one
+    that was drawn, so that steps planned on that one are void.
     """
 
     tokens: tuple[int, ...] = ()
     finished: bool = False
     poisoned: bool = False
+    replaced: bool = False
 
 
 class Scheduler:
@@ -65,6 +74,9 @@ class Scheduler:
     prefix first, except that who has waited `max_passes` steps goes before all others. A waiting sequence whose
     prefix a running one is computing right now is held back until that prefix is there to share. When pages run out
     the youngest running sequence is put back to wait; what it computed stays in the tree until it is evicted.
+
+    `schedule` moves the counts as if its plan had run, so that a second plan can follow before the first is read;
+    `apply` brings in what was drawn, plan after plan in the same order.
     """
 
     def __init__(self, cache: PrefixCache, limits: SchedulerLimits) -> None:
@@ -101,37 +113,63 @@ class Scheduler:
             self._admit(work, self.limits.max_batch_tokens - sum(item.num_tokens for item in work))
         for sequence in self.waiting:
             sequence.passes += 1
+        for item in work:
+            _launch(item)
         return Plan(work, preempted, expired)
 
+    def repeat(self, plan: Plan, num_steps: int) -> list[Plan]:
+        """Up to `num_steps` further steps of the same sequences, one token each; as many as there are pages for.
+
+        All of `plan` must be decoding without drafts. No sequence goes past its limit.
+        """
+        sequences = [work.sequence for work in plan.work]
+        room = min((sequence.limit - sequence.length for sequence in sequences), default=0)
+        plans: list[Plan] = []
+        while len(plans) < min(num_steps, room):
+            if not all(s.lease is not None and self.cache.reserve(s.lease, s.length) for s in sequences):
+                break
+            works = [_work(sequence, 1) for sequence in sequences]
+            for work in works:
+                _launch(work)
+            plans.append(Plan(works, [], []))
+        return plans
+
     def apply(self, plan: Plan, advances: Iterable[Advance]) -> None:
-        """Moves the counts by what the step computed; `advances` are in the order of `plan.work`."""
+        """Brings in what the step gave; `advances` are in the order of `plan.work`."""
         for work, advance in zip(plan.work, advances, strict=True):
             sequence = work.sequence
-            if sequence.lease is None:  # aborted while the step ran
+            if sequence.lease is None or not work.live:  # ended or put back while the step ran
                 continue
-            sequence.drafts = []
             if advance.poisoned:
                 self.running.remove(sequence)
-                sequence.num_computed = 0
+                sequence.rewind(0)
                 self._release(sequence)
                 self.cache.flush()  # chunks before this one were shared before anyone looked at their numbers
                 continue
-            was_prefilling = sequence.num_computed < sequence.num_prompt - 1
-            # Right drafts are computed already; the token that was drawn last never is.
             sequence.tokens.extend(advance.tokens)
-            sequence.num_computed = len(sequence.tokens) - 1 if advance.tokens else min(work.stop, len(sequence.tokens))
+            if work.drafts:
+                # Right drafts are computed already; the token that was drawn last never is.
+                sequence.num_computed = len(sequence.tokens) - bool(advance.tokens)
+                sequence.blocked = False
+            elif work.samples:
+                sequence.num_pending -= 1
+            sequence.num_settled = min(work.stop, len(sequence.tokens))
             if advance.finished:
                 self.running.remove(sequence)
                 self._release(sequence)
-            elif was_prefilling:
-                self.cache.commit(sequence.lease, sequence.tokens, sequence.num_computed)
+                continue
+            if advance.replaced:
+                sequence.rewind(len(sequence.tokens) - 1)
+            if work.start < sequence.num_prompt - 1:
+                self.cache.commit(sequence.lease, sequence.tokens, sequence.num_settled)
 
     def _plan_running(self, preempted: list[Sequence]) -> list[Work]:
         """Work of the running: who decodes first, then chunks of prompts, both oldest first."""
         budget = self.limits.max_batch_tokens
         planned: dict[Sequence, Work] = {}
-        num_decoding = sum(sequence.num_uncomputed <= 1 for sequence in self.running)
-        for index, sequence in enumerate(sorted(self.running, key=lambda s: s.num_uncomputed > 1), start=1):
+        ready = [sequence for sequence in self.running if sequence.ready]
+        num_decoding = sum(sequence.num_uncomputed <= 1 for sequence in ready)
+        for index, sequence in enumerate(sorted(ready, key=lambda s: s.num_uncomputed > 1), start=1):
             if sequence.lease is None or budget <= 0:
                 continue
             # Drafts leave a token for each of those that decode after this one.
@@ -152,7 +190,7 @@ class Scheduler:
         """Moves waiting sequences to running while there are seats, tokens and pages."""
         if not self.waiting or budget <= 0 or len(self.running) >= self.limits.max_num_seqs:
             return
-        computing = [item.sequence for item in work if item.sequence.num_computed < item.sequence.num_prompt - 1]
+        computing = [item.sequence for item in work if item.sequence.num_settled < item.sequence.num_prompt - 1]
         for sequence in self._order():
             if budget <= 0 or len(self.running) >= self.limits.max_num_seqs:
                 return
@@ -166,7 +204,7 @@ class Scheduler:
             self.waiting.remove(sequence)
             self.running.append(sequence)
             sequence.lease = lease
-            sequence.num_computed = lease.num_cached
+            sequence.num_computed = sequence.num_settled = lease.num_cached
             if sequence.num_cached is None:
                 sequence.num_cached = lease.num_cached
             item = _work(sequence, budget)
@@ -207,8 +245,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, preempted: list[Sequence]) -> None:
         self.running.remove(sequence)
         self._release(sequence)
-        sequence.num_computed = 0
-        sequence.drafts = []
+        sequence.rewind(0)
         sequence.preemptions += 1
         self.num_preemptions += 1
         self.waiting.append(sequence)
@@ -216,22 +253,33 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.lease is not None
-        self.cache.close(sequence.lease, sequence.tokens, sequence.num_computed)
+        self.cache.close(sequence.lease, sequence.tokens, min(sequence.num_computed, len(sequence.tokens)))
         sequence.lease = None
 
 
 def _work(sequence: Sequence, budget: int) -> Work:
     """The next tokens of a sequence, `budget` at most; drafts ride along only with the last real token."""
-    start, end = sequence.num_computed, len(sequence.tokens)
+    start, end, epoch = sequence.num_computed, sequence.length, sequence.epoch
     if sequence.score_from is not None:
         stop = min(end - 1, start + budget)  # nothing follows the last token, so it need not be computed
-        return Work(sequence, start, stop, min(max(start, sequence.score_from - 1), stop), stop)
+        return Work(sequence, start, stop, min(max(start, sequence.score_from - 1), stop), stop, (), epoch)
     stop = min(end, start + budget)
     if stop < end:
-        return Work(sequence, start, stop, stop, stop)
-    del sequence.drafts[max(budget - (stop - start), 0) :]
-    stop += len(sequence.drafts)
-    return Work(sequence, start, stop, end - 1, stop)
+        return Work(sequence, start, stop, stop, stop, (), epoch)
+    drafts = tuple(sequence.drafts[: max(budget - (stop - start), 0)])
+    stop += len(drafts)
+    return Work(sequence, start, stop, end - 1, stop, drafts, epoch)
+
+
+def _launch(work: Work) -> None:
+    """Moves the counts of `work.sequence` to where they are once it has run."""
+    sequence = work.sequence
+    sequence.drafts = []
+    if work.drafts:
+        sequence.blocked = True
+        return
+    sequence.num_computed = work.stop
+    sequence.num_pending += work.samples
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:

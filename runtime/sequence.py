@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
 from ..radix import Lease
@@ -11,13 +12,19 @@ from ..radix import Lease
 class Sequence:
     """What the scheduler knows of a request. Mutated by the scheduler alone.
 
-    0 <= num_computed <= len(tokens) always, and num_computed < len(tokens) while there is something to do.
+    A step may be planned before the one before it has been read, so what is planned and what is known are counted apart:
+    0 <= num_settled <= num_computed <= length always.
 
-    tokens        prompt and generated token ids
+    tokens        prompt and generated token ids, those that are known
     num_prompt    how many of them are prompt
+    limit         prompt and generated tokens at most: no step is planned past it
     score_from    first prompt token whose log-probability is asked for (None: this is a generation)
-    drafts        proposed next tokens, computed and verified together with the last real one
-    num_computed  tokens whose keys and values are in `lease`'s pages
+    drafts        proposed next tokens, to be computed and verified together with the last real one
+    num_computed  tokens whose keys and values are in `lease`'s pages, or will be once the planned steps have run
+    num_pending   tokens that planned steps draw and nobody has read yet; they follow `tokens`
+    num_settled   tokens computed by steps that have been read: what others may find in the cache
+    blocked       a planned step decides by how much it grows (drafts): nothing can be planned before that is read
+    epoch         counts what made planned steps void (put back to wait, a token replaced); their results are dropped
     num_cached    of these, found in the prefix cache when it was first admitted
     lease         its pages; None while it waits: a waiting sequence holds none
     passes        steps it has waited since it was queued
@@ -29,18 +36,43 @@ class Sequence:
     arrival: int
     namespace: str = ""
     priority: int = 0
+    limit: int = sys.maxsize
     score_from: int | None = None
     deadline: float | None = None
     drafts: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_pending: int = 0
+    num_settled: int = 0
+    blocked: bool = False
+    epoch: int = 0
     num_cached: int | None = None
     lease: Lease | None = None
     passes: int = 0
     preemptions: int = 0
 
     @property
+    def length(self) -> int:
+        """Tokens, those included that are drawn but not known yet."""
+        return len(self.tokens) + self.num_pending
+
+    @property
     def num_uncomputed(self) -> int:
-        return len(self.tokens) - self.num_computed
+        return self.length - self.num_computed
+
+    @property
+    def ready(self) -> bool:
+        """Whether a further step can be planned now."""
+        if self.score_from is not None:
+            return self.num_computed < len(self.tokens) - 1
+        return not self.blocked and self.length < self.limit
+
+    def rewind(self, num_computed: int) -> None:
+        """Makes void what is planned beyond the first `num_computed` tokens."""
+        self.num_computed = self.num_settled = num_computed
+        self.num_pending = 0
+        self.blocked = False
+        self.drafts = []
+        self.epoch += 1
 
     @property
     def prefilling(self) -> bool:

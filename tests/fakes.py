@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -13,15 +14,22 @@ import tokenizers
 import torch
 
 from bough.constrain import GrammarCompiler
-from bough.runtime.batch import Batch
+from bough.runtime.batch import Batch, build_batch
 from bough.runtime.client import ModelInfo
 from bough.runtime.config import EngineConfig
 from bough.runtime.engine import Engine
-from bough.runtime.scheduler import Advance, Plan
+from bough.runtime.passes import DirectPasses, DrawSpec
+from bough.runtime.random import uniform
+from bough.runtime.sampler import Draws, Row, sample
+from bough.runtime.sampling import SamplingParams
+from bough.runtime.scheduler import Advance, Plan, Work
 from bough.runtime.sequence import Sequence
 from bough.runtime.tokenizer import Tokenizer, load_tokenizer
 
 _MASK = (1 << 61) - 1
+
+AHEAD = int(os.environ.get("BOUGH_TEST_AHEAD", "0"))
+"""Runs every test of the engine on a device that is a pass behind (see `fake_engine`)."""
 
 
 def chain(previous: int, token: int) -> int:
@@ -53,13 +61,18 @@ class FakeModel:
         self.page_size = page_size
         self.vocab_size = vocab_size
 
-    def run(self, plan: Plan) -> list[list[int]]:
-        """The token that each logits position of each work chooses."""
+    def run(self, plan: Plan, drawn: dict[Sequence, list[int]] | None = None) -> list[list[int]]:
+        """The token that each logits position of each work chooses.
+
+        `drawn` keeps what each sequence drew last, by which a token that nobody has read yet is known here.
+        """
         chosen = []
         for work in plan.work:
             sequence = work.sequence
             assert sequence.lease is not None
-            tokens = [*sequence.tokens, *sequence.drafts]
+            tokens = [*sequence.tokens, *work.drafts]
+            if drawn is not None and work.stop > len(tokens):
+                tokens = [*sequence.tokens, *[0] * (work.start - len(sequence.tokens)), drawn[sequence][-1]]
             picks = []
             for position in range(work.start, work.stop):
                 before = self.slots[self._slot(sequence, position - 1)] if position else root(sequence.namespace)
@@ -68,6 +81,8 @@ class FakeModel:
                 if work.logits_start <= position < work.logits_stop:
                     picks.append(self.slots[self._slot(sequence, position)] % self.vocab_size)
             chosen.append(picks)
+            if drawn is not None and picks:
+                drawn[sequence] = picks
         return chosen
 
     def _slot(self, sequence: Sequence, position: int) -> int:
@@ -75,14 +90,15 @@ class FakeModel:
         return sequence.lease.pages[position // self.page_size] * self.page_size + position % self.page_size
 
 
-def advance(sequence: Sequence, picks: list[int], max_tokens: int) -> Advance:
+def advance(work: Work, picks: list[int], max_tokens: int) -> Advance:
     """Accepts picks as long as they equal the drafts, and one more; ends at `max_tokens` generated tokens."""
+    sequence = work.sequence
     accepted: list[int] = []
     for index, pick in enumerate(picks):
         accepted.append(pick)
         if len(sequence.tokens) - sequence.num_prompt + len(accepted) >= max_tokens:
             return Advance(tuple(accepted), finished=True)
-        if index >= len(sequence.drafts) or pick != sequence.drafts[index]:
+        if index >= len(work.drafts) or pick != work.drafts[index]:
             break
     return Advance(tuple(accepted))
 
@@ -133,6 +149,78 @@ class FakeRunner:
         return int(table[position // self.page_size]) * self.page_size + position % self.page_size
 
 
+class AheadPasses:
+    """`PassRunner` of a device that is always one pass behind: what was drawn is known only to it until it is read.
+
+    It keeps the last token of each sequence for the next pass, and with `max_steps` > 1 draws by itself.
+    """
+
+    overlaps = True
+
+    def __init__(self, model: FakeRunner, max_steps: int) -> None:
+        self.model = model
+        self.max_steps = max_steps
+        self.last: dict[Sequence, int] = {}
+        self.num_unread = 0
+
+    def launch(self, plans: list[Plan], specs: list[DrawSpec] | None) -> AheadPass:
+        assert self.num_unread < 2, "two passes are in flight at most"
+        if specs is None:
+            (plan,) = plans
+            launched = AheadPass(self, plan, self._run(plan))
+            self.num_unread += 1
+            return launched
+        launched = AheadPass(self, plans[0], None)
+        for plan in plans:
+            logits = self._run(plan)
+            assert logits is not None
+            rows = [
+                Row(spec.params, uniform=uniform(spec.seed, work.logits_start + 1))
+                for work, spec in zip(plan.work, specs, strict=True)
+            ]
+            draws = sample(logits, rows, None)
+            self.keep(plan, draws)
+            launched.drawn.append(draws)
+        self.num_unread += 1
+        return launched
+
+    def draws(self, params: SamplingParams) -> bool:
+        return params.logprobs is None and params.repetition_penalty == 1.0 and not params.logit_bias
+
+    def _run(self, plan: Plan) -> torch.Tensor | None:
+        batch = build_batch(plan, self.model.page_size)
+        for index, row in zip(batch.fed, batch.fed_rows, strict=True):
+            batch.tokens[index] = self.last[plan.work[row].sequence]
+        return self.model.run(batch)
+
+    def keep(self, plan: Plan, draws: Draws) -> None:
+        """The last token of every work that drew one without drafts."""
+        row = 0
+        for work in plan.work:
+            if work.samples and not work.drafts:
+                self.last[work.sequence] = draws.tokens[row]
+            row += work.logits_stop - work.logits_start
+
+
+class AheadPass:
+    """One launch of `AheadPasses`."""
+
+    def __init__(self, runner: AheadPasses, plan: Plan, logits: torch.Tensor | None) -> None:
+        self.runner, self.plan, self.logits = runner, plan, logits
+        self.drawn: list[Draws] = []
+
+    def draw(self, rows: list[Row], masks: np.ndarray | None) -> None:
+        self.drawn.append(Draws([], [], []) if self.logits is None else sample(self.logits, rows, masks))
+        self.runner.keep(self.plan, self.drawn[0])
+
+    def read(self) -> list[Draws]:
+        self.runner.num_unread -= 1
+        return self.drawn
+
+    def done(self) -> bool:
+        return True
+
+
 _CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -166,8 +254,13 @@ def _byte_characters() -> list[int]:
     return [byte if byte in shown else next(hidden) for byte in range(256)]
 
 
-def fake_engine(num_pages: int = 4096, page_size: int = 1, **settings: object) -> tuple[Engine, FakeRunner]:
-    """An engine whose model is a `FakeRunner` over the byte tokenizer."""
+def fake_engine(
+    num_pages: int = 4096, page_size: int = 1, *, ahead: int = AHEAD, **settings: object
+) -> tuple[Engine, FakeRunner]:
+    """An engine whose model is a `FakeRunner` over the byte tokenizer.
+
+    `ahead` 0: each pass is read in its step; else one pass is in flight, of up to `ahead` steps.
+    """
     tokenizer = byte_tokenizer()
     config = EngineConfig(num_pages=num_pages, page_size=page_size, **settings)  # type: ignore[arg-type]
     runner = FakeRunner(num_pages, page_size, 258)
@@ -187,7 +280,7 @@ def fake_engine(num_pages: int = 4096, page_size: int = 1, **settings: object) -
     engine = Engine(
         config=config,
         info=info,
-        runner=runner,  # type: ignore[arg-type]
+        runner=AheadPasses(runner, ahead) if ahead else DirectPasses(runner, page_size),
         tokenizer=tokenizer,
         grammars=GrammarCompiler(tokenizer.vocabulary(258)),
         clock=time.monotonic,

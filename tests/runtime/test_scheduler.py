@@ -53,8 +53,7 @@ class Simulation:
         picks = self.model.run(plan)
         self.computed += sum(work.num_tokens for work in plan.work)
         advances = [
-            advance(work.sequence, pick, self.wanted[work.sequence.id])
-            for work, pick in zip(plan.work, picks, strict=True)
+            advance(work, pick, self.wanted[work.sequence.id]) for work, pick in zip(plan.work, picks, strict=True)
         ]
         self.scheduler.apply(plan, advances)
         for work, moved in zip(plan.work, advances, strict=True):
@@ -119,6 +118,54 @@ def test_outputs_do_not_depend_on_the_schedule(
     outputs = simulation.outputs()
     for index, (prompt, count, namespace) in enumerate(jobs):
         assert outputs[str(index)] == reference(prompt, namespace, count, VOCAB)
+    simulation.assert_all_free()
+
+
+@given(workloads(), st.integers(1, 3))
+@settings(max_examples=150, deadline=None)
+def test_plans_may_be_made_before_the_last_one_is_read(
+    workload: tuple[Simulation, list[tuple[list[int], int, str]], int], num_steps: int
+) -> None:
+    """Each plan, and up to `num_steps` in all of the same sequences, is computed before the one before it is read."""
+    simulation, jobs, seed = workload
+    scheduler, model, drafts = simulation.scheduler, simulation.model, random.Random(seed)
+    for index, (prompt, count, namespace) in enumerate(jobs):
+        item = sequence(str(index), prompt, index, namespace=namespace, limit=len(prompt) + count)
+        simulation.add(item, count)
+    unread: list[tuple[Plan, list[list[int]]]] = []
+    drawn: dict[Sequence, list[int]] = {}
+
+    def read() -> None:
+        for plan, picks in unread:
+            advances = [
+                advance(work, pick, simulation.wanted[work.sequence.id]) if work.live else Advance()
+                for work, pick in zip(plan.work, picks, strict=True)
+            ]
+            live = [work.live for work in plan.work]
+            scheduler.apply(plan, advances)
+            for work, moved, was_live in zip(plan.work, advances, live, strict=True):
+                if was_live and moved.finished:
+                    simulation.done[work.sequence.id] = work.sequence
+                elif was_live and moved.tokens and seed % 2 and not work.sequence.num_pending:
+                    work.sequence.drafts = [drafts.randrange(VOCAB) for _ in range(drafts.randrange(4))]
+        unread.clear()
+
+    for _ in range(5000):
+        if scheduler.idle:
+            break
+        plans = [scheduler.schedule(0.0)]
+        if plans[0].work and all(w.num_tokens == 1 and w.samples and not w.drafts for w in plans[0].work):
+            plans += scheduler.repeat(plans[0], num_steps - 1)
+        computed = []
+        for plan in plans:
+            computed.append((plan, model.run(plan, drawn)))
+        read()
+        unread += computed
+        simulation.cache.check([item.lease for item in scheduler.running if item.lease is not None])
+        assert all(0 <= s.num_settled <= s.num_computed <= s.length for s in scheduler.running)
+    assert scheduler.idle
+    for index, (prompt, count, namespace) in enumerate(jobs):
+        assert simulation.outputs()[str(index)] == reference(prompt, namespace, count, VOCAB)
     simulation.assert_all_free()
 
 

@@ -218,7 +218,8 @@ class Soak:
         scheduler = self.engine._scheduler
         assert all(sequence.lease is None for sequence in scheduler.waiting)
         self.engine._cache.check([sequence.lease for sequence in scheduler.running if sequence.lease is not None])
-        assert len(scheduler.waiting) + len(scheduler.running) == len(self.engine._live)
+        queued = len(scheduler.waiting) + len(scheduler.running) + len(self.engine._compiling)
+        assert queued == len(self.engine._live)
 
     def _start(self, number: int) -> None:
         name, kind = str(number), self.rng.random()
@@ -314,8 +315,10 @@ def assert_nothing_left(soak: Soak) -> None:
     assert not engine._cache.tree.roots
 
 
-def test_soak() -> None:
-    soak = Soak(0, NUM_REQUESTS, num_pages=POOL, max_num_seqs=24, max_batch_tokens=40)
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+def test_soak(ahead: int) -> None:
+    """On a device whose passes are read at once, read one pass later, and launched up to four steps at a time."""
+    soak = Soak(0, NUM_REQUESTS, num_pages=POOL, max_num_seqs=24, max_batch_tokens=40, ahead=ahead)
     soak.run()
     assert_as_if_alone(soak)
     retracted = sum(sequence.preemptions > 0 for _, _, sequence in soak.requests.values())
@@ -328,11 +331,12 @@ def test_soak() -> None:
     soak.engine.close()
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_the_same_seed_gives_the_same_events(page_size: int) -> None:
+@pytest.mark.parametrize(("page_size", "ahead"), [(1, 0), (4, 0), (4, 3)])
+def test_the_same_seed_gives_the_same_events(page_size: int, ahead: int) -> None:
     logs = []
     for _ in range(2):
-        soak = Soak(7, 200, num_pages=POOL // page_size, page_size=page_size, max_num_seqs=16, max_batch_tokens=24)
+        pool = {"num_pages": POOL // page_size, "page_size": page_size}
+        soak = Soak(7, 200, **pool, max_num_seqs=16, max_batch_tokens=24, ahead=ahead)
         soak.run()
         assert_as_if_alone(soak)
         assert_nothing_left(soak)

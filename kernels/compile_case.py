@@ -1,0 +1,25 @@
+"""What is needed to compile a Triton kernel without a GPU; each `triton_*` module lists its kernels in `compile_cases`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CompileCase:
+    """One kernel with one configuration, as it is launched.
+
+    signature    argument -> "*bf16", "*fp32", "*i32", "*i64", "*fp8e4nv", "i32", "i64", "fp32"; constants left out
+    constants    argument -> its constexpr value
+    aligned      arguments known to be divisible by 16 (pointers of torch tensors are, so are strides of whole heads)
+    """
+
+    name: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    num_warps: int
+    num_stages: int = 1
+    aligned: tuple[str, ...] = ()

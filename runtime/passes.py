@@ -1,0 +1,103 @@
+"""Forward passes, launched and read: the seam between the engine's step and the device that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .batch import Batch, build_batch
+from .sampler import Draws, Row, sample
+from .sampling import SamplingParams
+from .scheduler import Plan
+
+Masks = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawSpec:
+    """How a sequence's tokens are drawn, for a device that draws them by itself: the same rule at every position."""
+
+    params: SamplingParams
+    seed: int
+
+
+class Pass(Protocol):
+    """Steps that have been launched. Unless they were launched with specs, `draw` once, and then `read` once."""
+
+    def draw(self, rows: Sequence[Row], masks: Masks | None) -> None:
+        """Draws one token for each row of logits, in the order of the plan."""
+
+    def read(self) -> list[Draws]:
+        """What was drawn, one entry a plan; waits until it is there."""
+
+    def done(self) -> bool:
+        """True if `read` would not wait."""
+
+
+class PassRunner(Protocol):
+    """Runs plans on one device.
+
+    overlaps     a pass can be launched before the one before it is read: `launch` does not wait for the device
+    max_steps    plans of one launch at most; 1 if the device cannot draw by itself
+    """
+
+    overlaps: bool
+    max_steps: int
+
+    def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> Pass:
+        """Queues `plans`, one after the other.
+
+        With `specs`, one for each work, tokens are drawn on the device as well: all plans then decode the same
+        sequences, one token each. Without, there is one plan.
+        """
+
+    def draws(self, params: SamplingParams) -> bool:
+        """Whether the device can draw by itself with these parameters."""
+
+
+class LogitsRunner(Protocol):
+    """A model: a batch in, the logits of its logit rows out."""
+
+    def run(self, batch: Batch) -> torch.Tensor | None: ...
+
+
+class DirectPasses:
+    """`PassRunner` that computes within `launch`: for the CPU, where nothing would run meanwhile anyway."""
+
+    overlaps = False
+    max_steps = 1
+
+    def __init__(self, model: LogitsRunner, page_size: int) -> None:
+        self.model = model
+        self._page_size = page_size
+
+    def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> DirectPass:
+        assert specs is None and len(plans) == 1
+        return DirectPass(self.model.run(build_batch(plans[0], self._page_size)))
+
+    def draws(self, params: SamplingParams) -> bool:
+        return False
+
+
+class DirectPass:
+    """Logits that are there already."""
+
+    def __init__(self, logits: torch.Tensor | None) -> None:
+        self._logits = logits
+        self._draws = Draws([], [], [])
+
+    def draw(self, rows: Sequence[Row], masks: Masks | None) -> None:
+        if self._logits is not None:
+            self._draws = sample(self._logits, rows, masks)
+            self._logits = None
+
+    def read(self) -> list[Draws]:
+        return [self._draws]
+
+    def done(self) -> bool:
+        return True
