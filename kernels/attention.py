@@ -73,11 +73,8 @@ class HeadNorm:
     eps: float
 
 
-class AttentionBackend(Protocol):
-    """Owns the paged KV cache. `plan` once a step, `run` once a layer."""
-
-    def plan(self, batch: AttentionBatch) -> None:
-        """Prepares the device-side metadata of the step; every `run` until the next `plan` uses it."""
+class HeadAttention(Protocol):
+    """Attends over a paged KV cache, given heads."""
 
     def run(
         self,
@@ -99,6 +96,13 @@ class AttentionBackend(Protocol):
         Query head h reads key-value head h // (num_heads // num_kv_heads). `window`: a query at position p sees
         keys p - window + 1 .. p only. `softcap`: scores become softcap * tanh(score / softcap).
         """
+
+
+class AttentionBackend(HeadAttention, Protocol):
+    """Owns the paged KV cache. `plan` once a step, then `run` or `run_qkv` once a layer."""
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Prepares the device-side metadata of the step; every `run` until the next `plan` uses it."""
 
     def run_qkv(
         self,

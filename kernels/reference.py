@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .attention import AttentionBatch, KVShape
+from .attention import AttentionBatch, HeadNorm, KVShape
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -34,6 +34,32 @@ def silu_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, where the last dimension of `gate_up` holds the gate's half, then the up half."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def split_heads(
+    qkv: torch.Tensor,
+    *,
+    num_heads: int,
+    head_dim: int,
+    norm: HeadNorm | None,
+    rotation: tuple[torch.Tensor, torch.Tensor] | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The queries, keys and values in one projection's output, queries and keys normed and then rotated.
+
+    qkv        [T, (H + 2 * G) * head_dim]    H = num_heads query heads, G key heads, G value heads
+    rotation   cos and sin as `rotate` takes them; None: nothing is rotated
+    returns    q [T, H, head_dim], k and v [T, G, head_dim]; may be views of one another and of `qkv`
+    """
+    heads = qkv.view(-1, qkv.shape[1] // head_dim, head_dim)
+    num_rotated = (heads.shape[1] + num_heads) // 2
+    rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
+    if norm is not None:
+        q = rms_norm(rotated[:, :num_heads], norm.query, norm.eps)
+        k = rms_norm(rotated[:, num_heads:], norm.key, norm.eps)
+        rotated = torch.cat((q, k), dim=1)
+    if rotation is not None:
+        rotated = rotate(rotated, *rotation)
+    return rotated[:, :num_heads], rotated[:, num_heads:], v
 
 
 def ragged_attention(
@@ -117,3 +143,20 @@ class ReferenceAttention:
             keys, values = self.keys[layer, slots], self.values[layer, slots]
             out[rows] = ragged_attention(q[rows], keys, values, scale=scale, window=window, softcap=softcap)
         return out
+
+    def run_qkv(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        *,
+        num_heads: int,
+        norm: HeadNorm | None,
+        rotation: tuple[torch.Tensor, torch.Tensor] | None,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """See AttentionBackend.run_qkv."""
+        head_dim = self.shape.head_dim
+        q, k, v = split_heads(qkv, num_heads=num_heads, head_dim=head_dim, norm=norm, rotation=rotation)
+        return self.run(layer, q, k, v, scale=scale, window=window, softcap=softcap)

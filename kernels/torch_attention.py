@@ -13,7 +13,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .attention import AttentionBatch, KVShape
+from .attention import AttentionBatch, HeadNorm, KVShape
+from .reference import split_heads
 
 _GROUP_TOKENS = 16384
 """Bound on sequences x padded context of one gather: 12 MB of keys at 3 heads of 64 in float32."""
@@ -129,6 +130,22 @@ class TorchAttention:
             else:
                 out.index_copy_(0, group.rows[group.keep], attended[group.keep])
         return out
+
+    def run_qkv(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        *,
+        num_heads: int,
+        norm: HeadNorm | None,
+        rotation: tuple[torch.Tensor, torch.Tensor] | None,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        head_dim = self.shape.head_dim
+        q, k, v = split_heads(qkv, num_heads=num_heads, head_dim=head_dim, norm=norm, rotation=rotation)
+        return self.run(layer, q, k, v, scale=scale, window=window, softcap=softcap)
 
     def _attend(
         self,

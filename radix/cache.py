@@ -21,6 +21,7 @@ class Lease:
     num_shared  how many leading pages are the tree's, locked for this lease and read only; the rest are private
     num_cached  tokens that were found in the cache when the lease was opened
     node        where the lock ends in the tree; None once the lease is closed
+    rewrites    how often `pages` was changed other than by growing: who keeps a copy compares
     """
 
     namespace: str
@@ -28,6 +29,7 @@ class Lease:
     num_shared: int
     num_cached: int
     node: Node | None = field(repr=False)
+    rewrites: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ class PrefixCache:
         if num_known:
             self.pool.free(pages[:num_known])
             lease.pages[first:last] = self.tree.pages(node, below)
+            lease.rewrites += 1
         lease.node = node
         lease.num_shared = last
 

@@ -14,38 +14,54 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     model                   name ("smollm2-135m"), folder, .gguf file, or hub id
     dtype                   of weights and activations: "auto", "float32", "bfloat16", "float16"
-    kv_cache_dtype          of keys and values: "auto" is the activations'
+    kv_cache_dtype          of keys and values: "auto" is the activations'; "fp8_e4m3" holds twice as much (GPU)
+    quantization            of the layers' weights: "fp8", "int8", "int4"; None: as the checkpoint has them
     device                  "auto", "cpu", "cuda", "cuda:1", ...
     max_model_len           tokens of prompt and completion at most; None: what the model was made for
-    max_num_seqs            sequences that run at once
-    max_batch_tokens        query tokens of one step at most: prompts are computed in chunks that fit beside decodes
+    max_num_seqs            sequences that run at once; None: 64 on the CPU, 256 on a GPU
+    max_batch_tokens        query tokens of one step at most: prompts are computed in chunks that fit beside decodes;
+                            None: 512 on the CPU, 8192 on a GPU
     page_size               tokens of a KV page; None: 1 on the CPU (every shared token is found), 16 on a GPU
     num_pages               KV pages; None: from kv_cache_memory
     kv_cache_memory         bytes for keys and values; None: a share of the free memory (memory_fraction)
-    memory_fraction         of the memory free after loading, where kv_cache_memory is None
+    memory_fraction         where kv_cache_memory is None: on the CPU, the share of the memory free after loading that
+                            becomes KV cache (None: 0.25); on a GPU, the share of its memory that is used in all, by
+                            weights, activations and cache (None: 0.9)
     enable_prefix_caching   share computed prefixes between requests
     max_waiting             requests in the queue at most; more are refused
     max_states              program states kept between stretches at most; the oldest is dropped
     seed                    of requests that bring none
     jump_forward            propose what a grammar forces as drafts, verified in one forward pass
+    attention_backend       "auto": Triton kernels on a GPU, torch's on the CPU
+    overlap                 launch a pass before the one before it is read (GPU)
+    cuda_graphs             replay decode steps as graphs (GPU)
+    max_decode_steps        decode steps of one launch at most, where the device draws by itself (GPU)
+    deterministic           answers do not depend on batch, cache or chunking, to the bit, at some cost (GPU; on the
+                            CPU in float32 they never do)
     """
 
     model: str = "smollm2-135m"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"] = "auto"
+    quantization: Literal["fp8", "int8", "int4"] | None = None
     device: str = "auto"
     max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_batch_tokens: int = 512
+    max_num_seqs: int | None = None
+    max_batch_tokens: int | None = None
     page_size: int | None = None
     num_pages: int | None = None
     kv_cache_memory: int | None = None
-    memory_fraction: float = 0.25
+    memory_fraction: float | None = None
     enable_prefix_caching: bool = True
     max_waiting: int = 4096
     max_states: int = 1024
     seed: int = 0
     jump_forward: bool = True
+    attention_backend: Literal["auto", "torch", "triton"] = "auto"
+    overlap: bool = True
+    cuda_graphs: bool = True
+    max_decode_steps: int = 4
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -56,6 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "kv_cache_memory",
             "max_waiting",
             "max_states",
+            "max_decode_steps",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -64,10 +81,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise RequestError(
                 f"num_pages must be at least 2 (page 0 is reserved), got {self.num_pages}", param="num_pages"
             )
-        if not 0.0 < self.memory_fraction <= 1.0:
+        if self.memory_fraction is not None and not 0.0 < self.memory_fraction <= 1.0:
             raise RequestError(
                 f"memory_fraction must be in (0, 1], got {self.memory_fraction}", param="memory_fraction"
             )
+
+    def limits(self, device: str) -> SchedulerLimits:
+        """The scheduler's bounds on a device."""
+        on_cpu = device == "cpu"
+        return SchedulerLimits(
+            max_num_seqs=self.max_num_seqs or (64 if on_cpu else 256),
+            max_batch_tokens=self.max_batch_tokens or (512 if on_cpu else 8192),
+        )
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from ..constrain import Grammar, GrammarCompiler, GrammarError
 from ..constrain.spec import GrammarSpec
 from ..radix import PrefixCache
 from .client import EngineStats, ModelInfo
-from .config import EngineConfig, SchedulerLimits
+from .config import EngineConfig
 from .detokenizer import Detokenizer
 from .errors import BoughError, EngineStoppedError, OverloadedError, RequestError
 from .generation import Generation, Listener
@@ -89,7 +89,8 @@ class Engine:
         self._grammars = grammars
         self._clock = clock
         self._cache = PrefixCache(info.num_pages, info.page_size, sharing=config.enable_prefix_caching)
-        limits = SchedulerLimits(max_num_seqs=config.max_num_seqs, max_batch_tokens=config.max_batch_tokens)
+        limits = config.limits(info.device)
+        self._max_live = config.max_waiting + limits.max_num_seqs
         self._scheduler = Scheduler(self._cache, limits)
         self._masks = MaskFiller(info.vocab_size)
         self._live: dict[str, Generation] = {}
@@ -160,7 +161,7 @@ class Engine:
         """Refuses what cannot run; returns the bound on generated tokens."""
         if request.id in self._live:
             raise RequestError(f"a request with id {request.id!r} is running already", param="id")
-        if len(self._live) >= self._config.max_waiting + self._config.max_num_seqs:
+        if len(self._live) >= self._max_live:
             raise OverloadedError(f"{len(self._live)} requests are waiting or running, which is the limit")
         if not request.prompt:
             raise RequestError("the prompt is empty", code="empty_prompt", param="prompt")

@@ -27,6 +27,7 @@ Messages = Sequence[dict[str, Any]]
 
 MAX_PROMPTS = 1 << 20
 
+_QUANTIZATIONS = (None, "fp8", "int8", "int4")
 _ONLY_ONE_DEVICE = "one device serves the whole model; run one engine a device instead"
 
 
@@ -96,12 +97,14 @@ class LLM:
         block_size: int | None = None,
         num_gpu_blocks_override: int | None = None,
         max_num_batched_tokens: int | None = None,
-        enforce_eager: bool = True,
+        enforce_eager: bool = False,
         trust_remote_code: bool = False,
         **options: Any,
     ) -> None:
+        if quantization == "gguf":  # a GGUF file says so itself
+            quantization = None
         for name, value, supported, reason in (
-            ("quantization", quantization, (None, "gguf"), "quantised GGUF files are read as they are"),
+            ("quantization", quantization, _QUANTIZATIONS, "AWQ, GPTQ, FP8 and GGUF checkpoints need no option"),
             ("tensor_parallel_size", tensor_parallel_size, (1,), _ONLY_ONE_DEVICE),
             ("pipeline_parallel_size", pipeline_parallel_size, (1,), _ONLY_ONE_DEVICE),
             ("swap_space", swap_space, (0,), "what is preempted stays in the prefix cache or is computed again"),
@@ -109,8 +112,9 @@ class LLM:
         ):
             if value not in supported:
                 raise RequestError(f"{name}={value!r} is not supported: {reason}", code="unsupported_value", param=name)
-        del enforce_eager  # there is no compiled mode that it could turn off
         renamed = {
+            "quantization": quantization,
+            "cuda_graphs": False if enforce_eager else None,
             "memory_fraction": gpu_memory_utilization,
             "page_size": block_size,
             "num_pages": num_gpu_blocks_override,

@@ -21,8 +21,8 @@ class Model(Protocol):
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
         """int64 [T], int64 [T] -> hidden [T, hidden_size]."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden_size] -> float32 [R, vocab_size]."""
+    def logits(self, hidden: torch.Tensor, *, keep_dtype: bool = False) -> torch.Tensor:
+        """[R, hidden_size] -> [R, vocab_size], float32 unless the weights' dtype is to be kept."""
 
 
 class ModelRunner:

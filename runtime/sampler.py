@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -41,6 +42,11 @@ class Row:
     banned: Sequence[int] = ()
     masked: int | None = None
     target: int | None = None
+
+    @property
+    def bias(self) -> dict[int, float]:
+        """What is added to the logits of single tokens: the request's own, and -inf for what is banned."""
+        return {**(self.params.logit_bias or {}), **dict.fromkeys(self.banned, -math.inf)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,16 @@ def _raw_logprobs(
 
 def _adjust(logits: torch.Tensor, rows: Sequence[Row]) -> None:
     """Penalties, bias and bans, in place; only rows that have any are touched."""
+    penalise(logits, rows)
+    for index, row in enumerate(rows):
+        if row.target is None and (bias := row.bias):
+            line = logits[index]
+            ids = torch.tensor(list(bias), device=line.device)
+            line[ids] += torch.tensor(list(bias.values()), dtype=line.dtype, device=line.device)
+
+
+def penalise(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    """Repetition, frequency and presence penalties on `logits` [R, V], in place."""
     for index, row in enumerate(rows):
         params = row.params
         if row.target is not None:
@@ -123,11 +139,6 @@ def _adjust(logits: torch.Tensor, rows: Sequence[Row]) -> None:
             ids = torch.tensor(list(row.counts), device=line.device)
             times = torch.tensor(list(row.counts.values()), dtype=line.dtype, device=line.device)
             line[ids] -= params.frequency_penalty * times + params.presence_penalty
-        if params.logit_bias:
-            ids = torch.tensor(list(params.logit_bias), device=line.device)
-            line[ids] += torch.tensor(list(params.logit_bias.values()), dtype=line.dtype, device=line.device)
-        if row.banned:
-            line[torch.tensor(row.banned)] = -torch.inf
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:

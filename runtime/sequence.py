@@ -12,7 +12,7 @@ from ..radix import Lease
 class Sequence:
     """What the scheduler knows of a request. Mutated by the scheduler alone.
 
-    A step may be planned before the one before it has been read, so what is planned and what is known are counted apart:
+    A step may be planned before the last one has been read, so what is planned and what is known are counted apart:
     0 <= num_settled <= num_computed <= length always.
 
     tokens        prompt and generated token ids, those that are known

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ...kernels.attention import AttentionBackend
-from ...kernels.reference import rms_norm, rotate, silu_multiply
+from ...kernels.attention import AttentionBackend, HeadNorm
+from ...kernels.ops import DecoderOps
+from ...kernels.torch_ops import TorchOps
 from .config import ModelConfig
 from .rope import RotaryPositions
+
+_MAX_TABULATED = 1 << 18
+"""Positions whose angles a GPU holds, 256 MiB with heads of 128; a model with more of them computes its angles."""
 
 Projection = Callable[[torch.Tensor], torch.Tensor]  # [T, N] -> [T, M]
 
@@ -33,8 +37,7 @@ class Layer:
 
     input_norm: torch.Tensor
     qkv: Projection  # rows: all query heads, all key heads, all value heads
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
+    head_norm: HeadNorm | None
     out: Projection
     post_norm: torch.Tensor
     gate_up: Projection
@@ -46,11 +49,21 @@ class Layer:
 class Decoder:
     """Token ids and positions in, hidden states out; keys and values live in the attention backend alone.
 
-    `parameters` are those of weights.list_parameters, all of one dtype on one device.
+    `parameters` are those of weights.list_parameters, all of one dtype on one device, without those of `projections`:
+    by a weight's name ("layers.3.qkv"), what computes with it and its bias. `ops` computes what lies between the matrix
+    products. `forward` and `logits` never wait for the device and no shape in them depends on data, so that a CUDA
+    graph may record them if `attention` and `ops` allow it.
     """
 
-    def __init__(self, config: ModelConfig, parameters: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: Mapping[str, torch.Tensor],
+        ops: DecoderOps | None = None,
+        projections: Mapping[str, Projection] | None = None,
+    ) -> None:
         self.config = config
+        self.ops: DecoderOps = TorchOps() if ops is None else ops
         self.num_layers = config.num_layers
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
@@ -58,8 +71,12 @@ class Decoder:
         self.embedding = parameters["embedding"]
         self.norm = parameters["norm"]
         self.head: Projection = Linear(parameters.get("head", self.embedding))
-        self.layers = [_make_layer(config, parameters, index) for index in range(config.num_layers)]
-        self._positions = RotaryPositions(config.rope, config.head_dim, self.embedding.device)
+        made = {} if projections is None else projections
+        self.layers = [_make_layer(config, parameters, made, index) for index in range(config.num_layers)]
+        device = self.embedding.device
+        tabulated = device.type != "cpu" and config.max_position <= _MAX_TABULATED
+        num_tabulated = config.max_position if tabulated else 0
+        self._positions = RotaryPositions(config.rope, config.head_dim, device, num_tabulated)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
         """One step over the flat batch that `attention` was planned for.
@@ -67,63 +84,58 @@ class Decoder:
         tokens, positions   [T] int64
         returns             [T, hidden_size], after the last norm
         """
+        ops, eps = self.ops, self.config.norm_eps
         hidden = F.embedding(tokens, self.embedding)
-        cos, sin = self._positions.angles(positions)
-        for index, layer in enumerate(self.layers):
-            hidden += self._attend(index, layer, hidden, cos, sin, attention)
-            normed = rms_norm(hidden, layer.post_norm, self.config.norm_eps)
-            hidden += layer.down(silu_multiply(layer.gate_up(normed)))
-        return rms_norm(hidden, self.norm, self.config.norm_eps)
+        rotation = self._positions.angles(positions)
+        normed = ops.rms_norm(hidden, self.layers[0].input_norm, eps)
+        next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
+        for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
+            attended = attention.run_qkv(
+                index,
+                layer.qkv(normed),
+                num_heads=self.num_heads,
+                norm=layer.head_norm,
+                rotation=rotation if layer.rotates else None,
+                scale=self.head_dim**-0.5,
+                window=layer.window,
+            )
+            normed = ops.add_rms_norm(hidden, layer.out(attended.flatten(-2)), layer.post_norm, eps)
+            expanded = ops.silu_multiply(layer.gate_up(normed))
+            normed = ops.add_rms_norm(hidden, layer.down(expanded), next_norm, eps)
+        return normed
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, *, keep_dtype: bool = False) -> torch.Tensor:
         """Scores of the next token, for the rows of `hidden` given only.
 
-        hidden    [R, hidden_size]
-        returns   [R, vocab_size] float32
+        hidden       [R, hidden_size]
+        keep_dtype   leave them in the dtype of the weights, for a sampler that widens them as it reads
+        returns      [R, vocab_size] float32, unless `keep_dtype`
         """
-        return self.head(hidden).float()
-
-    def _attend(
-        self,
-        index: int,
-        layer: Layer,
-        hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        attention: AttentionBackend,
-    ) -> torch.Tensor:
-        """The attention half of a layer, without the residual."""
-        normed = rms_norm(hidden, layer.input_norm, self.config.norm_eps)
-        num_rotated = self.num_heads + self.num_kv_heads
-        heads = layer.qkv(normed).view(-1, num_rotated + self.num_kv_heads, self.head_dim)
-        rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = rms_norm(rotated[:, : self.num_heads], layer.q_norm, self.config.norm_eps)
-            k = rms_norm(rotated[:, self.num_heads :], layer.k_norm, self.config.norm_eps)
-            rotated = torch.cat((q, k), dim=1)
-        if layer.rotates:
-            rotated = rotate(rotated, cos, sin)
-        q, k = rotated[:, : self.num_heads], rotated[:, self.num_heads :]
-        attended = attention.run(index, q, k, v, scale=self.head_dim**-0.5, window=layer.window)
-        return layer.out(attended.flatten(-2))
+        scores = self.head(hidden)
+        return scores if keep_dtype else scores.float()
 
 
-def _make_layer(config: ModelConfig, parameters: Mapping[str, torch.Tensor], index: int) -> Layer:
+def _make_layer(
+    config: ModelConfig, parameters: Mapping[str, torch.Tensor], made: Mapping[str, Projection], index: int
+) -> Layer:
     def find(name: str) -> torch.Tensor | None:
         return parameters.get(f"layers.{index}.{name}")
 
     def require(name: str) -> torch.Tensor:
         return parameters[f"layers.{index}.{name}"]
 
+    def project(name: str) -> Projection:
+        return made.get(f"layers.{index}.{name}") or Linear(require(name), find(f"{name}_bias"))
+
+    q_norm, k_norm = find("q_norm"), find("k_norm")
     return Layer(
         input_norm=require("input_norm"),
-        qkv=Linear(require("qkv"), find("qkv_bias")),
-        q_norm=find("q_norm"),
-        k_norm=find("k_norm"),
-        out=Linear(require("out"), find("out_bias")),
+        qkv=project("qkv"),
+        head_norm=HeadNorm(q_norm, k_norm, config.norm_eps) if q_norm is not None and k_norm is not None else None,
+        out=project("out"),
         post_norm=require("post_norm"),
-        gate_up=Linear(require("gate_up")),
-        down=Linear(require("down")),
+        gate_up=project("gate_up"),
+        down=project("down"),
         rotates=config.rope_layers[index],
         window=config.windows[index],
     )

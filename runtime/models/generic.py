@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...kernels.attention import AttentionBackend, AttentionBatch
+from ...kernels.attention import HeadAttention
 from ...kernels.reference import ragged_attention
 from ..errors import ModelError
 from .checkpoint import read_safetensors_header, safetensors_files
@@ -44,15 +44,15 @@ class GenericModel:
         self.num_layers = len(geometry)
         self.num_heads, self.num_kv_heads, self.head_dim, _ = geometry[0]
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attention: HeadAttention) -> torch.Tensor:
         """See Decoder.forward."""
         arguments = {_KEYWORD: attention}
         output = self._base(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **arguments)
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See Decoder.logits."""
+    def logits(self, hidden: torch.Tensor, *, keep_dtype: bool = False) -> torch.Tensor:
+        """See Decoder.logits; always float32."""
         scores: torch.Tensor = self._head(hidden).float()
         if self._scale != 1.0:
             scores = scores * self._scale
@@ -170,7 +170,7 @@ def _attend(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function registered with transformers. query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D]."""
-    backend: AttentionBackend | None = others.get(_KEYWORD)
+    backend: HeadAttention | None = others.get(_KEYWORD)
     if backend is None:
         raise ModelError(f"{type(module).__name__} does not get the keyword arguments of the model's forward")
     unsupported = sorted(name for name in ("s_aux", "position_bias", "head_mask") if others.get(name) is not None)
@@ -198,9 +198,6 @@ class _Probe:
     lengths: tuple[int, ...]
     geometry: dict[int, tuple[int, int, int, int | None]] = field(default_factory=dict)  # layer: H, G, D, window
 
-    def plan(self, batch: AttentionBatch) -> None:
-        """The lengths are all it needs."""
-
     def run(
         self,
         layer: int,
@@ -212,7 +209,7 @@ class _Probe:
         window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """See AttentionBackend.run."""
+        """See HeadAttention.run."""
         if layer in self.geometry:
             raise ModelError(f"layer {layer} attends more than once a step")
         self.geometry[layer] = (q.shape[1], k.shape[1], k.shape[2], window)

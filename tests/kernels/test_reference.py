@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bough.kernels.attention import AttentionBatch, KVShape
+from bough.kernels.attention import AttentionBatch, HeadNorm, KVShape
 from bough.kernels.reference import ReferenceAttention, ragged_attention, rms_norm, rotate, silu_multiply
+from bough.kernels.torch_attention import TorchAttention
 
 
 @pytest.fixture(autouse=True)
@@ -136,3 +137,34 @@ def test_cache_dtype_may_differ_from_the_model() -> None:
     assert got.dtype == torch.float32
     assert torch.equal(got, rounded)
     assert KVShape(2, 9, 4, 3, 8, torch.bfloat16).page_bytes == 4 * 3 * 8 * 2 * 2 * 2
+
+
+@pytest.mark.parametrize("backend", [ReferenceAttention, TorchAttention])
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("rotated", [True, False])
+def test_run_qkv_norms_then_rotates_then_attends(backend: type, normed: bool, rotated: bool) -> None:
+    num_tokens, num_heads, num_kv_heads, head_dim = 5, 4, 2, 8
+    qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
+    q, k, v = (part.unflatten(1, (-1, head_dim)) for part in qkv.split([32, 16, 16], dim=1))
+    norm = HeadNorm(torch.randn(head_dim), torch.randn(head_dim), 1e-5) if normed else None
+    angle = torch.randn(num_tokens, 1, head_dim // 2)
+    cos, sin = torch.cat((angle.cos(), angle.cos()), -1), torch.cat((-angle.sin(), angle.sin()), -1)
+    if norm is not None:
+        q, k = rms_norm(q, norm.query, norm.eps), rms_norm(k, norm.key, norm.eps)
+    if rotated:
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    attention = backend(KVShape(2, 2, 4, num_kv_heads, head_dim, torch.float32))
+    ends, pages = np.array([0, num_tokens], np.int32), np.array([[1, 0]], np.int32)
+    attention.plan(AttentionBatch(ends, ends[1:], pages, np.array([4, 5, 6, 7, 0])))
+    got = attention.run_qkv(
+        1,
+        qkv,
+        num_heads=num_heads,
+        norm=norm,
+        rotation=(cos, sin) if rotated else None,
+        scale=0.3,
+        window=3,
+        softcap=5.0,
+    )
+    expected = ragged_attention(q, k, v, scale=0.3, window=3, softcap=5.0)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,150 @@
+"""What tree decode attention saves, as its planner expects: plans for typical loads, costed for a GPU, no GPU needed.
+
+    python -m bough.benchmarks.tree_costs [--json]
+
+Time is that of one layer, as the cost model has it (kernels/tree_cost.py): the busiest multiprocessor of each launch,
+then the merge. It knows nothing of the GPU's cache, which may already serve some of what the flat plan reads again and
+again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..kernels.attention import SharedPrefix
+from ..kernels.tree_cost import H200, HeadShape, processor_loads, tile_costs
+from ..kernels.tree_plan import TreePlan, TreePlanner
+from ..kernels.work_list import PROGRAMS_PER_PROCESSOR
+
+SHAPE = HeadShape(page_size=16, group=4, num_kv_heads=8, head_dim=128, kv_itemsize=2)
+"""A layer of Qwen3-8B in bfloat16."""
+
+NUM_LAYERS = 36
+REST_S = 15.1e9 / H200.bandwidth
+"""Of a decode step besides attention: the weights, once."""
+
+NUM_PROGRAMS = {block_m: count * H200.num_sms for block_m, count in PROGRAMS_PER_PROCESSOR.items()}
+TILES = tile_costs(SHAPE, H200, NUM_PROGRAMS)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Equal sequences under a tree: `levels` are (sequences of a group, tokens they share beyond the level above)."""
+
+    name: str
+    num_sequences: int
+    levels: tuple[tuple[int, int], ...]
+    own_tokens: int
+
+
+LOADS = (
+    Load("2k system prompt, 512 own", 16, ((16, 2048),), 512),
+    Load("2k system prompt, 512 own", 64, ((64, 2048),), 512),
+    Load("8k document, 256 own", 64, ((64, 8192),), 256),
+    Load("2k system prompt, 1k own", 128, ((128, 2048),), 1024),
+    Load("1k few-shot, 256 own", 256, ((256, 1024),), 256),
+    Load("8 prompts of 4k x 16 samples, 512 own", 128, ((16, 4096),), 512),
+    Load("1k system / 8 x 2k tools / 1k own", 64, ((64, 1024), (8, 2048)), 1024),
+    Load("4k shared, 512 own", 8, ((8, 4096),), 512),
+    Load("8k shared, 64 own", 64, ((64, 8192),), 64),
+    Load("100 shared, 1k own", 64, ((64, 96),), 1024),
+    Load("nothing shared, 2k own", 64, (), 2048),
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one plan and layer.
+
+    max_over_mean   seconds of the busiest multiprocessor over the mean, the worst of the launches
+    layer_us        expected time of a layer's attention
+    step_ms         of a whole step, the weights' reading included
+    """
+
+    kv_tokens: int
+    gigabytes: float
+    gigaflops: float
+    num_items: int
+    num_partials: int
+    max_over_mean: float
+    layer_us: float
+    step_ms: float
+
+
+def plan_load(load: Load, *, tree: bool = True) -> TreePlan:
+    """The plan of one decode step; without `tree`, as if nothing were shared."""
+    shared, num_tokens = [], 0
+    for size, tokens in load.levels:
+        num_tokens += tokens
+        starts = range(0, load.num_sequences, size)
+        shared += [SharedPrefix(start, start + size, num_tokens // SHAPE.page_size) for start in starts]
+    rows = np.arange(load.num_sequences + 1, dtype=np.int32)
+    context = np.full(load.num_sequences, num_tokens + load.own_tokens, np.int32)
+    return TreePlanner(SHAPE, H200, NUM_PROGRAMS).plan(rows, context, rows[:-1], shared if tree else ())
+
+
+def cost_of(plan: TreePlan) -> Cost:
+    """Adds up a plan as the cost model has it."""
+    work, heads = plan.work, SHAPE.num_kv_heads
+    merge_bytes = work.num_partials * SHAPE.partial_bytes * heads
+    query_bytes = 2 * len(work.query_rows) * SHAPE.group * SHAPE.head_dim * 2 * heads
+    seconds = merge_bytes / H200.bandwidth + (H200.launch_s if work.num_partials else 0.0)
+    worst = 1.0
+    for launch, item_s in zip(work.launches, plan.item_s, strict=True):
+        loads = processor_loads(item_s, heads, TILES[launch.block_m])
+        seconds += float(loads.max()) + H200.launch_s
+        worst = max(worst, float(loads.max() / loads.mean()))
+    return Cost(
+        kv_tokens=plan.kv_tokens,
+        gigabytes=(plan.kv_tokens * SHAPE.token_bytes * heads + merge_bytes + query_bytes) / 1e9,
+        gigaflops=4 * SHAPE.head_dim * plan.row_tokens * heads / 1e9,
+        num_items=sum(len(launch.items) for launch in work.launches),
+        num_partials=work.num_partials,
+        max_over_mean=worst,
+        layer_us=seconds * 1e6,
+        step_ms=(seconds * NUM_LAYERS + REST_S) * 1e3,
+    )
+
+
+def report(loads: Sequence[Load] = LOADS) -> list[dict[str, Any]]:
+    """For each load its flat and its tree cost, and how many times faster a layer and a step are."""
+    rows = []
+    for load in loads:
+        flat, tree = cost_of(plan_load(load, tree=False)), cost_of(plan_load(load))
+        gains = {"layer_gain": flat.layer_us / tree.layer_us, "step_gain": flat.step_ms / tree.step_ms}
+        about = {"load": load.name, "num_sequences": load.num_sequences}
+        rows.append({**about, "flat": asdict(flat), "tree": asdict(tree), **gains})
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a table, or one JSON object a load. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="tree_costs", description="What tree decode attention saves, by its cost model."
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a load")
+    rows = report()
+    if parser.parse_args(arguments).json:
+        print("\n".join(json.dumps(row) for row in rows))
+        return 0
+    print(f"{'load':38}{'B':>4}  plan {'KV tokens':>10}{'GB':>7}{'GFLOP':>7}{'items':>6}{'partials':>9}", end="")
+    print(f"{'max/mean':>9}{'us/layer':>9}{'ms/step':>8}")
+    for row in rows:
+        for plan in ("flat", "tree"):
+            cost = Cost(**row[plan])
+            print(f"{row['load']:38}{row['num_sequences']:4}  {plan} {cost.kv_tokens:10}{cost.gigabytes:7.3f}", end="")
+            print(f"{cost.gigaflops:7.2f}{cost.num_items:6}{cost.num_partials:9}{cost.max_over_mean:9.2f}", end="")
+            print(f"{cost.layer_us:9.1f}{cost.step_ms:8.2f}")
+        print(f"{'':44}gain: {row['layer_gain']:.2f} a layer, {row['step_gain']:.2f} a step")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""Grammars small enough to be tables: their states live and advance on the device, no host in between.
+
+A table is a deterministic automaton whose alphabet is classes of tokens that no state tells apart. The tables of all
+running grammars lie packed in one `GrammarPool` of fixed size, whose tensors never move, so that a CUDA graph may read
+them; a request has its place in the pool and a state number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class GrammarTable:
+    """One grammar, on the host.
+
+    mask          int32 [S, W]    tokens that each state allows: bit i % 32 of word i // 32 is token i
+    token_class   int32 [V]       the class of each token, 0 .. C
+    next_state    int32 [S, C]    the state after a token of the class, -1 where it is not allowed
+
+    W = ceil(V / 32). A token is allowed by the mask if and only if its class has a next state. A token that ends the
+    text has a class of its own and leads to a state that allows nothing.
+
+    Raises:
+        ValueError: a shape, a dtype or a number does not fit.
+    """
+
+    mask: torch.Tensor
+    token_class: torch.Tensor
+    next_state: torch.Tensor
+
+    def __post_init__(self) -> None:
+        for name in ("mask", "token_class", "next_state"):
+            tensor = getattr(self, name)
+            if tensor.dtype != torch.int32 or tensor.device.type != "cpu":
+                raise ValueError(f"{name} must be int32 on the CPU, got {tensor.dtype} on {tensor.device}")
+        num_states, num_classes = self.next_state.shape
+        num_words = -(-len(self.token_class) // 32)
+        if self.mask.shape != (num_states, num_words):
+            raise ValueError(f"mask must have shape {[num_states, num_words]}, got {list(self.mask.shape)}")
+        if not (num_states and num_classes and len(self.token_class)):
+            raise ValueError("a grammar table has at least one state, one class and one token")
+        if self.token_class.min() < 0 or self.token_class.max() >= num_classes:
+            raise ValueError(f"token_class must lie in 0 .. {num_classes}")
+        if self.next_state.min() < -1 or self.next_state.max() >= num_states:
+            raise ValueError(f"next_state must lie in -1 .. {num_states}")
+
+
+def advance(table: GrammarTable, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The states after one token each; integers [B] all.
+
+    A state of -1 stays, and a token outside the vocabulary leads to it. A negative token is none: the state stays.
+    """
+    known = (states >= 0) & (tokens >= 0) & (tokens < len(table.token_class))
+    token_class = table.token_class[torch.where(known, tokens, 0).long()]
+    following = table.next_state[torch.where(known, states, 0).long(), token_class.long()]
+    return torch.where(known, following, torch.where(tokens < 0, states, -1)).to(states.dtype)
+
+
+@dataclass(frozen=True)
+class TablePlace:
+    """Where a table lies in a pool. `entry` is what a request brings to `advance_states`."""
+
+    mask_base: int  # row of the pool's mask that is state 0's
+    class_base: int
+    next_base: int
+    num_classes: int
+    num_states: int
+
+    @property
+    def entry(self) -> tuple[int, int, int, int]:
+        return self.mask_base, self.class_base, self.next_base, self.num_classes
+
+
+class GrammarPool:
+    """Device memory for the tables of many grammars; its tensors keep their addresses.
+
+    mask          int32 [num_rows, W]          row 0 allows nothing and belongs to nobody; then rows of the tables
+    token_class   int32 [num_tables * V]       class_base is a multiple of V
+    next_state    int32 [num_transitions]      row major: next_base + state * num_classes + class
+
+    `add` and `remove` only queue copies on the current stream: what reads the pool must run on the same stream, or
+    wait for it.
+    """
+
+    def __init__(
+        self, *, vocab_size: int, num_tables: int, num_rows: int, num_transitions: int, device: str | torch.device
+    ) -> None:
+        self.vocab_size = vocab_size
+        num_words = -(-vocab_size // 32)
+        self.mask = torch.zeros(num_rows, num_words, dtype=torch.int32, device=device)
+        self.token_class = torch.zeros(num_tables * vocab_size, dtype=torch.int32, device=device)
+        self.next_state = torch.full((num_transitions,), -1, dtype=torch.int32, device=device)
+        self._rows = _Extents(1, num_rows)
+        self._classes = _Extents(0, num_tables)
+        self._transitions = _Extents(0, num_transitions)
+
+    def add(self, table: GrammarTable) -> TablePlace | None:
+        """Copies a table in; None if there is no room.
+
+        Raises:
+            ValueError: the table is of another vocabulary.
+        """
+        if len(table.token_class) != self.vocab_size:
+            raise ValueError(f"the pool is for {self.vocab_size} tokens, the table for {len(table.token_class)}")
+        num_states, num_classes = table.next_state.shape
+        num_transitions = num_states * num_classes
+        if not (self._rows.fits(num_states) and self._classes.fits(1) and self._transitions.fits(num_transitions)):
+            return None
+        row, start = self._rows.take(num_states), self._transitions.take(num_transitions)
+        class_base = self._classes.take(1) * self.vocab_size
+        self.mask[row : row + num_states].copy_(table.mask)
+        self.token_class[class_base : class_base + self.vocab_size].copy_(table.token_class)
+        self.next_state[start : start + num_transitions].copy_(table.next_state.flatten())
+        return TablePlace(row, class_base, start, num_classes, num_states)
+
+    def remove(self, place: TablePlace) -> None:
+        """Frees what `add` returned. Steps queued before may still use it, later ones may not."""
+        self._rows.give_back(place.mask_base, place.num_states)
+        self._classes.give_back(place.class_base // self.vocab_size, 1)
+        self._transitions.give_back(place.next_base, place.num_states * place.num_classes)
+
+
+def advance_states(
+    pool: GrammarPool,
+    *,
+    states: torch.Tensor,
+    places: torch.Tensor,
+    state_row: torch.Tensor,
+    tokens: torch.Tensor,
+    mask_row: torch.Tensor,
+) -> None:
+    """Moves each row of a batch by its token, in place, and says which row of the pool's mask it is under then.
+
+        states       int32 [N]       state of each request, relative to its table; -1: nothing is allowed any more
+        places       int32 [N, 4]    `TablePlace.entry` of each request's table
+        state_row    int32 [B]       which request a row of the batch is; -1: it has no grammar (or is padding)
+        tokens       int64 [B]       the token that follows; negative: none, the state stays
+        mask_row     int32 [B]       written: row of `pool.mask`, 0 (nothing) in state -1, or -1 without a grammar
+
+    Requests of different rows are distinct.
+    """
+    has_grammar = state_row >= 0
+    row = torch.where(has_grammar, state_row, 0).long()
+    state = states[row]
+    mask_base, class_base, next_base, num_classes = places[row].long().unbind(1)
+    known = has_grammar & (state >= 0) & (tokens >= 0) & (tokens < pool.vocab_size)
+    token_class = pool.token_class[torch.where(known, class_base + tokens, 0)]
+    following = pool.next_state[torch.where(known, next_base + state * num_classes + token_class, 0)]
+    state = torch.where(known, following, torch.where(tokens < 0, state, -1))
+    states[row[has_grammar]] = state[has_grammar]
+    mask_row.copy_(torch.where(has_grammar, torch.where(state >= 0, mask_base + state, 0), -1))
+
+
+class _Extents:
+    """Free stretches of the numbers start .. stop, handed out first fit."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self._free = [(start, stop)]  # half open, ascending, never adjacent
+
+    def fits(self, size: int) -> bool:
+        return any(stop - start >= size for start, stop in self._free)
+
+    def take(self, size: int) -> int:
+        """The first of `size` numbers, which must fit."""
+        index = next(i for i, (start, stop) in enumerate(self._free) if stop - start >= size)
+        start, stop = self._free[index]
+        self._free[index : index + 1] = [(start + size, stop)] if stop - start > size else []
+        return start
+
+    def give_back(self, start: int, size: int) -> None:
+        merged: list[tuple[int, int]] = []
+        for extent in sorted([*self._free, (start, start + size)]):
+            if merged and merged[-1][1] == extent[0]:
+                merged[-1] = (merged[-1][0], extent[1])
+            else:
+                merged.append(extent)
+        self._free = merged

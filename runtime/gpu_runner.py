@@ -1,0 +1,258 @@
+"""Passes on a GPU: launched without waiting, one ahead of what has been read; decode steps draw on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ..kernels.attention import AttentionBackend
+from ..kernels.decode_rows import DecodeRows
+from ..kernels.drawing import Drawing
+from ..kernels.padded_work import PaddedWork
+from ..kernels.sampling import SampleRows, SampleTables
+from ..kernels.step import DecodeInputs
+from .batch import build_batch
+from .gpu_graphs import Replays, graph_sizes
+from .gpu_sampler import cuts, draw_rows
+from .gpu_slots import Slot, SlotTable, page_changes
+from .gpu_state import DeviceState
+from .gpu_tree import SharedReads
+from .passes import DrawSpec, Masks, Pass
+from .runner import Model
+from .sampler import Draws, Row
+from .sampling import SamplingParams
+from .scheduler import Plan, Work
+from .staging import Download, upload
+
+
+class DeviceAttention(AttentionBackend, Protocol):
+    """An attention backend that keeps the page table on its device and can be replayed in a graph."""
+
+    page_table: torch.Tensor
+
+    def set_pages(self, rows: np.ndarray, columns: np.ndarray, pages: np.ndarray) -> None:
+        """Writes entries of the page table, int32 each."""
+
+    def plan_decode(self, rows: DecodeRows) -> None:
+        """Plans a step of one token a row from tensors on the device; waits for nothing."""
+
+
+class GpuPasses:
+    """`PassRunner` over a model on a GPU.
+
+    shared_reads   None: each row of a decode step reads all of its context by itself
+
+    A pass of any shape runs eagerly: a prompt's chunks keep the device busy for longer than their launches take. A
+    step in which each sequence computes one token, and the device can draw it, is a graph: one launch.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        attention: DeviceAttention,
+        drawing: Drawing,
+        *,
+        page_size: int,
+        max_num_seqs: int,
+        max_steps: int,
+        overlaps: bool,
+        shared_reads: SharedReads | None,
+        device: torch.device,
+        replays: Replays,
+    ) -> None:
+        self.overlaps = overlaps
+        self.max_steps = max_steps
+        self._model = model
+        self._attention = attention
+        self._drawing = drawing
+        self._page_size = page_size
+        self._device = device
+        self._replays = replays
+        self._shared_reads = shared_reads
+        self._sizes = graph_sizes(max_num_seqs)
+        self._slots = SlotTable(max_num_seqs)
+        self._state = DeviceState(max_num_seqs + 1, device)
+        self._inputs = DecodeInputs.empty(max_num_seqs, device)
+        self._rows = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self._row_slots: list[int] = []
+        self._drawn = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._off = SampleRows.greedy(max_num_seqs, device)
+        self._logits: torch.Tensor | None = None
+
+    def draws(self, params: SamplingParams) -> bool:
+        penalties = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
+        return params.logprobs is None and not params.logit_bias and not penalties
+
+    @torch.inference_mode()
+    def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> Pass:
+        plan = plans[0]
+        sequences = [work.sequence for work in plan.work]
+        slots = self._slots.assign(sequences)
+        rows, columns, pages = page_changes(sequences, slots)
+        if len(rows):
+            self._attention.set_pages(rows, columns, pages)
+        if any(work.num_tokens != 1 or not work.samples for work in plan.work):
+            return GpuPass(self, plan, slots, self._forward(plan, slots))
+        self._prepare(plan, slots, specs)
+        shared = self._shared_reads.update(plan.work, slots) if self._shared_reads is not None else None
+        size = next(size for size in self._sizes if size >= len(slots))
+        self._seat([slot.index for slot in slots] + [0] * (size - len(slots)))
+        if specs is None:
+            logits = self._replays.run(("logits", size, shared is None), lambda: self._score(size, shared))
+            return GpuPass(self, plan, slots, logits[: len(slots)])
+        filters = any(cuts(spec.params) for spec in specs)
+        drawn = []
+        for _ in plans:
+            key = ("draw", size, filters, shared is None)
+            tokens = self._replays.run(key, lambda: self._decode(size, shared, filters))
+            drawn.append(tokens[: len(slots)] if len(plans) == 1 else tokens[: len(slots)].clone())
+        for slot in slots:
+            slot.position += len(plans)
+        return DrawnPass(Download(drawn))
+
+    def _forward(self, plan: Plan, slots: list[Slot]) -> torch.Tensor | None:
+        """Logits of the plan's logit rows."""
+        indices = np.array([slot.index for slot in slots], np.int32)
+        batch = build_batch(plan, self._page_size, indices)
+        self._attention.plan(batch.attention)
+        tokens, positions, logit_rows, fed, fed_slots = upload(
+            self._device,
+            batch.tokens,
+            batch.positions,
+            batch.logit_rows,
+            batch.fed,
+            indices[batch.fed_rows].astype(np.int64),
+        )
+        if len(batch.fed):
+            tokens.index_copy_(0, fed, self._state.last_token.index_select(0, fed_slots))
+        hidden = self._model.forward(tokens, positions, self._attention)
+        if not len(batch.logit_rows):
+            return None
+        return self._model.logits(hidden.index_select(0, logit_rows))
+
+    def _prepare(self, plan: Plan, slots: list[Slot], specs: Sequence[DrawSpec] | None) -> None:
+        """Sends what the device does not know yet of the sequences that it is to go on with."""
+        stale: list[tuple[Slot, Work]] = []
+        for work, slot in zip(plan.work, slots, strict=True):
+            if slot.position != work.start or slot.epoch != work.epoch:
+                stale.append((slot, work))
+                slot.position, slot.epoch = work.start, work.epoch
+        if stale:
+            tokens = [work.sequence.tokens[work.start] for _, work in stale]
+            self._state.put([slot for slot, _ in stale], tokens, [work.start for _, work in stale])
+        news = [(slot, spec) for slot, spec in zip(slots, specs or (), strict=specs is not None) if slot.spec != spec]
+        for slot, spec in news:
+            slot.spec = spec
+        if news:
+            self._state.put_specs([slot for slot, _ in news], [spec for _, spec in news])
+
+    def _seat(self, row_slots: list[int]) -> None:
+        """Says which slot each row is of, if that has changed."""
+        if self._row_slots != row_slots:
+            (rows,) = upload(self._device, np.array(row_slots, np.int32))
+            self._rows[: len(row_slots)].copy_(rows)
+            self._row_slots = row_slots
+
+    def _hidden(self, size: int, shared: PaddedWork[torch.Tensor] | None) -> torch.Tensor:
+        """The model's last states for the tokens drawn last in the first `size` rows, [size, hidden_size]."""
+        rows, inputs, state = self._rows[:size], self._inputs.first(size), self._state
+        self._drawing.begin(rows, state.last_token, state.position, self._attention.page_table, self._page_size, inputs)
+        self._attention.plan_decode(DecodeRows(rows, inputs.context_len, inputs.write_slot, shared))
+        return self._model.forward(inputs.tokens, inputs.positions, self._attention)
+
+    def _score(self, size: int, shared: PaddedWork[torch.Tensor] | None) -> torch.Tensor:
+        """Logits of one more token of each of the first `size` rows; `keep` moves the rows on."""
+        logits = self._model.logits(self._hidden(size, shared), keep_dtype=True)
+        if self._logits is None:
+            self._logits = torch.empty(self._sizes[-1], logits.shape[1], dtype=torch.float32, device=self._device)
+        return self._logits[:size].copy_(logits)
+
+    def _decode(self, size: int, shared: PaddedWork[torch.Tensor] | None, filters: bool) -> torch.Tensor:
+        """One token of each of the first `size` rows, drawn and kept for the next step."""
+        rows, inputs, state = self._rows[:size], self._inputs.first(size), self._state
+        drawn = self._drawn[:size]
+        logits = self._model.logits(self._hidden(size, shared), keep_dtype=True)
+        sample_rows = state.sample_rows(rows, inputs.draw_positions, self._off.select(slice(0, size)))
+        self._drawing.draw(logits, sample_rows, SampleTables(), drawn, filters=filters)
+        self._drawing.end(rows, drawn, state.last_token, state.position)
+        return drawn
+
+    def draw(self, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None) -> tuple[torch.Tensor, Draws | None]:
+        """See gpu_sampler.draw_rows."""
+        return draw_rows(self._drawing, logits, rows, masks)
+
+    def keep(self, plan: Plan, slots: list[Slot], tokens: torch.Tensor) -> None:
+        """Puts the tokens drawn from a pass of any shape where the next pass finds them; `tokens` int64 [R]."""
+        picked, kept, positions = [], [], []
+        row = 0
+        for work, slot in zip(plan.work, slots, strict=True):
+            if work.samples and not work.drafts:
+                picked.append(row)
+                kept.append(slot.index)
+                positions.append(work.stop)
+                slot.position, slot.epoch = work.stop, work.epoch
+            elif work.samples:
+                slot.position = -1  # how many drafts are right is not known yet
+            row += work.logits_stop - work.logits_start
+        if not picked:
+            return
+        source, where, position = upload(
+            self._device, np.array(picked, np.int64), np.array(kept, np.int64), np.array(positions, np.int64)
+        )
+        self._state.last_token.index_copy_(0, where, tokens.index_select(0, source).clamp_(min=0))
+        self._state.position.index_copy_(0, where, position)
+
+
+class GpuPass:
+    """A pass of any shape: its logits are drawn from when the host knows how."""
+
+    def __init__(self, runner: GpuPasses, plan: Plan, slots: list[Slot], logits: torch.Tensor | None) -> None:
+        self._runner, self._plan, self._slots, self._logits = runner, plan, slots, logits
+        self._read: Pass | None = None
+        self._draws = Draws([], [], [])
+        self._download: Download | None = None
+
+    @torch.inference_mode()
+    def draw(self, rows: Sequence[Row], masks: Masks | None) -> None:
+        if self._logits is None:
+            return
+        tokens, draws = self._runner.draw(self._logits, rows, masks)
+        self._logits = None
+        self._runner.keep(self._plan, self._slots, tokens)
+        if draws is not None:
+            self._draws = draws
+        else:
+            self._download = Download([tokens])
+
+    def read(self) -> list[Draws]:
+        if self._download is not None:
+            self._draws = _to_draws(self._download.wait()[0])
+        return [self._draws]
+
+    def done(self) -> bool:
+        return self._download is None or self._download.done()
+
+
+class DrawnPass:
+    """Decode steps whose tokens were drawn on the device."""
+
+    def __init__(self, download: Download) -> None:
+        self._download = download
+
+    def draw(self, rows: Sequence[Row], masks: Masks | None) -> None:
+        raise AssertionError("drawn already")
+
+    def read(self) -> list[Draws]:
+        return [_to_draws(tokens) for tokens in self._download.wait()]
+
+    def done(self) -> bool:
+        return self._download.done()
+
+
+def _to_draws(tokens: np.ndarray) -> Draws:
+    """Negative tokens say that none could be drawn."""
+    drawn = tokens.tolist()
+    return Draws(drawn, [None] * len(drawn), [token < 0 for token in drawn])

@@ -1,0 +1,242 @@
+"""Passes as a GPU runs them, on the CPU: a pass behind, page table and last tokens on the device, drawn in the step."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bough.constrain import GrammarCompiler
+from bough.constrain.spec import JsonSchema
+from bough.kernels.attention import AttentionBatch, KVShape
+from bough.kernels.decode_rows import DecodeRows
+from bough.kernels.drawing import TorchDrawing
+from bough.kernels.torch_attention import TorchAttention
+from bough.runtime.client import ModelInfo
+from bough.runtime.config import EngineConfig
+from bough.runtime.engine import Engine
+from bough.runtime.gpu_graphs import Eager, graph_sizes
+from bough.runtime.gpu_runner import GpuPasses
+from bough.runtime.gpu_slots import SlotTable, page_changes
+from bough.runtime.models.load import load_model
+from bough.runtime.passes import DirectPasses
+from bough.runtime.request import Request, RequestOutput
+from bough.runtime.runner import ModelRunner
+from bough.runtime.sampling import SamplingParams
+from bough.runtime.sequence import Sequence
+from bough.runtime.tokenizer import load_tokenizer
+
+from ..tiny_model import write_tiny_model
+
+PAGE = 4
+NUM_PAGES = 160
+SEQUENCES = 6
+
+
+class PagedTorchAttention(TorchAttention):
+    """The torch backend with a page table of its own, as a GPU's has."""
+
+    def __init__(self, shape: KVShape, num_rows: int, num_columns: int) -> None:
+        super().__init__(shape)
+        self.page_table = torch.zeros(num_rows, num_columns, dtype=torch.int32)
+
+    def set_pages(self, rows: np.ndarray, columns: np.ndarray, pages: np.ndarray) -> None:
+        self.page_table[torch.from_numpy(rows).long(), torch.from_numpy(columns).long()] = torch.from_numpy(pages)
+
+    def plan(self, batch: AttentionBatch) -> None:
+        assert batch.table_row is not None and batch.page_table.shape[1] == 0
+        table = self.page_table.numpy()[batch.table_row]
+        super().plan(AttentionBatch(batch.query_start, batch.context_len, table, batch.write_slot))
+
+    def plan_decode(self, rows: DecodeRows) -> None:
+        starts = np.arange(len(rows.table_row) + 1, dtype=np.int32)
+        table = self.page_table.numpy()[rows.table_row.numpy()]
+        super().plan(AttentionBatch(starts, rows.context_len.numpy(), table, rows.write_slot.numpy()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def make_engine(
+    folder: Path,
+    *,
+    gpu: bool,
+    max_steps: int = 1,
+    overlaps: bool = True,
+    num_pages: int = NUM_PAGES,
+    **settings: Any,
+) -> Engine:
+    loaded = load_model(folder, dtype="float32")
+    model, tokenizer = loaded.model, load_tokenizer(folder)
+    shape = KVShape(model.num_layers, num_pages, PAGE, model.num_kv_heads, model.head_dim, torch.float32)
+    config = EngineConfig(num_pages=num_pages, page_size=PAGE, max_num_seqs=SEQUENCES, **settings)
+    runner: Any
+    if gpu:
+        attention = PagedTorchAttention(shape, SEQUENCES + 1, 512 // PAGE)
+        runner = GpuPasses(
+            model,
+            attention,
+            TorchDrawing(),
+            page_size=PAGE,
+            max_num_seqs=SEQUENCES,
+            max_steps=max_steps,
+            overlaps=overlaps,
+            shared_reads=None,
+            device=torch.device("cpu"),
+            replays=Eager(),
+        )
+    else:
+        runner = DirectPasses(ModelRunner(model, TorchAttention(shape), "cpu"), PAGE)
+    info = ModelInfo(
+        name="tiny",
+        path="",
+        architecture="llama",
+        vocab_size=258,
+        max_model_len=512,
+        max_request_tokens=min(512, (num_pages - 1) * PAGE),
+        dtype="float32",
+        device="cpu",
+        num_parameters=0,
+        page_size=PAGE,
+        num_pages=num_pages,
+    )
+    return Engine(
+        config=config,
+        info=info,
+        runner=runner,
+        tokenizer=tokenizer,
+        grammars=GrammarCompiler(tokenizer.vocabulary(258)),
+        clock=time.monotonic,
+    )
+
+
+SCHEMA = JsonSchema(
+    schema='{"type":"object","properties":{"name":{"type":"string","maxLength":8},"age":{"type":"integer"}},'
+    '"required":["name","age"],"additionalProperties":false}'
+)
+
+
+def requests() -> list[Request]:
+    made = []
+    for index in range(14):
+        prompt = [40 + (7 * index + i) % 80 for i in range(3 + 5 * index)]
+        if index % 3 == 0:
+            prompt = [50, 51, 52, 53, 54, 55, 56, 57, *prompt]
+        sampling: dict[str, Any] = {"max_tokens": 5 + 3 * index % 17, "temperature": 0.0, "ignore_eos": True}
+        if index % 7 == 1:
+            sampling |= {"temperature": 0.9, "seed": index}
+        if index % 7 == 2:
+            sampling |= {"repetition_penalty": 1.3, "frequency_penalty": 0.4}
+        if index % 7 == 3:
+            sampling |= {"logprobs": 2}
+        if index % 7 == 4:
+            sampling |= {"min_tokens": 4, "ignore_eos": False, "temperature": 1.3, "seed": -index}
+        grammar = SCHEMA if index % 7 == 5 else None
+        if grammar is not None:
+            sampling |= {"max_tokens": 40, "temperature": 0.0}
+        made.append(Request(id=str(index), prompt=tuple(prompt), sampling=SamplingParams(**sampling), grammar=grammar))
+    return made
+
+
+def run(engine: Engine) -> dict[str, tuple[list[int], str]]:
+    outputs: dict[str, list[RequestOutput]] = {}
+    for request in requests():
+        outputs[request.id] = []
+        engine.submit(request, outputs[request.id].append)
+    engine.wait_for_grammar(10.0)
+    for _ in range(4000):
+        if not engine._live and engine._flight is None:
+            break
+        engine.step()
+    assert not engine._live
+    assert engine.flush_cache()
+    assert engine.stats().free_pages == engine.stats().num_pages
+    engine.close()
+    found = {}
+    for name, heard in outputs.items():
+        assert heard[-1].finish is not None and heard[-1].finish.error is None, heard[-1].finish
+        found[name] = ([token for output in heard for token in output.tokens], heard[-1].finish.reason)
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, tuple[list[int], str]]:
+    """On the CPU, without a cache."""
+    return run(make_engine(folder, gpu=False, enable_prefix_caching=False))
+
+
+@pytest.mark.parametrize("max_steps", [1, 4])
+@pytest.mark.parametrize("settings", [{}, {"max_batch_tokens": 16}, {"enable_prefix_caching": False}])
+def test_the_same_tokens_as_on_the_cpu(
+    folder: Path, alone: dict[str, tuple[list[int], str]], max_steps: int, settings: dict[str, Any]
+) -> None:
+    assert run(make_engine(folder, gpu=True, max_steps=max_steps, **settings)) == alone
+
+
+def test_the_same_tokens_when_each_pass_is_read_at_once(folder: Path, alone: dict[str, tuple[list[int], str]]) -> None:
+    assert run(make_engine(folder, gpu=True, max_steps=3, overlaps=False)) == alone
+
+
+@pytest.mark.parametrize("max_steps", [1, 4])
+def test_the_same_tokens_when_sequences_are_put_back_to_wait(
+    folder: Path, alone: dict[str, tuple[list[int], str]], max_steps: int
+) -> None:
+    engine = make_engine(folder, gpu=True, max_steps=max_steps, num_pages=34)
+    assert run(engine) == alone
+    assert engine.stats().preemptions_total > 0
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 8, 64, 100, 300])
+def test_graph_sizes_rise_to_the_most_there_can_be(most: int) -> None:
+    sizes = graph_sizes(most)
+    assert sizes[-1] == most and sizes == sorted(set(sizes))
+    assert all(b - a <= max(a / 8, 8) for a, b in zip(sizes, sizes[1:], strict=False))
+
+
+def test_slots_are_kept_while_a_sequence_runs_and_given_on_afterwards() -> None:
+    table = SlotTable(2)
+    first, second, third = (Sequence(id=str(i), tokens=[1], num_prompt=1, arrival=i) for i in range(3))
+    for sequence in (first, second, third):
+        sequence.lease = make_lease([])
+    a, b = table.assign([first, second])
+    assert {a.index, b.index} == {1, 2}
+    assert table.assign([second, first]) == [b, a]
+    with pytest.raises(RuntimeError, match="no more slots"):
+        table.assign([third])
+    first.lease = None
+    assert table.assign([third])[0].index == a.index
+
+
+def make_lease(pages: list[int]) -> Any:
+    from bough.radix import PrefixCache
+
+    lease = PrefixCache(64, 1).open([1])
+    lease.pages.extend(pages)
+    return lease
+
+
+def test_only_pages_that_are_new_are_sent() -> None:
+    table = SlotTable(2)
+    sequence = Sequence(id="a", tokens=[1], num_prompt=1, arrival=0)
+    sequence.lease = make_lease([5, 6])
+    slots = table.assign([sequence])
+
+    def changes() -> list[tuple[int, int, int]]:
+        return list(zip(*(column.tolist() for column in page_changes([sequence], slots)), strict=True))
+
+    index = slots[0].index
+    assert changes() == [(index, 0, 5), (index, 1, 6)]
+    assert changes() == []
+    sequence.lease.pages.append(7)
+    assert changes() == [(index, 2, 7)]
+    sequence.lease.pages[0] = 9
+    sequence.lease.rewrites += 1
+    assert changes() == [(index, 0, 9), (index, 1, 6), (index, 2, 7)]
+    sequence.lease = make_lease([8])
+    assert changes() == [(index, 0, 8)]

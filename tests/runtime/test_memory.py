@@ -1,0 +1,34 @@
+"""What a GPU's KV cache may take, and what is said if nothing is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from bough.runtime.errors import ModelError
+from bough.runtime.memory import cache_budget, free_memory
+
+GIB = 1 << 30
+
+
+def test_the_cache_gets_what_weights_and_activations_leave() -> None:
+    budget = cache_budget(free=124 * GIB, total=140 * GIB, fraction=0.9, activations=2 * GIB)
+    assert 107 * GIB < budget < 108 * GIB
+
+
+def test_what_others_use_of_the_gpu_is_not_taken() -> None:
+    alone = cache_budget(free=124 * GIB, total=140 * GIB, fraction=0.9, activations=0)
+    beside = cache_budget(free=100 * GIB, total=140 * GIB, fraction=0.9, activations=0)
+    assert alone - beside == 24 * GIB
+
+
+def test_an_error_says_what_is_needed_and_what_there_is() -> None:
+    with pytest.raises(ModelError) as caught:
+        cache_budget(free=10 * GIB, total=24 * GIB, fraction=0.5, activations=3 * GIB)
+    message = str(caught.value)
+    assert f"{14 * GIB + 3 * GIB + (256 << 20):,}" in message
+    assert f"{12 * GIB:,}" in message and f"{10 * GIB:,}" in message
+    assert "memory_fraction" in message
+
+
+def test_free_memory_of_this_machine() -> None:
+    assert 64 << 20 < free_memory("cpu") < 1 << 50
