@@ -18,16 +18,20 @@ USE   := $(VENV)/.stamp-use-$(SUM)
 DEV   := $(VENV)/.stamp-dev-$(SUM)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test accept fast lint format bench serve model install dev dist clean
+.PHONY: help demo test test-gpu accept fast lint format bench serve model install dev dist clean
 
 help:     ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
 demo: model  ## run a small program and write its timeline to demo.html
 	$(BIN)/bough run examples/demo.py --timeline demo.html
 
 test: $(DEV) model  ## run all tests
 	$(BIN)/pytest
+
+test-gpu: $(DEV)  ## on a machine with a GPU: the tests of the kernels, compiled, and of the engine there
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "torch sees no CUDA device")'
+	$(BIN)/pytest tests/kernels tests/gpu tests/runtime/models/test_invariant.py tests/runtime/test_gpu_tree.py
 
 accept: $(DEV) model  ## check every promise of docs/acceptance.md at full size: hours, on a quiet machine
 	BOUGH_ACCEPTANCE=full BOUGH_ACCEPTANCE_SCHEMAS="$(SCHEMAS)" $(BIN)/pytest -v tests/acceptance tests/radix/test_mutants.py

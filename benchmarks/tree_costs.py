@@ -126,12 +126,9 @@ def report(loads: Sequence[Load] = LOADS) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a table, or one JSON object a load. Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="tree_costs", description="What tree decode attention saves, by its cost model."
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a load")
+    as_json = _parser().parse_args(arguments).json
     rows = report()
-    if parser.parse_args(arguments).json:
+    if as_json:
         print("\n".join(json.dumps(row) for row in rows))
         return 0
     print(f"{'load':38}{'B':>4}  plan {'KV tokens':>10}{'GB':>7}{'GFLOP':>7}{'items':>6}{'partials':>9}", end="")
@@ -144,6 +141,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{cost.layer_us:9.1f}{cost.step_ms:8.2f}")
         print(f"{'':44}gain: {row['layer_gain']:.2f} a layer, {row['step_gain']:.2f} a step")
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bough bench tree_costs", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object a load")
+    return parser
+
 
 
 if __name__ == "__main__":

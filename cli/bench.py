@@ -8,6 +8,9 @@ import importlib
 _BENCHMARKS = {
     "programs": "ten multi-call workloads: hit rate, throughput, latency, with the cache off and on",
     "throughput": "the server at 16 concurrent requests against transformers, one by one",
+    "tree_costs": "what tree decode attention saves: bytes and items of the real planner, on a model of the machine",
+    "perplexity": "quantised weights beside the model as it is: perplexity, and how often the likeliest token agrees",
+    "gpu": "on a GPU: ceilings, kernels, decode steps, and vLLM, SGLang and others on the same work",
 }
 
 

@@ -43,8 +43,8 @@ def _kind(annotation: Any) -> tuple[Any, tuple[str, ...] | None]:
     """The flag's type and choices for a field's annotation (X, X | None, or Literal)."""
     if typing.get_origin(annotation) is typing.Literal:
         return str, typing.get_args(annotation)
-    if isinstance(annotation, types.UnionType):
-        return next(member for member in typing.get_args(annotation) if member is not type(None)), None
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        return _kind(next(member for member in typing.get_args(annotation) if member is not type(None)))
     return annotation, None
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+from .attention import AttentionBackend, Int32, KVShape
 from .padded_work import PaddedWork
 
 
@@ -25,3 +27,19 @@ class DecodeRows:
     context_len: torch.Tensor
     write_slot: torch.Tensor
     work: PaddedWork[torch.Tensor] | None = None
+
+
+class DeviceAttention(AttentionBackend, Protocol):
+    """An attention backend that keeps the page table on its device, and plans decode steps there."""
+
+    shape: KVShape
+    page_table: torch.Tensor  # int32 [rows, columns]; row 0 is nobody's
+
+    def set_pages(self, rows: Int32, columns: Int32, pages: Int32) -> None:
+        """Writes page_table[rows[i], columns[i]] = pages[i] for every i; no place may come up twice."""
+
+    def set_scales(self, k_scale: torch.Tensor, v_scale: torch.Tensor) -> None:
+        """Sets what an 8-bit cache holds its keys and values divided by, float32 [num_layers, num_kv_heads] each."""
+
+    def plan_decode(self, rows: DecodeRows) -> None:
+        """Plans a step of one new token a row; nothing is read back, so that a graph can hold what follows."""

@@ -1,4 +1,5 @@
 """The inner loop of every attention kernel: a tile of query rows over a run of paged keys and values."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 
@@ -24,62 +25,78 @@ def attend_pages(
     keys,  # pointer to this layer's and head's [num_slots, (stride), D]
     values,
     pages,  # pointer to the page ids of this run's sequence, int32
-    start,  # positions start .. stop; without MASKED both lie `BLOCK_N` apart by a whole number of tiles
+    start,  # positions start .. stop; `start` is a multiple of PAGE where PAGE divides BLOCK_N
     stop,
-    first_visible,  # [M] first position a row may see (read with MASKED and WINDOW only)
-    end_visible,  # [M] position after the last one a row may see (read with MASKED only)
+    first_visible,  # [M] first position a row may see (read with WINDOW)
+    end_visible,  # [M] position after the last one a row may see
     slot_stride,  # elements between two slots: num_kv_heads * D
-    scale,  # of scores; times LOG2_E unless SOFTCAP
+    scale,  # of scores, more than 0; times LOG2_E unless SOFTCAP
     softcap,  # float, read with SOFTCAP only
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
+    MASKED: tl.constexpr,  # mask every tile; otherwise those that are not within clear_start .. clear_stop
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
+    clear_start=0,  # every row sees all positions clear_start .. clear_stop; the first is read with WINDOW only
+    clear_stop=0,
 ):
     """Online softmax (Milakov, Gimelshein 2018, arXiv 1805.02867) over positions start .. stop, in order.
 
     Returns (acc, top, total). Positions at and past `stop` are never read. A row that sees nothing keeps top = -inf,
     total = 0 and acc as it was. Each row's result depends on its own query and limits, and on `start` and BLOCK_N,
     alone.
+
+    Page ids are fetched one tile ahead of the keys and values that they lead to, and carried from tile to tile: the
+    compiler then sees no load that waits for a load, and keeps STAGES - 1 tiles in flight.
     """
     d = tl.arange(0, D_PAD)
-    # Page ids are fetched a tile ahead, in registers: the pipeline is one of keys and values alone.
-    n = start + tl.arange(0, BLOCK_N)
-    page = tl.load(pages + n // PAGE, mask=n < stop, other=0)
+    i = tl.arange(0, BLOCK_N)
+    end = tl.minimum(end_visible, stop)
+    whole_pages: tl.constexpr = BLOCK_N % PAGE == 0
+    if whole_pages:
+        # Where in its page a position of the tile lies is the same in every tile.
+        page_at = pages + start // PAGE + i // PAGE
+        within = (i % PAGE)[:, None] * slot_stride + d[None, :]
+    else:
+        page_at = pages + (start + i) // PAGE
+    page = tl.load(page_at, mask=start + i < stop, other=0)
     for begin in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
-        n = begin + tl.arange(0, BLOCK_N)
-        inside = n < stop
-        slot = page.to(tl.int64) * PAGE + n % PAGE
-        page = tl.load(pages + (n + BLOCK_N) // PAGE, mask=n + BLOCK_N < stop, other=0)
-        key_at = keys + slot[None, :] * slot_stride + d[:, None]
-        value_at = values + slot[:, None] * slot_stride + d[None, :]
-        if MASKED:
-            # What lies past the end was perhaps never written: 0 * NaN would be NaN.
-            k = tl.load(key_at, mask=inside[None, :] & (d < D)[:, None], other=0.0)
-            v = tl.load(value_at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
-        elif D == D_PAD:
-            k = tl.load(key_at)
-            v = tl.load(value_at)
+        n = begin + i
+        if whole_pages:
+            slot = page.to(tl.int64) * PAGE
+            next_at = pages + (begin // PAGE + BLOCK_N // PAGE) + i // PAGE
         else:
-            k = tl.load(key_at, mask=(d < D)[:, None], other=0.0)
-            v = tl.load(value_at, mask=(d < D)[None, :], other=0.0)
-        scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
+            slot = page.to(tl.int64) * PAGE + n % PAGE
+            within = d[None, :]
+            next_at = pages + (n + BLOCK_N) // PAGE
+        key_at = keys + within + slot[:, None] * slot_stride
+        value_at = values + within + slot[:, None] * slot_stride
+        page = tl.load(next_at, mask=n + BLOCK_N < stop, other=0)
+        # What lies past the end was perhaps never written: 0 * NaN would be NaN.
+        written = (n < stop)[:, None] & (d < D)[None, :]
+        k = tl.load(key_at, mask=written, other=0.0)
+        v = tl.load(value_at, mask=written, other=0.0)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+        unit = scale  # of `scores`, in powers of two
         if SOFTCAP:
-            scores = tanh(scores / softcap) * (softcap * 1.4426950408889634)
-        if MASKED:
-            visible = inside[None, :] & (n[None, :] < end_visible[:, None])
+            scores = tanh(scores * (scale / softcap))
+            unit = softcap * 1.4426950408889634
+        edge = MASKED or begin + BLOCK_N > clear_stop
+        if WINDOW and not MASKED:
+            edge = edge | (begin < clear_start)
+        if edge:
+            visible = n[None, :] < end[:, None]
             if WINDOW:
                 visible = visible & (n[None, :] >= first_visible[:, None])
             scores = tl.where(visible, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
+        new_top = tl.maximum(top, tl.max(scores, 1) * unit)
         safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(scores - safe_top[:, None])
+        weight = tl.exp2(tl.fma(scores, unit, -safe_top[:, None]))
         keep = tl.exp2(top - safe_top)
-        total = total * keep + tl.sum(weight, 1)
+        total = tl.fma(total, keep, tl.sum(weight, 1))
         acc = tl.dot(weight.to(q.dtype), v.to(q.dtype), acc * keep[:, None], input_precision="ieee")
         top = new_top
     return acc, top, total

@@ -4,6 +4,8 @@ With these, a step needs nothing from the host while the same sequences go on. F
 each is all their cost.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
 from __future__ import annotations
 
 import torch

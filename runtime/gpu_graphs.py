@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -32,7 +32,7 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # a handle, once there is a graph
 
     def run(self, key: Hashable, step: Step) -> torch.Tensor:
         if key in self._captured:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from ..kernels.attention import AttentionBackend
-from ..kernels.decode_rows import DecodeRows
+from ..kernels.decode_rows import DecodeRows, DeviceAttention
 from ..kernels.drawing import Drawing
 from ..kernels.padded_work import PaddedWork
 from ..kernels.sampling import SampleRows, SampleTables
+from ..kernels.staging import Download, upload
 from ..kernels.step import DecodeInputs
 from .batch import build_batch
 from .gpu_graphs import Replays, graph_sizes
@@ -25,19 +24,6 @@ from .runner import Model
 from .sampler import Draws, Row
 from .sampling import SamplingParams
 from .scheduler import Plan, Work
-from .staging import Download, upload
-
-
-class DeviceAttention(AttentionBackend, Protocol):
-    """An attention backend that keeps the page table on its device and can be replayed in a graph."""
-
-    page_table: torch.Tensor
-
-    def set_pages(self, rows: np.ndarray, columns: np.ndarray, pages: np.ndarray) -> None:
-        """Writes entries of the page table, int32 each."""
-
-    def plan_decode(self, rows: DecodeRows) -> None:
-        """Plans a step of one token a row from tensors on the device; waits for nothing."""
 
 
 class GpuPasses:
@@ -55,12 +41,9 @@ class GpuPasses:
         attention: DeviceAttention,
         drawing: Drawing,
         *,
-        page_size: int,
-        max_num_seqs: int,
         max_steps: int,
         overlaps: bool,
         shared_reads: SharedReads | None,
-        device: torch.device,
         replays: Replays,
     ) -> None:
         self.overlaps = overlaps
@@ -68,8 +51,9 @@ class GpuPasses:
         self._model = model
         self._attention = attention
         self._drawing = drawing
-        self._page_size = page_size
-        self._device = device
+        self._page_size = attention.shape.page_size
+        self._device = device = attention.page_table.device
+        max_num_seqs = len(attention.page_table) - 1
         self._replays = replays
         self._shared_reads = shared_reads
         self._sizes = graph_sizes(max_num_seqs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +11,10 @@ import torch
 
 from ..kernels.drawing import Drawing
 from ..kernels.sampling import SampleRows, SampleTables
+from ..kernels.staging import upload
 from .passes import Masks
 from .sampler import Draws, Row, penalise, sample
 from .sampling import SamplingParams
-from .staging import upload
 
 _WORD = (1 << 64) - 1
 
@@ -42,7 +43,7 @@ def draw_rows(
     numbers = np.array([sampling_numbers(row.params) for row in rows], np.float64)
     bias_row, bias_ids, bias_values = _biases(rows, logits.shape[1])
     mask_row = np.array([-1 if row.masked is None else row.masked for row in rows], np.int32)
-    tables = {} if masks is None else {"mask": masks}
+    tables: dict[str, npt.NDArray[Any]] = {} if masks is None else {"mask": masks}
     if len(bias_ids):
         tables |= {"bias_ids": bias_ids, "bias_values": bias_values}
     sent = upload(

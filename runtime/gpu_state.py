@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from ..kernels.sampling import SampleRows
+from ..kernels.staging import upload
 from .gpu_sampler import sampling_numbers
 from .gpu_slots import Slot
 from .passes import DrawSpec
-from .staging import upload
 
 _INACTIVE = -1.0
 """The temperature of slot 0, by which the sampler knows a padding row."""

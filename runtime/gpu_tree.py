@@ -9,11 +9,11 @@ import torch
 
 from ..kernels.padded_work import PaddedWork, write_padded
 from ..kernels.sharing import SharingIndex
+from ..kernels.staging import upload
 from ..kernels.tree_plan import TreePlanner
 from ..radix import Lease
 from .gpu_slots import Slot
 from .scheduler import Work
-from .staging import upload
 
 _REPLAN_TOKENS = 128
 """By so much sequences may grow on one plan: the last item of each is open, but balanced for the length it had."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -9,19 +10,36 @@ import torch
 
 from ..constrain import GrammarCompiler
 from ..kernels.attention import KVShape
+from ..kernels.drawing import select_drawing
 from ..kernels.select import select_attention
+from ..kernels.work_planner import WorkPlanner
+from .calibrate import TEXT, kv_scales
 from .client import ModelInfo
-from .config import EngineConfig
+from .config import EngineConfig, SchedulerLimits
 from .engine import Engine
 from .errors import ModelError, RequestError
+from .gpu_graphs import CudaGraphs, Eager
+from .gpu_runner import GpuPasses
+from .gpu_tree import SharedReads
+from .memory import free_memory, gpu_budget, measure_activations
+from .models.decoder import Decoder
+from .models.invariant import make_invariant
 from .models.load import LoadedModel, load_model
-from .passes import DirectPasses
+from .models.quantised import quantise_decoder
+from .passes import DirectPasses, PassRunner
 from .runner import ModelRunner
-from .tokenizer import load_tokenizer
+from .tokenizer import Tokenizer, load_tokenizer
 
 Progress = Callable[[str, int, int], None]
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
+_CPU_SHARE = 0.25
+_GPU_SHARE = 0.9
 
 
 def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
@@ -33,11 +51,24 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
         ModelError: the model's files cannot be used, or its cache does not fit into memory.
     """
     device = _device(config.device)
-    loaded = load_model(config.model, dtype=config.dtype, device=device, progress=progress)
-    tokenizer = load_tokenizer(loaded.path)
-    page_size = config.page_size or (1 if device == "cpu" else 16)
+    backend = _backend(config, device)
+    loaded = load_model(config.model, dtype=config.dtype, device=device, backend=backend, progress=progress)
+    return make_engine(config, loaded, load_tokenizer(loaded.path))
+
+
+def make_engine(config: EngineConfig, loaded: LoadedModel, tokenizer: Tokenizer) -> Engine:
+    """An engine over a model that is loaded, on the device where it is.
+
+    Raises:
+        ModelError: the model cannot be quantised as asked, or its cache does not fit into memory.
+    """
+    device = str(loaded.device)
+    backend = _backend(config, device)
+    _convert(config, loaded, backend)
+    limits = config.limits(device)
+    page_size = config.page_size or (1 if backend == "torch" else 16)
     max_model_len = _max_model_len(config, loaded)
-    shape = _kv_shape(config, loaded, device, page_size, max_model_len)
+    shape = _kv_shape(config, loaded, device, backend, limits, page_size, max_model_len)
     info = ModelInfo(
         name=loaded.name,
         path=str(loaded.path),
@@ -54,7 +85,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     return Engine(
         config=config,
         info=info,
-        runner=DirectPasses(ModelRunner(loaded.model, select_attention(shape, device), device), page_size),
+        runner=_runner(config, loaded, shape, limits, backend, max_model_len, tokenizer),
         tokenizer=tokenizer,
         grammars=GrammarCompiler(tokenizer.vocabulary(info.vocab_size)),
         clock=time.monotonic,
@@ -69,6 +100,37 @@ def _device(device: str) -> str:
     return device
 
 
+def _backend(config: EngineConfig, device: str) -> str:
+    """Which kernels run: "triton" or "torch"."""
+    if config.attention_backend != "auto":
+        backend = config.attention_backend
+    else:
+        backend = "torch" if device == "cpu" else "triton"
+    if backend == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise RequestError(
+            "Triton kernels need a GPU; on the CPU they only run interpreted, for tests, with TRITON_INTERPRET=1",
+            param="attention_backend",
+        )
+    if backend == "torch" and config.kv_cache_dtype == "fp8_e4m3":
+        raise RequestError("kv_cache_dtype fp8_e4m3 needs the Triton kernels of a GPU", param="kv_cache_dtype")
+    return backend
+
+
+def _convert(config: EngineConfig, loaded: LoadedModel, backend: str) -> None:
+    """Changes the layers' products to what `config` asks for, in place."""
+    if config.quantization is None and not config.deterministic:
+        return
+    if config.quantization is not None and config.deterministic:
+        raise RequestError("deterministic answers are not possible with quantization", param="deterministic")
+    if not isinstance(loaded.model, Decoder):
+        what = "quantization" if config.quantization is not None else "deterministic"
+        raise ModelError(f"{what} is possible for models of the Llama family only, not {loaded.config.architecture}")
+    if config.quantization is not None:
+        quantise_decoder(loaded.model, config.quantization)
+    elif backend == "triton":
+        make_invariant(loaded.model)
+
+
 def _max_model_len(config: EngineConfig, loaded: LoadedModel) -> int:
     limit = loaded.config.max_position
     if config.max_model_len is None:
@@ -80,36 +142,85 @@ def _max_model_len(config: EngineConfig, loaded: LoadedModel) -> int:
     return config.max_model_len
 
 
-def _kv_shape(config: EngineConfig, loaded: LoadedModel, device: str, page_size: int, max_model_len: int) -> KVShape:
-    """Sizes the cache: by pages, by bytes, or by a share of the memory that is free now."""
+def _kv_shape(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    device: str,
+    backend: str,
+    limits: SchedulerLimits,
+    page_size: int,
+    max_model_len: int,
+) -> KVShape:
+    """Sizes the cache: by pages, by bytes, or by a share of the memory."""
     dtype = loaded.dtype if config.kv_cache_dtype == "auto" else _DTYPES[config.kv_cache_dtype]
     model = loaded.model
-    shape = KVShape(model.num_layers, 0, page_size, model.num_kv_heads, model.head_dim, dtype)
-    free = _free_memory(device)
+
+    def shape(num_pages: int) -> KVShape:
+        return KVShape(model.num_layers, num_pages, page_size, model.num_kv_heads, model.head_dim, dtype)
+
+    page_bytes = shape(0).page_bytes
     num_pages = config.num_pages
-    if num_pages is None:
-        budget = config.kv_cache_memory or int(free * config.memory_fraction)
+    if num_pages is None and config.kv_cache_memory is not None:
+        num_pages = config.kv_cache_memory // page_bytes
+    if num_pages is None and device == "cpu":
         # More than every running sequence at full length is never needed.
-        most = config.max_num_seqs * -(-max_model_len // page_size) + 1
-        num_pages = min(budget // shape.page_bytes, most)
-    needed = num_pages * shape.page_bytes
+        most = limits.max_num_seqs * -(-max_model_len // page_size) + 1
+        num_pages = min(int(free_memory(device) * (config.memory_fraction or _CPU_SHARE)) // page_bytes, most)
+    elif num_pages is None:
+        trial = select_attention(shape(-(-limits.max_batch_tokens // page_size) + 1), device, backend=backend)
+        activations = measure_activations(model, trial, limits, page_size, device)
+        del trial
+        torch.cuda.empty_cache()
+        num_pages = gpu_budget(device, config.memory_fraction or _GPU_SHARE, activations) // page_bytes
+    needed, free = num_pages * page_bytes, free_memory(device)
     if num_pages < 2 or needed > free:
         raise ModelError(
-            f"the KV cache needs {max(needed, 2 * shape.page_bytes):,} bytes, but {free:,} are free: "
+            f"the KV cache needs {max(needed, 2 * page_bytes):,} bytes, but {free:,} are free: "
             "lower max_model_len, num_pages or kv_cache_memory, or use a smaller kv_cache_dtype"
         )
-    return KVShape(shape.num_layers, num_pages, page_size, shape.num_kv_heads, shape.head_dim, dtype)
+    return shape(num_pages)
 
 
-def _free_memory(device: str) -> int:
-    """Bytes that can be taken on the device."""
-    if device != "cpu":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 4 << 30  # a system that does not tell: what any machine that runs a language model has
+def _runner(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    shape: KVShape,
+    limits: SchedulerLimits,
+    backend: str,
+    max_model_len: int,
+    tokenizer: Tokenizer,
+) -> PassRunner:
+    device = loaded.device
+    if backend == "torch":
+        plain = select_attention(shape, str(device), backend="torch")
+        return DirectPasses(ModelRunner(loaded.model, plain, str(device)), shape.page_size)
+    attention = select_attention(
+        shape,
+        str(device),
+        backend="triton",
+        deterministic=config.deterministic,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    if config.kv_cache_dtype == "fp8_e4m3":
+        tokens = tokenizer.encode(TEXT)[: limits.max_batch_tokens]
+        attention.set_scales(*kv_scales(loaded.model, tokens, loaded.dtype, device))
+    graphs = config.cuda_graphs and device.type == "cuda" and isinstance(loaded.model, Decoder)
+    return GpuPasses(
+        loaded.model,
+        attention,
+        select_drawing(device, limits.max_num_seqs, loaded.config.vocab_size, triton=True),
+        max_steps=config.max_decode_steps if isinstance(loaded.model, Decoder) else 1,
+        overlaps=config.overlap,
+        shared_reads=_shared_reads(config, loaded, shape, limits),
+        replays=CudaGraphs() if graphs else Eager(),
+    )
+
+
+def _shared_reads(
+    config: EngineConfig, loaded: LoadedModel, shape: KVShape, limits: SchedulerLimits
+) -> SharedReads | None:
+    if config.deterministic or not config.enable_prefix_caching:
+        return None
+    planner = WorkPlanner(shape, loaded.model.num_heads, loaded.dtype, loaded.device)
+    return SharedReads(planner.tree, limits.max_num_seqs, shape.page_size, loaded.device)

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 
+# Before anything imports triton: without a GPU its kernels are interpreted.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -58,18 +62,15 @@ def default_model() -> Path:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what this machine cannot run. `make test` fetches the model, so there nothing of it is skipped."""
-    missing = {"gpu": (_has_cuda, "needs an NVIDIA GPU"), "model": (_default_model, "needs the model of `make model`")}
+    missing = {
+        "gpu": (torch.cuda.is_available, "needs an NVIDIA GPU"),
+        "model": (_default_model, "needs the model of `make model`"),
+    }
     for marker, (present, reason) in missing.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
         if marked and not present():
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _default_model() -> Path | None:

@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Sequence as AbstractSequence
 from pathlib import Path
 
 import numpy as np
@@ -163,7 +164,7 @@ class AheadPasses:
         self.last: dict[Sequence, int] = {}
         self.num_unread = 0
 
-    def launch(self, plans: list[Plan], specs: list[DrawSpec] | None) -> AheadPass:
+    def launch(self, plans: AbstractSequence[Plan], specs: AbstractSequence[DrawSpec] | None) -> AheadPass:
         assert self.num_unread < 2, "two passes are in flight at most"
         if specs is None:
             (plan,) = plans
@@ -209,7 +210,7 @@ class AheadPass:
         self.runner, self.plan, self.logits = runner, plan, logits
         self.drawn: list[Draws] = []
 
-    def draw(self, rows: list[Row], masks: np.ndarray | None) -> None:
+    def draw(self, rows: AbstractSequence[Row], masks: np.ndarray | None) -> None:
         self.drawn.append(Draws([], [], []) if self.logits is None else sample(self.logits, rows, masks))
         self.runner.keep(self.plan, self.drawn[0])
 

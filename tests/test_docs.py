@@ -194,9 +194,10 @@ def test_all_engine_options_are_named_with_their_defaults(repository: Path) -> N
     told = {row[0].strip("`"): row[2].strip("`") for row in rows}
     assert tuple(told) == EngineConfig.__struct_fields__
     config = EngineConfig()
+    shown = {True: "yes", False: "no"}
     for name, text in told.items():
         default = getattr(config, name)
-        assert default is None or text == ("yes" if default is True else str(default)), name
+        assert default is None or text == (shown[default] if isinstance(default, bool) else str(default)), name
 
 
 def test_all_options_of_gen_are_named(repository: Path) -> None:

@@ -31,23 +31,26 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def write_tiny_model(folder: Path) -> Path:
-    """Two layers over `byte_tokenizer`; the same weights each time."""
+def write_tiny_model(folder: Path, **changes: Any) -> Path:
+    """Two layers over `byte_tokenizer`; the same weights each time. `changes` replace entries of CONFIG."""
     folder.mkdir(parents=True, exist_ok=True)
+    config = CONFIG | changes
     generator = torch.Generator().manual_seed(0)
+    vocab, hidden, inner = config["vocab_size"], config["hidden_size"], config["intermediate_size"]
+    deviation = 0.3 * (CONFIG["hidden_size"] / hidden) ** 0.5  # outputs of the same size whatever the width
 
     def noise(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * 0.3
+        return torch.randn(shape, generator=generator) * deviation
 
-    vocab, hidden, inner = CONFIG["vocab_size"], CONFIG["hidden_size"], CONFIG["intermediate_size"]
+    heads, kv_heads = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
     tensors = {"model.embed_tokens.weight": noise(vocab, hidden), "lm_head.weight": noise(vocab, hidden)}
     tensors["model.norm.weight"] = torch.ones(hidden)
-    for layer in range(CONFIG["num_hidden_layers"]):
+    for layer in range(config["num_hidden_layers"]):
         for name, shape in {
-            "self_attn.q_proj": (hidden, hidden),
-            "self_attn.k_proj": (hidden // 2, hidden),
-            "self_attn.v_proj": (hidden // 2, hidden),
-            "self_attn.o_proj": (hidden, hidden),
+            "self_attn.q_proj": (heads, hidden),
+            "self_attn.k_proj": (kv_heads, hidden),
+            "self_attn.v_proj": (kv_heads, hidden),
+            "self_attn.o_proj": (hidden, heads),
             "mlp.gate_proj": (inner, hidden),
             "mlp.up_proj": (inner, hidden),
             "mlp.down_proj": (hidden, inner),
@@ -56,6 +59,6 @@ def write_tiny_model(folder: Path) -> Path:
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"model.layers.{layer}.{name}.weight"] = torch.ones(hidden)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(config))
     write_byte_tokenizer(folder)
     return folder

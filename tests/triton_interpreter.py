@@ -1,9 +1,8 @@
 """Runs our Triton kernels on the CPU, where they are tested: import this before any `bough.kernels.triton_*`.
 
-Without a GPU it turns the interpreter on and mends what is wrong with it in Triton 3.6 to 3.9. Products of bfloat16
-multiply the raw 16-bit patterns; conversions truncate to bfloat16, round to 8-bit floats badly, and read their NaNs and
-subnormals as other numbers. All other arithmetic on bfloat16 works on the raw patterns too; that is refused, because
-kernels convert to float32 first.
+Without a GPU it turns the interpreter on and mends what is wrong with it in Triton 3.6 to 3.9. All arithmetic on
+bfloat16 works on the raw 16-bit patterns; conversions truncate to bfloat16, round to 8-bit floats badly, and read their
+NaNs and subnormals as other numbers.
 With a GPU it does nothing, and the same tests run the compiled kernels.
 """
 
@@ -11,9 +10,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 HAS_GPU = torch.cuda.is_available()
@@ -21,74 +20,100 @@ DEVICE = "cuda" if HAS_GPU else "cpu"
 
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton")  # there is none for every platform
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+import triton.runtime.interpreter as interpreter  # noqa: E402
+
 warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
 
+_TYPES = {
+    tl.float32: torch.float32,
+    tl.float16: torch.float16,
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
-def _mend() -> None:
-    import triton.language as tl
-    import triton.runtime.interpreter as interpreter
 
-    types = {
-        tl.float32: torch.float32,
-        tl.float16: torch.float16,
-        tl.bfloat16: torch.bfloat16,
-        tl.float8e4nv: torch.float8_e4m3fn,
-        tl.float8e5: torch.float8_e5m2,
-    }
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-    stock_dot, stock_convert = interpreter.InterpreterBuilder.create_dot, interpreter._convert_float
-    stock_binary, stock_unary = interpreter.InterpreterBuilder.binary_op, interpreter.InterpreterBuilder.unary_op
-    stock_sum, stock_launch = interpreter.ReduceOps.sum, interpreter.GridExecutor.__call__
+def _convert(values, source, target):
+    """The patterns of floats of type `source` as those of `target`, rounded to nearest even."""
+    source, target = _TYPES[source], _TYPES[target]
+    patterns = torch.from_numpy(np.array(values, copy=True, order="C").view(f"i{source.itemsize}"))
+    wide = patterns.view(_BITS[source.itemsize]).view(source).float()
+    if target.itemsize == 1 < source.itemsize:  # as the hardware's conversion saturates
+        largest = torch.finfo(target).max
+        wide = wide.clamp(-largest, largest)
+    return wide.to(target).view(_BITS[target.itemsize]).numpy().view(f"u{target.itemsize}")
 
-    def refuse(*operands: Any) -> None:
-        if any(operand.dtype.scalar == tl.bfloat16 for operand in operands):
-            raise TypeError("arithmetic on bfloat16 is wrong in the interpreter: convert to float32 first")
 
-    def widen(bits: np.ndarray) -> np.ndarray:
-        """bfloat16, as its bits, to float32."""
-        return (bits.astype(np.uint32) << 16).view(np.float32)
+def _widen(handle):
+    """A tensor's numbers, those of bfloat16 as float32."""
+    is_narrow = handle.dtype.scalar == tl.bfloat16
+    return _convert(handle.data, tl.bfloat16, tl.float32).view(np.float32) if is_narrow else handle.data
 
+
+def _conversion(stock):
+    def convert(values, source, target, rounding=None):
+        if source in _TYPES and target in _TYPES:
+            return _convert(values, source, target)
+        return stock(values, source, target, rounding)
+
+    return convert
+
+
+def _product(stock):
     def dot(self, a, b, accumulator, *rest):
         if tl.bfloat16 not in (a.dtype.scalar, b.dtype.scalar):
-            return stock_dot(self, a, b, accumulator, *rest)
-        left, right = (widen(x.data) if x.dtype.scalar == tl.bfloat16 else x.data for x in (a, b))
-        product = np.matmul(left, right, dtype=np.float32).astype(accumulator.data.dtype)
+            return stock(self, a, b, accumulator, *rest)
+        product = np.matmul(_widen(a), _widen(b), dtype=np.float32).astype(accumulator.data.dtype)
         return interpreter.TensorHandle(product + accumulator.data, accumulator.dtype.scalar)
 
-    def convert(values, source, target, rounding=None):
-        if source not in types or target not in types:
-            return stock_convert(values, source, target, rounding)
-        source, target = types[source], types[target]
-        pattern = torch.from_numpy(np.array(values, copy=True, order="C").view(f"i{source.itemsize}"))
-        wide = pattern.view(bits[source.itemsize]).view(source).float()
-        if target.itemsize == 1 < source.itemsize:  # as the hardware's conversion saturates
-            largest = torch.finfo(target).max
-            wide = wide.clamp(-largest, largest)
-        return wide.to(target).view(bits[target.itemsize]).numpy().view(f"u{target.itemsize}")
+    return dot
 
-    def binary(self, left, right, operation):
-        refuse(left, right)
-        return stock_binary(self, left, right, operation)
 
-    def unary(self, operand, operation):
-        refuse(operand)
-        return stock_unary(self, operand, operation)
+def _elementwise(stock):
+    """On bfloat16 computed in float32, and rounded."""
 
+    def compute(self, *operands_and_operation):
+        *operands, operation = operands_and_operation
+        if not all(operand.dtype.scalar == tl.bfloat16 for operand in operands):
+            return stock(self, *operands_and_operation)
+        result = np.array(operation(*map(_widen, operands)))
+        if result.dtype == np.bool_:
+            return interpreter.TensorHandle(result, tl.int1)
+        return interpreter.TensorHandle(_convert(result, tl.float32, tl.bfloat16), tl.bfloat16)
+
+    return compute
+
+
+def _sum(stock):
     def add_up(self, operand):
-        refuse(operand)
-        return stock_sum(self, operand)
+        if operand.dtype.scalar == tl.bfloat16:
+            raise TypeError("how a sum of bfloat16 is rounded is not defined: convert to float32 first")
+        return stock(self, operand)
 
+    return add_up
+
+
+def _launch(stock):
     def launch(self, *arguments, **constants):
         with np.errstate(all="ignore"):  # a GPU has no warnings either
-            return stock_launch(self, *arguments, **constants)
+            return stock(self, *arguments, **constants)
 
-    interpreter.GridExecutor.__call__ = launch
-    interpreter.InterpreterBuilder.create_dot = dot
-    interpreter.InterpreterBuilder.binary_op = binary
-    interpreter.InterpreterBuilder.unary_op = unary
-    interpreter.ReduceOps.sum = add_up
-    interpreter._convert_float = convert
+    return launch
 
 
 if not HAS_GPU:
-    _mend()
+    assert not isinstance(tl.sum, triton.JITFunction), "triton was imported before tests.triton_interpreter"
+    for _owner, _name, _mended in (
+        (interpreter, "_convert_float", _conversion),
+        (interpreter.InterpreterBuilder, "create_dot", _product),
+        (interpreter.InterpreterBuilder, "binary_op", _elementwise),
+        (interpreter.InterpreterBuilder, "unary_op", _elementwise),
+        (interpreter.ReduceOps, "sum", _sum),
+        (interpreter.GridExecutor, "__call__", _launch),
+    ):
+        setattr(_owner, _name, _mended(getattr(_owner, _name)))

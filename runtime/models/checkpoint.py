@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +16,9 @@ from safetensors import safe_open
 
 from ..errors import ModelError
 from .config import ModelConfig
+from .gguf_blocks import BLOCK_FORMATS, repack
 from .gguf_file import GGUFFile
+from .stored_weight import StoredWeight
 
 _MAX_HEADER_BYTES = 100 << 20
 _ITEM_BYTES = {
@@ -43,30 +45,39 @@ class Checkpoint(Protocol):
 class SafetensorsCheckpoint:
     """The safetensors files of a Hugging Face folder, one or several.
 
+    extra_dtypes    names that tensors may have besides those of float dtypes
+
     Raises:
         ModelError: no such files, one that the index names is missing, or a header that does not fit its file.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, extra_dtypes: Collection[str] = ()) -> None:
         self._file_of: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._dtypes: dict[str, str] = {}
+        readable = (*_READABLE, *extra_dtypes)
         for path in safetensors_files(folder):
             for name, (dtype, shape) in read_safetensors_header(path).items():
                 if name in self._shapes:
                     raise ModelError(f"{path.name}: tensor {name!r} is in another file too")
-                if dtype not in _READABLE:
-                    known = ", ".join(_READABLE)
+                if dtype not in readable:
+                    known = ", ".join(readable)
                     raise ModelError(f"{path.name}: tensor {name!r} has dtype {dtype}, supported are {known}")
                 self._file_of[name] = path
                 self._shapes[name] = shape
+                self._dtypes[name] = dtype
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """See Checkpoint.shapes."""
         return self._shapes
 
+    def dtype(self, name: str) -> str:
+        """A tensor's dtype as its file names it: "BF16", "F8_E4M3", ..."""
+        return self._dtypes[name]
+
     def read(self, name: str) -> torch.Tensor:
-        """See Checkpoint.read."""
+        """See Checkpoint.read; a tensor of an extra dtype as it is."""
         with safe_open(self._file_of[name], framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
         return tensor
@@ -215,12 +226,28 @@ class GGUFCheckpoint:
         numbers = dequantize(self._file.blocks(tensor), GGMLQuantizationType(tensor.format.type_id))
         # A float32 tensor comes back as a view of the read-only file: torch wants memory that may be written.
         values = torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy()).reshape(tensor.shape)
+        num_heads = self._paired_heads(name)
+        return values if num_heads is None else _unpair(values, num_heads)
+
+    def is_quantised(self, name: str) -> bool:
+        """See QuantisedCheckpoint.is_quantised."""
+        tensor = self._tensors.get(name)
+        return tensor is not None and len(tensor.shape) == 2 and tensor.format.name in BLOCK_FORMATS
+
+    def read_stored(self, name: str, device: torch.device | str = "cpu") -> StoredWeight:
+        """See QuantisedCheckpoint.read_stored."""
+        tensor, num_heads = self._tensors[name], self._paired_heads(name)
+        order = None if num_heads is None else _unpair(torch.arange(tensor.shape[0]), num_heads)
+        return StoredWeight(repack(self._file.blocks(tensor), tensor.format, order, device))
+
+    def _paired_heads(self, name: str) -> int | None:
+        """The heads of a tensor whose rows have to be put in Hugging Face order; None for one whose rows are."""
         if self._config.architecture in _PAIRED_ARCHITECTURES:
             if ".q_proj." in name:
-                return _unpair(values, self._config.num_heads)
+                return self._config.num_heads
             if ".k_proj." in name:
-                return _unpair(values, self._config.num_kv_heads)
-        return values
+                return self._config.num_kv_heads
+        return None
 
 
 def _unpair(rows: torch.Tensor, num_heads: int) -> torch.Tensor:

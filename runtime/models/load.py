@@ -12,13 +12,18 @@ from typing import Any, Protocol
 import torch
 
 from ...kernels.attention import AttentionBackend
+from ...kernels.ops import DecoderOps
+from ...kernels.select_linear import has_kernels
+from ...kernels.select_ops import select_ops
 from .. import pull
 from ..errors import ModelError
 from .checkpoint import Checkpoint, GGUFCheckpoint, SafetensorsCheckpoint, read_json_object
 from .config import ModelConfig, ModelShape, UnsupportedModelError, read_config
 from .decoder import Decoder
 from .gguf_file import GGUFFile
-from .weights import Progress, load_parameters
+from .quantised import QuantisedLinear, StackedLinear, load_projections
+from .quantised_checkpoint import EXTRA_DTYPES, QuantisedFolder
+from .weights import Progress, check_shapes, list_parameters, load_parameters
 
 _DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -40,8 +45,8 @@ class Model(Protocol):
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
         """tokens, positions int64 [T] -> hidden [T, hidden_size], after the last norm."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, hidden_size] -> float32 [R, vocab_size]."""
+    def logits(self, hidden: torch.Tensor, *, keep_dtype: bool = False) -> torch.Tensor:
+        """[R, hidden_size] -> [R, vocab_size], float32 unless the dtype of the weights is to be kept."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +65,49 @@ class LoadedModel:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Target:
+    """What a model is loaded for: see load_model."""
+
+    dtype: torch.dtype
+    device: str
+    ops: DecoderOps
+    keep_quantised: bool
+    invariant: bool
+
+
 def load_model(
-    source: str | Path, *, dtype: str = "auto", device: str = "cpu", progress: Progress | None = None
+    source: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    backend: str = "auto",
+    keep_quantised: bool | None = None,
+    invariant: bool = False,
+    progress: Progress | None = None,
 ) -> LoadedModel:
     """Loads a model by the name of a pullable model, a folder, a `.gguf` file, or a hub id `organisation/name`.
 
-    dtype      auto (bfloat16 on a GPU and on a CPU with bfloat16 matrix instructions, else float32) or a dtype's name
-    progress   called with (stage, done, total); stages are "download" (bytes) and "load" (tensors)
+    dtype            auto (bfloat16 on a GPU and on a CPU with bfloat16 matrix instructions, else float32) or a dtype's
+                     name
+    backend          of a native model's operations, as select_ops takes it; a generic model has its own
+    keep_quantised   whether weights that files have quantised (AWQ, GPTQ, FP8, GGUF) stay so, or are undone once; None:
+                     where the device multiplies by them as they are
+    invariant        quantised weights that stay: a row's result does not depend on how many others there are
+    progress         called with (stage, done, total); stages are "download" (bytes) and "load" (tensors)
 
     Raises:
         ModelError: the source is not found, or its files cannot be used.
     """
     path = locate(source, progress=progress)
     resolved = resolve_dtype(dtype, device)
+    if resolved == torch.float64 and backend == "auto":
+        backend = "torch"  # the kernels compute in float32
+    keep = has_kernels(device, resolved) if keep_quantised is None else keep_quantised
+    target = _Target(resolved, device, select_ops(device, backend), keep, invariant)
     if path.is_file():
-        return _load_gguf(path, _name(source, path), resolved, device, progress)
-    return _load_folder(path, _name(source, path), resolved, device, progress)
+        return _load_gguf(path, _name(source, path), target, progress)
+    return _load_folder(path, _name(source, path), target, progress)
 
 
 def locate(source: str | Path, *, progress: Progress | None = None) -> Path:
@@ -122,7 +154,7 @@ def _name(source: str | Path, path: Path) -> str:
     return str(source)
 
 
-def _load_gguf(path: Path, name: str, dtype: torch.dtype, device: str, progress: Progress | None) -> LoadedModel:
+def _load_gguf(path: Path, name: str, target: _Target, progress: Progress | None) -> LoadedModel:
     file = GGUFFile(path)
     config = read_config(file)
     eos_ids = []
@@ -131,26 +163,24 @@ def _load_gguf(path: Path, name: str, dtype: torch.dtype, device: str, progress:
         if type(value) is int and value < config.vocab_size and value not in eos_ids:
             eos_ids.append(value)
     bos_id = file.metadata("tokenizer.ggml.bos_token_id")
-    model, num_parameters = _make_decoder(config, GGUFCheckpoint(file, config), dtype, device, progress)
+    model, num_parameters = _make_decoder(config, GGUFCheckpoint(file, config), target, progress)
     return LoadedModel(
         model=model,
         config=config,
         name=name,
         path=path,
         num_parameters=num_parameters,
-        dtype=dtype,
-        device=torch.device(device),
+        dtype=target.dtype,
+        device=torch.device(target.device),
         eos_ids=tuple(eos_ids),
         bos_id=bos_id if type(bos_id) is int else None,
     )
 
 
-def _load_folder(path: Path, name: str, dtype: torch.dtype, device: str, progress: Progress | None) -> LoadedModel:
+def _load_folder(path: Path, name: str, target: _Target, progress: Progress | None) -> LoadedModel:
     if not (path / "config.json").is_file():
         raise ModelError(f"the folder {path.name} has no config.json")
     raw = read_json_object(path / "config.json")
-    if raw.get("quantization_config"):
-        raise ModelError("quantization_config: quantised Hugging Face checkpoints are not supported")
     generation_file = path / "generation_config.json"
     generation = read_json_object(generation_file) if generation_file.is_file() else {}
     model: Model
@@ -160,10 +190,10 @@ def _load_folder(path: Path, name: str, dtype: torch.dtype, device: str, progres
     except UnsupportedModelError:
         # The adapter pulls in transformers, which takes a second that a native model does not need to pay.
         generic = importlib.import_module(".generic", __package__)
-        adapter, config = generic.load_generic(path, raw, dtype=dtype, device=device)
+        adapter, config = generic.load_generic(path, raw, dtype=target.dtype, device=target.device)
         model, num_parameters = adapter, adapter.num_parameters()
     else:
-        model, num_parameters = _make_decoder(native, SafetensorsCheckpoint(path), dtype, device, progress)
+        model, num_parameters = _make_decoder(native, _open_folder(path, raw, native), target, progress)
         config = native
     facts = raw | generation
     eos = facts.get("eos_token_id")
@@ -174,19 +204,37 @@ def _load_folder(path: Path, name: str, dtype: torch.dtype, device: str, progres
         name=name,
         path=path,
         num_parameters=num_parameters,
-        dtype=dtype,
-        device=torch.device(device),
+        dtype=target.dtype,
+        device=torch.device(target.device),
         eos_ids=tuple(token for token in (eos if isinstance(eos, list) else [eos]) if type(token) is int),
         bos_id=bos if type(bos) is int else None,
         sampling_defaults=_sampling_defaults(generation),
     )
 
 
+def _open_folder(path: Path, raw: Mapping[str, Any], config: ModelConfig) -> Checkpoint:
+    settings = raw.get("quantization_config")
+    if not settings:
+        return SafetensorsCheckpoint(path)
+    if not isinstance(settings, dict):
+        raise ModelError("quantization_config must be an object")
+    wanted = {name for parameter in list_parameters(config) for name, _ in parameter.sources}
+    return QuantisedFolder(SafetensorsCheckpoint(path, EXTRA_DTYPES), settings, wanted)
+
+
 def _make_decoder(
-    config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: str, progress: Progress | None
+    config: ModelConfig, checkpoint: Checkpoint, target: _Target, progress: Progress | None
 ) -> tuple[Decoder, int]:
-    parameters = load_parameters(config, checkpoint, dtype=dtype, device=device, progress=progress)
-    return Decoder(config, parameters), sum(parameter.numel() for parameter in parameters.values())
+    dtype, device = target.dtype, target.device
+    projections: dict[str, QuantisedLinear | StackedLinear] = {}
+    if target.keep_quantised and isinstance(checkpoint, QuantisedFolder | GGUFCheckpoint):
+        check_shapes(config, list_parameters(config), checkpoint)
+        projections = load_projections(config, checkpoint, dtype=dtype, device=device, invariant=target.invariant)
+    leave_out = {*projections, *(f"{name}_bias" for name in projections)}
+    parameters = load_parameters(config, checkpoint, dtype=dtype, device=device, progress=progress, leave_out=leave_out)
+    num_parameters = sum(parameter.numel() for parameter in parameters.values())
+    num_parameters += sum(projection.num_parameters for projection in projections.values())
+    return Decoder(config, parameters, target.ops, projections), num_parameters
 
 
 def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -111,14 +111,16 @@ def load_parameters(
     dtype: torch.dtype,
     device: str | torch.device,
     progress: Progress | None = None,
+    leave_out: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:
-    """Reads, converts and fuses every parameter; at most one source tensor is held twice.
+    """Reads, converts and fuses every parameter but those to leave out; at most one source tensor is held twice.
 
     Raises:
         ModelError: see check_shapes.
     """
     parameters = list_parameters(config)
     check_shapes(config, parameters, checkpoint)
+    parameters = [parameter for parameter in parameters if parameter.name not in leave_out]
     loaded: dict[str, torch.Tensor] = {}
     for done, parameter in enumerate(parameters, start=1):
         fused = torch.empty(parameter.shape, dtype=dtype, device=device)

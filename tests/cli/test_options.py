@@ -25,6 +25,13 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def given(name: str, value: object) -> list[str]:
+    """The words that set a field to a value."""
+    if isinstance(value, bool):
+        return [flag(name) if value else flag("no_" + name)]
+    return [flag(name), str(value)]
+
+
 OTHER: dict[str, Any] = {
     "model": "some/folder",
     "dtype": "bfloat16",
@@ -42,6 +49,12 @@ OTHER: dict[str, Any] = {
     "max_states": 4,
     "seed": -1,
     "jump_forward": False,
+    "quantization": "int4",
+    "attention_backend": "torch",
+    "overlap": False,
+    "cuda_graphs": False,
+    "max_decode_steps": 2,
+    "deterministic": True,
 }
 
 
@@ -57,17 +70,13 @@ def test_every_field_is_tried_here() -> None:
 @pytest.mark.parametrize("name", OTHER)
 def test_each_flag_sets_its_field(parser: argparse.ArgumentParser, name: str) -> None:
     value = OTHER[name]
-    arguments = [flag("no_" + name)] if value is False else [flag(name), str(value)]
+    arguments = given(name, value)
     config = engine_config(parser.parse_args(arguments))
     assert config == msgspec.structs.replace(EngineConfig(), **{name: value})
 
 
 def test_all_flags_at_once(parser: argparse.ArgumentParser) -> None:
-    arguments = [
-        part
-        for name, value in OTHER.items()
-        for part in ([flag("no_" + name)] if value is False else [flag(name), str(value)])
-    ]
+    arguments = [part for name, value in OTHER.items() for part in given(name, value)]
     assert engine_config(parser.parse_args(arguments)) == EngineConfig(**OTHER)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,9 @@ class PagedTorchAttention(TorchAttention):
     def set_pages(self, rows: np.ndarray, columns: np.ndarray, pages: np.ndarray) -> None:
         self.page_table[torch.from_numpy(rows).long(), torch.from_numpy(columns).long()] = torch.from_numpy(pages)
 
+    def set_scales(self, k_scale: torch.Tensor, v_scale: torch.Tensor) -> None:
+        raise AssertionError("there are none")
+
     def plan(self, batch: AttentionBatch) -> None:
         assert batch.table_row is not None and batch.page_table.shape[1] == 0
         table = self.page_table.numpy()[batch.table_row]
@@ -83,12 +87,9 @@ def make_engine(
             model,
             attention,
             TorchDrawing(),
-            page_size=PAGE,
-            max_num_seqs=SEQUENCES,
             max_steps=max_steps,
             overlaps=overlaps,
             shared_reads=None,
-            device=torch.device("cpu"),
             replays=Eager(),
         )
     else:
@@ -158,7 +159,7 @@ def run(engine: Engine) -> dict[str, tuple[list[int], str]]:
     assert engine.flush_cache()
     assert engine.stats().free_pages == engine.stats().num_pages
     engine.close()
-    found = {}
+    found: dict[str, tuple[list[int], str]] = {}
     for name, heard in outputs.items():
         assert heard[-1].finish is not None and heard[-1].finish.error is None, heard[-1].finish
         found[name] = ([token for output in heard for token in output.tokens], heard[-1].finish.reason)
@@ -196,7 +197,7 @@ def test_the_same_tokens_when_sequences_are_put_back_to_wait(
 def test_graph_sizes_rise_to_the_most_there_can_be(most: int) -> None:
     sizes = graph_sizes(most)
     assert sizes[-1] == most and sizes == sorted(set(sizes))
-    assert all(b - a <= max(a / 8, 8) for a, b in zip(sizes, sizes[1:], strict=False))
+    assert all(b - a <= max(a / 8, 8) for a, b in itertools.pairwise(sizes))
 
 
 def test_slots_are_kept_while_a_sequence_runs_and_given_on_afterwards() -> None:

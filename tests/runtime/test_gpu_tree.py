@@ -70,7 +70,7 @@ def test_the_same_answers_with_shared_reads(folder: Path) -> None:
         plans.append(update(*arguments))
         return plans[-1]
 
-    shared.update = count  # type: ignore[method-assign]
+    shared.update = count  # type: ignore[method-assign,assignment]
     assert answers(engine) == alone
     assert sum(plan is not None for plan in plans) >= 4, "no decode step shared its reads"
 
@@ -100,7 +100,7 @@ def test_a_plan_holds_until_something_changes() -> None:
         numbers.append(1)
         return plan(*arguments)
 
-    shared._plan = counted  # type: ignore[method-assign]
+    shared._plan = counted  # type: ignore[method-assign,assignment]
     first = shared.update(works, slots)
     assert first is not None and len(numbers) == 1
     later = [grown(work, 20) for work in works]

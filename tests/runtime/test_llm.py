@@ -45,6 +45,12 @@ def llm(made: LLM) -> Iterator[LLM]:
     assert made.step() == []
 
 
+def _model(llm: LLM) -> Any:
+    """What computes the logits in its engine."""
+    runner: Any = llm._engine._runner
+    return runner.model
+
+
 def generate(llm: LLM, prompts: Any, params: Any = GREEDY, **options: Any) -> list[PromptOutput]:
     return llm.generate(prompts, params, use_tqdm=False, **options)
 
@@ -215,7 +221,7 @@ def test_a_grammar_that_is_wrong_is_raised_when_the_others_have_ended(llm: LLM) 
 def test_a_failure_ends_all_samples_of_its_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     llm.add_request("bad", "x", SamplingParams(max_tokens=400, n=3, ignore_eos=True))
     llm.step()
-    run = llm._engine._runner.model.run
+    run = _model(llm).run
 
     @torch.inference_mode()
     def poisoned(batch: Any) -> torch.Tensor | None:
@@ -224,7 +230,7 @@ def test_a_failure_ends_all_samples_of_its_request(llm: LLM, monkeypatch: pytest
             logits[0] = math.nan  # one of the three
         return logits
 
-    monkeypatch.setattr(llm._engine._runner.model, "run", poisoned)
+    monkeypatch.setattr(_model(llm), "run", poisoned)
     (output,) = llm.step()
     assert output.finished
     assert isinstance(output.error, EngineError)
@@ -237,7 +243,7 @@ def test_a_failure_is_raised_and_the_rest_goes_on(llm: LLM, monkeypatch: pytest.
         raise RuntimeError("the device is on fire")
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm._engine._runner.model, "run", fails)
+        patch.setattr(_model(llm), "run", fails)
         with pytest.raises(EngineError, match="forward pass failed"):
             generate(llm, ["a", "b"])
     assert generate(llm, "a")[0].finished

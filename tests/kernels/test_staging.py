@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
-from bough.runtime.staging import Download, upload
+from bough.kernels.staging import Download, upload
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_arrays_arrive_as_they_are(device: str) -> None:
-    arrays = [
+    arrays: list[npt.NDArray[Any]] = [
         np.arange(5, dtype=np.int64),
         np.array([[1.5, -2.5, 3.0]], dtype=np.float32),
         np.empty(0, dtype=np.int32),
         np.arange(12, dtype=np.int32).reshape(3, 4).T,
+        np.arange(5, dtype=np.uint8),
+        np.empty((0, 8), np.int32),
     ]
     for array, tensor in zip(arrays, upload(torch.device(device), *arrays), strict=True):
         assert tensor.device.type == device and tensor.is_contiguous()
         assert np.array_equal(tensor.cpu().numpy(), array) and tensor.shape == array.shape
+        assert tensor.data_ptr() % 16 == 0
+
+
+def test_nothing_to_send() -> None:
+    assert upload(torch.device("cpu")) == []
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,0 +1,48 @@
+"""Projections whose rows do not depend on each other: what the deterministic mode gives a decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...kernels.select_invariant import InvariantProduct, select_invariant_product
+from .decoder import Decoder, Linear, Projection
+
+
+@dataclass(frozen=True)
+class InvariantLinear:
+    """x W^T + b through `product`. `weight` [M, N], `bias` [M] or None."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    product: InvariantProduct
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product(x, self.weight, self.bias)
+
+
+def make_invariant(decoder: Decoder, product: InvariantProduct | None = None) -> None:
+    """Replaces every projection of `decoder`, its head included, by one that computes each row alike. In place.
+
+    product    what computes them; None: the Triton kernel
+
+    Raises:
+        TypeError: a projection is not a `Linear`, so nothing is known of its order of sums; none is replaced then.
+    """
+    chosen = select_invariant_product() if product is None else product
+
+    def replaced(name: str, projection: Projection) -> InvariantLinear:
+        if not isinstance(projection, Linear):
+            raise TypeError(f"{name} is a {type(projection).__name__}: only a Linear can be made invariant")
+        return InvariantLinear(projection.weight.contiguous(), projection.bias, chosen)
+
+    head = replaced("head", decoder.head)
+    layers = [
+        {name: replaced(f"layers.{index}.{name}", getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")}
+        for index, layer in enumerate(decoder.layers)
+    ]
+    decoder.head = head
+    for layer, projections in zip(decoder.layers, layers, strict=True):
+        for name, projection in projections.items():
+            setattr(layer, name, projection)

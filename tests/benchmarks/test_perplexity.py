@@ -1,0 +1,53 @@
+"""Perplexity: what is measured is what it says, whatever the chunks, and worse weights measure worse."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from bough.benchmarks.passage import PASSAGE
+from bough.benchmarks.perplexity import compare, log_probabilities, main
+from bough.runtime.models.load import load_model
+from bough.runtime.tokenizer import load_tokenizer
+from tests.tiny_model import write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny")
+
+
+def test_the_text_is_long_enough() -> None:
+    assert len(PASSAGE.split()) > 1700 and PASSAGE.isascii()
+
+
+def test_chunks_do_not_matter(folder: Path) -> None:
+    loaded = load_model(folder, dtype="float32")
+    tokens = load_tokenizer(folder).encode_prompt(PASSAGE)[:60]
+    whole = log_probabilities(loaded, tokens, chunk=60)
+    torch.testing.assert_close(log_probabilities(loaded, tokens, chunk=7), whole, rtol=0, atol=1e-4)
+    torch.testing.assert_close(whole.exp().sum(-1), torch.ones(60))
+
+
+def test_worse_weights_measure_worse(folder: Path) -> None:
+    none, int8, int4 = compare(str(folder), ["int8", "int4"], dtype="float32", num_tokens=120)
+    assert (none.ratio, none.agreement, none.divergence, none.bits) == (1.0, 1.0, 0.0, 32.0)
+    assert 0 < int8.divergence < int4.divergence and int4.agreement < int8.agreement <= 1.0
+    assert abs(math.log(int8.ratio)) < abs(math.log(int4.ratio))
+    assert int4.bits < int8.bits < 32
+    loaded = load_model(folder, dtype="float32")
+    tokens = load_tokenizer(folder).encode_prompt(PASSAGE)[:120]
+    scores = log_probabilities(loaded, tokens)
+    by_hand = math.exp(-sum(float(scores[i, tokens[i + 1]]) for i in range(119)) / 119)
+    assert none.perplexity == pytest.approx(by_hand, rel=1e-4) and none.num_tokens == 120
+
+
+def test_the_last_line_is_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(folder), "--kinds", "w8a8", "--device", "cpu", "--dtype", "float32", "--num-tokens", "30"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    results = json.loads(lines[-1])["results"]
+    assert [result["kind"] for result in results] == ["none", "w8a8"] and len(lines) == 4

@@ -1,0 +1,172 @@
+"""Every Triton kernel compiles for the GPUs that we build for, and needs no more of them than they have."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+
+MATRIX_KERNELS = ("triton_matmul",)
+"""Modules whose kernels are worth nothing unless they use the matrix units."""
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the check finds in a process of its own: in this one kernels may be interpreted."""
+    folder = tmp_path_factory.mktemp("compile")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-m", "bough.kernels.compile_check", "--json", str(folder / "found.json")]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    print(ended.stdout)
+    assert (folder / "found.json").exists(), ended.stderr
+    found: list[dict[str, Any]] = json.loads((folder / "found.json").read_text())
+    assert (ended.returncode != 0) == any(finding["fault"] for finding in found)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_kernel_has_a_fault(findings: list[dict[str, Any]]) -> None:
+    faults = [f"{f['module']}, {f['case']}, sm_{f['target']}: {f['fault']}" for f in findings if f["fault"]]
+    assert faults == []
+    assert {f["target"] for f in findings} == {80, 90}
+    assert all(f["registers"] > 0 for f in findings)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_products_use_the_matrix_units(findings: list[dict[str, Any]]) -> None:
+    mine = [f for f in findings if f["module"] in MATRIX_KERNELS and "fp32" not in f["case"]]
+    assert mine
+    for finding in mine:
+        assert finding["wgmma" if finding["target"] == 90 else "mma"] > 0, finding
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_both_heights_of_a_product_issue_the_same_instructions(findings: list[dict[str, Any]]) -> None:
+    """The promise of triton_matmul that a row is the same among few rows and among many rests on this."""
+    kinds: dict[tuple[str, int], list[tuple[str, str]]] = {}
+    for finding in findings:
+        words = finding["case"].split()
+        if finding["module"] == "triton_matmul" and len(words) == 4:
+            kinds.setdefault((words[1], finding["target"]), []).append((words[2], finding["shape"]))
+    assert {kind: sorted(height for height, _ in found) for kind, found in kinds.items()} == {
+        (kind, target): ["T128", "T64"] for kind in ("narrow", "wide") for target in (80, 90)
+    }
+    for kind, found in kinds.items():
+        assert len({shape for _, shape in found}) == 1 and found[0][1], (kind, found)
+
+
+def launches(tree: ast.AST) -> Iterator[str]:
+    """Names of what is launched as `kernel[grid](...)`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+            yield ast.unparse(node.func.value)
+
+
+def kernels(tree: ast.Module) -> set[str]:
+    """Names of the functions that are Triton kernels or parts of one."""
+    return {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and any("triton.jit" in ast.unparse(d) for d in node.decorator_list)
+    }
+
+
+def unlisted(source: str) -> list[str]:
+    """Kernels that `source` launches, and does not name anywhere else: so not where its cases are made, either."""
+    tree = ast.parse(source)
+    launched = Counter(launches(tree))
+    if not any(isinstance(node, ast.FunctionDef) and node.name == "compile_cases" for node in tree.body):
+        return sorted(launched)
+    named = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return sorted(name for name in kernels(tree) if 0 < launched[name] == named[name])
+
+
+def test_every_launched_kernel_is_listed(repository: Path) -> None:
+    sources = sorted((repository / "kernels").glob("triton_*.py"))
+    assert sources
+    found = {path.name: names for path in sources if (names := unlisted(path.read_text()))}
+    assert found == {}
+
+
+def test_a_kernel_that_is_not_listed_is_seen() -> None:
+    launch = "@triton.jit\ndef kernel(x):\n    pass\n\ndef run(x):\n    kernel[(1,)](x)\n"
+    assert unlisted(launch) == ["kernel"]
+    assert unlisted(launch + "def compile_cases():\n    return []\n") == ["kernel"]
+    assert unlisted(launch + "def compile_cases():\n    return [CompileCase('k', kernel)]\n") == []
+    assert unlisted("@triton.jit\ndef part(x):\n    return x\n") == []
+
+
+def a_kernel(x, size, block):
+    """Never run."""
+
+
+def case(**changes: Any) -> Any:
+    # Imported here and not above: where kernels are interpreted, that must be known before.
+    import triton
+
+    from bough.kernels.compile_case import CompileCase
+
+    fields: dict[str, Any] = {
+        "name": "a",
+        "kernel": triton.JITFunction(a_kernel),
+        "signature": {"x": "*fp32", "size": "i32"},
+        "constants": {"block": 16},
+        "num_warps": 4,
+        "aligned": ("x",),
+    }
+    return CompileCase(**fields | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kernel": a_kernel}, "unset TRITON_INTERPRET"),
+        ({"constants": {}}, r"differ in the arguments \['block'\]"),
+        ({"constants": {"block": 1, "more": 2}}, r"differ in the arguments \['more'\]"),
+        ({"constants": {"block": 1, "size": 2}}, r"\['size'\] are both"),
+        ({"aligned": ("block",)}, r"\['block'\] are aligned"),
+    ],
+)
+def test_a_case_that_does_not_fit_its_kernel_is_refused(changes: dict[str, Any], message: str) -> None:
+    from bough.kernels.compile_check import compile_case
+
+    with pytest.raises(ValueError, match=message):
+        compile_case(case(**changes), 90)
+
+
+def test_a_case_belongs_to_the_target_it_is_named_for() -> None:
+    from bough.kernels.compile_check import applies
+
+    assert [applies(case(name=name), 90) for name in ("a", "a sm90", "a sm80", "sm80 a")] == [True, True, False, True]
+
+
+def test_faults_and_their_table() -> None:
+    from bough.kernels.compile_check import Finding, table
+
+    fine = Finding("triton_a", "b", 80, 0.5, registers=64, shared_bytes=163 * 1024, mma=2, shape="m16n8k16")
+    assert fine.fault is None
+    assert Finding("triton_a", "b", 80, 0.5, shared_bytes=163 * 1024 + 1).fault == (
+        "needs 166913 bytes of shared memory, there are 166912"
+    )
+    assert Finding("triton_a", "b", 90, 0.5, shared_bytes=163 * 1024 + 1).fault is None
+    assert Finding("triton_a", "b", 90, 0.5, spill_bytes=8).fault == "spills 8 bytes"
+    assert Finding("triton_a", "b", 90, 0.5, error="no").fault == "no"
+    assert table([fine]).splitlines()[1].split() == (
+        ["a", "b", "sm_80", "64", "0", "163.0", "KiB", "0", "2", "m16n8k16", "0", "0", "0.5", "ok"]
+    )
+    assert table([fine], markdown=True).splitlines()[1].replace("-", "").replace("|", "").strip() == ""
