@@ -149,6 +149,5 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-
 if __name__ == "__main__":
     sys.exit(main())

@@ -157,34 +157,50 @@ def draw(line: torch.Tensor, rows: SampleRows, row: int) -> int:
         return NONE_ALLOWED
     if float(rows.temperature[row]) == 0.0 or int(rows.top_k[row]) == 1:
         return int((line == top).int().argmax())
-    reach = kept_weights(line, rows, row).cumsum(0)
-    wanted = int(reach[-1]) * uniform_bits(int(rows.seed[row]), int(rows.position[row])) >> 53
-    return int(torch.searchsorted(reach, wanted, right=True))
+    numbers = (float(rows.temperature[row]), int(rows.top_k[row]), float(rows.top_p[row]), float(rows.min_p[row]))
+    return pick(*kept(line, *numbers), uniform_bits(int(rows.seed[row]), int(rows.position[row])))
 
 
-def kept_weights(line: torch.Tensor, rows: SampleRows, row: int) -> torch.Tensor:
-    """Weights [V] int64 of the tokens that top-k, then top-p of what is left, then min-p keep; 0 for the others.
+def pick(tokens: torch.Tensor | None, weights: torch.Tensor, bits: int) -> int:
+    """The token at which the running sum of `weights` int64 [N] passes the random number, `bits` of 2^53, of the total.
+
+    tokens   int64 [N], which each weight is of; None: the token ids are the places
+    """
+    reach = weights.cumsum(0)
+    place = int(torch.searchsorted(reach, int(reach[-1]) * bits >> 53, right=True))
+    return place if tokens is None else int(tokens[place])
+
+
+def kept(
+    line: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """What top-k, then top-p of what is left, then min-p keep of the logits `line` [V], float32.
 
     The likeliest come first, and of equal logits the lower token id. top-p keeps a token while those before it hold
-    less than top_p of the mass; the first always stays.
+    less than top_p of the mass; the first always stays. Returns tokens in rising order (None: all there are) and the
+    weight of each, int64, 0 for what is not kept.
     """
-    temperature = max(float(rows.temperature[row]), COLDEST)
-    top_k, top_p, min_p = int(rows.top_k[row]), float(rows.top_p[row]), float(rows.min_p[row])
+    temperature = max(temperature, COLDEST)
     top = line.max().double()
 
     def weigh(values: torch.Tensor) -> torch.Tensor:
         return (torch.exp((values.double() - top) / temperature) * ONE).long()
 
-    weights = weigh(line)
+    tokens = None
     if 0 < top_k < line.shape[0]:
         cut = line.topk(top_k).values[-1]
-        weights = _cut_off(line, weights, cut, top_k - int((line > cut).sum()))
+        tokens = (line >= cut).nonzero()[:, 0]
+        above = line[tokens] > cut
+        num_equal = top_k - int(above.sum())
+        tokens = tokens[above | ((~above).cumsum(0) <= num_equal)]
+        line = line[tokens]
+    weights = weigh(line)
     if top_p < 1.0:
         numerator, denominator = top_p.as_integer_ratio()
         goal = max(-(-int(weights.sum()) * numerator // denominator), 1)
-        cut, above = _mass_cut(line, weigh, goal)
-        weights = _cut_off(line, weights, cut, -(-(goal - above) // max(int(weigh(cut)), 1)))
-    return torch.where(weights >= int(min_p * ONE), weights, 0)
+        cut, mass_above = _mass_cut(line, weigh, goal)
+        weights = _cut_off(line, weights, cut, -(-(goal - mass_above) // max(int(weigh(cut)), 1)))
+    return tokens, torch.where(weights >= int(min_p * ONE), weights, 0)
 
 
 def _mass_cut(line: torch.Tensor, weigh: Callable[[torch.Tensor], torch.Tensor], goal: int) -> tuple[torch.Tensor, int]:

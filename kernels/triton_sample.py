@@ -7,7 +7,7 @@ it again and inverts. For filtered rows it finds, from the bins, a bound below w
 `collect`, `draw` (`triton_threshold`): the tokens over the bound, mostly some hundred, and the exact filters on them.
 
 Nothing is sorted and no logits are written. A row's result depends on its own data alone, to the bit: the partition
-depends on the vocabulary, sums are made in a fixed order or of whole numbers, and there are no atomics.
+depends on the vocabulary alone, and sums are made in a fixed order, or of whole numbers, where order does not matter.
 
 Floor: one read of the logits, B * V * 2 bytes for bfloat16: at B = 64, V = 151,936 19.5 MB, 5 us at 4.3 TB/s.
 Expected on an H200 at that size: `scan` is bound by its instructions, about 20 a logit for greedy rows, 60 with bins:

@@ -15,7 +15,7 @@ from ..kernels.staging import Download, upload
 from ..kernels.step import DecodeInputs
 from .batch import build_batch
 from .gpu_graphs import Replays, graph_sizes
-from .gpu_sampler import cuts, draw_rows
+from .gpu_sampler import draw_rows
 from .gpu_slots import Slot, SlotTable, page_changes
 from .gpu_state import DeviceState
 from .gpu_tree import SharedReads
@@ -87,7 +87,7 @@ class GpuPasses:
         if specs is None:
             logits = self._replays.run(("logits", size, shared is None), lambda: self._score(size, shared))
             return GpuPass(self, plan, slots, logits[: len(slots)])
-        filters = any(cuts(spec.params) for spec in specs)
+        filters = any(spec.params.cuts for spec in specs)
         drawn = []
         for _ in plans:
             key = ("draw", size, filters, shared is None)

@@ -75,7 +75,7 @@ def draw_rows(
     )
     tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
     found = SampleTables(**dict(zip(tables, sent[8:], strict=True)))
-    drawing.draw(logits, sample_rows, found, tokens, filters=any(cuts(row.params) for row in rows))
+    drawing.draw(logits, sample_rows, found, tokens, filters=any(row.params.cuts for row in rows))
     return tokens, None
 
 
@@ -95,9 +95,3 @@ def _biases(
         ids[line, : len(pairs)] = [token for token, _ in pairs]
         values[line, : len(pairs)] = [value for _, value in pairs]
     return bias_row, ids, values
-
-
-def cuts(params: SamplingParams) -> bool:
-    """Whether these parameters leave tokens out of the draw."""
-    _, top_k, top_p, min_p = sampling_numbers(params)
-    return bool(top_k) or top_p < 1.0 or min_p > 0.0

@@ -11,14 +11,9 @@ import numpy.typing as npt
 import torch
 
 from ..kernels.mask_logits import mask_logits_
+from ..kernels.sampling import COLDEST, ONE, kept, pick
 from .request import TokenLogprob
 from .sampling import SamplingParams
-
-_CANDIDATES = 1024
-"""Most likely tokens that top-p and min-p look at before they fall back to the whole vocabulary."""
-
-_COLDEST = 1e-30
-"""Temperatures below are taken as this one: float32 holds logits divided by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,59 +137,28 @@ def penalise(logits: torch.Tensor, rows: Sequence[Row]) -> None:
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """One token id a row, by inversion of the cumulative distribution at the row's uniform number."""
-    # The largest becomes 0 first, so that a temperature next to 0 is greedy and does not overflow.
-    temperatures = torch.tensor([max(row.params.temperature, _COLDEST) for row in rows], device=logits.device)[:, None]
-    scaled = (logits.float() - logits.amax(dim=1, keepdim=True)) / temperatures
-    plain = [i for i, row in enumerate(rows) if not _filters(row.params)]
-    filtered = [i for i, row in enumerate(rows) if _filters(row.params)]
+    """One token id a row, as kernels.sampling draws: in whole numbers, in the order of the vocabulary."""
+    logits = logits.float()
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    plain = [index for index, row in enumerate(rows) if not row.params.cuts]
     if plain:
-        probabilities = torch.softmax(scaled[plain], dim=1)
-        tokens[plain] = _invert(probabilities, [rows[i] for i in plain])
-    for i in filtered:  # candidate counts differ, so each row has its own width
-        tokens[i] = _draw_filtered(scaled[i], rows[i])
+        temperatures = torch.tensor([rows[index].params.temperature for index in plain], device=logits.device)
+        scaled = logits[plain].double()
+        scaled -= scaled.amax(dim=1, keepdim=True)
+        scaled /= temperatures.double().clamp_(min=COLDEST)[:, None]
+        reach = (scaled.exp_() * ONE).long().cumsum(dim=1)
+        # The product has more than 64 bits, which only the host has.
+        totals = zip(reach[:, -1].tolist(), plain, strict=True)
+        wanted = torch.tensor([total * _bits(rows[index]) >> 53 for total, index in totals], device=reach.device)
+        tokens[plain] = torch.searchsorted(reach, wanted[:, None], right=True)[:, 0]
+    for index, row in enumerate(rows):
+        if row.params.cuts:
+            numbers = np.float32([row.params.temperature, row.params.top_p, row.params.min_p]).tolist()
+            temperature, top_p, min_p = numbers
+            tokens[index] = pick(*kept(logits[index], temperature, row.params.top_k or 0, top_p, min_p), _bits(row))
     return tokens
 
 
-def _filters(params: SamplingParams) -> bool:
-    return bool(params.top_k and params.top_k > 0) or params.top_p < 1.0 or params.min_p > 0.0
-
-
-def _invert(probabilities: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """First index at which the cumulative probability [R, C] exceeds the row's uniform number times the total."""
-    cumulative = probabilities.double().cumsum(dim=1)
-    uniform = torch.tensor([row.uniform for row in rows], dtype=torch.float64, device=cumulative.device)
-    wanted = uniform * cumulative[:, -1]
-    index = torch.searchsorted(cumulative, wanted[:, None], right=True)[:, 0]
-    # A product rounded up to the total itself falls on the last token that has any probability.
-    last = probabilities.shape[1] - 1 - probabilities.flip(1).gt(0).int().argmax(dim=1)
-    return torch.minimum(index, last)
-
-
-def _draw_filtered(scaled: torch.Tensor, row: Row) -> int:
-    """Top-k, then top-p (of what top-k left), then min-p, likeliest tokens first."""
-    params = row.params
-    size = scaled.shape[0]
-    keep = params.top_k if params.top_k and params.top_k > 0 else size
-    normaliser = torch.logsumexp(scaled, dim=0)
-    values, ids = scaled.topk(min(keep if keep < size else _CANDIDATES, size))
-    probabilities = torch.exp(values - normaliser)
-    if len(ids) < min(keep, size) and not _decided(probabilities, params):
-        values, ids = scaled.topk(size)
-        probabilities = torch.exp(values - normaliser)
-    if keep < size:
-        probabilities = probabilities / probabilities.sum()
-    chosen = torch.ones_like(probabilities, dtype=torch.bool)
-    if params.top_p < 1.0:
-        before = probabilities.double().cumsum(dim=0) - probabilities
-        chosen &= before < params.top_p
-    if params.min_p > 0.0:
-        chosen &= probabilities >= params.min_p * probabilities[0]
-    chosen[0] = True
-    return int(ids[_invert((probabilities * chosen)[None], [row])[0]])
-
-
-def _decided(probabilities: torch.Tensor, params: SamplingParams) -> bool:
-    """True if no token past these candidates can pass top-p or min-p."""
-    return bool(probabilities.sum() >= params.top_p) or bool(probabilities[-1] < params.min_p * probabilities[0])
+def _bits(row: Row) -> int:
+    """The row's random number in units of 2^-53."""
+    return int(row.uniform * 2**53)
