@@ -17,6 +17,9 @@ SUM   := $(shell cksum < pyproject.toml | tr ' ' '-')
 USE   := $(VENV)/.stamp-use-$(SUM)
 DEV   := $(VENV)/.stamp-dev-$(SUM)
 
+# The oldest Triton that we support; every kernel is compiled with it, too.
+OLDEST := $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' '-')),$(VENV)/triton-oldest)
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-gpu accept fast lint format bench serve model install dev dist clean
 
@@ -26,7 +29,7 @@ help:     ## list the targets
 demo: model  ## run a small program and write its timeline to demo.html
 	$(BIN)/bough run examples/demo.py --timeline demo.html
 
-test: $(DEV) model  ## run all tests
+test: $(DEV) $(OLDEST) model  ## run all tests
 	$(BIN)/pytest
 
 test-gpu: $(DEV)  ## on a machine with a GPU: the tests of the kernels, compiled, and of the engine there
@@ -83,3 +86,8 @@ $(USE): | $(BIN)/python
 $(DEV): $(USE)
 	$(PIP) --editable '.[dev]'
 	@rm -f $(VENV)/.stamp-dev-*; touch $@
+
+$(VENV)/triton-oldest: | $(DEV)
+	@rm -rf $@.part
+	$(PIP) --no-deps --target $@.part triton==3.6.0
+	@mv $@.part $@

@@ -149,13 +149,7 @@ def table(results: Sequence[Quality]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table, then one JSON line."""
-    parser = argparse.ArgumentParser(prog="python -m bough.benchmarks.perplexity", description=__doc__)
-    parser.add_argument("model", nargs="?", default="smollm2-135m")
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=[*KINDS, "stored"])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--num-tokens", type=int, help="of the text; default: all")
-    options = parser.parse_args(argv)
+    options = _parser().parse_args(argv)
     results = compare(
         options.model, options.kinds, device=options.device, dtype=options.dtype, num_tokens=options.num_tokens
     )
@@ -163,6 +157,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = {"model": options.model, "device": options.device, "torch": torch.__version__}
     print(json.dumps(facts | {"results": [asdict(result) for result in results]}))
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bough bench perplexity", description=__doc__)
+    parser.add_argument("model", nargs="?", default="smollm2-135m")
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=[*KINDS, "stored"])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--num-tokens", type=int, help="of the text; default: all")
+    return parser
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model                   name ("smollm2-135m"), folder, .gguf file, or hub id
     dtype                   of weights and activations: "auto", "float32", "bfloat16", "float16"
     kv_cache_dtype          of keys and values: "auto" is the activations'; "fp8_e4m3" holds twice as much (GPU)
-    quantization            of the layers' weights: "fp8", "int8", "int4"; None: as the checkpoint has them
+    quantization            of the layers' weights: "fp8", "int8", "w8a8", "int4"; None: as the checkpoint has them
     device                  "auto", "cpu", "cuda", "cuda:1", ...
     max_model_len           tokens of prompt and completion at most; None: what the model was made for
     max_num_seqs            sequences that run at once; None: 64 on the CPU, 256 on a GPU
@@ -43,7 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str = "smollm2-135m"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"] = "auto"
-    quantization: Literal["fp8", "int8", "int4"] | None = None
+    quantization: Literal["fp8", "int8", "w8a8", "int4"] | None = None
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None

@@ -27,7 +27,7 @@ Messages = Sequence[dict[str, Any]]
 
 MAX_PROMPTS = 1 << 20
 
-_QUANTIZATIONS = (None, "fp8", "int8", "int4")
+_QUANTIZATIONS = (None, "fp8", "int8", "w8a8", "int4")
 _ONLY_ONE_DEVICE = "one device serves the whole model; run one engine a device instead"
 
 

@@ -52,11 +52,22 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     """
     device = _device(config.device)
     backend = _backend(config, device)
-    loaded = load_model(config.model, dtype=config.dtype, device=device, backend=backend, progress=progress)
-    return make_engine(config, loaded, load_tokenizer(loaded.path))
+    loaded = load_model(
+        config.model,
+        dtype=config.dtype,
+        device=device,
+        backend=backend,
+        # Weights that are to be quantised otherwise are undone first.
+        keep_quantised=None if config.quantization is None else False,
+        invariant=config.deterministic,
+        progress=progress,
+    )
+    return make_engine(config, loaded, load_tokenizer(loaded.path), progress)
 
 
-def make_engine(config: EngineConfig, loaded: LoadedModel, tokenizer: Tokenizer) -> Engine:
+def make_engine(
+    config: EngineConfig, loaded: LoadedModel, tokenizer: Tokenizer, progress: Progress | None = None
+) -> Engine:
     """An engine over a model that is loaded, on the device where it is.
 
     Raises:
@@ -64,7 +75,7 @@ def make_engine(config: EngineConfig, loaded: LoadedModel, tokenizer: Tokenizer)
     """
     device = str(loaded.device)
     backend = _backend(config, device)
-    _convert(config, loaded, backend)
+    _convert(config, loaded, backend, progress)
     limits = config.limits(device)
     page_size = config.page_size or (1 if backend == "torch" else 16)
     max_model_len = _max_model_len(config, loaded)
@@ -116,18 +127,16 @@ def _backend(config: EngineConfig, device: str) -> str:
     return backend
 
 
-def _convert(config: EngineConfig, loaded: LoadedModel, backend: str) -> None:
+def _convert(config: EngineConfig, loaded: LoadedModel, backend: str, progress: Progress | None) -> None:
     """Changes the layers' products to what `config` asks for, in place."""
     if config.quantization is None and not config.deterministic:
         return
-    if config.quantization is not None and config.deterministic:
-        raise RequestError("deterministic answers are not possible with quantization", param="deterministic")
     if not isinstance(loaded.model, Decoder):
         what = "quantization" if config.quantization is not None else "deterministic"
         raise ModelError(f"{what} is possible for models of the Llama family only, not {loaded.config.architecture}")
     if config.quantization is not None:
-        quantise_decoder(loaded.model, config.quantization)
-    elif backend == "triton":
+        quantise_decoder(loaded.model, config.quantization, invariant=config.deterministic, progress=progress)
+    if config.deterministic and backend == "triton":
         make_invariant(loaded.model)
 
 

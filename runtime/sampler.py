@@ -153,8 +153,8 @@ def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
         tokens[plain] = torch.searchsorted(reach, wanted[:, None], right=True)[:, 0]
     for index, row in enumerate(rows):
         if row.params.cuts:
-            numbers = np.float32([row.params.temperature, row.params.top_p, row.params.min_p]).tolist()
-            temperature, top_p, min_p = numbers
+            numbers = np.array([row.params.temperature, row.params.top_p, row.params.min_p], np.float32)
+            temperature, top_p, min_p = numbers.tolist()
             tokens[index] = pick(*kept(logits[index], temperature, row.params.top_k or 0, top_p, min_p), _bits(row))
     return tokens
 

@@ -8,6 +8,7 @@ import torch
 
 from ...kernels.select_invariant import InvariantProduct, select_invariant_product
 from .decoder import Decoder, Linear, Projection
+from .quantised import QuantisedLinear, StackedLinear
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,19 @@ def make_invariant(decoder: Decoder, product: InvariantProduct | None = None) ->
 
     product    what computes them; None: the Triton kernel
 
+    Quantised projections that were made invariant are left as they are.
+
     Raises:
-        TypeError: a projection is not a `Linear`, so nothing is known of its order of sums; none is replaced then.
+        TypeError: a projection is neither that nor a `Linear`: nothing is known of its order of sums. None is replaced
+            then.
     """
     chosen = select_invariant_product() if product is None else product
 
-    def replaced(name: str, projection: Projection) -> InvariantLinear:
+    def replaced(name: str, projection: Projection) -> Projection:
+        if isinstance(projection, QuantisedLinear | StackedLinear) and projection.invariant:
+            return projection
         if not isinstance(projection, Linear):
-            raise TypeError(f"{name} is a {type(projection).__name__}: only a Linear can be made invariant")
+            raise TypeError(f"{name} is a {type(projection).__name__}: only a Linear can be made invariant afterwards")
         return InvariantLinear(projection.weight.contiguous(), projection.bias, chosen)
 
     head = replaced("head", decoder.head)
