@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,56 +13,42 @@ from .sampling import SampleRows, SampleTables, sample_rows
 from .step import DecodeInputs
 
 
-class Drawing(Protocol):
-    """The ends of a decode step, see kernels.step, and the draw between them. Nothing waits for the device."""
+class Draw(Protocol):
+    """Draws a token from each row of logits, as sampling.sample_rows does; waits for nothing."""
 
-    def begin(
-        self,
-        slots: torch.Tensor,
-        last_token: torch.Tensor,
-        position: torch.Tensor,
-        page_table: torch.Tensor,
-        page_size: int,
-        inputs: DecodeInputs,
-    ) -> None: ...
-
-    def draw(
+    def __call__(
         self, logits: torch.Tensor, rows: SampleRows, tables: SampleTables, out: torch.Tensor, *, filters: bool
     ) -> None:
-        """See sampling.sample_rows. Without `filters` no row has top-k, top-p or min-p."""
-
-    def end(
-        self, slots: torch.Tensor, drawn: torch.Tensor, last_token: torch.Tensor, position: torch.Tensor
-    ) -> None: ...
+        """Without `filters` no row has top-k, top-p or min-p."""
 
 
-class TorchDrawing:
+@dataclass(frozen=True)
+class Drawing:
+    """One implementation of the ends of a decode step, step.begin_decode and step.end_decode, and of the draw."""
+
+    begin: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, DecodeInputs], None]
+    draw: Draw
+    end: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+def torch_drawing() -> Drawing:
     """The reference, for any device."""
 
-    def begin(
-        self,
-        slots: torch.Tensor,
-        last_token: torch.Tensor,
-        position: torch.Tensor,
-        page_table: torch.Tensor,
-        page_size: int,
-        inputs: DecodeInputs,
-    ) -> None:
-        step.begin_decode(slots, last_token, position, page_table, page_size, inputs)
-
-    def draw(
-        self, logits: torch.Tensor, rows: SampleRows, tables: SampleTables, out: torch.Tensor, *, filters: bool
-    ) -> None:
+    def draw(logits: torch.Tensor, rows: SampleRows, tables: SampleTables, out: torch.Tensor, *, filters: bool) -> None:
         sample_rows(logits, rows, tables, out)
 
-    def end(self, slots: torch.Tensor, drawn: torch.Tensor, last_token: torch.Tensor, position: torch.Tensor) -> None:
-        step.end_decode(slots, drawn, last_token, position)
+    return Drawing(step.begin_decode, draw, step.end_decode)
 
 
-def select_drawing(device: torch.device, max_rows: int, vocab_size: int, *, triton: bool) -> Drawing:
-    """The drawing for a device, with its workspace for `max_rows` rows of logits."""
-    if not triton:
-        return TorchDrawing()
-    from .triton_drawing import TritonDrawing
+def triton_drawing(device: torch.device, max_rows: int, vocab_size: int) -> Drawing:
+    """In Triton, with a workspace for `max_rows` rows of logits: more are drawn in parts."""
+    from . import triton_sample, triton_step
 
-    return TritonDrawing(max_rows, vocab_size, device)
+    workspace = triton_sample.SampleWorkspace.create(max_rows, vocab_size, device)
+
+    def draw(logits: torch.Tensor, rows: SampleRows, tables: SampleTables, out: torch.Tensor, *, filters: bool) -> None:
+        for start in range(0, len(logits), max_rows):
+            part = slice(start, start + max_rows)
+            triton_sample.sample_rows(logits[part], rows.select(part), tables, workspace, out[part], filters=filters)
+
+    return Drawing(triton_step.begin_decode, draw, triton_step.end_decode)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels.attention import AttentionBatch
+from ..kernels.attention import AttentionBatch, SharedPrefix
 from .scheduler import Plan
 
 
@@ -30,10 +30,16 @@ class Batch:
     attention: AttentionBatch
 
 
-def build_batch(plan: Plan, page_size: int, table_row: npt.NDArray[np.int32] | None = None) -> Batch:
+def build_batch(
+    plan: Plan,
+    page_size: int,
+    table_row: npt.NDArray[np.int32] | None = None,
+    shared: tuple[SharedPrefix, ...] = (),
+) -> Batch:
     """Lays the plan's work out in order, one stretch of query tokens a sequence.
 
-    With `table_row`, where each work's page table is on the device, the page tables themselves are left out.
+    With `table_row`, where each work's page table is on the device, the page tables themselves are left out. `shared`
+    is as AttentionBatch has it, of the plan's work.
     """
     tokens: list[int] = []
     fed: list[int] = []
@@ -74,5 +80,5 @@ def build_batch(plan: Plan, page_size: int, table_row: npt.NDArray[np.int32] | N
         logit_rows=np.concatenate(rows).astype(np.int64) if rows else np.empty(0, dtype=np.int64),
         fed=np.array(fed, dtype=np.int64),
         fed_rows=np.array(fed_rows, dtype=np.int64),
-        attention=AttentionBatch(query_start, context_len, page_table, np.concatenate(slots), table_row=table_row),
+        attention=AttentionBatch(query_start, context_len, page_table, np.concatenate(slots), shared, table_row),
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from ..kernels.attention import SharedPrefix
 from ..kernels.decode_rows import DecodeRows, DeviceAttention
 from ..kernels.drawing import Drawing
 from ..kernels.padded_work import PaddedWork
@@ -18,7 +20,7 @@ from .gpu_graphs import Replays, graph_sizes
 from .gpu_sampler import draw_rows
 from .gpu_slots import Slot, SlotTable, page_changes
 from .gpu_state import DeviceState
-from .gpu_tree import SharedReads
+from .gpu_tree import SharedReads, arrange
 from .passes import DrawSpec, Masks, Pass
 from .runner import Model
 from .sampler import Draws, Row
@@ -99,14 +101,19 @@ class GpuPasses:
 
     def _forward(self, plan: Plan, slots: list[Slot]) -> torch.Tensor | None:
         """Logits of the plan's logit rows."""
-        indices = np.array([slot.index for slot in slots], np.int32)
-        batch = build_batch(plan, self._page_size, indices)
+        order = list(range(len(slots)))
+        shared: tuple[SharedPrefix, ...] = ()
+        if self._shared_reads is not None:
+            order, shared = arrange(plan.work, self._page_size)
+        works = [plan.work[index] for index in order]
+        indices = np.array([slots[index].index for index in order], np.int32)
+        batch = build_batch(Plan(works, [], []), self._page_size, indices, shared)
         self._attention.plan(batch.attention)
         tokens, positions, logit_rows, fed, fed_slots = upload(
             self._device,
             batch.tokens,
             batch.positions,
-            batch.logit_rows,
+            _in_plan_order(batch.logit_rows, works, order),
             batch.fed,
             indices[batch.fed_rows].astype(np.int64),
         )
@@ -234,6 +241,16 @@ class DrawnPass:
 
     def done(self) -> bool:
         return self._download.done()
+
+
+def _in_plan_order(
+    logit_rows: npt.NDArray[np.int64], works: Sequence[Work], order: Sequence[int]
+) -> npt.NDArray[np.int64]:
+    """The logit rows of `works`, which were put in this order, as the plan has them."""
+    stops = np.cumsum([work.logits_stop - work.logits_start for work in works])
+    parts = np.split(logit_rows, stops[:-1])
+    place = np.argsort(order)
+    return np.concatenate([parts[index] for index in place])
 
 
 def _to_draws(tokens: np.ndarray) -> Draws:

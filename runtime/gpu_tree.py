@@ -7,8 +7,9 @@ from collections.abc import Sequence as AbstractSequence
 import numpy as np
 import torch
 
+from ..kernels.attention import SharedPrefix
 from ..kernels.padded_work import PaddedWork, write_padded
-from ..kernels.sharing import SharingIndex
+from ..kernels.sharing import SharingIndex, find_shared, order_by_prefix
 from ..kernels.staging import upload
 from ..kernels.tree_plan import TreePlanner
 from ..radix import Lease
@@ -17,6 +18,25 @@ from .scheduler import Work
 
 _REPLAN_TOKENS = 128
 """By so much sequences may grow on one plan: the last item of each is open, but balanced for the length it had."""
+
+
+_MIN_TOKENS = 64
+"""Fewer in common are not looked at: no plan would read them apart."""
+
+
+def arrange(works: AbstractSequence[Work], page_size: int) -> tuple[list[int], tuple[SharedPrefix, ...]]:
+    """An order that puts works with common cached pages side by side, and the groups in that order."""
+    pages = []
+    for work in works:
+        lease = work.sequence.lease
+        assert lease is not None
+        pages.append(lease.pages[: lease.num_shared])
+    order = order_by_prefix(pages).tolist()
+    return order, find_shared([pages[index] for index in order], min_pages=_min_pages(page_size))
+
+
+def _min_pages(page_size: int) -> int:
+    return max(_MIN_TOKENS // page_size, 1)
 
 
 class SharedReads:
@@ -28,7 +48,7 @@ class SharedReads:
         self._capacity = planner.capacity(max_rows)
         self._host = np.zeros(self._capacity.size, np.int32)
         self._buffer = torch.zeros(self._capacity.size, dtype=torch.int32, device=device)
-        self._index: SharingIndex[int] = SharingIndex(min_pages=max(64 // page_size, 1))
+        self._index: SharingIndex[int] = SharingIndex(min_pages=_min_pages(page_size))
         self._known: dict[int, tuple[Lease, int, int]] = {}  # of each slot: lease, what changes with its pages, epoch
         self._rows: list[int] = []
         self._planned_at = 0

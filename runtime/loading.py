@@ -10,7 +10,7 @@ import torch
 
 from ..constrain import GrammarCompiler
 from ..kernels.attention import KVShape
-from ..kernels.drawing import select_drawing
+from ..kernels.drawing import triton_drawing
 from ..kernels.select import select_attention
 from ..kernels.work_planner import WorkPlanner
 from .calibrate import TEXT, kv_scales
@@ -218,7 +218,7 @@ def _runner(
     return GpuPasses(
         loaded.model,
         attention,
-        select_drawing(device, limits.max_num_seqs, loaded.config.vocab_size, triton=True),
+        triton_drawing(device, limits.max_num_seqs, loaded.config.vocab_size),
         max_steps=config.max_decode_steps if isinstance(loaded.model, Decoder) else 1,
         overlaps=config.overlap,
         shared_reads=_shared_reads(config, loaded, shape, limits),

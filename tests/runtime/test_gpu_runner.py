@@ -15,7 +15,7 @@ from bough.constrain import GrammarCompiler
 from bough.constrain.spec import JsonSchema
 from bough.kernels.attention import AttentionBatch, KVShape
 from bough.kernels.decode_rows import DecodeRows
-from bough.kernels.drawing import TorchDrawing
+from bough.kernels.drawing import torch_drawing
 from bough.kernels.torch_attention import TorchAttention
 from bough.runtime.client import ModelInfo
 from bough.runtime.config import EngineConfig
@@ -86,7 +86,7 @@ def make_engine(
         runner = GpuPasses(
             model,
             attention,
-            TorchDrawing(),
+            torch_drawing(),
             max_steps=max_steps,
             overlaps=overlaps,
             shared_reads=None,

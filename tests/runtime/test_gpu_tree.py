@@ -12,6 +12,7 @@ from ..triton_interpreter import DEVICE
 
 from bough.kernels.tree_cost import HeadShape, Machine  # isort: skip
 from bough.kernels.tree_plan import TreePlanner  # isort: skip
+from bough.kernels.work_planner import WorkPlanner  # isort: skip
 from bough.runtime.config import EngineConfig  # isort: skip
 from bough.runtime.engine import Engine  # isort: skip
 from bough.runtime.gpu_slots import Slot  # isort: skip
@@ -73,6 +74,27 @@ def test_the_same_answers_with_shared_reads(folder: Path) -> None:
     shared.update = count  # type: ignore[method-assign,assignment]
     assert answers(engine) == alone
     assert sum(plan is not None for plan in plans) >= 4, "no decode step shared its reads"
+
+
+@pytest.mark.parametrize("settings", [{"max_batch_tokens": 20}, {"cuda_graphs": False, "overlap": False}])
+def test_passes_of_prompts_and_decodes_share_reads_too(folder: Path, settings: dict[str, Any]) -> None:
+    """Prompts in chunks beside sequences that decode, in the order of what they share and back."""
+    alone = answers(load(folder, attention_backend="torch", page_size=PAGE))
+    engine = load(folder, attention_backend="triton", **settings)
+    runner: Any = engine._runner
+    attention = runner._attention
+    plans: list[int] = []
+    plan = attention.plan
+
+    def count(batch: Any) -> None:
+        plans.append(len(batch.shared))
+        plan(batch)
+        attention._planner = WorkPlanner(attention.shape, 4, torch.float32, DEVICE)
+        attention._planner.tree = planner()
+
+    attention.plan = count
+    assert answers(engine) == alone
+    assert sum(number > 0 for number in plans) >= 2, "no pass of any shape shared its reads"
 
 
 def decoding(cache: PrefixCache, tokens: list[int], slot: int) -> tuple[Work, Slot]:
