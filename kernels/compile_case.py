@@ -14,6 +14,8 @@ class CompileCase:
     signature    argument -> "*bf16", "*fp32", "*i32", "*i64", "*fp8e4nv", "i32", "i64", "fp32"; constants left out
     constants    argument -> its constexpr value
     aligned      arguments known to be divisible by 16 (pointers of torch tensors are, so are strides of whole heads)
+    fusion       whether products and sums may become fused multiply-adds
+    max_registers  the launch's limit for a thread, if it has one
     """
 
     name: str
@@ -23,3 +25,5 @@ class CompileCase:
     num_warps: int
     num_stages: int = 1
     aligned: tuple[str, ...] = ()
+    fusion: bool = True
+    max_registers: int | None = None

@@ -127,7 +127,8 @@ def compile_case(case: CompileCase, target: int) -> Any:
     signature = {name: case.signature.get(name, "constexpr") for name in names}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in case.aligned}
     source = ASTSource(case.kernel, signature, dict(case.constants), aligned)
-    options = {"num_warps": case.num_warps, "num_stages": case.num_stages, "enable_fp_fusion": True}
+    options: dict[str, Any] = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    options |= {"enable_fp_fusion": case.fusion, "maxnreg": case.max_registers}
     return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
 
 

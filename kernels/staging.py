@@ -49,7 +49,11 @@ class Download:
             self._host = [tensor.clone() for tensor in tensors]
 
     def done(self) -> bool:
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+        """True if `wait` would not wait; if the device has failed, it is for `wait` to say so."""
+        try:
+            return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            return True
 
     def wait(self) -> list[npt.NDArray[Any]]:
         if self._event is not None:

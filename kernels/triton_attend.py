@@ -17,8 +17,20 @@ def tanh(x):
 
 
 @triton.jit
+def as_factors(q, cache: tl.constexpr):
+    """Queries as `attend_pages` takes them with a cache of this dtype.
+
+    Beside a cache of 8-bit floats bfloat16 becomes float16, limited to what it holds. The cache's numbers become
+    float16 two by two, in one instruction, and bfloat16 in three: more than there is time for while the next are read.
+    """
+    if cache == tl.float8e4nv and q.dtype == tl.bfloat16:
+        q = tl.clamp(q.to(tl.float32), -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
+    return q
+
+
+@triton.jit
 def attend_pages(
-    q,  # [M, D_PAD] queries, in the dtype of the products; columns past D are 0
+    q,  # [M, D_PAD] queries, in the dtype of the products: see `as_factors`; columns past D are 0
     acc,  # [M, D_PAD] float32, weighted sum of values so far
     top,  # [M] float32, largest score so far, in powers of two; -inf at first
     total,  # [M] float32, sum of exp2(score - top) so far

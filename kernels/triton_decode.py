@@ -23,7 +23,7 @@ import triton.language as tl
 
 from .compile_case import CompileCase
 from .processor import num_processors
-from .triton_attend import LOG2_E, attend_pages
+from .triton_attend import LOG2_E, as_factors, attend_pages
 from .triton_merge import merge_splits
 from .work_list import ITEM_FIELDS, SPLIT_ALIGNMENT
 
@@ -160,7 +160,7 @@ def _decode_kernel(
         if k_scale is not None:
             scale *= tl.load(k_scale + head)
         acc, top, total = attend_pages(
-            tile,
+            as_factors(tile, keys.dtype.element_ty),
             tl.zeros([BLOCK_M, D_PAD], tl.float32),
             tl.full([BLOCK_M], float("-inf"), tl.float32),
             tl.zeros([BLOCK_M], tl.float32),

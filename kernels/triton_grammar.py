@@ -45,7 +45,7 @@ def advance_states(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _advance_kernel(
     token_class,
     next_state,

@@ -56,7 +56,7 @@ _FLOAT32 = _Tile(64, 64, 32, 4, 3)
 _GROUP = 8  # tiles of x that take turns at a tile of weight, so that L2 serves both
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _linear(
     x,  # [T, N], rows x_stride apart
     weight,  # [M, N]

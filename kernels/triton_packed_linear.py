@@ -75,6 +75,16 @@ def _numbers(words, shift, addend, dtype: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
+def _scales_at(scales, zeros, at, ZEROS: tl.constexpr):
+    """Scales and zeros [BLOCK_M] of a group; twice the scales where there are no zeros."""
+    scale = tl.load(scales + at)
+    zero = scale
+    if ZEROS > 0:
+        zero = tl.load(zeros + at)
+    return scale, zero
+
+
+@triton.jit(do_not_specialize=["T"])
 def _linear(
     x,  # [T, N], rows x_stride apart
     words,  # [blocks, M, PARTS * WIDTH * BITS / 32]
@@ -121,19 +131,28 @@ def _linear(
     one: tl.constexpr = 0x43004300 if dtype == tl.bfloat16 else 0x64006400
     x_at = x + t.to(tl.int64)[None, :] * x_stride + n[:, None]
     words_at = words + (first.to(tl.int64) * M + row[:, None]) * WORDS + tl.arange(0, WORDS)[None, :]
+    # Where a block has one scale a row, those of the next block are read while this one is computed: for the compiler
+    # to do that, one or two bytes each are too few.
+    AHEAD: tl.constexpr = PER_BLOCK == 1 and (ZEROS > 0 or not PER_ROW)
+    next_scale, next_zero = _scales_at(scales, zeros, first // group_blocks * M + row, ZEROS)
     acc = tl.zeros([BLOCK_M, BLOCK_T], tl.float32)
     for block in tl.range(first, tl.minimum(first + blocks_each, blocks), num_stages=STAGES):
         packed = tl.load(words_at)
+        if AHEAD:
+            scale, zero = next_scale, next_zero
+            group = tl.minimum((block + 1) // group_blocks, groups - 1)  # there is none after the last
+            next_scale, next_zero = _scales_at(scales, zeros, group * M + row, ZEROS)
         for inner in tl.static_range(PER_BLOCK):
-            group = block * PER_BLOCK + inner if PER_BLOCK > 1 else block // group_blocks
-            if not EVEN_N:
-                group = tl.minimum(group, groups - 1)  # the padding of the last block may have none: its sums are 0
+            if PER_BLOCK > 1:
+                # The padding of the last block may have none: its sums are 0.
+                group = tl.minimum(block * PER_BLOCK + inner, groups - 1)
+                scale, zero = _scales_at(scales, zeros, group * M + row, ZEROS)
             if BITS == 8:
                 addend = one
             elif ZEROS == 0:
                 addend = one + 8 * 0x00010001
             elif ZEROS == 1:
-                addend = (one + 0x00100010 - tl.load(zeros + group * M + row).to(tl.int32) * 0x00010001)[:, None]
+                addend = (one + 0x00100010 - zero.to(tl.int32) * 0x00010001)[:, None]
             else:
                 addend = one + 16 * 0x00010001
             total = acc if PER_ROW else tl.zeros([BLOCK_M, BLOCK_T], tl.float32)
@@ -145,10 +164,10 @@ def _linear(
             if PER_ROW:
                 acc = total
             else:
-                acc += total * tl.load(scales + group * M + row).to(tl.float32)[:, None]
+                acc += total * scale.to(tl.float32)[:, None]
             if ZEROS == 2:
-                minimum = tl.load(zeros + group * M + row).to(tl.float32)
-                acc += minimum[:, None] * tl.load(sums + (block * PER_BLOCK + inner) * sums_stride + t)[None, :]
+                total = tl.load(sums + (block * PER_BLOCK + inner) * sums_stride + t)[None, :]
+                acc += zero.to(tl.float32)[:, None] * total
         words_at += M.to(tl.int64) * WORDS
     acc, complete = add_parts(
         acc, parts, arrived, T, tile, split, tl.num_programs(1), BLOCK_M=BLOCK_M, BLOCK_T=BLOCK_T, SPLIT=SPLIT
@@ -162,7 +181,7 @@ def _linear(
         tl.store(out_at, acc.to(dtype), mask=has_row & (m < M)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _sum_columns(
     x,  # [T, N], rows x_stride apart
     sums,  # [num_sums, sums_stride] float32

@@ -36,7 +36,8 @@ def _round_rows(
     values = most
     for begin in range(0, N if not WHOLE else BLOCK_N, BLOCK_N):
         values = tl.load(x + begin + n, mask=begin + n < N, other=0.0).to(tl.float32)
-        most = tl.maximum(most, tl.abs(values))
+        # As infinite, what is not a number makes the scale so, too; a maximum alone would leave no trace of it.
+        most = tl.maximum(most, tl.where(values == values, tl.abs(values), float("inf")))
     scale = tl.maximum(tl.max(most, 0), 1e-10) / LARGEST
     tl.store(scales + t, scale)
     for begin in range(0, N if not WHOLE else BLOCK_N, BLOCK_N):

@@ -357,4 +357,5 @@ def _case(name: str, kernel: Any, dtype: str, constants: dict[str, Any]) -> Comp
         constants={arg: value for arg, value in constants.items() if arg in kernel.arg_names},
         num_warps=NUM_WARPS,
         aligned=tuple(arg for arg in aligned if arg in signature),
+        fusion=False,
     )

@@ -7,6 +7,8 @@ the same to the bit each time. The counter is 0 again afterwards, so that a CUDA
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -49,6 +51,7 @@ def add_parts(
     return acc, complete
 
 
+@lru_cache(maxsize=1024)
 def choose_splits(tiles: int, blocks: int, processors: int, block_t: int) -> tuple[int, int]:
     """(splits, blocks each) that finish first: rounds of programs times their blocks, and what splitting costs.
 

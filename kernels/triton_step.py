@@ -18,7 +18,7 @@ from .step import DecodeInputs
 _BLOCK = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _begin_kernel(
     slots, last_token, position, page_table, tokens, positions, draw_positions, context_len, write_slot,
     num_rows, table_width, PAGE: tl.constexpr, BLOCK: tl.constexpr,
@@ -35,7 +35,7 @@ def _begin_kernel(
     tl.store(write_slot + row, page * PAGE + at % PAGE, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _end_kernel(slots, drawn, last_token, position, num_rows, BLOCK: tl.constexpr):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < num_rows

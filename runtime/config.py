@@ -20,7 +20,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_model_len           tokens of prompt and completion at most; None: what the model was made for
     max_num_seqs            sequences that run at once; None: 64 on the CPU, 256 on a GPU
     max_batch_tokens        query tokens of one step at most: prompts are computed in chunks that fit beside decodes;
-                            None: 512 on the CPU, 8192 on a GPU
+                            None: 512 on the CPU, 8192 on a GPU (2048 if deterministic)
     page_size               tokens of a KV page; None: 1 on the CPU (every shared token is found), 16 on a GPU
     num_pages               KV pages; None: from kv_cache_memory
     kv_cache_memory         bytes for keys and values; None: a share of the free memory (memory_fraction)
@@ -91,7 +91,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         on_cpu = device == "cpu"
         return SchedulerLimits(
             max_num_seqs=self.max_num_seqs or (64 if on_cpu else 256),
-            max_batch_tokens=self.max_batch_tokens or (512 if on_cpu else 8192),
+            # Fixed borders of splits keep partial results of each: more of them the more tokens a pass has.
+            max_batch_tokens=self.max_batch_tokens or (512 if on_cpu else 2048 if self.deterministic else 8192),
         )
 
 

@@ -14,7 +14,7 @@ from ..radix import PrefixCache
 from .client import EngineStats, ModelInfo
 from .config import EngineConfig
 from .detokenizer import Detokenizer
-from .errors import BoughError, EngineStoppedError, OverloadedError, RequestError
+from .errors import BoughError, DeviceLostError, EngineStoppedError, OverloadedError, RequestError
 from .generation import Generation, Listener
 from .masks import MaskFiller, MaskJob
 from .passes import Pass, PassRunner
@@ -219,6 +219,9 @@ class Engine:
         """Admits what is ready, launches a pass, reads the one before it, and sends the events that gives rise to.
 
         On a device that does not overlap the pass is read in the same step.
+
+        Raises:
+            DeviceLostError: the device computes no more; what is still live ends when the engine is closed.
         """
         started = self._clock()
         self._admit_compiled(started)
@@ -293,6 +296,11 @@ class Engine:
         filling = self._masks.start(list(jobs.values()))
         try:
             launched = self._runner.launch(plans, known if drawn else None)
+        except Exception:
+            # One that the pass before ends now must not publish what this pass was to compute.
+            for work in plan.work:
+                work.sequence.num_computed = min(work.sequence.num_computed, work.start)
+            raise
         finally:
             if before is not None:
                 outputs += self._read(before)
@@ -323,7 +331,7 @@ class Engine:
         """Steps to launch at once: more while the device is found idle, one while somebody waits to be admitted."""
         if self._scheduler.waiting or self._compiling:
             self._num_steps = 1
-        elif before is not None and before.launched.done():
+        elif before is not None and before.drawn and before.launched.done():
             self._num_steps = min(2 * self._num_steps, self._runner.max_steps)
         return self._num_steps
 
@@ -366,7 +374,11 @@ class Engine:
         return outputs
 
     def _fail(self, plan: Plan, error: Exception) -> None:
-        """A pass failed: its sequences end with an error, all others go on."""
+        """A pass failed: its sequences end with an error, all others go on.
+
+        Raises:
+            DeviceLostError: `error`, after which no other pass could run.
+        """
         info = ErrorInfo(code="internal_error", message="the forward pass failed")
         if isinstance(error, BoughError):
             info = ErrorInfo(code=error.code, message=error.message)
@@ -376,6 +388,8 @@ class Engine:
             generation = self._live.get(work.sequence.id)
             if generation is not None and generation.sequence is work.sequence:
                 self._emit(generation, generation.end(self._clock(), "error", info))
+        if isinstance(error, DeviceLostError):
+            raise error
 
     def _emit(self, generation: Generation, output: RequestOutput) -> None:
         request_id, finish = generation.request.id, output.finish

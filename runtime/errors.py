@@ -6,6 +6,7 @@ BoughError
 ├── EngineError                   a request failed while it ran; others go on
 │   └── OverloadedError           a bound of the queue was reached; try again later
 └── EngineStoppedError            the engine is gone
+    └── DeviceLostError           its GPU has failed, and it with it
 """
 
 from __future__ import annotations
@@ -50,3 +51,7 @@ class EngineStoppedError(BoughError):
     """The engine is gone; nothing can be asked of it."""
 
     code = "engine_dead"
+
+
+class DeviceLostError(EngineStoppedError):
+    """A GPU has failed in a way that only a new process gets over."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import torch
+
+logger = logging.getLogger("bough.engine")
 
 Step = Callable[[], torch.Tensor]
 
@@ -27,26 +30,40 @@ class Eager:
 class CudaGraphs:
     """Captures a step when its key is first seen, and replays it from then on.
 
-    All graphs share one pool of memory, since they never run at the same time.
+    All graphs share one pool of memory, since they never run at the same time. A step that cannot be captured runs
+    eagerly, and a warning says so.
     """
 
     def __init__(self) -> None:
-        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor] | None] = {}
         self._pool: Any = None  # a handle, once there is a graph
 
     def run(self, key: Hashable, step: Step) -> torch.Tensor:
-        if key in self._captured:
-            graph, result = self._captured[key]
-            graph.replay()
+        if key not in self._captured:
+            # The step runs once outside: kernels are compiled and libraries set up then, which a capture must not see.
+            result = step()
+            self._captured[key] = self._capture(key, step, result)
             return result
-        # The step runs once outside: kernels are compiled and libraries set up then, which a capture must not see.
-        result = step()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            step()
-        self._pool = graph.pool()
-        self._captured[key] = graph, result
+        captured = self._captured[key]
+        if captured is None:
+            return step()
+        graph, result = captured
+        graph.replay()
         return result
+
+    def _capture(
+        self, key: Hashable, step: Step, result: torch.Tensor
+    ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor] | None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # What other threads of the process do on their own streams is no part of the step, and may go on.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                step()
+        except RuntimeError:
+            logger.warning("the decode step %r cannot be captured as a graph and runs eagerly", key, exc_info=True)
+            return None
+        self._pool = graph.pool()
+        return graph, result
 
 
 def graph_sizes(most: int) -> list[int]:

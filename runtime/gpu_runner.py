@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from ..kernels.sampling import SampleRows, SampleTables
 from ..kernels.staging import Download, upload
 from ..kernels.step import DecodeInputs
 from .batch import build_batch
+from .gpu_device import on_device
 from .gpu_graphs import Replays, graph_sizes
 from .gpu_sampler import draw_rows
 from .gpu_slots import Slot, SlotTable, page_changes
@@ -54,7 +55,7 @@ class GpuPasses:
         self._attention = attention
         self._drawing = drawing
         self._page_size = attention.shape.page_size
-        self._device = device = attention.page_table.device
+        self.device = device = attention.page_table.device
         max_num_seqs = len(attention.page_table) - 1
         self._replays = replays
         self._shared_reads = shared_reads
@@ -74,6 +75,10 @@ class GpuPasses:
 
     @torch.inference_mode()
     def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> Pass:
+        with on_device(self.device):
+            return self._launch(plans, specs)
+
+    def _launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> Pass:
         plan = plans[0]
         sequences = [work.sequence for work in plan.work]
         slots = self._slots.assign(sequences)
@@ -81,14 +86,14 @@ class GpuPasses:
         if len(rows):
             self._attention.set_pages(rows, columns, pages)
         if any(work.num_tokens != 1 or not work.samples for work in plan.work):
-            return GpuPass(self, plan, slots, self._forward(plan, slots))
+            return GpuPass(self, plan, slots, self._in_parts(self._forward(plan, slots)))
         self._prepare(plan, slots, specs)
         shared = self._shared_reads.update(plan.work, slots) if self._shared_reads is not None else None
         size = next(size for size in self._sizes if size >= len(slots))
         self._seat([slot.index for slot in slots] + [0] * (size - len(slots)))
         if specs is None:
             logits = self._replays.run(("logits", size, shared is None), lambda: self._score(size, shared))
-            return GpuPass(self, plan, slots, logits[: len(slots)])
+            return GpuPass(self, plan, slots, iter([logits[: len(slots)]]))
         filters = any(spec.params.cuts for spec in specs)
         drawn = []
         for _ in plans:
@@ -97,10 +102,16 @@ class GpuPasses:
             drawn.append(tokens[: len(slots)] if len(plans) == 1 else tokens[: len(slots)].clone())
         for slot in slots:
             slot.position += len(plans)
-        return DrawnPass(Download(drawn))
+        return DrawnPass(Download(drawn), self.device)
 
-    def _forward(self, plan: Plan, slots: list[Slot]) -> torch.Tensor | None:
-        """Logits of the plan's logit rows."""
+    def _in_parts(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Logits of rows [R, hidden_size], as many at a time as sequences may run: memory for these was kept free."""
+        most = self._sizes[-1]
+        for start in range(0, len(hidden), most):
+            yield self._model.logits(hidden[start : start + most])
+
+    def _forward(self, plan: Plan, slots: list[Slot]) -> torch.Tensor:
+        """The model's last states at the plan's logit rows, [R, hidden_size]."""
         order = list(range(len(slots)))
         shared: tuple[SharedPrefix, ...] = ()
         if self._shared_reads is not None:
@@ -110,7 +121,7 @@ class GpuPasses:
         batch = build_batch(Plan(works, [], []), self._page_size, indices, shared)
         self._attention.plan(batch.attention)
         tokens, positions, logit_rows, fed, fed_slots = upload(
-            self._device,
+            self.device,
             batch.tokens,
             batch.positions,
             _in_plan_order(batch.logit_rows, works, order),
@@ -120,9 +131,7 @@ class GpuPasses:
         if len(batch.fed):
             tokens.index_copy_(0, fed, self._state.last_token.index_select(0, fed_slots))
         hidden = self._model.forward(tokens, positions, self._attention)
-        if not len(batch.logit_rows):
-            return None
-        return self._model.logits(hidden.index_select(0, logit_rows))
+        return hidden.index_select(0, logit_rows)
 
     def _prepare(self, plan: Plan, slots: list[Slot], specs: Sequence[DrawSpec] | None) -> None:
         """Sends what the device does not know yet of the sequences that it is to go on with."""
@@ -143,7 +152,7 @@ class GpuPasses:
     def _seat(self, row_slots: list[int]) -> None:
         """Says which slot each row is of, if that has changed."""
         if self._row_slots != row_slots:
-            (rows,) = upload(self._device, np.array(row_slots, np.int32))
+            (rows,) = upload(self.device, np.array(row_slots, np.int32))
             self._rows[: len(row_slots)].copy_(rows)
             self._row_slots = row_slots
 
@@ -158,7 +167,7 @@ class GpuPasses:
         """Logits of one more token of each of the first `size` rows; `keep` moves the rows on."""
         logits = self._model.logits(self._hidden(size, shared), keep_dtype=True)
         if self._logits is None:
-            self._logits = torch.empty(self._sizes[-1], logits.shape[1], dtype=torch.float32, device=self._device)
+            self._logits = torch.empty(self._sizes[-1], logits.shape[1], dtype=torch.float32, device=self.device)
         return self._logits[:size].copy_(logits)
 
     def _decode(self, size: int, shared: PaddedWork[torch.Tensor] | None, filters: bool) -> torch.Tensor:
@@ -173,7 +182,7 @@ class GpuPasses:
 
     def draw(self, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None) -> tuple[torch.Tensor, Draws | None]:
         """See gpu_sampler.draw_rows."""
-        return draw_rows(self._drawing, logits, rows, masks)
+        return draw_rows(self._drawing, logits, rows, masks, self._off.select(slice(0, len(rows))))
 
     def keep(self, plan: Plan, slots: list[Slot], tokens: torch.Tensor) -> None:
         """Puts the tokens drawn from a pass of any shape where the next pass finds them; `tokens` int64 [R]."""
@@ -191,36 +200,43 @@ class GpuPasses:
         if not picked:
             return
         source, where, position = upload(
-            self._device, np.array(picked, np.int64), np.array(kept, np.int64), np.array(positions, np.int64)
+            self.device, np.array(picked, np.int64), np.array(kept, np.int64), np.array(positions, np.int64)
         )
         self._state.last_token.index_copy_(0, where, tokens.index_select(0, source).clamp_(min=0))
         self._state.position.index_copy_(0, where, position)
 
 
 class GpuPass:
-    """A pass of any shape: its logits are drawn from when the host knows how."""
+    """A pass of any shape: its logits, which come in parts, are drawn from when the host knows how."""
 
-    def __init__(self, runner: GpuPasses, plan: Plan, slots: list[Slot], logits: torch.Tensor | None) -> None:
+    def __init__(self, runner: GpuPasses, plan: Plan, slots: list[Slot], logits: Iterator[torch.Tensor]) -> None:
         self._runner, self._plan, self._slots, self._logits = runner, plan, slots, logits
-        self._read: Pass | None = None
         self._draws = Draws([], [], [])
         self._download: Download | None = None
 
     @torch.inference_mode()
     def draw(self, rows: Sequence[Row], masks: Masks | None) -> None:
-        if self._logits is None:
+        if not rows:
             return
-        tokens, draws = self._runner.draw(self._logits, rows, masks)
-        self._logits = None
-        self._runner.keep(self._plan, self._slots, tokens)
-        if draws is not None:
-            self._draws = draws
-        else:
-            self._download = Download([tokens])
+        with on_device(self._runner.device):
+            parts, drawn, start = [], [], 0
+            for logits in self._logits:
+                tokens, draws = self._runner.draw(logits, rows[start : start + len(logits)], masks)
+                parts.append(tokens)
+                drawn.append(draws)
+                start += len(logits)
+            tokens = torch.cat(parts)
+            self._runner.keep(self._plan, self._slots, tokens)
+            if all(draws is None for draws in drawn):
+                self._download = Download([tokens])
+            else:
+                pairs = zip(drawn, parts, strict=True)
+                self._draws = _join([draws or _to_draws(part.cpu().numpy()) for draws, part in pairs])
 
     def read(self) -> list[Draws]:
         if self._download is not None:
-            self._draws = _to_draws(self._download.wait()[0])
+            with on_device(self._runner.device):
+                self._draws = _to_draws(self._download.wait()[0])
         return [self._draws]
 
     def done(self) -> bool:
@@ -230,17 +246,28 @@ class GpuPass:
 class DrawnPass:
     """Decode steps whose tokens were drawn on the device."""
 
-    def __init__(self, download: Download) -> None:
+    def __init__(self, download: Download, device: torch.device) -> None:
         self._download = download
+        self._device = device
 
     def draw(self, rows: Sequence[Row], masks: Masks | None) -> None:
         raise AssertionError("drawn already")
 
     def read(self) -> list[Draws]:
-        return [_to_draws(tokens) for tokens in self._download.wait()]
+        with on_device(self._device):
+            return [_to_draws(tokens) for tokens in self._download.wait()]
 
     def done(self) -> bool:
         return self._download.done()
+
+
+def _join(parts: Sequence[Draws]) -> Draws:
+    """The draws of all rows, part after part."""
+    return Draws(
+        [token for part in parts for token in part.tokens],
+        [logprob for part in parts for logprob in part.logprobs],
+        [poisoned for part in parts for poisoned in part.poisoned],
+    )
 
 
 def _in_plan_order(

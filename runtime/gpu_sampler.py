@@ -27,9 +27,11 @@ def sampling_numbers(params: SamplingParams) -> tuple[float, int, float, float]:
 
 
 def draw_rows(
-    drawing: Drawing, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None
+    drawing: Drawing, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None, off: SampleRows
 ) -> tuple[torch.Tensor, Draws | None]:
     """Tokens int64 [R] on the device, negative where none can be drawn; `logits` [R, V] may be overwritten.
+
+    off    as many rows, for what of them is not used
 
     Draws are given as well where they had to be waited for: log-probabilities are put together on the host.
     """
@@ -39,7 +41,6 @@ def draw_rows(
         (tokens,) = upload(device, np.array(draws.tokens, np.int64))
         return tokens, draws
     penalise(logits, rows)
-    off = SampleRows.greedy(len(rows), device)
     numbers = np.array([sampling_numbers(row.params) for row in rows], np.float64)
     bias_row, bias_ids, bias_values = _biases(rows, logits.shape[1])
     mask_row = np.array([-1 if row.masked is None else row.masked for row in rows], np.int32)

@@ -18,6 +18,7 @@ from .client import ModelInfo
 from .config import EngineConfig, SchedulerLimits
 from .engine import Engine
 from .errors import ModelError, RequestError
+from .gpu_device import on_device
 from .gpu_graphs import CudaGraphs, Eager
 from .gpu_runner import GpuPasses
 from .gpu_tree import SharedReads
@@ -52,17 +53,18 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     """
     device = _device(config.device)
     backend = _backend(config, device)
-    loaded = load_model(
-        config.model,
-        dtype=config.dtype,
-        device=device,
-        backend=backend,
-        # Weights that are to be quantised otherwise are undone first.
-        keep_quantised=None if config.quantization is None else False,
-        invariant=config.deterministic,
-        progress=progress,
-    )
-    return make_engine(config, loaded, load_tokenizer(loaded.path), progress)
+    with on_device(torch.device(device)):
+        loaded = load_model(
+            config.model,
+            dtype=config.dtype,
+            device=device,
+            backend=backend,
+            # Weights that are to be quantised otherwise are undone first.
+            keep_quantised=None if config.quantization is None else False,
+            invariant=config.deterministic,
+            progress=progress,
+        )
+        return make_engine(config, loaded, load_tokenizer(loaded.path), progress)
 
 
 def make_engine(

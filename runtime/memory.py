@@ -59,7 +59,8 @@ def measure_activations(
 ) -> int:
     """Bytes that the largest pass takes beside weights and cache: a full batch of tokens, logits for every sequence.
 
-    `attention` needs pages for limits.max_batch_tokens tokens, page 0 aside.
+    `attention` needs pages for limits.max_batch_tokens tokens, page 0 aside. There may be more of them than the model
+    has positions, so that all are computed as if they were the first.
     """
     num_tokens = limits.max_batch_tokens
     positions = np.arange(num_tokens)
@@ -76,10 +77,13 @@ def measure_activations(
     before = torch.cuda.memory_allocated(device)
     with torch.inference_mode():
         attention.plan(batch)
-        tokens = torch.zeros(num_tokens, dtype=torch.int64, device=device)
-        hidden = model.forward(tokens, torch.from_numpy(positions).to(device), attention)
-        model.logits(hidden[: limits.max_num_seqs])
+        zeros = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+        hidden = model.forward(zeros, zeros, attention)
+        logits = model.logits(hidden[: limits.max_num_seqs])
+    # Beside these there are the sampler's workspace, the logits that graphs leave, and a copy where one is needed.
+    beside = 3 * logits.nbytes
+    del hidden, logits
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device)
     torch.cuda.empty_cache()
-    return int(peak - before)
+    return int(peak - before) + beside

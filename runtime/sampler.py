@@ -12,6 +12,7 @@ import torch
 
 from ..kernels.mask_logits import mask_logits_
 from ..kernels.sampling import COLDEST, ONE, kept, pick
+from ..kernels.staging import upload
 from .request import TokenLogprob
 from .sampling import SamplingParams
 
@@ -120,20 +121,39 @@ def _adjust(logits: torch.Tensor, rows: Sequence[Row]) -> None:
 
 
 def penalise(logits: torch.Tensor, rows: Sequence[Row]) -> None:
-    """Repetition, frequency and presence penalties on `logits` [R, V], in place."""
-    for index, row in enumerate(rows):
-        params = row.params
-        if row.target is not None:
-            continue
-        line = logits[index]
-        if params.repetition_penalty != 1.0 and row.seen:
-            ids = torch.tensor(row.seen, device=line.device)
-            values = line[ids]
-            line[ids] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-        if (params.frequency_penalty or params.presence_penalty) and row.counts:
-            ids = torch.tensor(list(row.counts), device=line.device)
-            times = torch.tensor(list(row.counts.values()), dtype=line.dtype, device=line.device)
-            line[ids] -= params.frequency_penalty * times + params.presence_penalty
+    """Repetition, frequency and presence penalties on `logits` [R, V], in place; nothing waits for the device."""
+    drawn = [(index, row) for index, row in enumerate(rows) if row.target is None]
+    repeated = [(index, row) for index, row in drawn if row.params.repetition_penalty != 1.0 and row.seen]
+    if repeated:
+        penalty = np.array([row.params.repetition_penalty for _, row in repeated], np.float32)
+        places, factors = upload(
+            logits.device,
+            _places([(index, row.seen) for index, row in repeated]),
+            np.repeat(penalty, [len(row.seen) for _, row in repeated]),
+        )
+        values = logits[places[0], places[1]]
+        logits[places[0], places[1]] = torch.where(values > 0, values / factors, values * factors).to(values.dtype)
+    counted = [(index, row) for index, row in drawn if row.counts and _counts_matter(row.params)]
+    if counted:
+        penalties = [
+            np.array(list(row.counts.values()), np.float32) * np.float32(row.params.frequency_penalty)
+            + np.float32(row.params.presence_penalty)
+            for _, row in counted
+        ]
+        places, amounts = upload(
+            logits.device, _places([(index, list(row.counts)) for index, row in counted]), np.concatenate(penalties)
+        )
+        logits[places[0], places[1]] -= amounts.to(logits.dtype)
+
+
+def _counts_matter(params: SamplingParams) -> bool:
+    return bool(params.frequency_penalty or params.presence_penalty)
+
+
+def _places(tokens: Sequence[tuple[int, Sequence[int]]]) -> npt.NDArray[np.int64]:
+    """Rows and columns, [2, N], of tokens given for each row."""
+    rows = np.repeat([row for row, _ in tokens], [len(ids) for _, ids in tokens])
+    return np.stack([rows, np.concatenate([np.asarray(ids) for _, ids in tokens])]).astype(np.int64)
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:

@@ -154,12 +154,12 @@ class Scheduler:
             elif work.samples:
                 sequence.num_pending -= 1
             sequence.num_settled = min(work.stop, len(sequence.tokens))
+            if advance.replaced:  # first: a step in flight computes the token that was drawn, which is not published
+                sequence.rewind(len(sequence.tokens) - 1)
             if advance.finished:
                 self.running.remove(sequence)
                 self._release(sequence)
                 continue
-            if advance.replaced:
-                sequence.rewind(len(sequence.tokens) - 1)
             if work.start < sequence.num_prompt - 1:
                 self.cache.commit(sequence.lease, sequence.tokens, sequence.num_settled)
 

@@ -178,3 +178,33 @@ def test_faults_and_their_table() -> None:
         ["a", "b", "sm_80", "64", "0", "163.0", "KiB", "0", "2", "m16n8k16", "0", "0", "0.5", "ok"]
     )
     assert table([fine], markdown=True).splitlines()[1].replace("-", "").replace("|", "").strip() == ""
+
+
+VARYING = {"T", "num_rows", "batch", "num_tokens"}
+"""What kernels call a number that differs from step to step."""
+
+
+def compiled_anew(source: str) -> list[str]:
+    """Arguments for whose every value of 1, and of a multiple of 16, Triton compiles a kernel of `source` again."""
+    tree = ast.parse(source)
+    launched = set(launches(tree))
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name in kernels(tree) & launched:
+            plain = {a.arg for a in node.args.args if a.annotation is None}
+            options = " ".join(ast.unparse(d) for d in node.decorator_list)
+            found += [f"{node.name}.{name}" for name in sorted(plain & VARYING) if f"'{name}'" not in options]
+    return found
+
+
+def test_no_kernel_is_compiled_anew_for_a_number_of_rows(repository: Path) -> None:
+    """Seconds each, in the middle of serving."""
+    sources = sorted((repository / "kernels").glob("triton_*.py"))
+    found = [name for path in sources for name in compiled_anew(path.read_text())]
+    assert found == []
+
+
+def test_an_argument_that_varies_is_seen() -> None:
+    body = "def kernel(x, T, BLOCK: tl.constexpr):\n    pass\n\ndef run(x):\n    kernel[(1,)](x, 1)\n"
+    assert compiled_anew("@triton.jit\n" + body) == ["kernel.T"]
+    assert compiled_anew("@triton.jit(do_not_specialize=['T'])\n" + body) == []

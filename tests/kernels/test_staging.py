@@ -51,3 +51,17 @@ def test_a_download_keeps_what_was_there_when_it_was_asked_for(device: str) -> N
     first, second = download.wait()
     assert first.tolist() == [0, 1, 2, 3] and second.tolist() == [0, 1]
     assert download.done()
+
+
+def test_a_download_from_a_device_that_failed_does_not_wait_and_says_so() -> None:
+    class Failed:
+        def query(self) -> bool:
+            raise RuntimeError("an illegal memory access was encountered")
+
+        synchronize = query
+
+    download = Download([torch.zeros(1)])
+    download._event = Failed()  # type: ignore[assignment]
+    assert download.done()
+    with pytest.raises(RuntimeError, match="illegal"):
+        download.wait()

@@ -148,6 +148,19 @@ def test_an_8_bit_cache_with_scales(head_dim: int, dtype: torch.dtype) -> None:
     Case([1, 90, 520, 0], head_dim=head_dim, dtype=dtype, cache_dtype=torch.float8_e4m3fn).check()
 
 
+def test_queries_beyond_float16_beside_an_8_bit_cache() -> None:
+    """They are multiplied as float16, whose largest number they become; what is no number stays none."""
+    case = Case([40, 40, 3], dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn)
+    case.q[0] *= 1e6
+    case.q[2, 0, 0] = NAN
+    got = case.run()
+    case.q[0] = case.q[0].clamp(-65504, 65504)
+    wanted = case.expected(0)
+    assert torch.linalg.norm(got[0] - wanted) <= 1e-2 * torch.linalg.norm(wanted)
+    assert got[1].isfinite().all()
+    assert got[2, 0].isnan().all()
+
+
 def test_an_8_bit_cache_with_a_softcap() -> None:
     """The scale of the keys belongs to the scores before they are capped."""
     Case([130], dtype=torch.float16, cache_dtype=torch.float8_e4m3fn, options={"softcap": 1.0}).check()

@@ -60,6 +60,18 @@ def test_zeros_and_a_row_alone() -> None:
     assert round_rows(x[:0], torch.int8)[0].shape == (0, 96)
 
 
+@pytest.mark.parametrize("to", DTYPES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_none(bad: float, to: torch.dtype) -> None:
+    """Who looks at the logits is to see it; the other rows are as they were."""
+    x = make_rows(3, 96, torch.bfloat16).clone()
+    good = round_rows(x, to)[1]
+    x[1, 40] = bad
+    codes, scales = round_rows(x, to)
+    assert not (codes[1].float() * scales[1]).isfinite().any()
+    assert torch.equal(scales[::2], good[::2])
+
+
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_scale_sums(with_bias: bool) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import socket
@@ -17,7 +18,7 @@ from bough.constrain import MatcherError
 from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
 from bough.runtime import engine_process
 from bough.runtime.config import EngineConfig
-from bough.runtime.errors import BoughError, RequestError
+from bough.runtime.errors import BoughError, DeviceLostError, EngineStoppedError, RequestError
 from bough.runtime.executor import Executor
 from bough.runtime.local import EngineLoop, LocalClient
 from bough.runtime.messages import FrameWriter, FromEngine, Output, Ready, Run, Start, Submit, read_frames
@@ -318,6 +319,49 @@ def test_a_poisoned_prefix_does_not_stay_in_the_cache(step: int) -> None:
     assert again.finish.usage.cached_tokens == 0
     assert again.tokens == alone(text="the beginning is poisoned!")
     assert_clean(engine)
+
+
+@pytest.mark.parametrize("num_passes", range(1, 8))
+def test_what_a_failed_pass_did_not_compute_is_not_in_the_cache(num_passes: int) -> None:
+    """Also if its sequence ended well with the pass before."""
+    expected = alone(text="a question")
+    engine, runner = fake_engine(ahead=1)
+    heard = Heard()
+    stops = SamplingParams(max_tokens=50, temperature=0.0, ignore_eos=True, stop_token_ids=(expected[4],))
+    engine.submit(request("first", "a question", stops), heard)
+    for _ in range(num_passes):
+        engine.step()
+    runner.fails = 1
+    drive(engine)
+    runner.fails = 0
+    again = Heard()
+    prompt = (*request("", "a question").prompt, *expected[:6])
+    engine.submit(Request(id="again", prompt=prompt, sampling=SHORT), again)
+    drive(engine)
+    assert again.tokens[:2] == expected[6:]
+    assert_clean(engine)
+
+
+def test_a_lost_device_ends_the_engine_and_everyone_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runner = fake_engine()
+    dead = threading.Event()
+
+    def lost(batch: object) -> None:
+        raise DeviceLostError("the device is gone")
+
+    monkeypatch.setattr(runner, "run", lost)
+    loop = EngineLoop(engine, EngineConfig(max_num_seqs=1), on_death=dead.set)
+    ends: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
+    for index in range(3):
+        with contextlib.suppress(EngineStoppedError):
+            loop.start_request(request(str(index)), ends.put)
+    assert dead.wait(10.0) and not loop.alive
+    codes = []
+    while not ends.empty():
+        finish = ends.get().finish
+        assert finish is not None and finish.error is not None
+        codes.append(finish.error.code)
+    assert codes and set(codes) == {"engine_dead"}
 
 
 # What cannot be read

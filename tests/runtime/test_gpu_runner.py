@@ -140,7 +140,7 @@ def requests() -> list[Request]:
             sampling |= {"min_tokens": 4, "ignore_eos": False, "temperature": 1.3, "seed": -index}
         grammar = SCHEMA if index % 7 == 5 else None
         if grammar is not None:
-            sampling |= {"max_tokens": 40, "temperature": 0.0}
+            sampling |= {"max_tokens": 21 + index // 7, "temperature": 1.2, "seed": index}  # closed before the limit
         made.append(Request(id=str(index), prompt=tuple(prompt), sampling=SamplingParams(**sampling), grammar=grammar))
     return made
 
@@ -191,6 +191,21 @@ def test_the_same_tokens_when_sequences_are_put_back_to_wait(
     engine = make_engine(folder, gpu=True, max_steps=max_steps, num_pages=34)
     assert run(engine) == alone
     assert engine.stats().preemptions_total > 0
+
+
+def test_scores_of_a_prompt_whose_logits_come_in_parts(folder: Path) -> None:
+    found = []
+    for gpu in (False, True):
+        engine = make_engine(folder, gpu=gpu)
+        heard: list[RequestOutput] = []
+        prompt = tuple(40 + i % 80 for i in range(50))  # many more rows than sequences may run
+        engine.submit(Request(id="s", prompt=prompt, sampling=SamplingParams(), score_from=3), heard.append)
+        while not engine.idle:
+            engine.step()
+        engine.close()
+        found.append([entry.logprob for output in heard for entry in output.logprobs or ()])
+    assert len(found[0]) == 47
+    assert found[1] == pytest.approx(found[0], abs=1e-4)
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 8, 64, 100, 300])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+import torch
+
+from bough.runtime.config import SchedulerLimits
 from bough.runtime.errors import ModelError
-from bough.runtime.memory import cache_budget, free_memory
+from bough.runtime.memory import cache_budget, free_memory, measure_activations
 
 GIB = 1 << 30
 
@@ -32,3 +36,36 @@ def test_an_error_says_what_is_needed_and_what_there_is() -> None:
 
 def test_free_memory_of_this_machine() -> None:
     assert 64 << 20 < free_memory("cpu") < 1 << 50
+
+
+class ShortModel:
+    """Has one position, and looks it up in a table."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
+        self.num_tokens = len(tokens)
+        return torch.ones(1, 4).index_select(0, positions)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+class Planned:
+    def plan(self, batch: Any) -> None:
+        assert batch.context_len.tolist() == [512]
+
+
+def test_the_largest_pass_may_have_more_tokens_than_the_model_has_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 10)
+    model: Any = ShortModel()
+    attention: Any = Planned()
+    assert (
+        measure_activations(model, attention, SchedulerLimits(max_batch_tokens=512), 16, "cpu") == 7 + 3 * 64 * 4 * 4
+    )  # and what draws take
+    assert model.num_tokens == 512

@@ -290,3 +290,17 @@ def test_a_poisoned_sequence_leaves_nothing_in_the_cache() -> None:
     simulation.scheduler.apply(plan, [Advance(poisoned=True)])
     assert simulation.cache.cached_tokens([1] * 9) == 0
     assert simulation.scheduler.idle
+
+
+def test_a_last_token_in_place_of_the_drawn_one_is_not_published_as_computed() -> None:
+    """The step in flight computes keys and values of the token that was drawn."""
+    simulation = Simulation(page_size=1)
+    scheduler = simulation.scheduler
+    scheduler.add(sequence("a", [1] * 8))
+    first = scheduler.schedule(0.0)
+    in_flight = scheduler.schedule(0.0)
+    assert [work.start for work in in_flight.work] == [8]
+    scheduler.apply(first, [Advance((7,), finished=True, replaced=True)])
+    assert simulation.cache.cached_tokens([1] * 8 + [7, 7]) == 8
+    scheduler.apply(in_flight, [Advance()])
+    simulation.assert_all_free()
