@@ -95,8 +95,11 @@ def _linear_bytes(
             acc = tl.dot(numbers, values, acc, out_dtype=tl.int32)
         else:
             scale = tl.load(scales + block // group_blocks * M + row).to(tl.float32)
-            # By way of float32: what makes bfloat16 of float16 outright is an instruction of a quarter of the speed.
-            acc += tl.dot(numbers.to(tl.float32).to(values.dtype), values) * scale[:, None]
+            if values.dtype == tl.bfloat16:
+                # 8-bit floats become float16 first, whatever is asked for. What makes bfloat16 of that outright is done
+                # by the unit of few lanes that has the exponentials, too; by way of float32 the others do it.
+                numbers = numbers.to(tl.float32)
+            acc += tl.dot(numbers.to(values.dtype), values) * scale[:, None]
     acc, complete = add_parts(
         acc, parts, arrived, T, tile, split, tl.num_programs(1), BLOCK_M=BLOCK_M, BLOCK_T=BLOCK_T, SPLIT=SPLIT
     )

@@ -193,6 +193,38 @@ def test_the_same_tokens_when_sequences_are_put_back_to_wait(
     assert engine.stats().preemptions_total > 0
 
 
+@pytest.mark.parametrize(("overlaps", "jump_forward"), [(False, True), (True, True), (False, False)])
+def test_what_replaced_tokens_leave_in_the_cache_is_theirs(folder: Path, overlaps: bool, jump_forward: bool) -> None:
+    """A value is closed before its limit: who continues it finds the keys of its tokens, not of those drawn."""
+
+    def generate(engine: Engine, prompts: list[tuple[int, ...]], sampling: Any, grammar: Any) -> list[list[int]]:
+        heard: list[list[RequestOutput]] = [[] for _ in prompts]
+        for index, (prompt, outputs) in enumerate(zip(prompts, heard, strict=True)):
+            request = Request(id=str(index), prompt=prompt, sampling=sampling(index), grammar=grammar)
+            engine.submit(request, outputs.append)
+        engine.wait_for_grammar(10.0)
+        while not engine.idle or engine._live:
+            engine.step()
+        return [[token for output in outputs for token in output.tokens] for outputs in heard]
+
+    def closed(index: int) -> SamplingParams:
+        return SamplingParams(max_tokens=20 + index, temperature=1.5, seed=index)
+
+    def greedy(index: int) -> SamplingParams:
+        return SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+
+    prompts = [tuple(50 + (index + i) % 70 for i in range(6)) for index in range(6)]
+    engine = make_engine(folder, gpu=True, overlaps=overlaps, num_pages=400, jump_forward=jump_forward)
+    values = generate(engine, prompts, closed, SCHEMA)
+    texts = [(*prompt, *value, 66) for prompt, value in zip(prompts, values, strict=True)]
+    warm = generate(engine, texts, greedy, None)
+    assert engine.stats().cached_tokens_total > 16 * len(texts)
+    engine.close()
+    engine = make_engine(folder, gpu=False, num_pages=400, enable_prefix_caching=False)
+    assert warm == generate(engine, texts, greedy, None)
+    engine.close()
+
+
 def test_scores_of_a_prompt_whose_logits_come_in_parts(folder: Path) -> None:
     found = []
     for gpu in (False, True):
