@@ -105,7 +105,7 @@ def _plan_kernel(
         tl.store(at + 7, same, mask=inside)
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"])
+@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=["k_scale", "v_scale"])
 def _decode_kernel(
     q,  # [B, H, D], contiguous
     keys,  # [num_slots, G, D], contiguous

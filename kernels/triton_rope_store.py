@@ -183,7 +183,7 @@ def _scale_down(x, scale, head, num_heads, dtype: tl.constexpr, SCALE: tl.conste
     return wide.to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["k_scale", "v_scale"])
 def _rope_store_kernel(
     qkv,
     query_weight,

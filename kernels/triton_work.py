@@ -27,7 +27,7 @@ from .triton_attend import LOG2_E, as_factors, attend_pages
 from .work_list import PROGRAMS_PER_PROCESSOR
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"])
+@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=["k_scale", "v_scale"])
 def _work_kernel(
     q,  # [T, H, D], tokens query_stride apart
     keys,  # [num_slots, G, D]

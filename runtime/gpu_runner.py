@@ -69,6 +69,19 @@ class GpuPasses:
         self._off = SampleRows.greedy(max_num_seqs, device)
         self._logits: torch.Tensor | None = None
 
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Runs what decode steps are made of, on a padding row: the first requests need not wait for compilers."""
+        with on_device(self.device):
+            for filters in (False, True):
+                self._replays.run(("draw", 1, filters, True), lambda filters=filters: self._decode(1, None, filters))
+            logits = self._replays.run(("logits", 1, True), lambda: self._score(1, None))
+            masks = np.full((1, -(-logits.shape[1] // 32)), -1, np.int32)
+            for params in (SamplingParams(temperature=0.0), SamplingParams(top_p=0.9)):
+                for masked in (None, 0):
+                    row = Row(params, masked=masked)
+                    self.draw(logits.clone(), [row], None if masked is None else masks)
+
     def draws(self, params: SamplingParams) -> bool:
         penalties = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
         return params.logprobs is None and not params.logit_bias and not penalties

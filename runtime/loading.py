@@ -217,7 +217,7 @@ def _runner(
         tokens = tokenizer.encode(TEXT)[: limits.max_batch_tokens]
         attention.set_scales(*kv_scales(loaded.model, tokens, loaded.dtype, device))
     graphs = config.cuda_graphs and device.type == "cuda" and isinstance(loaded.model, Decoder)
-    return GpuPasses(
+    runner = GpuPasses(
         loaded.model,
         attention,
         triton_drawing(device, limits.max_num_seqs, loaded.config.vocab_size),
@@ -226,6 +226,9 @@ def _runner(
         shared_reads=_shared_reads(config, loaded, shape, limits),
         replays=CudaGraphs() if graphs else Eager(),
     )
+    if device.type == "cuda":
+        runner.warm_up()
+    return runner
 
 
 def _shared_reads(

@@ -193,6 +193,12 @@ def test_the_same_tokens_when_sequences_are_put_back_to_wait(
     assert engine.stats().preemptions_total > 0
 
 
+def test_warming_up_leaves_nothing_behind(folder: Path, alone: dict[str, tuple[list[int], str]]) -> None:
+    engine = make_engine(folder, gpu=True, max_steps=2)
+    engine._runner.warm_up()  # type: ignore[attr-defined]
+    assert run(engine) == alone
+
+
 @pytest.mark.parametrize(("overlaps", "jump_forward"), [(False, True), (True, True), (False, False)])
 def test_what_replaced_tokens_leave_in_the_cache_is_theirs(folder: Path, overlaps: bool, jump_forward: bool) -> None:
     """A value is closed before its limit: who continues it finds the keys of its tokens, not of those drawn."""
