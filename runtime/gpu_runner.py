@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -74,7 +75,7 @@ class GpuPasses:
         """Runs what decode steps are made of, on a padding row: the first requests need not wait for compilers."""
         with on_device(self.device):
             for filters in (False, True):
-                self._replays.run(("draw", 1, filters, True), lambda filters=filters: self._decode(1, None, filters))
+                self._replays.run(("draw", 1, filters, True), functools.partial(self._decode, 1, None, filters))
             logits = self._replays.run(("logits", 1, True), lambda: self._score(1, None))
             masks = np.full((1, -(-logits.shape[1] // 32)), -1, np.int32)
             for params in (SamplingParams(temperature=0.0), SamplingParams(top_p=0.9)):
