@@ -10,8 +10,6 @@ from .triton_logits import BELOW, bin_scale
 
 _SLACK = tl.constexpr(0.25)
 """Bins by which rounding may have moved a token."""
-_LAST = tl.constexpr(42.0)
-"""Tokens 2^-42 times as likely as the likeliest have no weight."""
 _MASS_ERROR = tl.constexpr(4e-6)
 """Relative error of a row's mass, generously: it is a sum of float32 sums."""
 
@@ -31,13 +29,14 @@ def last_bin(bins, before, mass, scale, top_k, top_p, min_p, V):
     # The tail past a bin weighs at most as much as if each token stood at its bin's upper edge.
     known = tl.sum(bins, 0)
     bins = tl.where(index == BELOW, before - known, bins)
-    edge = tl.exp2(tl.minimum(1.0 + _SLACK - index, 0.0) * width)
+    edge = tl.exp2(tl.minimum(index * -1.0 + (1.0 + _SLACK), 0.0) * width)
     tail = tl.cumsum(bins.to(tl.float32) * edge, 0, reverse=True)
     by_mass = tl.maximum(tl.sum((tail > mass * (1.0 - top_p - _MASS_ERROR)).to(tl.int32), 0) - 1, 0)
     by_share = tl.ceil(tl.minimum(-tl.log2(tl.where(min_p > 0.0, min_p, 1.0)) / width, 60.0) + _SLACK).to(tl.int32)
     by_share = tl.where(min_p > 0.0, by_share, 32)
     by_mass = tl.where(top_p < 1.0, by_mass, 32)
-    weightless = tl.ceil(tl.minimum(_LAST / width, 60.0) + _SLACK).to(tl.int32)
+    # Tokens 2^-42 times as likely as the likeliest have no weight.
+    weightless = tl.ceil(tl.minimum(42.0 / width, 60.0) + _SLACK).to(tl.int32)
     # What min-p removes still counts in the mass that top-p takes its part of, if top-k has cut that mass.
     counted = tl.where(top_p < 1.0, by_count, tl.minimum(by_count, by_share))
     last = tl.where((top_k > 0) & (top_k < V), counted, tl.minimum(by_mass, by_share))

@@ -64,7 +64,7 @@ def _numbers(words, shift, addend, dtype: tl.constexpr, BITS: tl.constexpr):
         offset: tl.constexpr = 144.0 if dtype == tl.bfloat16 else 1040.0
         pair = ((words >> shift) & 0x000F000F) + addend
         numbers = tl.reshape(tl.join(pair.to(tl.int16), (pair >> 16).to(tl.int16)), [rows, width])
-        return numbers.to(dtype, bitcast=True) - tl.full([1, 1], offset, dtype)
+        return numbers.to(dtype, bitcast=True) - tl.full([1, 1], offset, tl.float32).to(dtype)
     else:
         # bfloat16 has room for seven bits below 128.0: the eighth, the sign, counts as another 128, to be taken away.
         pair = words >> shift
