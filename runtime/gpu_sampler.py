@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,11 @@ from .sampler import Draws, Row, penalise, sample
 from .sampling import SamplingParams
 
 _WORD = (1 << 64) - 1
+
+
+def seed_bits(seeds: Sequence[int]) -> npt.NDArray[np.int64]:
+    """The lowest 64 bits of each seed, as the kernels take them."""
+    return np.array([seed & _WORD for seed in seeds], np.uint64).view(np.int64)
 
 
 def sampling_numbers(params: SamplingParams) -> tuple[float, int, float, float]:
@@ -53,13 +59,14 @@ def draw_rows(
         numbers[:, 1].astype(np.int32),
         numbers[:, 2].astype(np.float32),
         numbers[:, 3].astype(np.float32),
-        np.array([row.seed & _WORD for row in rows], np.uint64).view(np.int64),
+        seed_bits([row.seed for row in rows]),
         np.array([row.position for row in rows], np.int64),
         mask_row,
         bias_row,
         *tables.values(),
     )
-    sample_rows = SampleRows(
+    sample_rows = replace(
+        off,
         temperature=sent[0],
         top_k=sent[1],
         top_p=sent[2],
@@ -68,11 +75,6 @@ def draw_rows(
         position=sent[5],
         mask_row=sent[6],
         bias_row=sent[7],
-        repetition=off.repetition,
-        frequency=off.frequency,
-        presence=off.presence,
-        count_row=off.count_row,
-        token_row=off.token_row,
     )
     tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
     found = SampleTables(**dict(zip(tables, sent[8:], strict=True)))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from ..kernels.sampling import SampleRows
 from ..kernels.staging import upload
-from .gpu_sampler import sampling_numbers
+from .gpu_sampler import sampling_numbers, seed_bits
 from .gpu_slots import Slot
 from .passes import DrawSpec
 
 _INACTIVE = -1.0
 """The temperature of slot 0, by which the sampler knows a padding row."""
-
-_WORD = (1 << 64) - 1
 
 
 class DeviceState:
@@ -42,7 +41,7 @@ class DeviceState:
     def put_specs(self, slots: Sequence[Slot], specs: Sequence[DrawSpec]) -> None:
         """Sets how tokens are drawn."""
         index = np.array([slot.index for slot in slots], np.int64)
-        seed = np.array([spec.seed & _WORD for spec in specs], np.uint64).view(np.int64)
+        seed = seed_bits([spec.seed for spec in specs])
         numbers = [sampling_numbers(spec.params) for spec in specs]
         top_k = np.array([top_k for _, top_k, _, _ in numbers], np.int32)
         floats = np.array([(t, top_p, min_p) for t, _, top_p, min_p in numbers], np.float32).T
@@ -54,18 +53,12 @@ class DeviceState:
     def sample_rows(self, slots: torch.Tensor, draw_positions: torch.Tensor, off: SampleRows) -> SampleRows:
         """How the rows of the sequences in `slots` int64 [B] are drawn; `off` has what is not used, for B rows."""
         floats = self._floats.index_select(1, slots)
-        return SampleRows(
+        return replace(
+            off,
             temperature=floats[0],
             top_k=self._top_k.index_select(0, slots),
             top_p=floats[1],
             min_p=floats[2],
             seed=self._seed.index_select(0, slots),
             position=draw_positions,
-            repetition=off.repetition,
-            frequency=off.frequency,
-            presence=off.presence,
-            count_row=off.count_row,
-            mask_row=off.mask_row,
-            bias_row=off.bias_row,
-            token_row=off.token_row,
         )

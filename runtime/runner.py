@@ -11,7 +11,7 @@ from .batch import Batch
 
 
 class Model(Protocol):
-    """What the runner needs of a model: tokens and positions in, hidden states out; logits of chosen rows."""
+    """What a step needs of a model; keys and values live in the attention backend."""
 
     num_layers: int
     num_heads: int
@@ -19,7 +19,7 @@ class Model(Protocol):
     head_dim: int
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """int64 [T], int64 [T] -> hidden [T, hidden_size]."""
+        """tokens, positions int64 [T] -> hidden [T, hidden_size], after the last norm."""
 
     def logits(self, hidden: torch.Tensor, *, keep_dtype: bool = False) -> torch.Tensor:
         """[R, hidden_size] -> [R, vocab_size], float32 unless the weights' dtype is to be kept."""

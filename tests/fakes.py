@@ -255,6 +255,23 @@ def _byte_characters() -> list[int]:
     return [byte if byte in shown else next(hidden) for byte in range(256)]
 
 
+def model_info(num_pages: int, page_size: int, max_model_len: int = 2048) -> ModelInfo:
+    """Of a model over the byte tokenizer."""
+    return ModelInfo(
+        name="fake",
+        path="",
+        architecture="hash",
+        vocab_size=258,
+        max_model_len=max_model_len,
+        max_request_tokens=min(max_model_len, (num_pages - 1) * page_size),
+        dtype="float32",
+        device="cpu",
+        num_parameters=0,
+        page_size=page_size,
+        num_pages=num_pages,
+    )
+
+
 def fake_engine(
     num_pages: int = 4096, page_size: int = 1, *, ahead: int = AHEAD, **settings: object
 ) -> tuple[Engine, FakeRunner]:
@@ -265,19 +282,7 @@ def fake_engine(
     tokenizer = byte_tokenizer()
     config = EngineConfig(num_pages=num_pages, page_size=page_size, **settings)  # type: ignore[arg-type]
     runner = FakeRunner(num_pages, page_size, 258)
-    info = ModelInfo(
-        name="fake",
-        path="",
-        architecture="hash",
-        vocab_size=258,
-        max_model_len=2048,
-        max_request_tokens=min(2048, (num_pages - 1) * page_size),
-        dtype="float32",
-        device="cpu",
-        num_parameters=0,
-        page_size=page_size,
-        num_pages=num_pages,
-    )
+    info = model_info(num_pages, page_size)
     engine = Engine(
         config=config,
         info=info,

@@ -7,16 +7,16 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from ...kernels.attention import AttentionBackend
 from ...kernels.ops import DecoderOps
 from ...kernels.select_linear import has_kernels
 from ...kernels.select_ops import select_ops
 from .. import pull
 from ..errors import ModelError
+from ..runner import Model
 from .checkpoint import Checkpoint, GGUFCheckpoint, SafetensorsCheckpoint, read_json_object
 from .config import ModelConfig, ModelShape, UnsupportedModelError, read_config
 from .decoder import Decoder
@@ -32,21 +32,6 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "float64": torch.float64,
 }
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
-class Model(Protocol):
-    """What a step needs of a model; keys and values live in the attention backend."""
-
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """tokens, positions int64 [T] -> hidden [T, hidden_size], after the last norm."""
-
-    def logits(self, hidden: torch.Tensor, *, keep_dtype: bool = False) -> torch.Tensor:
-        """[R, hidden_size] -> [R, vocab_size], float32 unless the dtype of the weights is to be kept."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from bough.kernels.attention import AttentionBatch, KVShape
 from bough.kernels.decode_rows import DecodeRows
 from bough.kernels.drawing import torch_drawing
 from bough.kernels.torch_attention import TorchAttention
-from bough.runtime.client import ModelInfo
 from bough.runtime.config import EngineConfig
 from bough.runtime.engine import Engine
 from bough.runtime.gpu_graphs import Eager, graph_sizes
@@ -31,6 +30,7 @@ from bough.runtime.sampling import SamplingParams
 from bough.runtime.sequence import Sequence
 from bough.runtime.tokenizer import load_tokenizer
 
+from ..fakes import model_info
 from ..tiny_model import write_tiny_model
 
 PAGE = 4
@@ -94,22 +94,9 @@ def make_engine(
         )
     else:
         runner = DirectPasses(ModelRunner(model, TorchAttention(shape), "cpu"), PAGE)
-    info = ModelInfo(
-        name="tiny",
-        path="",
-        architecture="llama",
-        vocab_size=258,
-        max_model_len=512,
-        max_request_tokens=min(512, (num_pages - 1) * PAGE),
-        dtype="float32",
-        device="cpu",
-        num_parameters=0,
-        page_size=PAGE,
-        num_pages=num_pages,
-    )
     return Engine(
         config=config,
-        info=info,
+        info=model_info(num_pages, PAGE, max_model_len=512),
         runner=runner,
         tokenizer=tokenizer,
         grammars=GrammarCompiler(tokenizer.vocabulary(258)),
