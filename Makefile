@@ -37,7 +37,8 @@ test-gpu: $(DEV)  ## on a machine with a GPU: the tests of the kernels, compiled
 	$(BIN)/pytest tests/kernels tests/gpu tests/runtime/models/test_invariant.py tests/runtime/test_gpu_tree.py
 
 accept: $(DEV) model  ## check every promise of docs/acceptance.md at full size: hours, on a quiet machine
-	BOUGH_ACCEPTANCE=full BOUGH_ACCEPTANCE_SCHEMAS="$(SCHEMAS)" $(BIN)/pytest -v tests/acceptance tests/radix/test_mutants.py
+	BOUGH_ACCEPTANCE=full BOUGH_ACCEPTANCE_SCHEMAS="$(SCHEMAS)" $(BIN)/pytest -v tests/acceptance tests/radix/test_mutants.py \
+		tests/constrain/test_fuzz.py
 	$(BIN)/python tests/radix/fuzz.py --operations 1000000
 	$(BIN)/bough bench throughput --at-least 5
 

@@ -10,6 +10,7 @@ _BENCHMARKS = {
     "throughput": "the server at 16 concurrent requests against transformers, one by one",
     "tree_costs": "what tree decode attention saves: bytes and items of the real planner, on a model of the machine",
     "perplexity": "quantised weights beside the model as it is: perplexity, and how often the likeliest token agrees",
+    "constrain": "constrained decoding: right, complete, fast; xgrammar, llguidance and outlines_core beside it",
     "gpu": "on a GPU: ceilings, kernels, decode steps, and vLLM, SGLang and others on the same work",
 }
 

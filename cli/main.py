@@ -17,6 +17,7 @@ _COMMANDS = {
     "run": "run a program (a @function in a Python file) on a model",
     "chat": "talk to a model in the terminal",
     "pull": "put a model into the cache folder",
+    "schema": "check a JSON Schema, and values against it, without a model",
     "bench": "measure: programs, throughput",
 }
 

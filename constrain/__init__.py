@@ -4,12 +4,13 @@ from .accepts import accepts, grammar_accepts
 from .compiler import GrammarCompiler
 from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, MatcherError, UnsupportedKeywordError
 from .grammar import Grammar, MaskRow, Matcher
-from .masks import MaskFiller, fill_masks
-from .spec import Choice, GrammarSpec, JsonSchema, Lark, Regex
+from .masks import fill_along
+from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag
 from .vocabulary import Vocabulary
 
 __all__ = [
     "Choice",
+    "Gbnf",
     "Grammar",
     "GrammarCompiler",
     "GrammarError",
@@ -18,14 +19,15 @@ __all__ = [
     "InvalidSchemaError",
     "JsonSchema",
     "Lark",
-    "MaskFiller",
     "MaskRow",
     "Matcher",
     "MatcherError",
     "Regex",
+    "Structural",
+    "Tag",
     "UnsupportedKeywordError",
     "Vocabulary",
     "accepts",
-    "fill_masks",
+    "fill_along",
     "grammar_accepts",
 ]

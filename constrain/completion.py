@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json as jsonlib
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher
 
+from .grammar_state import GrammarState
 from .tokens import TokenTable
 
 BEAM_WIDTH = 12
 MAX_CHILDREN = 64
 MAX_WORDS = 24
+MAX_NAMES = 64
+"""Names that are tried for a key, of those that objects need."""
 MAX_EXPANSIONS = 1_500
 MAX_AIMLESS_STEPS = 4
 """Steps of mere content after which the greedy search looks around for a way out."""
@@ -31,6 +35,7 @@ class Completer:
     def __init__(self, tokens: TokenTable, *, json: bool, names: Iterable[str] = (), words: Iterable[str] = ()) -> None:
         self._tokens = tokens
         self._json = json
+        self._names = tuple(dict.fromkeys(names))[:MAX_NAMES] if json else ()
         keys = tokens.prefixes(names)
         content = [*tokens.fillers, *tokens.single_bytes]
         between = tokens.between
@@ -42,15 +47,25 @@ class Completer:
         self._ends = _Preference(tokens.value_ends)
         self._text = _Preference(tokens.known("adgz_/:;@ "))  # in no number
         self._quotes = _Preference(tokens.string_ends)
+        self._openings = frozenset(tokens.known(('"', ' "', '""', ' ""', ",")))
+        self._spelled: dict[str, list[list[int]]] = {}
         self._aimless = frozenset((*content, *keys, *between[quote:]))
 
-    def search(self, matcher: LLMatcher, max_tokens: int) -> list[int] | None:
+    def _spellings(self, name: str) -> list[list[int]]:
+        """A key with its colon, as it may come after what stands before it."""
+        if name not in self._spelled:
+            key = jsonlib.dumps(name, ensure_ascii=False) + ":"
+            self._spelled[name] = [self._tokens.encode((lead + key).encode()) for lead in (", ", " ", "")]
+        return self._spelled[name]
+
+    def search(self, matcher: GrammarState, max_tokens: int) -> list[int] | None:
         """Tokens, at most `max_tokens`, that complete the word; None if none were found. Leaves `matcher` as it is."""
         trial = matcher.deep_copy()
         path: list[int] = []
         num_aimless = 0
+        used: Counter[str] = Counter()
         while not trial.is_accepting():
-            step: list[int] | None = trial.compute_ff_tokens() or self._next(trial)
+            step: list[int] | None = trial.compute_ff_tokens() or self._step(trial, used)
             aimless = step is not None and len(step) == 1 and (step[0] in self._aimless or step == path[-1:])
             num_aimless = num_aimless + 1 if aimless else 0
             if not self._json or num_aimless > MAX_AIMLESS_STEPS:
@@ -61,12 +76,31 @@ class Completer:
             path += step
         return path
 
-    def completes(self, matcher: LLMatcher, tokens: list[int]) -> bool:
+    def completes(self, matcher: GrammarState, tokens: list[int]) -> bool:
         """Whether `tokens` complete the word."""
         trial = matcher.deep_copy()
         return trial.try_consume_tokens(tokens) == len(tokens) and trial.is_accepting()
 
-    def _next(self, trial: LLMatcher) -> list[int]:
+    def _step(self, trial: GrammarState, used: Counter[str]) -> list[int]:
+        """What seems to lead to the end soonest; empty if there is nothing."""
+        step = self._next(trial)
+        if len(step) == 1 and step[0] in self._openings:
+            return self._name(trial, used) or step
+        return step
+
+    def _name(self, trial: GrammarState, used: Counter[str]) -> list[int]:
+        """A key that objects need, where a key may begin; those that were written least often come first.
+
+        Otherwise the shortest key would do, again and again, and what is required would never come.
+        """
+        for name in sorted(self._names, key=used.__getitem__):
+            for step in self._spellings(name):
+                if trial.deep_copy().try_consume_tokens(step) == len(step):
+                    used[name] += 1
+                    return step
+        return []
+
+    def _next(self, trial: GrammarState) -> list[int]:
         """The token that seems to lead to the end soonest; empty if there is none."""
         forced = trial.compute_ff_bytes()
         if forced:  # so few that the model's tokens for them depend on what follows
@@ -77,7 +111,7 @@ class Completer:
         preference = self._in_string if self._brackets.allowed(mask).size == 2 else self._between
         return [int(token) for token in preference.allowed(mask)[:1]] or self._any(mask)
 
-    def _mask(self, state: LLMatcher) -> Mask:
+    def _mask(self, state: GrammarState) -> Mask:
         mask = np.zeros(self._tokens.num_words, dtype=np.uint32)
         state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         return mask
@@ -87,14 +121,14 @@ class Completer:
         bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         return [int(token) for token in bits if int(token) not in self._tokens.eos_ids][:1]
 
-    def _way_out(self, start: LLMatcher, max_tokens: int) -> list[int] | None:
+    def _way_out(self, start: GrammarState, max_tokens: int) -> list[int] | None:
         """Tokens after which the word may end, or the string of a JSON text; found breadth first, within bounds."""
-        beam: list[tuple[LLMatcher, list[int], Mask]] = [(start.deep_copy(), [], self._mask(start))]
+        beam: list[tuple[GrammarState, list[int], Mask]] = [(start.deep_copy(), [], self._mask(start))]
         num_expansions = 0
         seen: set[int] = set()
         while beam and num_expansions < MAX_EXPANSIONS:
-            following: list[tuple[LLMatcher, list[int], Mask]] = []
-            again: list[tuple[LLMatcher, list[int], Mask]] = []
+            following: list[tuple[GrammarState, list[int], Mask]] = []
+            again: list[tuple[GrammarState, list[int], Mask]] = []
             seen_now: set[int] = set()  # states of one length that allow the same tokens are taken for one
             for state, path, mask in beam:
                 for step in self._steps(state, mask):
@@ -121,7 +155,7 @@ class Completer:
             return True
         return bool(self._ends.allowed(mask).size) and not self._text.allowed(mask).size
 
-    def _steps(self, state: LLMatcher, mask: Mask) -> list[list[int]]:
+    def _steps(self, state: GrammarState, mask: Mask) -> list[list[int]]:
         forced = state.compute_ff_tokens()
         if forced:
             return [forced]

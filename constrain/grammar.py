@@ -7,6 +7,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .receipt import Receipt
+
 MaskRow = npt.NDArray[np.int32]
 """One row of a token bitmask: int32 [ceil(V / 32)], bit i % 32 of word i // 32 is token i, 1 = allowed."""
 
@@ -21,6 +23,10 @@ class Matcher(Protocol):
     @property
     def finished(self) -> bool:
         """Nothing but the end of sequence is allowed here."""
+
+    @property
+    def free(self) -> bool:
+        """Every token is allowed here, so that no mask is needed."""
 
     def fill_mask(self, out: MaskRow) -> None:
         """Writes the tokens allowed next. Does not change the state. Raises MatcherError at a dead end."""
@@ -51,6 +57,9 @@ class Grammar(Protocol):
 
     num_bytes: int
     """Memory it holds, for the cache's bound."""
+
+    receipt: Receipt | None
+    """What its masks enforce, and what must be checked on the finished value."""
 
     def matcher(self) -> Matcher:
         """A fresh matcher at the start state."""

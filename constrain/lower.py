@@ -3,86 +3,40 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
-from typing import Any
 
 import regex
 from llguidance import LLMatcher
 
-from .errors import GrammarError, InvalidSchemaError
-from .extent import Extent
-from .normalise import normalise
-from .schema import Schema, parse_schema, subschemas
-from .spec import Choice, GrammarSpec, JsonSchema, Lark, Regex
+from .errors import GrammarError
+from .grammars.gbnf import to_lark
+from .grammars.lark_words import has_word
+from .lowered import Lowered
+from .schemas.lower_schema import lower_schema
+from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
 
 MAX_PATTERN_LENGTH = 16_384
 MAX_LARK_BYTES = 1_000_000
 MAX_OPTIONS = 10_000
-MAX_HINTS = 200
 
-_JSON_OPTIONS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-"""One fixed layout, that of `json.dumps`: its separators are forced, and no run of white space can eat the budget."""
-
-_WORDS = regex.compile(r"[A-Za-z0-9_]{2,}:?")
 _LARK_TOKENS = regex.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*|(?P<control><)')
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """A grammar's source.
-
-    json      its words are JSON texts
-    growth    about how many characters one token can add to what must still be written
-    names     keys that objects are likely to need
-    words     texts that strings are likely to need
-    """
-
-    source: str
-    json: bool = False
-    growth: int = 64
-    names: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
 
 
 def lower(spec: GrammarSpec) -> Lowered:
     """The grammar of `spec`. Raises GrammarError."""
     match spec:
         case JsonSchema():
-            return lower_schema(normalise(parse_schema(spec.schema)))
+            return lower_schema(spec)
         case Regex():
-            return Lowered(LLMatcher.grammar_from_regex(_whole(spec.pattern)))
+            body = _whole(spec.pattern)
+            return Lowered(LLMatcher.grammar_from_regex(body), regular=body)
         case Choice():
             return _lower_choice(spec)
         case Lark():
             return _lower_lark(spec)
-
-
-def lower_schema(schema: Schema) -> Lowered:
-    """The grammar of a normalised schema."""
-    extent = Extent(schema)
-    if extent.shortest == math.inf:
-        raise InvalidSchemaError("no finite value satisfies the schema")
-    text = json.dumps({} if schema is True else schema)
-    source = LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
-    names, words = _hints(schema)
-    return Lowered(source, json=True, growth=int(3 * extent.largest), names=names, words=words)
-
-
-def _hints(schema: Schema) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of required properties and words in patterns."""
-    names: dict[str, None] = {}
-    words: dict[str, None] = {}
-    stack: list[Any] = [schema]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            names.update(dict.fromkeys(node.get("required", ())))
-            words.update(dict.fromkeys(_WORDS.findall(node.get("pattern", ""))))
-            for pattern in node.get("patternProperties", ()):
-                words.update(dict.fromkeys(_WORDS.findall(pattern)))
-            stack.extend(child for _, child in subschemas(node))
-    return tuple(names)[:MAX_HINTS], tuple(words)[:MAX_HINTS]
+        case Gbnf():
+            return Lowered(LLMatcher.grammar_from_lark(to_lark(spec.grammar)))
+        case Structural():
+            raise TypeError("a text with tags has several grammars")
 
 
 def _whole(pattern: str) -> str:
@@ -130,4 +84,6 @@ def _lower_lark(spec: Lark) -> Lowered:
         raise GrammarError(f"the grammar is longer than {MAX_LARK_BYTES} characters")
     if any(match["control"] for match in _LARK_TOKENS.finditer(spec.grammar)):
         raise GrammarError("a grammar cannot name control tokens (<...>)")
+    if has_word(spec.grammar) is False:
+        raise GrammarError("no text is a word of the grammar: the rule 'start' never comes to an end")
     return Lowered(LLMatcher.grammar_from_lark(spec.grammar))

@@ -1,4 +1,4 @@
-"""Fills the mask rows of a batch, on several threads without the interpreter lock."""
+"""Fills the masks of one generation: of its next token, and of what follows each token that is proposed for it."""
 
 from __future__ import annotations
 
@@ -6,46 +6,44 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor
+from llguidance import LLMatcher
 
 from .errors import MatcherError
 from .grammar import Matcher
 from .matcher import TokenMatcher
 
 
-class MaskFiller:
-    """Fills rows of token bitmasks. One at a time; the matchers must not be used meanwhile."""
+def fill_along(matcher: Matcher, drafts: Sequence[int], out: npt.NDArray[np.int32]) -> int:
+    """Writes the mask before the first of `drafts` and after each of them to the rows of `out`, int32 [1 + drafts, W].
 
-    def __init__(self, num_threads: int = 2) -> None:
-        self._executor = LLExecutor(num_threads)
+    Returns how many rows are right: fewer than there are if a draft is not allowed or nothing may follow it, none at a
+    dead end. The matcher ends where it began. The interpreter lock is released for most of the time.
 
-    def fill(self, matchers: Sequence[Matcher | None], out: npt.NDArray[np.int32]) -> dict[int, MatcherError]:
-        """Writes row i of `out` (int32 [R, W], contiguous) for matcher i; a row without matcher is not touched.
-
-        Returns the rows at a dead end: those generations must end, the others are not affected. Their mask is void.
-        """
-        if out.dtype != np.int32 or out.ndim != 2 or not out.flags.c_contiguous or len(matchers) > len(out):
-            raise ValueError(f"out must be contiguous int32 [{len(matchers)}, W], got {out.dtype} {list(out.shape)}")
-        states = []
-        failed: dict[int, MatcherError] = {}
-        for row, matcher in enumerate(matchers):
-            if isinstance(matcher, TokenMatcher) and not matcher.closed:
-                states.append((matcher.state, row))
-            elif matcher is not None:
-                matcher.fill_mask(out[row])
-        if states:
-            self._executor.unsafe_compute_mask_ptr(states, out.ctypes.data, out.strides[0], len(out))
-        for row, matcher in enumerate(matchers):
-            if isinstance(matcher, TokenMatcher):
-                try:
-                    matcher.check(out[row])
-                except MatcherError as error:
-                    failed[row] = error
-        return failed
+    Raises RuntimeError if the matcher could not go back: nobody knows where it stands then.
+    """
+    if isinstance(matcher, TokenMatcher) and isinstance(matcher.state, LLMatcher) and drafts and not matcher.closed:
+        return _fill_at_once(matcher.state, list(drafts), out)
+    right = accepted = 0
+    try:
+        matcher.fill_mask(out[0])
+        right = 1
+        for draft in drafts:
+            matcher.accept(draft)
+            accepted += 1
+            matcher.fill_mask(out[accepted])
+            right += 1
+    except MatcherError:
+        pass  # the caller sees it in the count
+    if accepted:
+        matcher.rollback(accepted)
+    return right
 
 
-def fill_masks(
-    matchers: Sequence[Matcher | None], out: npt.NDArray[np.int32], *, filler: MaskFiller | None = None
-) -> dict[int, MatcherError]:
-    """`MaskFiller.fill` with `filler`, or with one made for this call."""
-    return (filler or MaskFiller()).fill(matchers, out)
+def _fill_at_once(state: LLMatcher, drafts: list[int], out: npt.NDArray[np.int32]) -> int:
+    """All rows in one call without the interpreter lock."""
+    state.unsafe_compute_mask_ptr_with_draft_token(out.ctypes.data, out.strides[0], drafts)  # type: ignore[attr-defined]
+    if state.is_error():
+        return 0
+    num_allowed = state.validate_tokens(drafts)
+    empty = np.flatnonzero(~out[: 1 + num_allowed].any(axis=1))
+    return int(empty[0]) if empty.size else 1 + num_allowed

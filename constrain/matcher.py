@@ -4,28 +4,47 @@ from __future__ import annotations
 
 import math
 
-from llguidance import LLMatcher
-
 from .closing import JsonScanner
 from .completion import Completer
 from .errors import MatcherError
 from .grammar import MaskRow
+from .grammar_state import GrammarState
+from .jobs import Tabulate
+from .receipt import Receipt
 from .tokens import TokenTable
 
 MAX_WITNESS_TOKENS = 4_096
 
 
 class CompiledGrammar:
-    """A `Grammar`. `start` is a matcher in the start state, which is only copied."""
+    """A `Grammar`. `start` is a matcher in the start state, which is only copied.
+
+    `witness` is a short word, if one is known. `tabulation`, set by who compiles it, makes a table of it; None: it
+    is not regular, or that has been begun.
+    """
 
     def __init__(
-        self, start: LLMatcher, tokens: TokenTable, completer: Completer, *, json: bool, growth: int, num_bytes: int
+        self,
+        start: GrammarState,
+        tokens: TokenTable,
+        completer: Completer,
+        *,
+        json: bool,
+        growth: int,
+        num_bytes: int,
+        receipt: Receipt | None = None,
+        witness: str | None = None,
     ) -> None:
         self.tokens = tokens
         self.json = json
         self.num_bytes = num_bytes
+        self.receipt = receipt
+        self.tabulation: Tabulate | None = None
         self.completer = completer
-        self.witness = self.completer.search(start, MAX_WITNESS_TOKENS)
+        known = tokens.encode(witness.encode()) if witness is not None else []
+        self.witness: list[int] | None = known
+        if not known or not completer.completes(start, known):
+            self.witness = completer.search(start, MAX_WITNESS_TOKENS)
         shortest = len(self.witness) if self.witness is not None else 0
         self.guarded_tokens = 32 + 2 * shortest + min(growth, MAX_WITNESS_TOKENS)
         self._start = start
@@ -52,7 +71,7 @@ class TokenMatcher:
     start), a JSON text is at least closed: it parses, though it cannot satisfy its schema.
     """
 
-    def __init__(self, grammar: CompiledGrammar, state: LLMatcher) -> None:
+    def __init__(self, grammar: CompiledGrammar, state: GrammarState) -> None:
         self.grammar = grammar
         self.state = state
         self._taken: list[int] = []
@@ -73,6 +92,11 @@ class TokenMatcher:
     def finished(self) -> bool:
         """Nothing but the end of sequence is allowed here."""
         return not self._closing if self._closing is not None else bool(self.state.is_stopped())
+
+    @property
+    def free(self) -> bool:
+        """No mask is needed: never here."""
+        return False
 
     @property
     def closed(self) -> bool:
@@ -115,6 +139,10 @@ class TokenMatcher:
             self._take(token)
             return token
         return self._accept_guarded(token, remaining)
+
+    def expect(self, witness: list[int]) -> None:
+        """Takes note of tokens that complete the word from here."""
+        self._keep(witness)
 
     def forced_tokens(self) -> list[int]:
         """The tokens that the grammar forces next."""

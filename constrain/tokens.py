@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import numpy as np
 from llguidance import LLTokenizer
 
+from .distinct_tokens import DistinctTokens
 from .grammar import MaskRow
+from .triggers import TokenIndex
 from .vocabulary import Vocabulary
 
 IN_STRING = ('"}]', '"}}', '"]}', '"]]', '"}', '"]', '"')
@@ -18,6 +21,15 @@ BETWEEN = (
     *("0", " 0", "1", "null", " null", "true", " true", "false", " false", "[", " [", "{", " {", "-"),
 )
 """The same outside of strings. The quotation mark comes first of what can also be content of one."""
+
+_PLAIN = r'[^"\\\x00-\x1F\x7F]'
+SLICES = (
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_PLAIN}{{1,{length}}}" for length in (2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 24, 30)),
+    _PLAIN + "+",
+)
+"""Parts of the vocabulary of which a mask takes all at once where a string may go on with any of them: by length, so
+that a string that may not be much longer still takes most of its tokens that way."""
 
 
 class TokenTable:
@@ -40,11 +52,18 @@ class TokenTable:
             _Inventory(vocabulary),  # type: ignore[arg-type]  # it has what is asked of it
             n_vocab=vocabulary.size,
             eos_token=list(vocabulary.eos_ids),
+            slices=list(SLICES),
         )
+        self.control = {
+            name: token
+            for name, token in vocabulary.control.items()
+            if name and (token >= len(vocabulary.tokens) or not vocabulary.tokens[token] or token in self.eos_ids)
+        }
         self._ids: dict[bytes, int] = {}
+        self._doubles: dict[bytes, list[int]] = {}
         for token, text in enumerate(vocabulary.tokens):
-            if text and token not in self.eos_ids:
-                self._ids.setdefault(text, token)
+            if text and token not in self.eos_ids and self._ids.setdefault(text, token) != token:
+                self._doubles.setdefault(text, []).append(token)
         self.in_string = self.known(IN_STRING)
         self.between = self.known(BETWEEN)
         self.brackets = self.known(("]", "}"))
@@ -54,9 +73,24 @@ class TokenTable:
         self.fillers = self._fillers()
         self.single_bytes = [self._ids[byte] for byte in map(_byte, _BYTES_BY_USE) if byte in self._ids]
 
+    @cached_property
+    def index(self) -> TokenIndex:
+        """The tokens by what they begin with and hold."""
+        texts = self.vocabulary.tokens
+        return TokenIndex([None if token in self.eos_ids else text for token, text in enumerate(texts)])
+
+    @cached_property
+    def elements(self) -> DistinctTokens:
+        """The tokens that can complete an element of a JSON text."""
+        return DistinctTokens(self.vocabulary.tokens, self.eos_ids)
+
     def known(self, texts: Iterable[str]) -> list[int]:
         """The ids of those of `texts` that are one token."""
         return [self._ids[text.encode()] for text in texts if text.encode() in self._ids]
+
+    def spelling(self, text: bytes) -> list[int]:
+        """Every token whose text is `text`."""
+        return [self._ids[text], *self._doubles.get(text, ())] if text in self._ids else []
 
     def prefix(self, text: bytes) -> int | None:
         """The longest token that `text` starts with."""
@@ -99,9 +133,10 @@ class TokenTable:
 
     def _fillers(self) -> list[int]:
         """Tokens for the content of a string that must not end yet: long words first, then single characters."""
-        words = [text for text in self._ids if text.isalpha() and text.isascii() and text.islower() and len(text) <= 12]
-        words.sort(key=lambda text: (-len(text), text))
-        by_length = {len(text): text for text in reversed(words)}
+        by_length: dict[int, bytes] = {}
+        for text in self._ids:
+            if len(text) <= 12 and text.isalpha() and text.isascii() and text.islower():
+                by_length[len(text)] = min(text, by_length.get(len(text), text))
         return [self._ids[text] for _, text in sorted(by_length.items(), reverse=True)]
 
 
@@ -111,14 +146,14 @@ class _Inventory:
     is_tokenizer_wrapper = True
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        control = {token for token, text in enumerate(vocabulary.tokens) if not text} | set(vocabulary.eos_ids)
-        control &= set(range(len(vocabulary.tokens)))
+        # A model may have more logits than there are tokens; a mask has a bit for each of them.
+        texts = [*vocabulary.tokens, *[None] * (vocabulary.size - len(vocabulary.tokens))]
+        control = {token for token, text in enumerate(texts) if not text} | set(vocabulary.eos_ids)
         self.eos_token_id = vocabulary.eos_ids[0]
         self.bos_token_id = None
         self.special_token_ids = sorted(control)
         self.tokens = [
-            b"<|control %d|>" % token if token in control else text or b""
-            for token, text in enumerate(vocabulary.tokens)
+            b"<|control %d|>" % token if token in control else text or b"" for token, text in enumerate(texts)
         ]
         self._encode = vocabulary.encode
 

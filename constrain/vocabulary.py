@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -11,10 +11,12 @@ class Vocabulary:
     """The token inventory. `tokens[i]` is the text of token i as bytes, or None for a control (special) token.
 
     `size` is the number of logits of the model, which may exceed `len(tokens)`; ids past the end are never allowed.
-    `eos_ids` end a generation. `encode` maps text to the model's own tokens for it (no special tokens).
+    `eos_ids` end a generation. `encode` maps text to the model's own tokens for it (no special tokens). `control` are
+    the control tokens that have a name, by name: tags may be marked with them.
     """
 
     tokens: tuple[bytes | None, ...]
     eos_ids: tuple[int, ...]
     size: int
     encode: Callable[[str], list[int]]
+    control: Mapping[str, int] = field(default_factory=dict, compare=False)

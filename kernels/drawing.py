@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from . import step
+from . import grammar_table, step
 from .sampling import SampleRows, SampleTables, sample_rows
 from .step import DecodeInputs
 
@@ -24,11 +24,13 @@ class Draw(Protocol):
 
 @dataclass(frozen=True)
 class Drawing:
-    """One implementation of the ends of a decode step, step.begin_decode and step.end_decode, and of the draw."""
+    """One implementation of the ends of a decode step, step.begin_decode and step.end_decode, of the draw, and of
+    grammar_table.advance_states."""
 
     begin: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, DecodeInputs], None]
     draw: Draw
     end: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    advance: Callable[..., None]
 
 
 def torch_drawing() -> Drawing:
@@ -37,12 +39,12 @@ def torch_drawing() -> Drawing:
     def draw(logits: torch.Tensor, rows: SampleRows, tables: SampleTables, out: torch.Tensor, *, filters: bool) -> None:
         sample_rows(logits, rows, tables, out)
 
-    return Drawing(step.begin_decode, draw, step.end_decode)
+    return Drawing(step.begin_decode, draw, step.end_decode, grammar_table.advance_states)
 
 
 def triton_drawing(device: torch.device, max_rows: int, vocab_size: int) -> Drawing:
     """In Triton, with a workspace for `max_rows` rows of logits: more are drawn in parts."""
-    from . import triton_sample, triton_step
+    from . import triton_grammar, triton_sample, triton_step
 
     workspace = triton_sample.SampleWorkspace.create(max_rows, vocab_size, device)
 
@@ -51,4 +53,4 @@ def triton_drawing(device: torch.device, max_rows: int, vocab_size: int) -> Draw
             part = slice(start, start + max_rows)
             triton_sample.sample_rows(logits[part], rows.select(part), tables, workspace, out[part], filters=filters)
 
-    return Drawing(triton_step.begin_decode, draw, triton_step.end_decode)
+    return Drawing(triton_step.begin_decode, draw, triton_step.end_decode, triton_grammar.advance_states)

@@ -20,8 +20,8 @@ class GrammarTable:
     token_class   int32 [V]       the class of each token, 0 .. C
     next_state    int32 [S, C]    the state after a token of the class, -1 where it is not allowed
 
-    W = ceil(V / 32). A token is allowed by the mask if and only if its class has a next state. A token that ends the
-    text has a class of its own and leads to a state that allows nothing.
+    W = ceil(V / 32). A token that the mask allows is of a class that has a next state; other tokens of the class need
+    not be allowed. A token that ends the text has a class of its own and leads to a state that allows nothing.
 
     Raises:
         ValueError: a shape, a dtype or a number does not fit.
@@ -96,6 +96,10 @@ class GrammarPool:
         self._rows = _Extents(1, num_rows)
         self._classes = _Extents(0, num_tables)
         self._transitions = _Extents(0, num_transitions)
+
+    def could_hold(self, table: GrammarTable) -> bool:
+        """Whether there is room for a table when nothing else is there."""
+        return len(table.mask) < len(self.mask) and table.next_state.numel() <= len(self.next_state)
 
     def add(self, table: GrammarTable) -> TablePlace | None:
         """Copies a table in; None if there is no room.

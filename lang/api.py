@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack, get_args, overload
 
-from ..constrain.spec import Choice, GrammarSpec, JsonSchema, Lark, Regex
+from ..constrain.spec import GrammarSpec, JsonSchema, Lark, Regex
 from ..runtime.errors import RequestError
 from ..runtime.program import SelectMethod
 from .backend import Backend, resolve_backend, set_default_backend
@@ -40,8 +40,8 @@ def function(body: Callable[..., Any] | None = None) -> Function | Callable[[Cal
 
 def gen(  # noqa: PLR0913  one word has to say it all
     name: str | None = None,
-    *,
     dtype: object = None,
+    *,
     schema: object = None,
     json_schema: object = None,
     regex: str | None = None,
@@ -58,11 +58,11 @@ def gen(  # noqa: PLR0913  one word has to say it all
                      Literal, dataclass, TypedDict, Pydantic model, list[...], ...
     json_schema      the same; a JSON Schema as dict or text gives the JSON text (parse it with `s.json(name)`)
     regex            the text matches the pattern as a whole; with `dtype`, only the value's type is taken from that
-    ebnf, grammar    a context-free grammar in Lark's notation; `grammar` also takes JsonSchema, Regex, Choice, Lark
+    ebnf, grammar    a context-free grammar in Lark's notation; `grammar` also takes JsonSchema, Regex, Choice, Lark ...
     choices          one of these: the same as `select`
     timeout_s        seconds after which the program fails
 
-    >>> s += "Population: " + gen("population", dtype=int)
+    >>> s += "Population: " + gen("population", int)
     >>> s += assistant(gen("invoice", schema=Invoice, max_tokens=120))
 
     Raises:
@@ -72,10 +72,10 @@ def gen(  # noqa: PLR0913  one word has to say it all
         if _given(dtype=dtype, schema=schema, json_schema=json_schema, regex=regex, ebnf=ebnf, grammar=grammar):
             raise RequestError("choices cannot be combined with another constraint", param="choices")
         return select(name, choices, choices_method=choices_method)
-    constraint, convert = _constraint(
+    constraint, convert, kind = _constraint(
         _given(dtype=dtype, schema=schema, json_schema=json_schema, regex=regex, ebnf=ebnf, grammar=grammar)
     )
-    return Generate(name, clean_options(options), constraint, convert, timeout_s, caller())
+    return Generate(name, clean_options(options), constraint, convert, timeout_s, caller(), kind)
 
 
 def gen_int(
@@ -190,20 +190,21 @@ def _given(**constraints: object) -> dict[str, Any]:
     return {name: value for name, value in constraints.items() if value is not None}
 
 
-def _constraint(given: dict[str, Any]) -> tuple[GrammarSpec | None, Callable[[str], Any]]:
-    """What the text must conform to, and how to turn it into a value."""
+def _constraint(given: dict[str, Any]) -> tuple[GrammarSpec | None, Callable[[str], Any], object]:
+    """What the text must conform to, how to turn it into a value, and the type that this is."""
     if set(given) == {"dtype", "regex"}:
-        return Regex(given["regex"]), typed(given["dtype"]).convert if given["dtype"] is not str else str
+        convert = typed(given["dtype"]).convert if given["dtype"] is not str else str
+        return Regex(given["regex"]), convert, given["dtype"]
     if len(given) > 1:
         raise RequestError(f"only one of {', '.join(given)} can be given", param=list(given)[1])
     for name, value in given.items():
         if name == "regex":
-            return Regex(value), str
+            return Regex(value), str, None
         if name in ("ebnf", "grammar") and isinstance(value, str):
-            return Lark(value), str
-        if name == "grammar" and isinstance(value, JsonSchema | Regex | Choice | Lark):
-            return value, str
+            return Lark(value), str, None
+        if name == "grammar" and isinstance(value, GrammarSpec):
+            return value, str, value if isinstance(value, JsonSchema) else None
         if name in ("ebnf", "grammar"):
             raise RequestError(f"{name} must be a grammar's text or value, got {type(value).__name__}", param=name)
         return typed(value)
-    return None, str
+    return None, str, None

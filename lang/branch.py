@@ -97,7 +97,7 @@ class Branch:
 
     def _generate(self, item: Generate) -> None:
         name, sent = self.session.recorder.name_for(self.id, item.name, "gen")
-        slot = Slot(self.id, sent, item.convert, item.place)
+        slot = Slot(self.id, sent, item.convert, item.place, kind=item.kind)
         sampling = merge_options(self.defaults, item.options)
         self._add_slot(name, slot, Gen(self.id, sent, sampling, item.grammar, item.timeout_s))
 

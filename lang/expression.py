@@ -37,7 +37,7 @@ class Expression:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generate(Expression):
-    """Text to be generated. `convert` turns it into the value that is read."""
+    """Text to be generated. `convert` turns it into the value that is read, of the type `kind` if one was asked for."""
 
     name: str | None
     options: Mapping[str, Any]
@@ -45,6 +45,7 @@ class Generate(Expression):
     convert: Callable[[str], Any]
     timeout_s: float | None
     place: Place
+    kind: object = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,6 +34,7 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     ignore_eos: bool | None
     skip_special_tokens: bool | None
+    token_healing: bool | None
     seed: int | None
     logprobs: int | None
     return_logprob: bool | None

@@ -39,15 +39,22 @@ def parse(branch: Branch, entry: Entry, convert: Callable[[str], Any]) -> Any:
     if not isinstance(entry, Slot):
         return convert(str(read(branch, entry)))
     value = arrived(branch, entry)
+    if value.samples is None:
+        return converted(entry, value, convert)
+    return converted(entry, value, lambda _: [convert(text) for text in value.samples or ()])
+
+
+def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
+    """A value's text, converted. Raises as `parse`."""
     try:
-        return convert(value.text) if value.samples is None else [convert(text) for text in value.samples]
+        return convert(value.text)
     except (ValueError, LookupError) as error:
         raise ProgramError(
-            f"{entry.name!r} is not of the type asked for: {error}; its text is {value.text!r} "
+            f"{slot.name!r} is not of the type asked for: {error}; its text is {value.text!r} "
             f"and it ended by {value.finish_reason!r}",
             code="invalid_output",
-            place=entry.place,
-            branch=entry.branch,
+            place=slot.place,
+            branch=slot.branch,
         ) from error
 
 

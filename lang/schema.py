@@ -21,10 +21,11 @@ NUMBER = r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?"
 
 
 class Typed(NamedTuple):
-    """A kind of value: what its text conforms to, and how to turn that text into it."""
+    """A kind of value: what its text conforms to, how to turn that text into it, and what it was made of."""
 
     grammar: GrammarSpec
     convert: Callable[[str], Any]
+    kind: object = None
 
 
 def typed(kind: object) -> Typed:
@@ -36,18 +37,19 @@ def typed(kind: object) -> Typed:
     a JSON Schema (dict or text)      the JSON text itself; `State.json` parses it
     a Pydantic model, dataclass, TypedDict, msgspec Struct, list[...], ...   the object, written as JSON
 
-    Properties are generated in the order in which they are declared, and no others.
+    Properties are generated in the order in which they are declared, and no others. That order, and one layout, is
+    what makes most of the text forced, and so the fewest steps of decoding.
 
     Raises:
         RequestError: it describes no JSON value.
     """
     if isinstance(kind, Mapping):
-        return Typed(JsonSchema(json.dumps(kind)), str)
+        return Typed(_ordered(json.dumps(kind)), str, kind)
     if isinstance(kind, str):
         _check_json(kind)
-        return Typed(JsonSchema(kind), str)
+        return Typed(_ordered(kind), str, kind)
     try:
-        return _typed(kind)
+        return _typed(kind)._replace(kind=kind)
     except TypeError as error:
         raise RequestError(f"{kind!r} describes no JSON value: {error}", param="schema") from error
 
@@ -64,10 +66,14 @@ def _typed(kind: Any) -> Typed:
     if options is not None:
         return Typed(Choice(tuple(options)), options.__getitem__)
     if hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate_json"):  # a Pydantic model
-        return Typed(JsonSchema(_closed(kind.model_json_schema())), kind.model_validate_json)
+        return Typed(_ordered(_closed(kind.model_json_schema())), kind.model_validate_json)
     schema = msgspec.json.schema(kind)
     _restore_order(schema, {cls.__name__: cls for cls in _typed_dicts(kind)})
-    return Typed(JsonSchema(_closed(schema)), msgspec.json.Decoder(kind).decode)
+    return Typed(_ordered(_closed(schema)), msgspec.json.Decoder(kind).decode)
+
+
+def _ordered(schema: str) -> JsonSchema:
+    return JsonSchema(schema, property_order="schema")
 
 
 def _check_json(text: str) -> None:

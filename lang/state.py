@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -16,9 +16,14 @@ from . import reader, streaming
 from .branch import Branch, Reference
 from .entry import Entry, Gathered
 from .errors import ProgramError
-from .expression import Expression, RoleClose, RoleOpen, Series, items_of
+from .expression import Expression, Generate, RoleClose, RoleOpen, Series, items_of
+from .options import SamplingOptions, clean_options
 from .place import caller
+from .schema import typed
+from .streaming import Stream
 from .timeline import Timeline
+
+Kind = TypeVar("Kind")
 
 _JOIN_MODES: dict[str, JoinMode] = {
     "gather": "gather",
@@ -204,19 +209,49 @@ class State:
 
     def text_iter(self, name: str | None = None) -> Iterator[str]:
         """The variable's text as it comes; without a name, all text of the branch but the chat template's."""
-        return streaming.iterate(self._branch, name)
+        return streaming.text_stream(self._branch, name)
 
-    def stream(self, name: str) -> Iterator[str]:
-        """The variable's text as it comes.
+    @overload
+    def stream(self, what: str, *, partial: Literal[False] = ...) -> Stream[str]: ...
+    @overload
+    def stream(self, what: str, *, partial: bool) -> Stream[Any]: ...
+    @overload
+    def stream(self, what: type[Kind], *, name: str = ..., **options: Unpack[SamplingOptions]) -> Stream[Kind]: ...
+    @overload
+    def stream(self, what: object, *, name: str = ..., **options: Unpack[SamplingOptions]) -> Stream[Any]: ...
+    def stream(
+        self, what: object, *, partial: bool = False, name: str | None = None, **options: Unpack[SamplingOptions]
+    ) -> Stream[Any]:
+        """What comes of a variable, for `for` and `async for`: its text, or with `partial` its typed value.
+
+        A typed value comes as often as more of it is complete, as an object on which only that is set, and last as a
+        whole. `what` can be its type, too: then it is the latest value of that type, and in a program's body one is
+        asked for here and now (as `name`, with `options`) unless there is one that was not streamed yet.
 
         >>> for delta in s.stream("story"):
         ...     print(delta, end="")
+        >>> async for invoice in s.stream(Invoice, max_tokens=200):
+        ...     show(invoice)
         """
-        return streaming.iterate(self._branch, name)
+        branch = self._branch
+        if isinstance(what, str):
+            if name is not None or options:
+                raise TypeError("options are for a value that stream asks for itself: give its type, not a name")
+            return streaming.value_stream(branch, what) if partial else streaming.text_stream(branch, what)
+        if not branch.session.records_here:
+            return streaming.kind_stream(branch, what)
+        slot = streaming.slot_of(branch, what)
+        if slot is None or slot.streamed or name is not None or options:
+            grammar, convert, kind = typed(what)
+            branch.append(Generate(name, clean_options(options), grammar, convert, None, caller(), kind))
+            slot = streaming.slot_of(branch, what)
+        assert slot is not None
+        slot.streamed = True
+        return streaming.slot_stream(branch, slot)
 
     def text_async_iter(self, name: str | None = None) -> AsyncIterator[str]:
         """`text_iter` for async programs and for tasks that watch one."""
-        return streaming.aiterate(self._branch, name)
+        return streaming.text_stream(self._branch, name)
 
     def sync(self) -> None:
         """Sends what is recorded, and waits until all of it is done."""

@@ -1,16 +1,24 @@
-"""Text as it comes: one walk over what a branch holds, for threads and for tasks."""
+"""Text and typed values as they come: one walk over what a branch holds, for threads and for tasks."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from ..constrain.partial import PartialReader
+from ..constrain.spec import JsonSchema
 from .branch import Branch
 from .entry import Entry, Gathered, Passage, marks_of
-from .reader import entry_of, over, read, value_of
+from .errors import ProgramError
+from .partial import shape_of
+from .place import caller
+from .reader import converted, entry_of, over, read, value_of
 from .session import Session
 from .stretch import Slot, Stretch
+
+Item = TypeVar("Item")
 
 
 class _Wait(NamedTuple):
@@ -20,22 +28,72 @@ class _Wait(NamedTuple):
     stretch: Callable[[], Stretch | None]
 
 
-def iterate(branch: Branch, name: str | None) -> Iterator[str]:
-    """The text of a variable, or of a whole branch but for the chat template's, as it comes."""
-    for item in _walk(branch, name):
-        if isinstance(item, str):
-            yield item
-        else:
-            branch.session.wait(*item)
+class Stream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
+    """What comes, for `for` or for `async for`. Nothing is sent before the first of it is asked for."""
+
+    def __init__(self, session: Session, walk: Iterator[Item | _Wait]) -> None:
+        self._session = session
+        self._walk = walk
+
+    def __next__(self) -> Item:
+        for item in self._walk:
+            if not isinstance(item, _Wait):
+                return item
+            self._session.wait(*item)
+        raise StopIteration
+
+    async def __anext__(self) -> Item:
+        for item in self._walk:
+            if not isinstance(item, _Wait):
+                return item
+            await self._session.await_until(item.done)
+        raise StopAsyncIteration
 
 
-async def aiterate(branch: Branch, name: str | None) -> AsyncIterator[str]:
-    """The same for tasks."""
-    for item in _walk(branch, name):
-        if isinstance(item, str):
-            yield item
-        else:
-            await branch.session.await_until(item.done)
+def text_stream(branch: Branch, name: str | None) -> Stream[str]:
+    """The text of a variable, or of a whole branch but for the chat template's."""
+    return Stream(branch.session, _walk(branch, name))
+
+
+def value_stream(branch: Branch, name: str) -> Stream[Any]:
+    """A variable's typed value: each time that more of it is complete what there is of it, and last the whole."""
+
+    def walk() -> Iterator[Any]:
+        yield from _until_known(branch, name)
+        entry = entry_of(branch, name)
+        if not isinstance(entry, Slot) or entry.kind is None:
+            message = f"{name!r} is no typed value, which would have parts: ask for one with gen({name!r}, Type)"
+            raise ProgramError(message, code="invalid_program", place=caller())
+        yield from _walk_values(branch, entry)
+
+    return Stream(branch.session, walk())
+
+
+def kind_stream(branch: Branch, kind: object) -> Stream[Any]:
+    """The same for the latest value of the type `kind`, from outside of the body."""
+
+    def walk() -> Iterator[Any]:
+        session = branch.session
+        if slot_of(branch, kind) is None and not session.may_send:
+            yield _Wait(lambda: slot_of(branch, kind) is not None or session.body_ended, _nothing)
+        slot = slot_of(branch, kind)
+        if slot is None:
+            session.raise_error()
+            raise ProgramError(f"no value of {kind!r} was asked for", code="unknown_variable", place=caller())
+        yield from _walk_values(branch, slot)
+
+    return Stream(branch.session, walk())
+
+
+def slot_stream(branch: Branch, slot: Slot) -> Stream[Any]:
+    """The same for a value that is known."""
+    return Stream(branch.session, _walk_values(branch, slot))
+
+
+def slot_of(branch: Branch, kind: object) -> Slot | None:
+    """The latest value of a type."""
+    entries = reversed(list(branch.variables.values()))
+    return next((entry for entry in entries if isinstance(entry, Slot) and entry.kind == kind), None)
 
 
 async def aread(branch: Branch, name: str) -> Any:
@@ -67,6 +125,27 @@ def _walk(branch: Branch, name: str | None) -> Iterator[str | _Wait]:
         if session.may_send:
             return
         yield _Wait(partial(_longer, branch, index), _nothing)
+
+
+def _walk_values(branch: Branch, slot: Slot) -> Iterator[Any]:
+    """What is complete of a typed value, as often as there is more, and last the value itself.
+
+    Text that is no JSON, as of an `int`, has no parts; whether the end is right, the type decides.
+    """
+    reader: PartialReader | None = PartialReader(shape_of(slot.kind))
+    for item in _walk_mark(branch, slot):
+        if isinstance(item, _Wait):
+            yield item
+            continue
+        try:
+            more = reader is not None and reader.feed(item)
+        except ValueError:
+            reader = None
+            continue
+        if more and reader is not None and not reader.done:
+            yield reader.value
+    is_schema = isinstance(slot.kind, Mapping | str | JsonSchema)
+    yield converted(slot, value_of(branch.session, slot), json.loads if is_schema else slot.convert)
 
 
 def _walk_mark(branch: Branch, mark: str | Slot) -> Iterator[str | _Wait]:

@@ -15,7 +15,9 @@ class Slot:
     """A value that an instruction generates.
 
     name      as sent: unique within its branch, so that a second `gen("x")` there is "x#2"
+    kind      the type that was asked for; None: text
     chunks    its text as far as it has arrived
+    streamed  a stream of its values has been asked for
     stretch   the request that it is part of; None until that is sent
     """
 
@@ -24,9 +26,11 @@ class Slot:
     convert: Callable[[str], Any]
     place: Place
     choices: tuple[str, ...] | None = None
+    kind: object = None
     chunks: list[str] = field(default_factory=list)
     value: Value | None = None
     stretch: Stretch | None = None
+    streamed: bool = False
 
     @property
     def settled(self) -> bool:

@@ -105,6 +105,20 @@ class Branch:
     def ready(self) -> bool:
         return bool(self.started and self.queue and not self.running)
 
+    @property
+    def num_own_text_tokens(self) -> int:
+        """Of the last tokens, how many were put in as text since this branch was forked."""
+        start, piece = self.appended[-1] if self.appended else (0, None)
+        if piece is None or piece.kind != "text" or start + len(piece.tokens) != len(self.tokens):
+            return 0
+        return min(len(piece.tokens), len(self.tokens) - self.forked_tokens)
+
+    def shorten_own_text(self, num_tokens: int) -> None:
+        """The last tokens that were put in as text will be written anew, so that they count as generated."""
+        if num_tokens:
+            _, piece = self.appended[-1]
+            del piece.tokens[len(piece.tokens) - num_tokens :]
+
     def fork(self, branch_id: int, queue: deque[Step | Barrier]) -> Branch:
         """A branch that goes on from here with the instructions of `queue`."""
         return Branch(

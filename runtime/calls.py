@@ -12,6 +12,7 @@ from ..constrain.spec import GrammarSpec
 from .branch import Branch, keep_text
 from .choices import probabilities, score_choices
 from .errors import RequestError
+from .healing import Healed, take_back, with_healed
 from .program import Gen, Select, Value
 from .random import derive
 from .request import SAMPLED, RequestOutput, Timings, TokenLogprob, Usage
@@ -23,22 +24,30 @@ MAX_CHOICES = 1024
 
 @dataclass(frozen=True)
 class Ask:
-    """A request that a call makes of the engine. `continues`: its prompt begins with the branch's tokens."""
+    """A request that a call makes of the engine. `continues`: its prompt begins with the branch's tokens.
+
+    If `prefix` is the text of the branch's last tokens, these are not in the prompt.
+    """
 
     prompt: Sequence[int]
     sampling: SamplingParams
     grammar: GrammarSpec | None = None
     score_from: int | None = None
     continues: bool = True
+    prefix: bytes = b""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a call appends to its branch, with where the tokens came from, and the value it makes."""
+    """What a call appends to its branch, with where the tokens came from, and the value it makes.
+
+    First it takes the branch's last `num_taken_back` tokens away: `tokens` begin with their text.
+    """
 
     value: Value
     tokens: list[int]
     origins: tuple[int, ...]
+    num_taken_back: int = 0
 
 
 class Call(Protocol):
@@ -85,12 +94,17 @@ class GenCall:
         self._branch = branch
         self._tokenizer = tokenizer
         self._samples = [_Sample() for _ in range(op.sampling.n)]
+        limit = branch.num_own_text_tokens if op.sampling.token_healing else 0
+        self._healed = take_back(branch.tokens, tokenizer, limit=limit)
 
     def asks(self) -> Iterator[Ask]:
-        seed = self._op.sampling.seed
+        seed, healed = self._op.sampling.seed, self._healed
+        prompt = self._branch.tokens[: len(self._branch.tokens) - healed.num_tokens]
+        self._branch.shorten_own_text(healed.num_tokens)
+        params = msgspec.structs.replace(with_healed(self._op.sampling, healed), n=1, token_healing=False)
         for index in range(len(self._samples)):
-            one = msgspec.structs.replace(self._op.sampling, n=1, seed=None if seed is None else derive(seed, index))
-            yield Ask(self._branch.tokens, one, self._op.grammar)
+            one = msgspec.structs.replace(params, seed=None if seed is None else derive(seed, index))
+            yield Ask(prompt, one, self._op.grammar, prefix=healed.prefix)
 
     def take(self, index: int, output: RequestOutput) -> str:
         self._samples[index].take(output)
@@ -103,8 +117,12 @@ class GenCall:
         # What ended it is no part of the branch. Without a stop string the text is just what the tokens say.
         kept = first.tokens[:-1] if isinstance(finish.matched, int) else first.tokens
         skip = self._op.sampling.skip_special_tokens
-        if self._tokenizer.decode(kept, skip_special_tokens=skip) != text:
-            kept = keep_text(kept, text, self._tokenizer, skip_special_tokens=skip)
+        healed = self._healed
+        if not b"".join(self._tokenizer.pieces(kept)).startswith(healed.prefix):  # ended before it came to that
+            healed, kept = Healed(), []
+        said = healed.prefix.decode(errors="replace") + text
+        if self._tokenizer.decode(kept, skip_special_tokens=skip) != said:
+            kept = keep_text(kept, said, self._tokenizer, skip_special_tokens=skip)
         value = Value(
             branch=self._branch.id,
             name=self._op.name,
@@ -115,9 +133,10 @@ class GenCall:
             timings=finish.timings,
             logprobs=tuple(first.logprobs) if self._op.sampling.logprobs is not None else None,
             samples=tuple(sample.text for sample in self._samples) if len(self._samples) > 1 else None,
+            constraint=finish.constraint,
         )
         origins = tuple(first.origins[: len(kept)])
-        return Result(value, kept, origins + (SAMPLED,) * (len(kept) - len(origins)))
+        return Result(value, kept, origins + (SAMPLED,) * (len(kept) - len(origins)), healed.num_tokens)
 
 
 class SelectCall:

@@ -41,6 +41,7 @@ class Detokenizer:
     earlier one may still complete, a match is not yet settled: look at `matched` after `finish` too.
     A regular expression is tried at each character: its first place wins, with the text so far, so that `a+` ends at
     the first a, and `$` and lookahead see the end of the text there. A stop string does not wait for it.
+    The first `num_hidden_bytes` of the text are left out as if they had never been.
 
     Raises:
         RequestError: stop_regex is not valid, or it matches the empty text.
@@ -54,8 +55,10 @@ class Detokenizer:
         stop_regex: str | None = None,
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        num_hidden_bytes: int = 0,
     ) -> None:
         self.matched: str | None = None
+        self._num_hidden_bytes = num_hidden_bytes
         self._tokenizer = tokenizer
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
@@ -88,8 +91,12 @@ class Detokenizer:
         """
         if self._finished or self.matched is not None:
             return ""
-        pieces = self._tokenizer.pieces(tokens, skip_special_tokens=self._skip_special_tokens)
-        return self._take(self._decoder.decode(b"".join(pieces)), stops_count=stops_count)
+        data = b"".join(self._tokenizer.pieces(tokens, skip_special_tokens=self._skip_special_tokens))
+        if self._num_hidden_bytes:
+            num_hidden = min(self._num_hidden_bytes, len(data))
+            self._num_hidden_bytes -= num_hidden
+            data = data[num_hidden:]
+        return self._take(self._decoder.decode(data), stops_count=stops_count)
 
     def finish(self) -> str:
         """The held-back rest; an unfinished character is U+FFFD. Nothing can be pushed afterwards."""

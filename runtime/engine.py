@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import logging
-import math
+import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from ..constrain import Grammar, GrammarCompiler, GrammarError
+from ..constrain.healing import Healer
 from ..constrain.spec import GrammarSpec
 from ..radix import PrefixCache
+from .checks import Checks
 from .client import EngineStats, ModelInfo
 from .config import EngineConfig
+from .counters import Counters
 from .detokenizer import Detokenizer
 from .errors import BoughError, DeviceLostError, EngineStoppedError, OverloadedError, RequestError
 from .generation import Generation, Listener
+from .healing import heal
 from .masks import MaskFiller, MaskJob
-from .passes import Pass, PassRunner
+from .passes import DrawSpec, Pass, PassRunner
 from .random import derive
 from .request import ErrorInfo, Request, RequestOutput
+from .request_check import check_request
 from .sampler import Row
 from .scheduler import Advance, Plan, Scheduler, Work
 from .sequence import Sequence
@@ -28,23 +36,9 @@ from .tokenizer import Tokenizer
 logger = logging.getLogger("bough.engine")
 
 MAX_SLEEP_S = 60.0
-
-
-@dataclass
-class Counters:
-    """Totals since the start; see client.EngineStats."""
-
-    steps: int = 0
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
-    forced_tokens: int = 0
-    step_seconds: float = 0.0
-    forward_seconds: float = 0.0
-    mask_seconds: float = 0.0
-    sample_seconds: float = 0.0
+MIN_DEVICE_DRAFTS = 8
+LATE_MASK_SLEEP_S = 0.0005
+"""Between two looks at masks that are late, while there is nothing else to do."""
 
 
 @dataclass
@@ -67,7 +61,9 @@ class _Flight:
 class Engine:
     """Composed of its parts by the caller; `loading.load_engine` is the one place that builds them.
 
-    `wake` is called from another thread when a compiled grammar is ready, so that a sleeping loop can go on.
+    `wake` is called from another thread when a compiled grammar is ready, or a finished value has been checked, so that
+    a sleeping loop can go on. A mask is waited for as long as most of a pass takes after the pass, but at least
+    `mask_patience_s`; a sequence whose mask is late sits a step out.
     """
 
     def __init__(
@@ -79,6 +75,7 @@ class Engine:
         tokenizer: Tokenizer,
         grammars: GrammarCompiler,
         clock: Callable[[], float],
+        mask_patience_s: float = 0.002,
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
@@ -92,7 +89,12 @@ class Engine:
         limits = config.limits(info.device)
         self._max_live = config.max_waiting + limits.max_num_seqs
         self._scheduler = Scheduler(self._cache, limits)
+        self._healer = Healer(grammars.tokens)
         self._masks = MaskFiller(info.vocab_size)
+        self._mask_patience_s = mask_patience_s
+        self._late: dict[Generation, MaskJob] = {}
+        self._checks = Checks(grammars.check, lambda: self.wake())
+        self._pass_s = 0.0
         self._live: dict[str, Generation] = {}
         self._compiling: dict[str, Future[Grammar]] = {}
         self._finished: dict[str, int] = {}
@@ -111,6 +113,7 @@ class Engine:
         """
         if self._closed:
             raise EngineStoppedError("the engine has stopped")
+        request = heal(request, self.tokenizer)
         max_tokens = self._check(request)
         now = self._clock()
         sequence = Sequence(
@@ -134,6 +137,7 @@ class Engine:
                 stop_regex=params.stop_regex,
                 include_stop=params.include_stop,
                 skip_special_tokens=params.skip_special_tokens,
+                num_hidden_bytes=len(request.prefix),
             ),
             max_tokens=max_tokens,
             seed=params.seed if params.seed is not None else derive(self._config.seed, self.counters.requests + 1),
@@ -145,6 +149,7 @@ class Engine:
         self.counters.requests += 1
         self._live[request.id] = generation
         if compiling is None:
+            generation.matcher = self._healer.after(request.prefix, None)
             self._scheduler.add(sequence)
             return
         self._compiling[request.id] = compiling
@@ -163,45 +168,19 @@ class Engine:
             raise RequestError(f"a request with id {request.id!r} is running already", param="id")
         if len(self._live) >= self._max_live:
             raise OverloadedError(f"{len(self._live)} requests are waiting or running, which is the limit")
-        if not request.prompt:
-            raise RequestError("the prompt is empty", code="empty_prompt", param="prompt")
-        if not all(0 <= token < self.info.vocab_size for token in request.prompt):
-            message = f"a token id of the prompt is not in 0 .. {self.info.vocab_size - 1}"
-            raise RequestError(message, code="invalid_token_id", param="prompt")
-        if request.timeout_s is not None and math.isnan(request.timeout_s):
-            raise RequestError("timeout_s must be a number of seconds, got nan", param="timeout_s")
-        length, limit = len(request.prompt), self.info.max_request_tokens
-        params = request.sampling
-        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
-            if not all(0 <= token < self.info.vocab_size for token in ids):
-                message = f"a token id of {name} is not in 0 .. {self.info.vocab_size - 1}"
-                raise RequestError(message, code="invalid_token_id", param=name)
-        if request.score_from is not None:
-            if not 1 <= request.score_from < length:
-                raise RequestError(
-                    f"score_from must be in 1 .. {length - 1}, got {request.score_from}", param="score_from"
-                )
-            wanted = 0
-        else:
-            wanted = params.max_tokens if params.max_tokens is not None else limit - length
-            if params.max_tokens == 0:
-                raise RequestError("max_tokens must be at least 1", param="max_tokens")
-        if length + wanted > limit or (request.score_from is None and wanted < 1):
-            message = f"the prompt has {length} tokens and max_tokens is {wanted}, but {limit} in all is the limit"
-            raise RequestError(message, code="context_length_exceeded", param="prompt")
-        return wanted
+        return check_request(request, self.info)
 
     def abort(self, request_id: str) -> None:
         """Ends a request with reason "abort". Unknown ids are ignored."""
         generation = self._live.get(request_id)
-        if generation is not None and generation.finish is None:
+        if generation is not None and (generation.finish is None or self._checks.drop(generation)):
             self._emit(generation, generation.end(self._clock(), "abort"))
 
     @property
     def idle(self) -> bool:
         """Nothing can be computed now (grammars may still be compiling)."""
         busy = self._flight is not None or not self._scheduler.idle
-        return not busy and not any(future.done() for future in self._compiling.values())
+        return not busy and not self._checks.any_done and not any(f.done() for f in self._compiling.values())
 
     def sleep_s(self) -> float | None:
         """How long an idle engine may sleep if nothing happens: until the first deadline of what is being compiled."""
@@ -210,8 +189,9 @@ class Engine:
         return None if first is None else min(max(first - self._clock(), 0.0), MAX_SLEEP_S)
 
     def wait_for_grammar(self, timeout_s: float) -> None:
-        """Sleeps until a grammar is compiled, if any is being compiled."""
-        wait(self._compiling.values(), timeout_s, return_when=FIRST_COMPLETED)
+        """Sleeps until a grammar is compiled or a value checked, if any is."""
+        futures: list[Future[Any]] = [*self._compiling.values(), *self._checks.futures]
+        wait(futures, timeout_s, return_when=FIRST_COMPLETED)
 
     # Steps
 
@@ -225,6 +205,9 @@ class Engine:
         """
         started = self._clock()
         self._admit_compiled(started)
+        for generation, output in self._checks.take_done():
+            self._emit(generation, output)
+        self._free_late()
         plan = self._scheduler.schedule(started)
         for sequence in plan.expired:
             self._expire(sequence.id, started)
@@ -242,6 +225,8 @@ class Engine:
                 failed = plan, error
         elif before is not None:
             outputs += self._read(before)
+        elif self._late:
+            time.sleep(LATE_MASK_SLEEP_S)
         if self._flight is not None and not self._runner.overlaps:
             flight, self._flight = self._flight, None
             outputs += self._read(flight)
@@ -262,7 +247,9 @@ class Engine:
                 continue
             del self._compiling[request_id]
             try:
-                generation.matcher = future.result().matcher()
+                grammar = future.result()
+                generation.receipt = grammar.receipt
+                generation.matcher = self._healer.after(generation.request.prefix, grammar.matcher())
             except GrammarError as error:
                 info = ErrorInfo(code=error.code, message=str(error), param="grammar")
                 self._emit(generation, generation.end(now, "error", info))
@@ -286,16 +273,15 @@ class Engine:
         generations = [self._live[work.sequence.id] for work in plan.work]
         for generation in generations:
             generation.admitted(started)
-        specs = [g.spec(work) for work, g in zip(plan.work, generations, strict=True)]
-        known = [spec for spec in specs if spec is not None and self._runner.draws(spec.params)]
-        drawn = self._runner.max_steps > 1 and len(known) == len(specs)
+        known = self._device_specs(plan.work, generations)
+        drawn = known is not None
         plans = [plan]
         if drawn:
             plans += self._scheduler.repeat(plan, self._steps_ahead(before) - 1)
         jobs = {} if drawn or before is not None else self._mask_jobs(plan.work, generations)
         filling = self._masks.start(list(jobs.values()))
         try:
-            launched = self._runner.launch(plans, known if drawn else None)
+            launched = self._runner.launch(plans, known)
         except Exception:
             # One that the pass before ends now must not publish what this pass was to compute.
             for work in plan.work:
@@ -312,20 +298,35 @@ class Engine:
         if before is not None:  # what it drew had to be accepted first
             jobs = self._mask_jobs(plan.work, generations)
             filling = self._masks.start(list(jobs.values()))
-        masks, right = filling.result() if filling is not None else (None, [])
-        flight.right = dict(zip(jobs, right, strict=True))
+        if filling is not None:
+            # A device that is asked ahead takes about as long as the last time.
+            expected_s = max(forwarded - started, self._pass_s if self._runner.overlaps else 0.0)
+            late = self._masks.finish(filling, max(0.8 * expected_s, self._mask_patience_s))
+            for index in [index for index, job in jobs.items() if job in late]:
+                self._sit_out(generations[index], jobs.pop(index))
+        flight.right = {index: job.right for index, job in jobs.items() if job.right is not None}
         masked = self._clock()
         rows: list[Row] = []
-        first_mask = 0
         for index, (work, generation) in enumerate(zip(plan.work, generations, strict=True)):
             flight.first_row.append(len(rows))
-            rows += generation.rows(work, first_mask if index in jobs else None)
-            first_mask += work.logits_stop - work.logits_start if index in jobs else 0
-        launched.draw(rows, masks)
+            rows += generation.rows(work, jobs[index].first if index in jobs else None)
+        launched.draw(rows, filling.rows if filling is not None else None)
         self.counters.forward_seconds += forwarded - started
         self.counters.mask_seconds += masked - forwarded
         self.counters.sample_seconds += self._clock() - masked
         return flight
+
+    def _device_specs(self, work: list[Work], generations: list[Generation]) -> list[DrawSpec] | None:
+        """How the device is to draw by itself; None if it cannot draw all of `work`."""
+        specs = []
+        for item, generation in zip(work, generations, strict=True):
+            if self._runner.max_steps == 1:
+                return None
+            spec = generation.spec(item, self._runner.max_steps)
+            if spec is None or not self._runner.draws(spec, item):
+                return None
+            specs.append(spec)
+        return specs
 
     def _steps_ahead(self, before: _Flight | None) -> int:
         """Steps to launch at once: more while the device is found idle, one while somebody waits to be admitted."""
@@ -337,11 +338,32 @@ class Engine:
 
     def _mask_jobs(self, work: list[Work], generations: list[Generation]) -> dict[int, MaskJob]:
         """By index into `work`."""
-        return {
-            index: MaskJob(generation.matcher, item.drafts)
-            for index, (item, generation) in enumerate(zip(work, generations, strict=True))
-            if generation.matcher is not None and item.samples and item.live
-        }
+        jobs: dict[int, MaskJob] = {}
+        for index, (item, generation) in enumerate(zip(work, generations, strict=True)):
+            matcher = generation.matcher
+            if matcher is None or not item.samples or not item.live or matcher.free:
+                continue
+            late = self._late.pop(generation, None)
+            if late is None:
+                jobs[index] = MaskJob(matcher, item.drafts)
+            else:  # still under way, if it was put back to wait and has come again
+                jobs[index] = late if late.right is None else MaskJob(matcher, item.drafts, late.rows, late.right)
+        return jobs
+
+    def _sit_out(self, generation: Generation, job: MaskJob) -> None:
+        """The pass has computed what is known of the sequence, but nobody may draw from it: `job` is late."""
+        sequence = generation.sequence
+        sequence.rewind(len(sequence.tokens) - 1)
+        sequence.blocked = True
+        self._late[generation] = job
+
+    def _free_late(self) -> None:
+        """Lets those go on whose masks are there now."""
+        for generation, job in list(self._late.items()):
+            if generation.finish is not None:
+                del self._late[generation]
+            elif job.right is not None:
+                generation.sequence.blocked = False
 
     def _read(self, flight: _Flight) -> list[tuple[Generation, RequestOutput]]:
         """Waits for what was drawn, and takes it in."""
@@ -369,8 +391,11 @@ class Engine:
         if self._config.jump_forward:
             for work, generation in zip(flight.plans[-1].work, flight.generations, strict=True):
                 if generation.matcher is not None and work.samples and work.live and not work.sequence.blocked:
-                    work.sequence.drafts = generation.propose()
-        self.counters.step_seconds += self._clock() - flight.started
+                    # Few drafts are not worth a pass that the device cannot draw by itself.
+                    by_itself = self._runner.max_steps > 1 and generation.table_matcher is not None
+                    work.sequence.drafts = generation.propose(MIN_DEVICE_DRAFTS if by_itself else 1)
+        self._pass_s = self._clock() - flight.started
+        self.counters.step_seconds += self._pass_s
         return outputs
 
     def _fail(self, plan: Plan, error: Exception) -> None:
@@ -395,6 +420,9 @@ class Engine:
         request_id, finish = generation.request.id, output.finish
         if self._live.get(request_id) is not generation:  # who heard of another one's event has ended it
             return
+        if finish is not None and finish.reason == "stop" and generation.must_be_checked:
+            self._checks.begin(generation, finish)
+            output, finish = msgspec.structs.replace(output, finish=None), None
         if finish is not None:
             del self._live[request_id]
             compiling = self._compiling.pop(request_id, None)

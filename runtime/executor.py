@@ -298,6 +298,7 @@ class Executor:
                 sampling=ask.sampling,
                 grammar=ask.grammar,
                 score_from=ask.score_from,
+                prefix=ask.prefix,
                 namespace=state.namespace,
                 timeout_s=timeout_s,
             )
@@ -339,7 +340,7 @@ class Executor:
 
     def _end(self, state: _State, run: _Run, branch: Branch, op: Gen | Select, result: Result, started: float) -> None:
         value = result.value
-        branch.tokens += result.tokens
+        branch.tokens[len(branch.tokens) - result.num_taken_back :] = result.tokens
         branch.texts.append(value.text)
         branch.values[value.name] = value.text
         run.listener(value)

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import msgspec
 
 from ..constrain import Matcher, MatcherError
+from ..constrain.healing import Healing
+from ..constrain.receipt import Receipt
+from ..constrain.tables.matcher import RegularMatcher
 from .detokenizer import Detokenizer
 from .errors import BoughError
 from .passes import DrawSpec
@@ -67,6 +70,8 @@ class Generation:
         self.request = request
         self.sequence = sequence
         self.matcher: Matcher | None = None
+        self.receipt: Receipt | None = None
+        self.checked = False
         self.listener = listener
         self.finish: Finish | None = None
         self._detokenizer = detokenizer
@@ -78,9 +83,21 @@ class Generation:
         self._counts: Counter[int] = Counter()
         self._closing = False
         self._scores: list[TokenLogprob] = []
+        self._texts: list[str] = []
         self._arrived = now
         self._admitted: float | None = None
         self._first: float | None = None
+
+    @property
+    def must_be_checked(self) -> bool:
+        """Whether its text, which is finished, may violate the constraint in ways that no mask prevents."""
+        cut = self.finish is None or isinstance(self.finish.matched, str)
+        return not (cut or self.checked) and self.receipt is not None and bool(self.receipt.checked)
+
+    @property
+    def text(self) -> str:
+        """What was returned; kept if it will be checked."""
+        return "".join(self._texts)
 
     @property
     def uses_drafts(self) -> bool:
@@ -88,13 +105,26 @@ class Generation:
         params = self.request.sampling
         return not (params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0)
 
-    def spec(self, work: Work) -> DrawSpec | None:
-        """How a device draws the token of `work` by itself; None if it takes more than sampling parameters."""
-        params = self.request.sampling
-        plain = self.matcher is None and work.samples and work.num_tokens == 1 and not work.drafts
+    @property
+    def table_matcher(self) -> RegularMatcher | None:
+        """The matcher, if its state is a number in a table."""
+        if isinstance(self.matcher, RegularMatcher) and self.matcher.state is not None:
+            return self.matcher
+        return None
+
+    def spec(self, work: Work, num_steps: int) -> DrawSpec | None:
+        """How a device draws the token of `work`, and those of the steps after it, by itself, `num_steps` in all; None
+        if it takes more than sampling parameters and a table."""
+        params, matcher = self.request.sampling, self.table_matcher
+        plain = work.samples and work.num_tokens == 1 and not work.drafts
+        if matcher is not None:  # near its limit tokens are chosen that lead to the end in time
+            num_left = self.sequence.limit - (work.stop + num_steps)
+            plain = plain and num_left >= matcher.grammar.farthest
+        elif self.matcher is not None:
+            plain = False
         # Until `min_tokens` are there, counting those in flight, some tokens are not allowed.
         early = work.start + 1 - self.sequence.num_prompt < params.min_tokens
-        return DrawSpec(params, self._seed) if plain and not early else None
+        return DrawSpec(params, self._seed, matcher) if plain and not early else None
 
     def rows(self, work: Work, first_mask: int | None) -> list[Row]:
         """How each logits row of `work` is to be drawn from; masks are `first_mask` and the rows after it."""
@@ -104,6 +134,7 @@ class Generation:
             return [Row(params, target=target) for target in targets]
         seen = tuple(set(sequence.tokens)) if params.repetition_penalty != 1.0 else ()
         ends = () if self.matcher is not None else (*self._eos_ids, *params.stop_token_ids)
+        matcher = self.table_matcher
         rows = []
         for offset in range(work.logits_stop - work.logits_start):
             rows.append(
@@ -116,6 +147,7 @@ class Generation:
                     seen=seen,
                     banned=ends if self._num_generated + offset < params.min_tokens else (),
                     masked=None if first_mask is None else first_mask + offset,
+                    matcher=matcher,
                 )
             )
         return rows
@@ -151,6 +183,8 @@ class Generation:
         except Exception:
             logger.exception("request %s failed", self.request.id)
             return self._fail(now, "internal_error", "the request failed")
+        if self.receipt is not None and self.receipt.checked:
+            self._texts.append(step.text)
         output = RequestOutput(
             id=self.request.id,
             text=step.text,
@@ -196,6 +230,8 @@ class Generation:
             return drawn
         token = self.matcher.accept(drawn, self._max_tokens - self._num_generated - 1)
         self._closing |= token != drawn
+        if isinstance(self.matcher, Healing) and self.matcher.over:
+            self.matcher = self.matcher.inner
         return token
 
     def _end_or_text(self, token: int) -> str:
@@ -251,8 +287,8 @@ class Generation:
                 text = self._detokenizer.finish()
         return RequestOutput(id=self.request.id, text=text, finish=self._terminal(self.finish, now))
 
-    def propose(self) -> list[int]:
-        """What the grammar forces next, as drafts for the next step.
+    def propose(self, at_least: int = 1) -> list[int]:
+        """What the grammar forces next, as drafts for the next step; nothing if it is less than `at_least` tokens.
 
         A token that is in flight already comes first in what is forced; the drafts follow it. The step after one with
         drafts cannot be planned ahead, so then a single draft gains nothing.
@@ -268,7 +304,7 @@ class Generation:
         except Exception:  # it can do without
             logger.exception("what the grammar of request %s forces is not known", self.request.id)
             return []
-        return drafts if len(drafts) > num_pending else []
+        return drafts if len(drafts) > num_pending and len(drafts) >= at_least else []
 
     def _terminal(self, finish: Finish, now: float) -> Finish:
         admitted = self._admitted if self._admitted is not None else now
@@ -280,5 +316,6 @@ class Generation:
             forced_tokens=self._num_forced,
         )
         timings = Timings(queue_s=admitted - self._arrived, prefill_s=first - admitted, decode_s=now - first)
-        self.finish = msgspec.structs.replace(finish, usage=usage, timings=timings)
+        constraint = finish.constraint or self.receipt
+        self.finish = msgspec.structs.replace(finish, usage=usage, timings=timings, constraint=constraint)
         return self.finish

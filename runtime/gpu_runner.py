@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..constrain.tables.matcher import RegularMatcher
 from ..kernels.attention import SharedPrefix
 from ..kernels.decode_rows import DecodeRows, DeviceAttention
 from ..kernels.drawing import Drawing
@@ -18,6 +22,7 @@ from ..kernels.staging import Download, upload
 from ..kernels.step import DecodeInputs
 from .batch import build_batch
 from .gpu_device import on_device
+from .gpu_grammars import DeviceGrammars
 from .gpu_graphs import Replays, graph_sizes
 from .gpu_sampler import draw_rows
 from .gpu_slots import Slot, SlotTable, page_changes
@@ -45,6 +50,7 @@ class GpuPasses:
         attention: DeviceAttention,
         drawing: Drawing,
         *,
+        grammars: DeviceGrammars,
         max_steps: int,
         overlaps: bool,
         shared_reads: SharedReads | None,
@@ -69,13 +75,15 @@ class GpuPasses:
         self._drawn = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._off = SampleRows.greedy(max_num_seqs, device)
         self._logits: torch.Tensor | None = None
+        self._grammars = grammars
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Runs what decode steps are made of, on a padding row: the first requests need not wait for compilers."""
         with on_device(self.device):
-            for filters in (False, True):
-                self._replays.run(("draw", 1, filters, True), functools.partial(self._decode, 1, None, filters))
+            for filters, tables in itertools.product((False, True), repeat=2):
+                step = functools.partial(self._decode, 1, None, filters, tables)
+                self._replays.run(("draw", 1, filters, tables, True), step)
             logits = self._replays.run(("logits", 1, True), lambda: self._score(1, None))
             masks = np.full((1, -(-logits.shape[1] // 32)), -1, np.int32)
             for params in (SamplingParams(temperature=0.0), SamplingParams(top_p=0.9)):
@@ -83,9 +91,19 @@ class GpuPasses:
                     row = Row(params, masked=masked)
                     self.draw(logits.clone(), [row], None if masked is None else masks)
 
-    def draws(self, params: SamplingParams) -> bool:
+    def draws(self, spec: DrawSpec, work: Work) -> bool:
+        params = spec.params
         penalties = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
-        return params.logprobs is None and not params.logit_bias and not penalties
+        if params.logprobs is not None or params.logit_bias or penalties:
+            return False
+        if spec.matcher is None:
+            return True
+        place = self._grammars.place(spec.matcher.grammar)
+        if place is None:
+            return False
+        # The state is known here, or to the device, which has followed the tokens that nobody has read.
+        slot = self._slots.find(work.sequence)
+        return work.start < len(work.sequence.tokens) or (slot is not None and slot.place is place)
 
     @torch.inference_mode()
     def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> Pass:
@@ -109,13 +127,15 @@ class GpuPasses:
             logits = self._replays.run(("logits", size, shared is None), lambda: self._score(size, shared))
             return GpuPass(self, plan, slots, iter([logits[: len(slots)]]))
         filters = any(spec.params.cuts for spec in specs)
+        tables = any(spec.matcher is not None for spec in specs)
         drawn = []
         for _ in plans:
-            key = ("draw", size, filters, shared is None)
-            tokens = self._replays.run(key, lambda: self._decode(size, shared, filters))
+            key = ("draw", size, filters, tables, shared is None)
+            tokens = self._replays.run(key, lambda: self._decode(size, shared, filters, tables))
             drawn.append(tokens[: len(slots)] if len(plans) == 1 else tokens[: len(slots)].clone())
         for slot in slots:
             slot.position += len(plans)
+        self._grammars.launched()
         return DrawnPass(Download(drawn), self.device)
 
     def _in_parts(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -154,6 +174,9 @@ class GpuPasses:
             if slot.position != work.start or slot.epoch != work.epoch:
                 stale.append((slot, work))
                 slot.position, slot.epoch = work.start, work.epoch
+        if any(spec.matcher is not None for spec in specs or ()):
+            assert specs is not None
+            self._prepare_grammars(slots, specs, {slot for slot, _ in stale})
         if stale:
             tokens = [work.sequence.tokens[work.start] for _, work in stale]
             self._state.put([slot for slot, _ in stale], tokens, [work.start for _, work in stale])
@@ -162,6 +185,17 @@ class GpuPasses:
             slot.spec = spec
         if news:
             self._state.put_specs([slot for slot, _ in news], [spec for _, spec in news])
+
+    def _prepare_grammars(self, slots: list[Slot], specs: Sequence[DrawSpec], stale: AbstractSet[Slot]) -> None:
+        """Sends tables and states of the sequences that come, or whose course was changed."""
+        news = []
+        for slot, spec in zip(slots, specs, strict=True):
+            place = self._grammars.place(spec.matcher.grammar) if spec.matcher is not None else None
+            changed = slot in stale if place is not None else slot.index in self._grammars.constrained
+            if slot.place is not place or changed:
+                news.append((slot, spec.matcher))
+        if news:
+            self._grammars.put([slot for slot, _ in news], [matcher for _, matcher in news])
 
     def _seat(self, row_slots: list[int]) -> None:
         """Says which slot each row is of, if that has changed."""
@@ -184,13 +218,22 @@ class GpuPasses:
             self._logits = torch.empty(self._sizes[-1], logits.shape[1], dtype=torch.float32, device=self.device)
         return self._logits[:size].copy_(logits)
 
-    def _decode(self, size: int, shared: PaddedWork[torch.Tensor] | None, filters: bool) -> torch.Tensor:
-        """One token of each of the first `size` rows, drawn and kept for the next step."""
+    def _decode(self, size: int, shared: PaddedWork[torch.Tensor] | None, filters: bool, tables: bool) -> torch.Tensor:
+        """One token of each of the first `size` rows, drawn and kept for the next step.
+
+        With `tables` there may be rows that are constrained by one.
+        """
         rows, inputs, state = self._rows[:size], self._inputs.first(size), self._state
         drawn = self._drawn[:size]
         logits = self._model.logits(self._hidden(size, shared), keep_dtype=True)
         sample_rows = state.sample_rows(rows, inputs.draw_positions, self._off.select(slice(0, size)))
-        self._drawing.draw(logits, sample_rows, SampleTables(), drawn, filters=filters)
+        found = SampleTables()
+        if tables:
+            sample_rows = replace(sample_rows, mask_row=self._grammars.mask_rows(rows))
+            found = SampleTables(mask=self._grammars.pool.mask)
+        self._drawing.draw(logits, sample_rows, found, drawn, filters=filters)
+        if tables:
+            self._grammars.advance(rows, drawn)
         self._drawing.end(rows, drawn, state.last_token, state.position)
         return drawn
 
@@ -198,9 +241,13 @@ class GpuPasses:
         """See gpu_sampler.draw_rows."""
         return draw_rows(self._drawing, logits, rows, masks, self._off.select(slice(0, len(rows))))
 
-    def keep(self, plan: Plan, slots: list[Slot], tokens: torch.Tensor) -> None:
-        """Puts the tokens drawn from a pass of any shape where the next pass finds them; `tokens` int64 [R]."""
+    def keep(self, plan: Plan, slots: list[Slot], tokens: torch.Tensor, rows: Sequence[Row]) -> None:
+        """Puts the tokens drawn from a pass of any shape where the next pass finds them; `tokens` int64 [R].
+
+        Constraints whose tables are on the device follow them there.
+        """
         picked, kept, positions = [], [], []
+        followed: list[tuple[Slot, RegularMatcher]] = []
         row = 0
         for work, slot in zip(plan.work, slots, strict=True):
             if work.samples and not work.drafts:
@@ -208,6 +255,10 @@ class GpuPasses:
                 kept.append(slot.index)
                 positions.append(work.stop)
                 slot.position, slot.epoch = work.stop, work.epoch
+                matcher = rows[row].matcher
+                slot.place = None
+                if matcher is not None and self._grammars.place(matcher.grammar) is not None:
+                    followed.append((slot, matcher))
             elif work.samples:
                 slot.position = -1  # how many drafts are right is not known yet
             row += work.logits_stop - work.logits_start
@@ -216,8 +267,15 @@ class GpuPasses:
         source, where, position = upload(
             self.device, np.array(picked, np.int64), np.array(kept, np.int64), np.array(positions, np.int64)
         )
-        self._state.last_token.index_copy_(0, where, tokens.index_select(0, source).clamp_(min=0))
+        drawn = tokens.index_select(0, source)
+        self._state.last_token.index_copy_(0, where, drawn.clamp(min=0))
         self._state.position.index_copy_(0, where, position)
+        if followed:
+            self._grammars.put([slot for slot, _ in followed], [matcher for _, matcher in followed])
+            places = [kept.index(slot.index) for slot, _ in followed]
+            index, own = upload(self.device, np.array(places, np.int64), np.array(kept, np.int32)[places])
+            self._grammars.advance(own, drawn.index_select(0, index))
+        self._grammars.launched()
 
 
 class GpuPass:
@@ -240,7 +298,7 @@ class GpuPass:
                 drawn.append(draws)
                 start += len(logits)
             tokens = torch.cat(parts)
-            self._runner.keep(self._plan, self._slots, tokens)
+            self._runner.keep(self._plan, self._slots, tokens, rows)
             if all(draws is None for draws in drawn):
                 self._download = Download([tokens])
             else:

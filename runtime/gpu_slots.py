@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ..kernels.grammar_table import TablePlace
 from ..radix import Lease
 from .passes import DrawSpec
 from .sequence import Sequence
@@ -23,6 +24,7 @@ class Slot:
     position   where the token drawn last goes: the device has it, and its own count agrees; -1: neither is so
     epoch      of the sequence when that was so
     spec       the sampling parameters that were sent
+    place      where the table of its constraint lies that it was told, with the state; None: it has none
     lease, rewrites, num_pages   which pages were sent
     """
 
@@ -30,6 +32,7 @@ class Slot:
     position: int = -1
     epoch: int = -1
     spec: DrawSpec | None = None
+    place: TablePlace | None = None
     lease: Lease | None = field(default=None, repr=False)
     rewrites: int = 0
     num_pages: int = 0
@@ -44,6 +47,10 @@ class SlotTable:
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    def find(self, sequence: Sequence) -> Slot | None:
+        """The slot of a sequence, if it has one."""
+        return self._slots.get(sequence)
 
     def assign(self, sequences: Iterable[Sequence]) -> list[Slot]:
         """The slot of each; sequences that hold no pages any more have lost theirs.

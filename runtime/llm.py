@@ -187,7 +187,10 @@ class LLM:
             )
             for chat in chats
         ]
-        return self.generate(prompts, sampling_params, grammar=grammar, use_tqdm=use_tqdm)
+        many = _spread(sampling_params or SamplingParams(max_tokens=16), len(prompts), "sampling_params")
+        # What the template ends with is not to be written otherwise.
+        params = [msgspec.structs.replace(one, token_healing=False) for one in many]
+        return self.generate(prompts, params, grammar=grammar, use_tqdm=use_tqdm)
 
     # The loop, a step at a time
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ from .config import EngineConfig, SchedulerLimits
 from .engine import Engine
 from .errors import ModelError, RequestError
 from .gpu_device import on_device
+from .gpu_grammars import DeviceGrammars
 from .gpu_graphs import CudaGraphs, Eager
 from .gpu_runner import GpuPasses
 from .gpu_tree import SharedReads
@@ -39,6 +41,7 @@ _DTYPES = {
     "float16": torch.float16,
     "fp8_e4m3": torch.float8_e4m3fn,
 }
+SWITCH_INTERVAL_S = 0.001
 _CPU_SHARE = 0.25
 _GPU_SHARE = 0.9
 
@@ -51,6 +54,8 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     Raises:
         ModelError: the model's files cannot be used, or its cache does not fit into memory.
     """
+    # Threads that answer clients, or fill masks, need not wait longer for the one that steps.
+    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
     device = _device(config.device)
     backend = _backend(config, device)
     with on_device(torch.device(device)):
@@ -217,10 +222,12 @@ def _runner(
         tokens = tokenizer.encode(TEXT)[: limits.max_batch_tokens]
         attention.set_scales(*kv_scales(loaded.model, tokens, loaded.dtype, device))
     graphs = config.cuda_graphs and device.type == "cuda" and isinstance(loaded.model, Decoder)
+    drawing = triton_drawing(device, limits.max_num_seqs, loaded.config.vocab_size)
     runner = GpuPasses(
         loaded.model,
         attention,
-        triton_drawing(device, limits.max_num_seqs, loaded.config.vocab_size),
+        drawing,
+        grammars=DeviceGrammars(loaded.config.vocab_size, limits.max_num_seqs + 1, device, drawing.advance),
         max_steps=config.max_decode_steps if isinstance(loaded.model, Decoder) else 1,
         overlaps=config.overlap,
         shared_reads=_shared_reads(config, loaded, shape, limits),

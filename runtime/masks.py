@@ -1,83 +1,144 @@
-"""Grammar masks of a step, filled on a thread while the forward pass runs."""
+"""Grammar masks of a step, filled on threads while the forward pass runs; who is late holds nobody up."""
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from ..constrain import Matcher, MatcherError
+from ..constrain import Matcher
+from ..constrain.masks import fill_along
 
 logger = logging.getLogger("bough.engine")
 
+Rows = npt.NDArray[np.int32]
 
-@dataclass(frozen=True, slots=True)
+MAX_STUCK = 16
+"""Threads beside the usual ones that may be busy with masks that are late."""
+
+
+@dataclass(eq=False, slots=True)
 class MaskJob:
-    """One sequence's masks: the next position, and one more after each of its drafts."""
+    """One sequence's masks: the next position, and one more after each of its drafts.
+
+    first    the first of its rows among those of the step
+    rows     where they are written, int32 [1 + drafts, W]
+    right    how many of them are right, once it is known: fewer if the grammar does not allow a draft, none if it has
+             come to a dead end
+    """
 
     matcher: Matcher
-    drafts: Sequence[int]
+    drafts: Sequence[int] = ()
+    rows: Rows | None = None
+    right: int | None = None
+    first: int = 0
+
+    def run(self) -> None:
+        """Fills the rows."""
+        assert self.rows is not None
+        try:
+            self.right = fill_along(self.matcher, self.drafts, self.rows)
+        except Exception:
+            logger.exception("a grammar mask could not be filled")
+            self.right = 0
+
+
+@dataclass(eq=False)
+class Filling:
+    """The masks of one step, under way.
+
+    rows    of all jobs, one after the other, int32 [sum(1 + drafts), W]
+    """
+
+    jobs: list[MaskJob]
+    rows: Rows
+    _queue: deque[MaskJob] = field(default_factory=deque)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _num_left: int = 0
+
+    def __post_init__(self) -> None:
+        first = 0
+        for job in self.jobs:
+            rows = self.rows[first : first + 1 + len(job.drafts)]
+            job.first = first
+            first += len(rows)
+            if job.right is not None and job.rows is not None:  # it was late in another step
+                job.right = min(job.right, len(rows))
+                rows[: job.right] = job.rows[: job.right]
+            elif job.rows is None:
+                job.rows = rows
+                self._queue.append(job)
+        self._num_left = len(self._queue)
+
+    def work(self) -> None:
+        """Does jobs until none is left to begin."""
+        while True:
+            try:
+                job = self._queue.popleft()
+            except IndexError:
+                return
+            job.run()
+            with self._changed:
+                self._num_left -= 1
+                self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether all jobs have ended, within that time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._num_left == 0, timeout_s)
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that no thread has begun."""
+        return len(self._queue)
 
 
 class MaskFiller:
-    """One thread and two buffers: a buffer is reused only after the step that read it has ended."""
+    """Some threads and two buffers: a buffer is reused only after the step that read it has ended."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, num_threads: int | None = None) -> None:
+        self.num_threads = num_threads or max(1, min(8, (os.cpu_count() or 2) // 2))
         self._words = -(-vocab_size // 32)
         self._buffers = [np.zeros((0, self._words), dtype=np.int32) for _ in range(2)]
         self._turn = 0
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="bough-masks")
+        self._pool = ThreadPoolExecutor(self.num_threads + MAX_STUCK, thread_name_prefix="bough-masks")
 
-    def start(self, jobs: Sequence[MaskJob]) -> Future[tuple[npt.NDArray[np.int32], list[int]]] | None:
-        """Begins filling; the result is int32 [sum(1 + drafts), W] and how many rows of each job are right.
-
-        A job has fewer right rows than 1 + drafts if the grammar does not allow a draft (the rest is unwritten), and
-        none if it has come to a dead end.
-        """
+    def start(self, jobs: list[MaskJob]) -> Filling | None:
+        """Begins filling."""
         if not jobs:
             return None
         self._turn ^= 1
         rows = sum(1 + len(job.drafts) for job in jobs)
         if rows > len(self._buffers[self._turn]):
             self._buffers[self._turn] = np.zeros((max(rows, 64), self._words), dtype=np.int32)
-        return self._pool.submit(_fill, jobs, self._buffers[self._turn][:rows])
+        filling = Filling(jobs, self._buffers[self._turn][:rows])
+        self._add_threads(filling, self.num_threads)
+        return filling
+
+    def finish(self, filling: Filling, patience_s: float) -> list[MaskJob]:
+        """Waits for `filling`, but not for ever; returns the jobs that are late.
+
+        Each job is waited for `patience_s`: what has not begun by then, since others keep the threads busy, gets
+        further threads and as long again.
+        """
+        if not filling.wait(patience_s) and filling.num_waiting:
+            self._add_threads(filling, MAX_STUCK)
+            filling.wait(patience_s)
+        late = [job for job in filling.jobs if job.right is None]
+        if late:  # they go on writing
+            self._buffers[self._turn] = np.zeros((0, self._words), dtype=np.int32)
+        return late
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-
-def _fill(jobs: Sequence[MaskJob], out: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], list[int]]:
-    row = 0
-    right = []
-    for job in jobs:
-        right.append(_fill_one(job, out[row : row + 1 + len(job.drafts)]))
-        row += 1 + len(job.drafts)
-    return out, right
-
-
-def _fill_one(job: MaskJob, out: npt.NDArray[np.int32]) -> int:
-    """Masks along the drafts; the matcher ends where it began. Returns how many rows are right."""
-    right = accepted = 0
-    try:
-        job.matcher.fill_mask(out[0])
-        right = 1
-        for draft in job.drafts:
-            job.matcher.accept(draft)
-            accepted += 1
-            job.matcher.fill_mask(out[accepted])
-            right += 1
-    except MatcherError:
-        pass  # the caller sees it in the count
-    except Exception:
-        logger.exception("a grammar mask could not be filled")
-    try:
-        if accepted:
-            job.matcher.rollback(accepted)
-    except Exception:
-        logger.exception("a grammar could not take its drafts back")
-        return 0  # nobody knows where it stands
-    return right
+    def _add_threads(self, filling: Filling, num_threads: int) -> None:
+        for _ in range(min(num_threads, filling.num_waiting)):
+            self._pool.submit(filling.work)

@@ -10,20 +10,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..constrain.tables.matcher import RegularMatcher
 from .batch import Batch, build_batch
 from .sampler import Draws, Row, sample
 from .sampling import SamplingParams
-from .scheduler import Plan
+from .scheduler import Plan, Work
 
 Masks = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class DrawSpec:
-    """How a sequence's tokens are drawn, for a device that draws them by itself: the same rule at every position."""
+    """How a sequence's tokens are drawn, for a device that draws them by itself: the same rule at every position.
+
+    `matcher` follows the sequence's constraint, if it has one: it stands where the tokens that the host knows end.
+    """
 
     params: SamplingParams
     seed: int
+    matcher: RegularMatcher | None = None
 
 
 class Pass(Protocol):
@@ -56,8 +61,8 @@ class PassRunner(Protocol):
         sequences, one token each. Without, there is one plan.
         """
 
-    def draws(self, params: SamplingParams) -> bool:
-        """Whether the device can draw by itself with these parameters."""
+    def draws(self, spec: DrawSpec, work: Work) -> bool:
+        """Whether the device can draw the token of `work`, to be launched now, and those after it by itself."""
 
 
 class LogitsRunner(Protocol):
@@ -80,7 +85,7 @@ class DirectPasses:
         assert specs is None and len(plans) == 1
         return DirectPass(self.model.run(build_batch(plans[0], self._page_size)))
 
-    def draws(self, params: SamplingParams) -> bool:
+    def draws(self, spec: DrawSpec, work: Work) -> bool:
         return False
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from ..constrain.receipt import Receipt
 from ..constrain.spec import GrammarSpec
 from .request import ErrorInfo, FinishReason, Timings, TokenLogprob, Usage
 from .sampling import SamplingParams
@@ -124,7 +125,8 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, tag="value"):
     """A finished value, with what is known about it.
 
     `samples` are all texts of a Gen with n > 1 (`text` is the first, with which the branch goes on). `probabilities`
-    and `scores` are a Select's, in the order of its choices; the scores are what its method compares.
+    and `scores` are a Select's, in the order of its choices; the scores are what its method compares. `constraint` says
+    how a Gen's grammar was kept.
     """
 
     branch: int
@@ -138,6 +140,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, tag="value"):
     samples: tuple[str, ...] | None = None
     probabilities: tuple[float, ...] | None = None
     scores: tuple[float, ...] | None = None
+    constraint: Receipt | None = None
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):

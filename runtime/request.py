@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ..constrain.receipt import Receipt
 from ..constrain.spec import GrammarSpec
 from .sampling import SamplingParams
 
@@ -25,6 +26,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     namespace     prefixes are shared only between requests of one namespace
     score_from    if given, nothing is generated (`sampling.max_tokens` is 0): the log-probability of each prompt
                   token from this index (>= 1) on is returned
+    prefix        text, possibly of parts of characters, that the output must begin with and that is not returned:
+                  the end of a prompt, taken back so that its tokens can be chosen anew
     priority      smaller runs first among waiting requests
     timeout_s     seconds after which it ends with an error, queueing included
     """
@@ -35,6 +38,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     grammar: GrammarSpec | None = None
     namespace: str = ""
     score_from: int | None = None
+    prefix: bytes = b""
     priority: int = 0
     timeout_s: float | None = None
 
@@ -81,13 +85,17 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
-    """The one terminal event of a request. `matched` is the stop string or token id that ended it."""
+    """The one terminal event of a request. `matched` is the stop string or token id that ended it.
+
+    `constraint` says how the request's constraint was kept, if it had one and was not refused.
+    """
 
     reason: FinishReason
     usage: Usage = Usage()
     timings: Timings = Timings()
     matched: str | int | None = None
     error: ErrorInfo | None = None
+    constraint: Receipt | None = None
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

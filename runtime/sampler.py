@@ -10,11 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..constrain.tables.matcher import RegularMatcher
 from ..kernels.mask_logits import mask_logits_
 from ..kernels.sampling import COLDEST, ONE, kept, pick
 from ..kernels.staging import upload
 from .request import TokenLogprob
 from .sampling import SamplingParams
+
+_NARROW_WORDS = 64
+"""Where a mask has tokens in so few of its words, only they are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class Row:
     seen         distinct prompt and generated ids, for the repetition penalty
     banned       ids not allowed here (ends of sequence before min_tokens)
     masked       the row of the mask ring that applies, or None
+    matcher      that follows the constraint, if its states may live on the device: it stands before this draw
     target       a token whose log-probability is asked for instead of a draw (scoring)
     """
 
@@ -37,6 +42,7 @@ class Row:
     seen: Sequence[int] = ()
     banned: Sequence[int] = ()
     masked: int | None = None
+    matcher: RegularMatcher | None = None
     target: int | None = None
 
     @property
@@ -63,15 +69,24 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], masks: npt.NDArray[np.int3
     bad = ~torch.isfinite(logits.sum(dim=1))
     raw = _raw_logprobs(logits, rows)
     _adjust(logits, rows)
-    masked = [(index, row.masked) for index, row in enumerate(rows) if row.masked is not None]
+    narrow = _narrow(rows, masks)
+    wide = [index for index in range(len(rows)) if index not in narrow]
+    masked = [(index, row.masked) for index in wide if (row := rows[index]).masked is not None]
     if masked:
         assert masks is not None
         where = torch.tensor([index for index, _ in masked], device=logits.device)
         chosen = torch.from_numpy(masks[[row for _, row in masked]])
         mask_logits_(logits, chosen.to(logits.device), where)
-    tokens = logits.argmax(dim=1)
-    bad |= ~torch.isfinite(logits.gather(1, tokens[:, None])[:, 0])
-    drawn = [index for index, row in enumerate(rows) if not row.params.greedy and row.target is None]
+    tokens = logits.argmax(dim=1) if not narrow else torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
+    if narrow and wide:
+        where = torch.tensor(wide, device=logits.device)
+        tokens[where] = logits[where].argmax(dim=1)
+    top = logits.gather(1, tokens[:, None])[:, 0]
+    if narrow:
+        where = torch.tensor(list(narrow), device=logits.device)
+        tokens[where], top[where] = _draw_narrow(logits, {index: (rows[index], ids) for index, ids in narrow.items()})
+    bad |= ~torch.isfinite(top)
+    drawn = [index for index in wide if not rows[index].params.greedy and rows[index].target is None]
     drawn = [index for index in drawn if not bad[index]]
     if drawn:
         where = torch.tensor(drawn, device=logits.device)
@@ -82,11 +97,11 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], masks: npt.NDArray[np.int3
     )
     result = tokens.tolist()
     logprobs: list[TokenLogprob | None] = [None] * len(rows)
-    for index, (values, top) in raw.items():
+    for index, (values, likeliest) in raw.items():
         row = rows[index]
         token = result[index] if row.target is None else row.target
         final = float(logits[index, token]) - normaliser[index] if row.target is None else None
-        logprobs[index] = TokenLogprob(token, float(values[token]), top, final)
+        logprobs[index] = TokenLogprob(token, float(values[token]), likeliest, final)
     return Draws(result, logprobs, bad.tolist())
 
 
@@ -177,6 +192,48 @@ def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
             temperature, top_p, min_p = numbers.tolist()
             tokens[index] = pick(*kept(logits[index], temperature, row.params.top_k or 0, top_p, min_p), _bits(row))
     return tokens
+
+
+def _narrow(rows: Sequence[Row], masks: npt.NDArray[np.int32] | None) -> dict[int, npt.NDArray[np.int64]]:
+    """Of each row whose mask allows few tokens, and of which nothing but the draw is asked: these tokens, rising."""
+    found = {}
+    for index, row in enumerate(rows):
+        if row.masked is None or row.params.logprobs is not None or row.target is not None:
+            continue
+        assert masks is not None
+        words = np.flatnonzero(masks[row.masked])
+        if len(words) <= _NARROW_WORDS:
+            bits = np.unpackbits(masks[row.masked, words].view(np.uint8), bitorder="little")
+            places = np.flatnonzero(bits)
+            found[index] = words[places >> 5] * 32 + (places & 31)
+    return found
+
+
+def _draw_narrow(
+    logits: torch.Tensor, chosen: Mapping[int, tuple[Row, npt.NDArray[np.int64]]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `_draw`, or the likeliest for a greedy row, gives among few tokens of some rows; and the largest logits."""
+    widest = max((len(ids) for _, ids in chosen.values()), default=0)
+    ids = np.zeros((len(chosen), max(widest, 1)), np.int64)
+    absent = np.ones(ids.shape, np.bool_)
+    for line, (_, allowed) in enumerate(chosen.values()):
+        ids[line, : len(allowed)] = allowed
+        absent[line, : len(allowed)] = False
+    columns, nowhere, where = (
+        torch.from_numpy(array).to(logits.device) for array in (ids, absent, np.array(list(chosen), np.int64))
+    )
+    values = logits[where[:, None], columns].masked_fill_(nowhere, -torch.inf)
+    top, places = values.max(dim=1)
+    drawn = [
+        line
+        for line, (row, allowed) in enumerate(chosen.values())
+        if len(allowed) > 1 and not row.params.greedy and bool(torch.isfinite(top[line]))
+    ]
+    if drawn:
+        rows = list(chosen.values())
+        lines = torch.tensor(drawn, device=logits.device)
+        places[lines] = _draw(values[lines], [rows[line][0] for line in drawn])
+    return columns.gather(1, places[:, None])[:, 0], top
 
 
 def _bits(row: Row) -> int:

@@ -39,6 +39,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed                makes draws reproducible: they depend on (seed, position) only. None: chosen per request
     logprobs            so many top alternatives with each token, 0 .. 20; None: no logprobs at all
     skip_special_tokens control tokens are left out of the text
+    token_healing       the prompt's last tokens may be chosen anew, together with what follows: for prompts that end
+                        where a token of the model would not
     n                   independent completions of one prompt
 
     Raises:
@@ -63,6 +65,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int | None = None
     logprobs: int | None = None
     skip_special_tokens: bool = True
+    token_healing: bool = False
     n: int = 1
 
     def __post_init__(self) -> None:

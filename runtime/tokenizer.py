@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +16,9 @@ from .errors import ModelError
 from .tokenizer_gguf import read_gguf_tokenizer
 from .tokenizer_json import read_json_tokenizer
 from .tokenizer_parts import TokenizerParts, Variant
+
+_MISREAD = re.compile("(▁+|<0x[0-9A-Fa-f]{2}>)")
+"""Texts that SentencePiece's spelling of tokens stands for something else with."""
 
 
 class Tokenizer:
@@ -50,6 +55,15 @@ class Tokenizer:
     def token_bytes(self) -> tuple[bytes | None, ...]:
         """The text of each token as bytes (possibly part of a character); None for control tokens."""
         return self._parts.token_bytes()
+
+    @cached_property
+    def _sorted_bytes(self) -> list[bytes]:
+        return sorted(piece for piece in self.token_bytes if piece)
+
+    def goes_on(self, text: bytes) -> bool:
+        """Whether some token begins with `text` and does not end with it."""
+        place = bisect_right(self._sorted_bytes, text)
+        return place < len(self._sorted_bytes) and self._sorted_bytes[place].startswith(text)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of a text that may stand anywhere: no beginning-of-sequence token, no space put before it.
@@ -120,10 +134,41 @@ class Tokenizer:
             eos_ids=tuple(token for token in self.eos_ids if token < size),
             size=size,
             encode=self._encode_exact,
+            control={name: token for name, token in self._parts.control.ids.items() if token < size},
         )
 
     def _encode_exact(self, text: str) -> list[int]:
-        return self._plain_text(text, "exact")
+        """Ids whose bytes are the text's, if there are such: the model's own, unless it takes the text for another.
+
+        To SentencePiece "▁" is a space, and some models read "<0x0A>" as the byte that a token of that name stands for.
+        """
+        ids = self._plain_text(text, "exact")
+        if self._says(ids, text):
+            return ids
+        spelled: list[int] = []
+        for part in _MISREAD.split(text):
+            ids = self._plain_text(part, "exact")
+            if self._says(ids, part):
+                spelled += ids
+                continue
+            for char in part:
+                ids = self._plain_text(char, "exact")
+                spelled += ids if self._says(ids, char) else self._encode_bytes(char.encode())
+        return spelled
+
+    def _says(self, ids: Sequence[int], text: str) -> bool:
+        return b"".join(self.token_bytes[token] or b"" for token in ids) == text.encode()
+
+    def _encode_bytes(self, data: bytes) -> list[int]:
+        """A token for each byte that has one."""
+        return [self._byte_ids[byte] for byte in data if byte in self._byte_ids]
+
+    @cached_property
+    def _byte_ids(self) -> dict[int, int]:
+        single = [
+            (piece, token) for token, piece in enumerate(self.token_bytes) if piece is not None and len(piece) == 1
+        ]
+        return {piece[0]: token for piece, token in reversed(single)}
 
     def _encode(self, pieces: Sequence[str | int], *, at_start: bool) -> list[int]:
         pipeline = self._parts.pipeline

@@ -41,6 +41,7 @@ def read_json_tokenizer(folder: str | Path) -> TokenizerParts:
         strips_right=[entry["content"] for entry in added if entry.get("rstrip")],
     )
     vocabulary: dict[str, int] = original.get_vocab(with_added_tokens=True)
+    vocabulary |= {entry["content"]: entry["id"] for entry in added}  # the library may number them otherwise
     spellings: list[str | None] = [None] * (max([*vocabulary.values(), *control.ids.values()], default=-1) + 1)
     for text, token in (*vocabulary.items(), *control.ids.items()):
         spellings[token] = text

@@ -47,6 +47,7 @@ _STATUS_OF_CODE = {
     "grammar_too_complex": 400,
     "nonfinite_logits": 500,
     "grammar_dead_end": 500,
+    "constraint_violated": 500,
     "tokenizer_error": 500,
     "out_of_memory": 500,
 }
@@ -106,7 +107,9 @@ def from_error_info(
         status = _STATUS_OF_CODE.get(info.code)
     if info is None or status is None:
         return ApiError(500, "internal_error", INTERNAL_MESSAGE)
-    about_grammar = status == 400 and ("grammar" in info.code or "schema" in info.code)
+    about_grammar = info.code == "constraint_violated" or (
+        status == 400 and ("grammar" in info.code or "schema" in info.code)
+    )
     return ApiError(status, info.code, info.message, param=grammar_param if about_grammar else info.param)
 
 

@@ -38,9 +38,14 @@ class JsonSchemaFormat(msgspec.Struct):
     strict: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct):
-    type: Literal["text", "json_object", "json_schema"]
+class ResponseFormat(msgspec.Struct, omit_defaults=True):
+    """A structural tag has either `structures` and `triggers`, or a `format`."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    structures: msgspec.Raw | UnsetType = UNSET
+    triggers: msgspec.Raw | UnsetType = UNSET
+    format: msgspec.Raw | UnsetType = UNSET
 
 
 class StructuredOutputs(msgspec.Struct):
@@ -74,6 +79,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    token_healing: bool | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -88,6 +94,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     guided_regex: _Grammar | None = None
     guided_choice: _Options | None = None
     guided_grammar: _Grammar | None = None
+    constraint_policy: Literal["exact", "best_effort"] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
@@ -176,6 +183,7 @@ class ChatBody(GenerationBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: _TemplateArguments | None = None
+    reasoning_end: Annotated[str, Meta(max_length=64)] | None = None
 
 
 class CompletionBody(GenerationBody, kw_only=True):
@@ -237,6 +245,26 @@ class Usage(msgspec.Struct):
     completion_tokens_details: dict[str, int]
 
 
+class ChoiceViolation(msgspec.Struct):
+    """What is wrong with the answer of choice `index`: where in its value (a JSON pointer), and a sentence."""
+
+    index: int
+    pointer: str
+    message: str
+
+
+class ConstraintReport(msgspec.Struct):
+    """How the constraint was kept: keywords that were enforced, and places in the schema that were checked at the end.
+
+    `violations`, in mode "best_effort", is what the check found.
+    """
+
+    mode: Literal["exact", "best_effort"]
+    enforced: list[str]
+    checked: list[str]
+    violations: list[ChoiceViolation] | UnsetType = UNSET
+
+
 class TopLogprob(msgspec.Struct):
     token: str
     logprob: float
@@ -276,6 +304,7 @@ class AnswerMessage(msgspec.Struct):
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -292,12 +321,14 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
+    constraint: ConstraintReport | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct):
@@ -314,6 +345,7 @@ class ChatChunk(msgspec.Struct):
     choices: list[ChunkChoice]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | UnsetType = UNSET
+    constraint: ConstraintReport | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -341,6 +373,7 @@ class Completion(msgspec.Struct):
     choices: list[CompletionChoice]
     object: Literal["text_completion"] = "text_completion"
     usage: Usage | UnsetType = UNSET
+    constraint: ConstraintReport | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct):

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ..constrain.receipt import Receipt
 from ..runtime import request as engine
 from ..runtime.request import RequestOutput, TokenLogprob
 from ..runtime.tokenizer import Tokenizer
@@ -20,18 +21,20 @@ from .openai import (
     ChatChunk,
     ChatCompletion,
     ChoiceLogprobs,
+    ChoiceViolation,
     ChunkChoice,
     Completion,
     CompletionBody,
     CompletionChoice,
     CompletionLogprobs,
+    ConstraintReport,
     ContentLogprob,
     Delta,
     FunctionOutput,
     ToolCall,
     Usage,
 )
-from .tools import Called, Said, reader
+from .readers import Piece, Said, Thought, reader
 from .translate import Job
 
 
@@ -80,6 +83,31 @@ class UsageCount:
         )
 
 
+class ConstraintCount:
+    """How the constraint of an answer was kept, put together from its choices."""
+
+    def __init__(self) -> None:
+        self._receipt: Receipt | None = None
+        self._violations: list[ChoiceViolation] = []
+
+    def add(self, index: int, receipt: Receipt | None) -> ConstraintReport | UnsetType:
+        """Counts choice `index`; returns the report of it alone."""
+        if receipt is None:
+            return UNSET
+        found = [ChoiceViolation(index, each.pointer, each.message) for each in receipt.violations]
+        self._receipt = receipt
+        self._violations += found
+        return _report(receipt, found)
+
+    def total(self) -> ConstraintReport | UnsetType:
+        return UNSET if self._receipt is None else _report(self._receipt, self._violations)
+
+
+def _report(receipt: Receipt, violations: list[ChoiceViolation]) -> ConstraintReport:
+    shown = violations if receipt.mode == "best_effort" else UNSET
+    return ConstraintReport(receipt.mode, list(receipt.enforced), list(receipt.checked), shown)
+
+
 # Chats
 
 
@@ -91,8 +119,9 @@ class _ChatAnswer:
         self._header = header
         self._tokenizer = tokenizer
         self._forced_call = job.toolbox.forced
-        self._reader = reader(job.toolbox)
+        self._reader = reader(job.toolbox, job.reasoning_end)
         self._texts: list[str] = []
+        self._thoughts: list[str] = []
         self._calls: list[ToolCall] = []
         self._arguments: list[list[str]] = []
         self._logprobs: list[ContentLogprob] = []
@@ -120,7 +149,10 @@ class _ChatAnswer:
         self._pending = []
         return ChunkChoice(self._index, delta, logprobs=logprobs, finish_reason=finish_reason)
 
-    def _delta(self, piece: Said | Called) -> Delta:
+    def _delta(self, piece: Piece) -> Delta:
+        if isinstance(piece, Thought):
+            self._thoughts.append(piece.text)
+            return Delta(reasoning_content=piece.text)
         if isinstance(piece, Said):
             self._texts.append(piece.text)
             return Delta(content=piece.text)
@@ -140,6 +172,7 @@ class _ChatAnswer:
             call.function.arguments = "".join(arguments)
         text = "".join(self._texts)
         message = AnswerMessage(None if self._calls and not text else text, tool_calls=self._calls or UNSET)
+        message.reasoning_content = "".join(self._thoughts) if self._thoughts else UNSET
         logprobs = ChoiceLogprobs(self._logprobs) if with_logprobs else None
         return ChatChoice(self._index, message, logprobs, self._finish_reason)
 
@@ -152,6 +185,7 @@ class ChatReply:
         self._with_logprobs = bool(body.logprobs)
         self._with_usage = _wants_usage(body)
         self._usage = UsageCount(job)
+        self._constraint = ConstraintCount()
         self._answers = [_ChatAnswer(index, header, job, tokenizer) for index in range(len(job.requests))]
 
     def begin(self) -> list[ChatChunk]:
@@ -159,9 +193,11 @@ class ChatReply:
         return [self._chunk([choice]) for choice in roles]
 
     def add(self, index: int, output: RequestOutput) -> list[ChatChunk]:
+        chunks = [self._chunk([choice]) for choice in self._answers[index].add(output)]
         if output.finish is not None:
             self._usage.add(index, output.finish.usage)
-        return [self._chunk([choice]) for choice in self._answers[index].add(output)]
+            chunks[-1].constraint = self._constraint.add(index, output.finish.constraint)
+        return chunks
 
     def end(self) -> list[ChatChunk]:
         return [self._chunk([], self._usage.total())] if self._with_usage else []
@@ -169,7 +205,14 @@ class ChatReply:
     def result(self) -> ChatCompletion:
         header = self._header
         choices = [answer.result(with_logprobs=self._with_logprobs) for answer in self._answers]
-        return ChatCompletion(header.id, header.created, header.model, choices, self._usage.total())
+        return ChatCompletion(
+            header.id,
+            header.created,
+            header.model,
+            choices,
+            self._usage.total(),
+            constraint=self._constraint.total(),
+        )
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | UnsetType = UNSET) -> ChatChunk:
         return ChatChunk(self._header.id, self._header.created, self._header.model, choices, usage=usage)
@@ -201,6 +244,7 @@ class CompletionReply:
         self._with_logprobs = body.logprobs is not None
         self._with_usage = _wants_usage(body)
         self._usage = UsageCount(job)
+        self._constraint = ConstraintCount()
         self._children = body.n or 1
         num_answers = len(job.prompts) * self._children
         self._answers = [_CompletionAnswer(LogprobLists(tokenizer)) for _ in range(num_answers)]
@@ -224,13 +268,13 @@ class CompletionReply:
         answer.texts.append(output.text)
         if output.logprobs:
             answer.pending.append(answer.lists.known(output.logprobs))
-        finish_reason = None
-        if output.finish is not None:
-            self._usage.add(index, output.finish.usage)
-            finish_reason = answer.finish_reason = "length" if output.finish.reason == "length" else "stop"
-        if not output.text and finish_reason is None:
-            return []
-        return [self._chunk(index, output.text, finish_reason)]
+        if output.finish is None:
+            return [self._chunk(index, output.text, None)] if output.text else []
+        self._usage.add(index, output.finish.usage)
+        answer.finish_reason = "length" if output.finish.reason == "length" else "stop"
+        chunk = self._chunk(index, output.text, answer.finish_reason)
+        chunk.constraint = self._constraint.add(index, output.finish.constraint)
+        return [chunk]
 
     def end(self) -> list[Completion]:
         header = self._header
@@ -243,7 +287,14 @@ class CompletionReply:
         for index, answer in enumerate(self._answers):
             logprobs = joined([*answer.logprobs, *answer.pending]) if self._with_logprobs else None
             choices.append(CompletionChoice(index, "".join(answer.texts), logprobs, answer.finish_reason))
-        return Completion(header.id, header.created, header.model, choices, usage=self._usage.total())
+        return Completion(
+            header.id,
+            header.created,
+            header.model,
+            choices,
+            usage=self._usage.total(),
+            constraint=self._constraint.total(),
+        )
 
     def _chunk(self, index: int, text: str, finish_reason: str | None) -> Completion:
         answer, header = self._answers[index], self._header

@@ -1,22 +1,20 @@
-"""Tools: how they are put to the model, what constrains a call, and how calls are read out of its text."""
+"""Tools: how they are put to the model, and what constrains a call."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jsonschema
 import msgspec
 
+from .call_form import CallForm
 from .errors import invalid
 from .openai import AllowedTools, ChatBody, FunctionDefinition, ToolChoice
 
 OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
 _NO_PARAMETERS = '{"type":"object","properties":{}}'
-_HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"arguments"\s*:\s*')
-_BLOCK = re.compile(rf"{OPEN_TAG}(.*?)(?:{CLOSE_TAG}|$)", re.DOTALL)
 
 
 class Toolbox(NamedTuple):
@@ -26,12 +24,14 @@ class Toolbox(NamedTuple):
     functions    those that may be called, by name
     forced       the client named the function itself
     parallel     an answer may hold several calls
+    form         how the model writes a call; None: as a JSON object, with nothing around it
     """
 
     mode: Literal["none", "auto", "required"] = "none"
     functions: Mapping[str, FunctionDefinition] = {}
     forced: bool = False
     parallel: bool = True
+    form: CallForm | None = None
 
 
 def to_toolbox(body: ChatBody) -> Toolbox:
@@ -141,6 +141,12 @@ def call_schema(toolbox: Toolbox, *, other: str | None = None) -> str:
     return json.dumps({**schema, "$defs": definitions}, ensure_ascii=False)
 
 
+def arguments_schema(function: FunctionDefinition) -> str:
+    """The JSON Schema of a function's arguments, which are an object even where its parameters do not say so."""
+    schema = json.loads(_parameters(function))
+    return _parameters(function) if "type" in schema else json.dumps({"type": "object", **schema}, ensure_ascii=False)
+
+
 def _parameters(function: FunctionDefinition) -> str:
     text = bytes(function.parameters).decode()
     return _NO_PARAMETERS if text == "null" else text
@@ -161,160 +167,3 @@ def _rebased(schema: Any, base: str) -> Any:
         elif key != "$schema":
             moved[key] = _rebased(value, base)
     return moved
-
-
-# Out of the text
-
-
-class Said(NamedTuple):
-    """A piece of ordinary text."""
-
-    text: str
-
-
-class Called(NamedTuple):
-    """A piece of call number `position`: the first has its `name`, further ones add to its `arguments`."""
-
-    position: int
-    name: str | None = None
-    arguments: str = ""
-
-
-class Reader(Protocol):
-    """Splits generated text into what is said and what is called, piece by piece."""
-
-    def push(self, text: str) -> list[Said | Called]: ...
-
-    def finish(self) -> list[Said | Called]:
-        """What was held back until now."""
-
-
-def reader(toolbox: Toolbox) -> Reader:
-    if toolbox.mode == "required":
-        return CallReader()
-    return AutoReader(toolbox) if toolbox.mode == "auto" else TextReader()
-
-
-class TextReader:
-    """Everything is ordinary text."""
-
-    def push(self, text: str) -> list[Said | Called]:
-        return [Said(text)] if text else []
-
-    def finish(self) -> list[Said | Called]:
-        return []
-
-
-class CallReader:
-    """The text is one call, by its grammar; its arguments are passed on as they come."""
-
-    def __init__(self) -> None:
-        self._head = ""
-        self._started = self._ended = self._in_string = self._escaped = False
-        self._depth = 0
-
-    def push(self, text: str) -> list[Said | Called]:
-        if self._started:
-            return self._arguments(text)
-        self._head += text
-        header = _HEADER.match(self._head)
-        if header is None or header.end() == len(self._head):  # more blanks may follow the colon
-            return []
-        self._started = True
-        name = json.loads(f'"{header[1]}"')
-        return [Called(0, name=name), *self._arguments(self._head[header.end() :])]
-
-    def finish(self) -> list[Said | Called]:
-        """A text that ended before a call's arguments is what it is: text."""
-        return [Said(self._head)] if self._head and not self._started else []
-
-    def _arguments(self, text: str) -> list[Said | Called]:
-        """As much of `text` as belongs to the value that began after the header: to where its brackets close."""
-        for stop, char in enumerate(text):
-            if self._ended:
-                text = text[:stop]
-                break
-            if self._in_string:
-                self._in_string = self._escaped or char != '"'
-                self._escaped = char == "\\" and not self._escaped
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                self._ended = self._depth <= 0
-        return [Called(0, arguments=text)] if text else []
-
-
-class AutoReader:
-    """The text may be calls, as plain JSON or between tags, or anything else; only what may be a call is held back."""
-
-    def __init__(self, toolbox: Toolbox) -> None:
-        self._toolbox = toolbox
-        self._held = ""
-        self._any_said = False
-
-    def push(self, text: str) -> list[Said | Called]:
-        self._held += text
-        bare = self._held.lstrip()
-        if not self._any_said and (not bare or bare[0] in "{["):
-            return []
-        start = self._held.find(OPEN_TAG)
-        if start < 0:
-            stop = len(self._held)
-            tails = range(max(0, stop - len(OPEN_TAG)), stop)
-            start = next((index for index in tails if OPEN_TAG.startswith(self._held[index:])), stop)
-        said, self._held = self._held[:start], self._held[start:]
-        if not said.strip() and not self._any_said:
-            self._held = said + self._held
-            return []
-        self._any_said = self._any_said or bool(said)
-        return [Said(said)] if said else []
-
-    def finish(self) -> list[Said | Called]:
-        calls = parse_calls(self._held, self._toolbox.functions)
-        if not calls:
-            return [Said(self._held)] if self._held else []
-        if not self._toolbox.parallel:
-            calls = calls[:1]
-        return [
-            piece
-            for position, (name, arguments) in enumerate(calls)
-            for piece in (Called(position, name=name), Called(position, arguments=arguments))
-        ]
-
-
-class _Call(msgspec.Struct):
-    name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"")
-    parameters: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-def parse_calls(text: str, names: Mapping[str, object]) -> list[tuple[str, str]]:
-    """The calls that make up the text, as (name, arguments as JSON text); none if it is not calls of `names`."""
-    text = text.strip()
-    blocks = [match[1] for match in _BLOCK.finditer(text)] if OPEN_TAG in text else [text]
-    calls: list[tuple[str, str]] = []
-    try:
-        for block in blocks:
-            kind = list[_Call] if block.lstrip().startswith("[") else _Call
-            decoded: Any = msgspec.json.decode(block.encode(), type=kind)
-            for call in decoded if isinstance(decoded, list) else [decoded]:
-                calls.append((call.name, _arguments_text(call)))
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return []
-    return calls if all(name in names for name, _ in calls) else []
-
-
-def _arguments_text(call: _Call) -> str:
-    """Some models write the arguments as JSON inside a string.
-
-    Raises:
-        msgspec.DecodeError: the arguments are no JSON object.
-    """
-    text = bytes(call.arguments or call.parameters)
-    if text.startswith(b'"'):
-        text = msgspec.json.decode(text, type=str).encode()
-    msgspec.json.decode(text, type=dict[str, Any])
-    return text.decode()

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ..runtime.client import ModelInfo
 from ..runtime.request import Request
 from ..runtime.sampling import MAX_LOGIT_BIAS, SamplingParams
 from ..runtime.tokenizer import Tokenizer
+from .call_form import find_form
 from .constraint import Constraint, to_constraint
 from .errors import ApiError, invalid
 from .messages import to_messages
 from .openai import ChatBody, CompletionBody, GenerationBody
+from .reasoning import after_reasoning, find_reasoning_end
 from .tools import Toolbox, to_toolbox
 
 COMPLETION_MAX_TOKENS = 16
@@ -45,6 +49,7 @@ class Job(NamedTuple):
     requests   generations, in the order of the answer's choices; empty if nothing is to be generated
     scores     one per prompt whose tokens' log-probabilities are wanted too (None: the prompt is a single token)
     prompts    the prompts' token ids
+    reasoning_end    closes what answers begin with before the constraint applies (None: nothing)
     """
 
     requests: tuple[Request, ...]
@@ -52,6 +57,7 @@ class Job(NamedTuple):
     scores: tuple[Request | None, ...] = ()
     constraint: Constraint = Constraint()
     toolbox: Toolbox = Toolbox()
+    reasoning_end: str | None = None
 
 
 def chat_job(body: ChatBody, context: Context) -> Job:
@@ -64,15 +70,33 @@ def chat_job(body: ChatBody, context: Context) -> Job:
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise invalid("max_tokens", "max_tokens and max_completion_tokens are both given and differ")
     toolbox = to_toolbox(body)
+    template = context.tokenizer.chat.source
+    if toolbox.mode != "none" and "tools" in template:
+        toolbox = toolbox._replace(form=find_form(template))
     constraint = to_constraint(body, toolbox)
     prompt = encode_chat(body, toolbox, context.tokenizer, max_tokens=context.max_tokens)
+    reasoning_end = body.reasoning_end
+    if reasoning_end is None:
+        reasoning_end = find_reasoning_end(context.tokenizer, prompt, body.chat_template_kwargs)
+    reasoning_end = reasoning_end if constraint.grammar is not None and reasoning_end else None
+    constraint = constraint._replace(grammar=after_reasoning(constraint.grammar, reasoning_end))
     limit_name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     max_tokens = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
     _check_length(len(prompt), max_tokens, context, prompt_name="messages", limit_name=limit_name)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     sampling = _sampling(body, context, max_tokens=max_tokens, logprobs=logprobs)
+    if not body.continue_final_message:  # what the template ends with is not to be written otherwise
+        sampling = msgspec.structs.replace(sampling, token_healing=False)
+    if _has_control(context.tokenizer, toolbox.form.trigger if toolbox.form else "", reasoning_end or ""):
+        sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
     requests = _children(body, [prompt], sampling, constraint, context)
-    return Job(requests=requests, prompts=(tuple(prompt),), constraint=constraint, toolbox=toolbox)
+    prompts = (tuple(prompt),)
+    return Job(requests, prompts, constraint=constraint, toolbox=toolbox, reasoning_end=reasoning_end)
+
+
+def _has_control(tokenizer: Tokenizer, *marks: str) -> bool:
+    """Whether a mark that is looked for in the text is a control token, which texts leave out otherwise."""
+    return any(not tokenizer.special_ids.isdisjoint(tokenizer.encode(mark, special=True)) for mark in marks)
 
 
 def completion_job(body: CompletionBody, context: Context) -> Job:
@@ -83,6 +107,8 @@ def completion_job(body: CompletionBody, context: Context) -> Job:
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise invalid("max_tokens", "max_tokens can be 0 only with echo", code="integer_below_min_value")
+    if body.token_healing and body.echo and body.logprobs is not None:
+        raise invalid("token_healing", "with token_healing, echo and logprobs together are not offered: tokens change")
     constraint = to_constraint(body)
     prompts = _prompts(body, context)
     for prompt in prompts:
@@ -188,7 +214,7 @@ def _sampling(
 
 _SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "seed",
-    "stop_regex", "min_tokens", "ignore_eos", "skip_special_tokens",
+    "stop_regex", "min_tokens", "ignore_eos", "skip_special_tokens", "token_healing",
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import tokenizers
 import torch
 
 from bough.constrain import GrammarCompiler
+from bough.constrain.tables.matcher import RegularMatcher
 from bough.runtime.batch import Batch, build_batch
 from bough.runtime.client import ModelInfo
 from bough.runtime.config import EngineConfig
@@ -22,7 +23,6 @@ from bough.runtime.engine import Engine
 from bough.runtime.passes import DirectPasses, DrawSpec
 from bough.runtime.random import uniform
 from bough.runtime.sampler import Draws, Row, sample
-from bough.runtime.sampling import SamplingParams
 from bough.runtime.scheduler import Advance, Plan, Work
 from bough.runtime.sequence import Sequence
 from bough.runtime.tokenizer import Tokenizer, load_tokenizer
@@ -153,7 +153,8 @@ class FakeRunner:
 class AheadPasses:
     """`PassRunner` of a device that is always one pass behind: what was drawn is known only to it until it is read.
 
-    It keeps the last token of each sequence for the next pass, and with `max_steps` > 1 draws by itself.
+    It keeps the last token of each sequence for the next pass, and with `max_steps` > 1 draws by itself; then it knows
+    the states of regular constraints, too, each with where the sequence is and its epoch.
     """
 
     overlaps = True
@@ -162,7 +163,9 @@ class AheadPasses:
         self.model = model
         self.max_steps = max_steps
         self.last: dict[Sequence, int] = {}
+        self.states: dict[Sequence, tuple[int, int, int]] = {}
         self.num_unread = 0
+        self.num_constrained = 0
 
     def launch(self, plans: AbstractSequence[Plan], specs: AbstractSequence[DrawSpec] | None) -> AheadPass:
         assert self.num_unread < 2, "two passes are in flight at most"
@@ -175,18 +178,43 @@ class AheadPasses:
         for plan in plans:
             logits = self._run(plan)
             assert logits is not None
-            rows = [
-                Row(spec.params, uniform=uniform(spec.seed, work.logits_start + 1))
-                for work, spec in zip(plan.work, specs, strict=True)
-            ]
-            draws = sample(logits, rows, None)
+            rows, masks = [], np.zeros((len(specs), -(-self.model.vocab_size // 32)), np.int32)
+            for index, (work, spec) in enumerate(zip(plan.work, specs, strict=True)):
+                state = self._state(spec, work)
+                if spec.matcher is not None and state is not None:
+                    self.num_constrained += 1
+                    masks[index] = spec.matcher.grammar.row(state) if state >= 0 else 0
+                masked = index if spec.matcher is not None else None
+                rows.append(Row(spec.params, uniform=uniform(spec.seed, work.logits_start + 1), masked=masked))
+            draws = sample(logits, rows, masks)
+            for work, spec, token in zip(plan.work, specs, draws.tokens, strict=True):
+                if spec.matcher is not None:
+                    state = self._state(spec, work)
+                    assert state is not None
+                    self.follow(work, spec.matcher, state, token)
             self.keep(plan, draws)
             launched.drawn.append(draws)
         self.num_unread += 1
         return launched
 
-    def draws(self, params: SamplingParams) -> bool:
-        return params.logprobs is None and params.repetition_penalty == 1.0 and not params.logit_bias
+    def draws(self, spec: DrawSpec, work: Work) -> bool:
+        params = spec.params
+        plain = params.logprobs is None and params.repetition_penalty == 1.0 and not params.logit_bias
+        return plain and (spec.matcher is None or self._state(spec, work) is not None)
+
+    def _state(self, spec: DrawSpec, work: Work) -> int | None:
+        """Where the constraint of `work` stands before its draw: as the host knows it, or as it was followed here."""
+        if spec.matcher is None:
+            return None
+        if work.start < len(work.sequence.tokens):
+            return spec.matcher.state
+        position, epoch, state = self.states.get(work.sequence, (-1, -1, -1))
+        return state if (position, epoch) == (work.start, work.epoch) else None
+
+    def follow(self, work: Work, matcher: RegularMatcher, state: int, token: int) -> None:
+        """Keeps the state after `token`, -1 where nothing may follow."""
+        following = matcher.grammar.following(state, token) if state >= 0 else -1
+        self.states[work.sequence] = (work.stop, work.epoch, following)
 
     def _run(self, plan: Plan) -> torch.Tensor | None:
         batch = build_batch(plan, self.model.page_size)
@@ -212,6 +240,12 @@ class AheadPass:
 
     def draw(self, rows: AbstractSequence[Row], masks: np.ndarray | None) -> None:
         self.drawn.append(Draws([], [], []) if self.logits is None else sample(self.logits, rows, masks))
+        row = 0
+        for work in self.plan.work:
+            if work.samples and not work.drafts and (matcher := rows[row].matcher) is not None:
+                assert matcher.state is not None
+                self.runner.follow(work, matcher, matcher.state, self.drawn[0].tokens[row])
+            row += work.logits_stop - work.logits_start
         self.runner.keep(self.plan, self.drawn[0])
 
     def read(self) -> list[Draws]:
@@ -273,11 +307,12 @@ def model_info(num_pages: int, page_size: int, max_model_len: int = 2048) -> Mod
 
 
 def fake_engine(
-    num_pages: int = 4096, page_size: int = 1, *, ahead: int = AHEAD, **settings: object
+    num_pages: int = 4096, page_size: int = 1, *, ahead: int = AHEAD, mask_patience_s: float = 10.0, **settings: object
 ) -> tuple[Engine, FakeRunner]:
     """An engine whose model is a `FakeRunner` over the byte tokenizer.
 
-    `ahead` 0: each pass is read in its step; else one pass is in flight, of up to `ahead` steps.
+    `ahead` 0: each pass is read in its step; else one pass is in flight, of up to `ahead` steps. So much patience with
+    masks makes the number of passes certain: a pass takes no time here.
     """
     tokenizer = byte_tokenizer()
     config = EngineConfig(num_pages=num_pages, page_size=page_size, **settings)  # type: ignore[arg-type]
@@ -290,5 +325,6 @@ def fake_engine(
         tokenizer=tokenizer,
         grammars=GrammarCompiler(tokenizer.vocabulary(258)),
         clock=time.monotonic,
+        mask_patience_s=mask_patience_s,
     )
     return engine, runner

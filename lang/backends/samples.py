@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import regex
 
-from ...constrain.spec import Choice, GrammarSpec, JsonSchema, Lark, Regex
+from ...constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
 from ...runtime.errors import RequestError
 
 _MAX_DEPTH = 32
@@ -47,7 +47,7 @@ def make_text(spec: GrammarSpec | None, name: str) -> str:
         case JsonSchema(schema=schema):
             root = json.loads(schema)
             candidates = [text for text in [json.dumps(_instance(root, root, 0))] if conforms(text, spec)]
-        case Lark():
+        case _:
             candidates = []
     if not candidates:
         raise RequestError(
@@ -57,7 +57,7 @@ def make_text(spec: GrammarSpec | None, name: str) -> str:
 
 
 def conforms(text: str, spec: GrammarSpec | None) -> bool:
-    """Whether `text` is what `spec` asks for. A Lark grammar is taken on trust."""
+    """Whether `text` is what `spec` asks for. Grammars and marked parts are taken on trust."""
     match spec:
         case Choice(options=options):
             return text in options

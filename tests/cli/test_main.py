@@ -20,7 +20,7 @@ from bough.runtime.local import LocalClient
 
 from ..tiny_model import write_tiny_model
 
-COMMANDS = ("serve", "run", "chat", "pull", "bench")
+COMMANDS = ("serve", "run", "chat", "pull", "schema", "bench")
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import random
 import threading
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bough.constrain import (
@@ -20,13 +17,13 @@ from bough.constrain import (
     InvalidSchemaError,
     JsonSchema,
     Lark,
-    MaskFiller,
-    Matcher,
     Regex,
     UnsupportedKeywordError,
     Vocabulary,
+    grammar_accepts,
 )
 from bough.constrain import compiler as compiler_module
+from bough.constrain.receipt import Receipt
 
 
 def _schema(**keywords: Any) -> JsonSchema:
@@ -43,10 +40,12 @@ def test_equal_specs_share_one_grammar(vocabulary: Vocabulary) -> None:
 
 
 def test_key_order_matters(compiler: GrammarCompiler, vocabulary: Vocabulary) -> None:
-    first = compiler.compile(JsonSchema('{"properties": {"a": {}, "b": {}}, "required": ["a", "b"], "type": "object"}'))
-    second = compiler.compile(
-        JsonSchema('{"properties": {"b": {}, "a": {}}, "required": ["a", "b"], "type": "object"}')
+    texts = ('{"properties": {"a": {}, "b": {}}, ', '{"properties": {"b": {}, "a": {}}, ')
+    first, second = (
+        compiler.compile(JsonSchema(text + '"required": ["a", "b"], "type": "object"}', property_order="schema"))
+        for text in texts
     )
+    assert first is not second
     assert first.matcher().forced_tokens() != second.matcher().forced_tokens()
 
 
@@ -65,10 +64,10 @@ def test_time_out_does_not_eat_the_pool(vocabulary: Vocabulary, monkeypatch: pyt
     release = threading.Event()
     compile_grammar = compiler_module.compile_grammar
 
-    def hang(spec: Any, tokens: Any) -> Grammar:
+    def hang(spec: Any, *rest: Any) -> Grammar:
         if spec == Regex("hang"):
             release.wait(10)
-        return compile_grammar(spec, tokens)
+        return compile_grammar(spec, *rest)
 
     monkeypatch.setattr(compiler_module, "compile_grammar", hang)
     compiler = GrammarCompiler(vocabulary, num_threads=1, timeout_s=0.2)
@@ -86,7 +85,7 @@ def test_time_out_does_not_eat_the_pool(vocabulary: Vocabulary, monkeypatch: pyt
 
 def test_close_fails_what_waits(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(compiler_module, "compile_grammar", lambda spec, tokens: release.wait(10))
+    monkeypatch.setattr(compiler_module, "compile_grammar", lambda *_: release.wait(10))
     compiler = GrammarCompiler(vocabulary, num_threads=1)
     futures = [compiler.submit(Regex(f"a{i}")) for i in range(3)]
     compiler.close()
@@ -109,13 +108,17 @@ def test_close_fails_what_waits(vocabulary: Vocabulary, monkeypatch: pytest.Monk
         (_schema(type="strnig"), InvalidSchemaError, "/type"),
         (_schema(properties={"a/b": {"minLength": "3"}}), InvalidSchemaError, "/properties/a~1b/minLength"),
         (_schema(type="string", pattern="("), InvalidSchemaError, "/pattern"),
-        (_schema(type="string", pattern="^(?=a)b$"), UnsupportedKeywordError, "/pattern"),
+        (_schema(type="string", pattern="^(?=a)b$"), InvalidSchemaError, ""),
         (_schema(items={"pattern": r"(a)\1"}), UnsupportedKeywordError, "/items/pattern"),
         (_schema(type="integer", minimum=5, maximum=1), InvalidSchemaError, ""),
         (_schema(type="string", minLength=5, maxLength=1), InvalidSchemaError, ""),
         (_schema(type="string", minLength=10**9), GrammarTooComplexError, "/minLength"),
         (JsonSchema("[" * 100_000), GrammarTooComplexError, ""),
-        (_schema(enum=list(range(10_001))), GrammarTooComplexError, ""),
+        (_schema(enum=list(range(10_001))), GrammarTooComplexError, "/enum"),
+        (_schema(items={"oneOf": [{"const": i} for i in range(1_001)]}), GrammarTooComplexError, "/items/oneOf"),
+        (_schema(pattern="a{1,1000000}"), GrammarTooComplexError, "/pattern"),
+        (_schema(pattern="x" * 20_000), GrammarTooComplexError, "/pattern"),
+        (_schema(patternProperties={"^a{99999}$": {}}), GrammarTooComplexError, "/patternProperties/^a{99999}$"),
         (JsonSchema('{"a": "' + "x" * 1_000_000 + '"}'), GrammarTooComplexError, ""),
         (_schema(**{"$ref": "#/$defs/none"}), InvalidSchemaError, "/$ref"),
         (_schema(**{"$ref": "http://169.254.169.254/s.json"}), InvalidSchemaError, "/$ref"),
@@ -126,15 +129,6 @@ def test_close_fails_what_waits(vocabulary: Vocabulary, monkeypatch: pytest.Monk
             "/$defs/a",
         ),
         (_schema(type="object", properties={"a": {"$ref": "#"}}, required=["a"]), InvalidSchemaError, ""),
-        (_schema(type="array", items={"type": "string"}, uniqueItems=True), UnsupportedKeywordError, "/uniqueItems"),
-        (_schema(items={"not": {"pattern": "a"}}), UnsupportedKeywordError, "/items/not"),
-        (_schema(contains={"type": "null"}), UnsupportedKeywordError, "/contains"),
-        (
-            _schema(unevaluatedProperties=False, anyOf=[{"properties": {"a": {}}}]),
-            UnsupportedKeywordError,
-            "/unevaluatedProperties",
-        ),
-        (_schema(minProperties=2), UnsupportedKeywordError, "/minProperties"),
         (Regex(""), GrammarError, ""),
         (Regex("("), GrammarError, ""),
         (Regex("a\0"), GrammarError, ""),
@@ -151,35 +145,36 @@ def test_refusals(compiler: GrammarCompiler, spec: Any, error: type[GrammarError
     assert caught.value.path == path
 
 
+@pytest.mark.parametrize("error", [GrammarTooComplexError("no"), UnsupportedKeywordError("pattern")])
+def test_best_effort_refuses_no_schema_that_is_one(
+    compiler: GrammarCompiler, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, error: GrammarError
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(compiler_module, "_lower_elsewhere", refuse)
+    text = json.dumps({"type": "string", "pattern": r"^(a+)-\1$", "title": str(error)})
+    with pytest.raises(type(error)):
+        compiler.compile(JsonSchema(text))
+    spec = JsonSchema(text, policy="best_effort")
+    grammar = compiler.compile(spec)
+    assert grammar.receipt == Receipt(mode="best_effort", enforced=("type",), checked=("",))
+    assert grammar_accepts(grammar, '"aa-a"', vocabulary)
+    assert not grammar_accepts(grammar, "12", vocabulary)
+    assert compiler.check(spec, '"aa-aa"').result() == []
+    assert [violation.pointer for violation in compiler.check(spec, '"aa-a"').result()] == [""]
+    with pytest.raises(InvalidSchemaError):
+        compiler.compile(JsonSchema(json.dumps({"type": "strnig", "title": str(error)}), policy="best_effort"))
+
+
+def test_the_receipt_of_other_constraints_names_their_kind(compiler: GrammarCompiler) -> None:
+    assert compiler.compile(Regex("[a-z]+")).receipt == Receipt(mode="exact", enforced=("regex",))
+    assert compiler.compile(Choice(("a", "b"))).receipt == Receipt(mode="exact", enforced=("choice",))
+
+
 def test_deep_schema_is_refused(compiler: GrammarCompiler) -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(250):
         schema = {"type": "object", "properties": {"a": schema}}
     with pytest.raises(GrammarTooComplexError, match="deeper"):
         compiler.compile(JsonSchema(json.dumps(schema)))
-
-
-def test_batch_fill_equals_single_fills(
-    compiler: GrammarCompiler, vocabulary: Vocabulary, allowed: Callable[[Matcher], list[int]]
-) -> None:
-    rng = random.Random(3)
-    matchers: list[Matcher | None] = [None]
-    for spec in (_schema(type="object"), Regex("[a-z]{3,}"), Regex("[0-9]{4}[a-z]+")):
-        for num_steps in range(3):
-            matcher = compiler.compile(spec).matcher()
-            for _ in range(num_steps):
-                choices = [token for token in allowed(matcher) if token not in vocabulary.eos_ids]
-                if choices:
-                    matcher.accept(rng.choice(choices))
-            matchers.append(matcher)
-    closed = compiler.compile(_schema(type="string", minLength=99)).matcher()
-    closed.accept(allowed(closed)[0], 0)
-    matchers.append(closed)
-    out = np.full((len(matchers), (vocabulary.size + 31) // 32), 7, dtype=np.int32)
-    assert MaskFiller(2).fill(matchers, out) == {}
-    assert (out[0] == 7).all()
-    for filled, row in zip(matchers[1:], out[1:], strict=True):
-        assert filled is not None
-        single = np.zeros_like(row)
-        filled.fill_mask(single)
-        assert (single == row).all()

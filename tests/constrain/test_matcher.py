@@ -90,7 +90,7 @@ def test_forced_tokens_are_canonical(compiler: GrammarCompiler, vocabulary: Voca
         "required": ["country", "count"],
         "additionalProperties": False,
     }
-    matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    matcher = compiler.compile(JsonSchema(json.dumps(schema), property_order="schema")).matcher()
     taken: list[int] = []
     while forced := matcher.forced_tokens():
         taken += [matcher.accept(token) for token in forced]

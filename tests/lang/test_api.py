@@ -26,9 +26,9 @@ def test_every_word_is_there():
     [
         ({"regex": "a+"}, Regex("a+")),
         ({"regex": "[0-9]{4}", "dtype": int}, Regex("[0-9]{4}")),
-        ({"json_schema": {"type": "null"}}, JsonSchema('{"type": "null"}')),
-        ({"json_schema": '{"type":"null"}'}, JsonSchema('{"type":"null"}')),
-        ({"schema": {"type": "null"}}, JsonSchema('{"type": "null"}')),
+        ({"json_schema": {"type": "null"}}, JsonSchema('{"type": "null"}', property_order="schema")),
+        ({"json_schema": '{"type":"null"}'}, JsonSchema('{"type":"null"}', property_order="schema")),
+        ({"schema": {"type": "null"}}, JsonSchema('{"type": "null"}', property_order="schema")),
         ({"ebnf": 'start: "a"'}, Lark('start: "a"')),
         ({"grammar": 'start: "a"'}, Lark('start: "a"')),
         ({"grammar": Choice(("a",))}, Choice(("a",))),

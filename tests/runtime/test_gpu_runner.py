@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from bough.constrain.spec import JsonSchema
 from bough.kernels.attention import AttentionBatch, KVShape
 from bough.kernels.decode_rows import DecodeRows
 from bough.kernels.drawing import torch_drawing
+from bough.kernels.grammar_table import advance_states
 from bough.kernels.torch_attention import TorchAttention
 from bough.runtime.config import EngineConfig
 from bough.runtime.engine import Engine
+from bough.runtime.gpu_grammars import DeviceGrammars
 from bough.runtime.gpu_graphs import Eager, graph_sizes
 from bough.runtime.gpu_runner import GpuPasses
 from bough.runtime.gpu_slots import SlotTable, page_changes
@@ -74,6 +77,8 @@ def make_engine(
     max_steps: int = 1,
     overlaps: bool = True,
     num_pages: int = NUM_PAGES,
+    mask_bytes: int = 1 << 20,
+    advance: Callable[..., None] = advance_states,
     **settings: Any,
 ) -> Engine:
     loaded = load_model(folder, dtype="float32")
@@ -87,6 +92,7 @@ def make_engine(
             model,
             attention,
             torch_drawing(),
+            grammars=DeviceGrammars(258, SEQUENCES + 1, torch.device("cpu"), advance, mask_bytes=mask_bytes),
             max_steps=max_steps,
             overlaps=overlaps,
             shared_reads=None,

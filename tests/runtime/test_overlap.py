@@ -25,7 +25,8 @@ LIST = JsonSchema(schema='{"type":"array","items":{"type":"string"}}')
 KEYS = JsonSchema(
     schema='{"type":"object","properties":{"a_rather_long_name_for_a_key":{"type":"integer","minimum":0,"maximum":9},'
     '"another_long_name_for_a_key":{"type":"boolean"}},'
-    '"required":["a_rather_long_name_for_a_key","another_long_name_for_a_key"],"additionalProperties":false}'
+    '"required":["a_rather_long_name_for_a_key","another_long_name_for_a_key"],"additionalProperties":false}',
+    property_order="schema",
 )
 
 

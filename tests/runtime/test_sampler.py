@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from bough.runtime import sampler
 from bough.runtime.sampler import Draws, Row, sample
 from bough.runtime.sampling import SamplingParams
 
@@ -347,3 +348,28 @@ def test_the_repetition_penalty_lowers_logits_of_either_sign() -> None:
 
 def test_the_logits_of_no_rows() -> None:
     assert sample(torch.empty(0, VOCAB), [], None) == Draws([], [], [])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+def test_what_few_tokens_are_allowed_is_drawn_as_from_all(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows whose masks allow little are drawn from that alone: the same tokens, to the bit, beside others."""
+    rng = random.Random(2)
+    rows, allowed = [], []
+    for index in range(60):
+        options: dict[str, Any] = rng.choice([{}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.1}, {"logprobs": 2}])
+        options |= {"logit_bias": {7: 3.0}} if index % 5 == 0 else {}
+        params = SamplingParams(temperature=temperature, **options)
+        allowed.append(rng.sample(range(VOCAB), rng.choice([1, 1, 2, 5, 40, VOCAB])))
+        rows.append(Row(params, uniform=rng.random(), masked=index if index % 6 else None, banned=(3,)))
+    masks = np.stack([pack(tokens) for tokens in allowed])
+    masks[13] = pack([3])  # allowed, but banned
+    masks[14] = 0
+    logits = logits_of(9, len(rows))
+    logits[15, 5] = math.nan
+    narrow = sample(logits.clone(), rows, masks)
+    monkeypatch.setattr(sampler, "_NARROW_WORDS", -1)
+    wide = sample(logits.clone(), rows, masks)
+    assert wide.poisoned == narrow.poisoned and wide.logprobs == narrow.logprobs
+    assert [index for index, bad in enumerate(narrow.poisoned) if bad] == [13, 14, 15]
+    drawn = zip(wide.tokens, narrow.tokens, narrow.poisoned, strict=True)
+    assert all(one == other for one, other, bad in drawn if not bad)

@@ -342,6 +342,35 @@ def test_a_folder_is_read_as_the_library_reads_it(tmp_path):
     assert tokenizer.decode(tokenizer.encode("a<tool>b")) == "a<tool>b"
 
 
+def test_control_tokens_keep_the_ids_of_their_file(tmp_path):
+    """The library gives its own numbers to added tokens where a file leaves them between others."""
+    reference = trained(*FAMILIES["smollm"])
+    path = save_folder(tmp_path, reference) / "tokenizer.json"
+    description = json.loads(path.read_text())
+    vocabulary, end = description["model"]["vocab"], "<|im_end|>"
+    token = next(entry["id"] for entry in description["added_tokens"] if entry["content"] == end)
+    vocabulary.pop(end, None)
+    vocabulary["last"] = max(vocabulary.values()) + 5
+    path.write_text(json.dumps(description))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.eos_ids[0] == token
+    assert tokenizer.token_bytes[vocabulary["last"]] == b"last"
+
+
+def test_what_tokens_are_said_to_go_on_from():
+    texts = [text for text in SMOLLM.token_bytes if text]
+    for text in (b" ", b"t", b"the", b"\xe6", b"zzzz", b"", max(texts), max(texts) + b"\xff"):
+        assert SMOLLM.goes_on(text) == any(other.startswith(text) and other != text for other in texts)
+
+
+@pytest.mark.parametrize("text", ["a▁b", "▁", "x <0x0A> y<0x41>", "▁▁ <0x0A>▁é\n"])
+def test_for_grammars_text_is_what_its_tokens_say(text):
+    tokenizer = Tokenizer(build_gguf_tokenizer(sentencepiece_fields()))
+    vocabulary = tokenizer.vocabulary(tokenizer.vocab_size)
+    assert b"".join(vocabulary.tokens[token] or b"" for token in vocabulary.encode(text)) == text.encode()
+    assert vocabulary.encode("the") == tokenizer.encode("the")
+
+
 def test_both_file_forms_give_the_same_tokenizer(tmp_path):
     reference = trained(*FAMILIES["smollm"])
     from_folder = load_tokenizer(save_folder(tmp_path, reference, chat_template=CHATML, bos_token="<|im_start|>"))

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bough.constrain.receipt import Receipt
 from bough.runtime.client import EngineStats, ModelInfo
 from bough.runtime.program import Delta, Done, Gen, Program, ProgramEvent, Value
 from bough.runtime.request import SAMPLED, ErrorInfo, Finish, FinishReason, Request, RequestOutput, TokenLogprob, Usage
@@ -84,6 +85,7 @@ class Script:
     delay_s   before each
     refuse    raised instead of anything
     die       raised after the last piece
+    receipt   of the constraint
     """
 
     pieces: Sequence[str] = ("Hel", "lo")
@@ -92,6 +94,7 @@ class Script:
     delay_s: float = 0.0
     refuse: Exception | None = None
     die: Exception | None = None
+    receipt: Receipt | None = None
 
 
 @dataclass
@@ -131,7 +134,8 @@ class FakeClient:
             finished = True
             num_tokens = sum(len(piece.encode()) for piece in script.pieces)
             usage = Usage(prompt_tokens=len(request.prompt), cached_tokens=3, completion_tokens=num_tokens)
-            yield RequestOutput(id=request.id, finish=Finish(reason=script.reason, usage=usage, error=script.error))
+            finish = Finish(reason=script.reason, usage=usage, error=script.error, constraint=script.receipt)
+            yield RequestOutput(id=request.id, finish=finish)
         finally:
             self.open_ids.discard(request.id)
             if not finished:

@@ -12,7 +12,7 @@ import pydantic
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from bough.constrain.spec import Choice, JsonSchema, Lark, Regex
+from bough.constrain.spec import Choice, Gbnf, JsonSchema, Lark, Regex
 from bough.runtime.request import Request
 
 from .conftest import Running, Start
@@ -146,6 +146,22 @@ def test_sampling_fields_reach_the_engine(server: Running) -> None:
         ({"structured_outputs": {"regex": "a+"}}, Regex("a+")),
         ({"structured_outputs": {"choice": ["a"]}}, Choice(("a",))),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, Lark('start: "a"')),
+        ({"ebnf": 'root ::= "a"'}, Gbnf('root ::= "a"')),
+        ({"guided_grammar": 'root ::= "a"'}, Gbnf('root ::= "a"')),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Gbnf('root ::= "a"')),
+        (
+            {"guided_json": {"type": "integer"}, "constraint_policy": "best_effort"},
+            JsonSchema('{"type":"integer"}', policy="best_effort"),
+        ),
+        ({"guided_regex": "a+", "constraint_policy": "best_effort"}, Regex("a+")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {}, "strict": True}}},
+            JsonSchema("{}", property_order="schema"),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {}, "strict": False}}},
+            JsonSchema("{}"),
+        ),
     ],
 )
 def test_every_spelling_of_a_constraint(server: Running, fields: dict[str, Any], grammar: object) -> None:

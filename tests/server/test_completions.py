@@ -30,6 +30,19 @@ def test_a_completion_and_its_stream_agree(server: Running) -> None:
     assert server.engine.asked[0].sampling.max_tokens == 16
 
 
+def test_tokens_are_healed_where_the_text_is_the_clients(server: Running) -> None:
+    client, healing = server.openai(), {"token_healing": True}
+    messages: Any = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The sky is "}]
+    client.completions.create(model="m", prompt="The sky is ", extra_body=healing)
+    client.chat.completions.create(model="m", messages=messages[:1], extra_body=healing)
+    open_message = {**healing, "continue_final_message": True, "add_generation_prompt": False}
+    client.chat.completions.create(model="m", messages=messages, extra_body=open_message)
+    client.completions.create(model="m", prompt="The sky is ")
+    assert [request.sampling.token_healing for request in server.engine.asked] == [True, False, True, False]
+    with pytest.raises(openai.BadRequestError, match="token_healing"):
+        client.completions.create(model="m", prompt="Say", echo=True, logprobs=1, extra_body=healing)
+
+
 def test_many_prompts_and_choices_are_in_order(start: Start) -> None:
     server = start(FakeClient(lambda request: Script([bytes(request.prompt).decode() + str(request.sampling.seed)])))
     answer = server.openai().completions.create(model="m", prompt=["a", "bb"], n=2, seed=5)

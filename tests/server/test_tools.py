@@ -13,16 +13,8 @@ import pytest
 
 from bough.constrain.spec import JsonSchema
 from bough.server.openai import ChatBody
-from bough.server.tools import (
-    AutoReader,
-    CallReader,
-    Reader,
-    Said,
-    Toolbox,
-    call_schema,
-    parse_calls,
-    to_toolbox,
-)
+from bough.server.readers import AutoReader, Called, CallReader, Reader, Said, parse_calls
+from bough.server.tools import Toolbox, call_schema, to_toolbox
 
 from .conftest import Running, Start
 from .fake_client import ByteTokenizer, FakeClient, Script
@@ -61,6 +53,8 @@ def read(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]
     for part in [*(part for piece in pieces for part in reader.push(piece)), *reader.finish()]:
         if isinstance(part, Said):
             said += part.text
+        elif not isinstance(part, Called):
+            raise AssertionError("nothing here reasons")
         elif part.name is not None:
             assert part.position == len(calls)
             calls.append((part.name, ""))

@@ -128,6 +128,48 @@ def test_a_program_with_reads_runs_over_http(serve):
     assert server.calls == [("POST", "/v1/programs", "Bearer secret")] * 2
 
 
+class Person(msgspec.Struct):
+    name: str
+    age: int
+    town: str
+
+
+def test_typed_values_are_streamed_over_http(serve):
+    seen = [threading.Event(), threading.Event()]
+    pieces = ['{"name": "Ann Lee", "a', 'ge": 41, "town": "Por', 'to"}']
+
+    def answer(handler: Handler, body: bytes) -> None:
+        handler.begin()
+        for piece, event in zip(pieces, [*seen, threading.Event()], strict=True):
+            handler.event(Delta(0, "gen_0", piece))
+            if event in seen:
+                assert event.wait(10)
+        handler.event(value(0, "gen_0", "".join(pieces)))
+        handler.event(Done())
+        handler.chunk(b"data: [DONE]\n\n")
+        handler.chunk(b"")
+
+    @function
+    async def program(s):
+        s += "A person: "
+        people = []
+        async for person in s.stream(Person):
+            people.append(person)
+            seen[min(len(people), 2) - 1].set()
+        return people
+
+    async def main() -> list[Any]:
+        backend = HttpBackend(serve(answer).url)
+        state = await program.arun(backend=backend)
+        await backend.aclose()
+        return state.ret_value
+
+    people = asyncio.run(main())
+    parts = ["Person(name='Ann Lee', ...)", "Person(name='Ann Lee', age=41, ...)"]
+    assert [repr(person) for person in people[:-1]] == parts
+    assert people[-1] == Person("Ann Lee", 41, "Porto")
+
+
 def test_the_same_on_an_event_loop(serve):
     server = serve(mocked(MockBackend({"x": "one", "y": "2"})))
 

@@ -1,0 +1,1 @@
+"""Elements and keys that must differ, where no grammar can say so."""

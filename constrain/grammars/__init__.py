@@ -1,0 +1,1 @@
+"""Context-free grammars in the notations that clients use, and what can be said of them before they run."""

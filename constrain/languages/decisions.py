@@ -1,0 +1,193 @@
+"""What can be decided about regular expressions: membership, emptiness, a shortest word, all words."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import count
+
+from .charsets import CharSet
+from .derivatives import Derivatives, classes
+from .language_algebra import EMPTY
+from .language_nodes import Chars, Complement, Concat, Intersection, Node, Repeat, Union, Words
+
+MAX_RECURSION = 120
+"""The depth up to which `matches` recurs; below that, it goes by derivatives."""
+
+
+def matches(node: Node, text: str) -> bool:
+    """`text` is a word of `node`. Takes time polynomial in both."""
+    if isinstance(node, Words):
+        at = bisect_left(node.texts, text)
+        return at < len(node.texts) and node.texts[at] == text
+    if len(text) < node.minimum or (node.maximum is not None and len(text) > node.maximum):
+        return False
+    if node.depth > MAX_RECURSION:
+        derivatives = Derivatives(1 << 62)
+        for char in text:
+            node = derivatives.step(node, char)
+        return node.nullable
+    return bool(_Positions(text).ends(node, 1) >> len(text) & 1)
+
+
+class _Positions:
+    """Matching of one text by sets of positions; a set is an integer with a bit per position."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.all = (2 << len(text)) - 1
+        self._places: dict[CharSet, int] = {}
+        self._known: dict[tuple[Node, int], int] = {}
+
+    def ends(self, node: Node, starts: int) -> int:
+        """Where a word of `node` that starts in `starts` can end."""
+        if isinstance(node, Chars):
+            return (starts & self._places_of(node.chars)) << 1
+        found = self._known.get((node, starts))
+        if found is None:
+            found = self._known[node, starts] = self._ends(node, starts) if starts else 0
+        return found
+
+    def _ends(self, node: Node, starts: int) -> int:
+        match node:
+            case Words(texts=texts):
+                return self._words(texts, starts)
+            case Concat(items=items):
+                for item in items:
+                    starts = self.ends(item, starts)
+                return starts
+            case Union(items=items):
+                found = 0
+                for item in items:
+                    found |= self.ends(item, starts)
+                return found
+            case Repeat(item=item, low=low, high=high):
+                return self._repeated(item, low, high, starts)
+            case Intersection() | Complement():
+                found = 0
+                for start in _bits(starts):
+                    one = self._known.get((node, 1 << start))
+                    if one is None:
+                        one = self._known[node, 1 << start] = self._from(node, start)
+                    found |= one
+                return found
+        raise TypeError(f"no such expression: {node!r}")
+
+    def _from(self, node: Complement | Intersection, start: int) -> int:
+        if isinstance(node, Complement):
+            return self.all >> start << start & ~self.ends(node.item, 1 << start)
+        found = self.all
+        for item in node.items:
+            found &= self.ends(item, 1 << start)
+        return found
+
+    def _repeated(self, item: Node, low: int, high: int | None, starts: int) -> int:
+        for _ in range(low):
+            starts = self.ends(item, starts)
+            if not starts:
+                return 0
+        found, new, times = starts, starts, low
+        while new and (high is None or times < high):
+            new = self.ends(item, new) & ~found
+            found |= new
+            times += 1
+        return found
+
+    def _words(self, texts: tuple[str, ...], starts: int) -> int:
+        found = 0
+        if len(texts) == 1:
+            for start in _bits(starts):
+                if self.text.startswith(texts[0], start):
+                    found |= 1 << start + len(texts[0])
+            return found
+        lengths = {len(text) for text in texts}
+        known = frozenset(texts)
+        for start in _bits(starts):
+            for length in lengths:
+                if start + length <= len(self.text) and self.text[start : start + length] in known:
+                    found |= 1 << start + length
+        return found
+
+    def _places_of(self, members: CharSet) -> int:
+        places = self._places.get(members)
+        if places is None:
+            bits = "".join("1" if char in members else "0" for char in reversed(self.text))
+            places = self._places[members] = int(bits or "0", 2)
+        return places
+
+
+def _bits(positions: int) -> Iterator[int]:
+    while positions:
+        low = positions & -positions
+        yield low.bit_length() - 1
+        positions ^= low
+
+
+def shortest(node: Node, budget: int) -> str | None:
+    """A shortest word, of characters that read well; None if there is none. Raises OutOfBudgetError.
+
+    The search goes first where the bounds promise the shortest word.
+    """
+    if node is EMPTY:
+        return None
+    derivatives = Derivatives(budget)
+    order = count(0, -1)  # of equals the last found first: on towards the end of a word
+    queue: list[tuple[int, int, int, Node, str]] = [(node.minimum, 0, next(order), node, "")]
+    seen = {node}
+    while queue:
+        _, _, _, state, prefix = heapq.heappop(queue)
+        if state.nullable:
+            return prefix
+        if isinstance(state, Words):
+            return prefix + min(state.texts, key=lambda text: (len(text), text))
+        for members in reversed(classes(state.first)):
+            char = members.readable()
+            after = derivatives.step(state, char)
+            if after is not EMPTY and after not in seen:
+                seen.add(after)
+                length = len(prefix) + 1
+                heapq.heappush(queue, (length + after.minimum, -length, next(order), after, prefix + char))
+    return None
+
+
+def is_empty(node: Node, budget: int) -> bool:
+    """`node` has no word. Raises OutOfBudgetError."""
+    if node.plain or node.nullable:
+        return node is EMPTY
+    return shortest(node, budget) is None
+
+
+def enumerate_words(node: Node, limit: int, budget: int) -> list[str] | None:
+    """All words, sorted, if there are at most `limit`, else None. Raises OutOfBudgetError."""
+    if isinstance(node, Words):
+        return list(node.texts) if len(node.texts) <= limit else None
+    if isinstance(node, Intersection):
+        listed = [item for item in node.items if isinstance(item, Words)]
+        if listed:
+            found = [text for text in listed[0].texts if matches(node, text)]
+            return found if len(found) <= limit else None
+    if node.plain and node.maximum is None:
+        return None
+    derivatives = Derivatives(budget)
+    found = []
+    level: list[tuple[str, Node]] = [("", node)]
+    alive: dict[Node, bool] = {}
+    while level:
+        following: list[tuple[str, Node]] = []
+        for prefix, state in level:
+            if state.nullable:
+                found.append(prefix)
+            for members in classes(state.first):
+                after = derivatives.step(state, members.first())
+                if after not in alive:
+                    alive[after] = not is_empty(after, derivatives.remaining)
+                    derivatives.spend(1)
+                if not alive[after]:
+                    continue
+                derivatives.spend(1)
+                if len(found) + len(following) + len(members) > limit:
+                    return None  # each prefix that lives leads to a word of its own
+                following += ((prefix + char, after) for char in members)
+        level = following
+    return sorted(found)

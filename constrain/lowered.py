@@ -1,0 +1,32 @@
+"""A constraint written as a grammar: plain data, so that it can be made in another process."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .distinct_states import DistinctPaths
+from .receipt import Receipt
+
+
+class Lowered(msgspec.Struct, frozen=True):
+    """A grammar's source.
+
+    json       its words are JSON texts
+    growth     about how many characters one token can add to what must still be written
+    names      keys that objects are likely to need
+    words      texts that strings are likely to need
+    receipt    what the grammar enforces, and what must be checked on the finished value
+    witness    a short word, if one is known
+    distinct   where elements or keys must differ in ways that the grammar does not see to
+    regular    a regular expression (the syntax of Rust's regex crate) of the whole text, if one is known
+    """
+
+    source: str
+    json: bool = False
+    growth: int = 64
+    names: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    receipt: Receipt | None = None
+    witness: str | None = None
+    distinct: DistinctPaths | None = None
+    regular: str | None = None

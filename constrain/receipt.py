@@ -1,0 +1,29 @@
+"""What is told of a constraint: which keywords the mask enforces, and which are checked on the finished value."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """What is wrong with a value: where in it (a JSON pointer), and a sentence."""
+
+    pointer: str
+    message: str
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a constraint is kept.
+
+    mode          its policy: what "exact" cannot keep it refuses; "best_effort" refuses no valid schema
+    enforced      keywords that the mask enforces, sorted
+    checked       JSON pointers of keywords that are checked on the finished value
+    violations    what the check found, where a value that fails is returned all the same ("best_effort")
+    """
+
+    mode: Literal["exact", "best_effort"]
+    enforced: tuple[str, ...] = ()
+    checked: tuple[str, ...] = ()
+    violations: tuple[Violation, ...] = ()

@@ -1,0 +1,1 @@
+"""JSON Schema: a document, opened into the values it allows, and written as a grammar."""

@@ -1,0 +1,125 @@
+"""The drafts of JSON Schema: which keywords each has, and how its forms are written in those of draft 2020-12."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .schema import Schema
+
+_SINCE_6 = frozenset({"const", "contains", "propertyNames"})
+_SINCE_7 = frozenset({"if", "then", "else"})
+_SINCE_2019 = frozenset(
+    {"dependentRequired", "dependentSchemas", "maxContains", "minContains", "unevaluatedItems", "unevaluatedProperties"}
+)
+_LEGACY = frozenset({"dependencies", "additionalItems", "definitions", "divisibleBy"})
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What one draft means by its keywords.
+
+    year                what the draft is called: 4, 6, 7, 2019 or 2020
+    contains_evaluates  items that match `contains` count as evaluated
+    """
+
+    year: int
+
+    @property
+    def id_keyword(self) -> str:
+        return "id" if self.year == 4 else "$id"
+
+    @property
+    def ref_stands_alone(self) -> bool:
+        """Keywords beside `$ref` mean nothing."""
+        return self.year <= 7
+
+    @property
+    def has_anchors(self) -> bool:
+        return self.year >= 2019
+
+    @property
+    def has_recursion(self) -> bool:
+        return self.year == 2019
+
+    @property
+    def contains_evaluates(self) -> bool:
+        return self.year >= 2020
+
+    def modern(self, node: Any) -> Schema:
+        """`node` in the keywords of draft 2020-12. Forms of older drafts that no later one gives a meaning are read."""
+        if isinstance(node, bool):
+            return node
+        if "$ref" in node and self.ref_stands_alone:
+            return {"$ref": node["$ref"]}
+        if node.keys().isdisjoint(self._changed):
+            return node  # type: ignore[no-any-return]
+        result = {keyword: value for keyword, value in node.items() if keyword not in self._changed}
+        result.update((keyword, node[keyword]) for keyword in self._kept if keyword in node)
+        if isinstance(node.get("items"), list):
+            result.pop("items", None)
+            result["prefixItems"] = At(("items",), node["items"])
+            if "additionalItems" in node:
+                result["items"] = At(("additionalItems",), node["additionalItems"])
+        elif "items" in node:
+            result["items"] = node["items"]
+        _set_dependencies(result, node.get("dependencies", {}))
+        _set_limits(result)
+        if isinstance(result.get("required"), bool):
+            del result["required"]  # draft 3 put it beside the property
+        return result
+
+    @property
+    def _changed(self) -> frozenset[str]:
+        return _CHANGED[self.year]
+
+    @property
+    def _kept(self) -> tuple[str, ...]:
+        return _KEPT[self.year]
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """The value of a keyword that stands elsewhere in the document: at `steps` from the schema's own place."""
+
+    steps: tuple[str | int, ...]
+    value: Any
+
+
+_ALWAYS = frozenset({"items", "additionalItems", "dependencies", "exclusiveMinimum", "exclusiveMaximum", "required"})
+_ABSENT = {
+    4: _SINCE_6 | _SINCE_7 | _SINCE_2019 | {"prefixItems", "$dynamicRef", "$recursiveRef", "$anchor"},
+    6: _SINCE_7 | _SINCE_2019 | {"prefixItems", "$dynamicRef", "$recursiveRef", "$anchor"},
+    7: _SINCE_2019 | {"prefixItems", "$dynamicRef", "$recursiveRef", "$anchor"},
+    2019: frozenset({"prefixItems", "$dynamicRef"}),
+    2020: frozenset({"$recursiveRef"}),
+}
+_CHANGED = {year: frozenset(absent | _ALWAYS) for year, absent in _ABSENT.items()}
+_KEPT = dict.fromkeys(_ABSENT, ("exclusiveMinimum", "exclusiveMaximum", "required"))
+
+
+def draft_of(root: Schema) -> Draft:
+    """The draft that `$schema` names; 2020-12 if it names none that is known."""
+    uri = str(root.get("$schema", "")) if isinstance(root, dict) else ""
+    for name, year in (("draft-03", 4), ("draft-04", 4), ("draft-06", 6), ("draft-07", 7), ("2019-09", 2019)):
+        if name in uri:
+            return Draft(year)
+    return Draft(2020)
+
+
+def _set_dependencies(result: dict[str, Any], value: dict[str, Any]) -> None:
+    for name, item in value.items():
+        keyword = "dependentRequired" if isinstance(item, list) else "dependentSchemas"
+        if name not in result.get(keyword, {}):
+            entry = item if isinstance(item, list) else At(("dependencies", name), item)
+            result[keyword] = {**result.get(keyword, {}), name: entry}
+
+
+def _set_limits(schema: dict[str, Any]) -> None:
+    """Draft 4 wrote `exclusiveMinimum: true` beside `minimum`."""
+    for exclusive, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        flag = schema.get(exclusive)
+        if isinstance(flag, bool):
+            del schema[exclusive]
+            if flag and inclusive in schema:
+                schema[exclusive] = schema.pop(inclusive)

@@ -1,0 +1,234 @@
+"""Reads the text of a JSON Schema and refuses what is not one, before any work is spent on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import regex
+
+from ..errors import GrammarTooComplexError, InvalidSchemaError
+
+Schema = dict[str, Any] | bool
+
+MAX_SCHEMA_BYTES = 1_000_000
+MAX_DEPTH = 64
+MAX_SCHEMAS = 10_000
+MAX_BRANCHES = 1_000
+"""Entries of one `anyOf`, `oneOf` or `allOf`."""
+MAX_ENUM_VALUES = 10_000
+MAX_PATTERN_CHARS = 16_384
+MAX_REPETITION = 10_000
+"""Largest n or m of a `{n,m}` in a pattern."""
+MAX_REQUIRED_COUNT = 10_000
+"""Largest minLength, minItems or minProperties: no generation reaches more."""
+
+_REPETITIONS = regex.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]|\{([0-9]+)(?:,([0-9]*))?\}", regex.DOTALL)
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+
+SCHEMA_KEYWORDS = frozenset(
+    {"additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "not", "propertyNames"}
+    | {"then", "unevaluatedItems", "unevaluatedProperties"}
+)
+SCHEMA_LIST_KEYWORDS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+SCHEMA_MAP_KEYWORDS = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+
+
+def pointer_to(pointer: str, *steps: str | int) -> str:
+    """`pointer` extended by `steps`, each escaped as JSON pointers ask for."""
+    return pointer + "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
+
+
+def parse_schema(text: str) -> Schema:
+    """The schema as a value, its limits of size checked and its keywords' values of the right types.
+
+    Raises:
+        InvalidSchemaError: it is not JSON, or a keyword has a value it cannot have.
+        GrammarTooComplexError: it passes a limit.
+    """
+    if "\0" in text:
+        raise InvalidSchemaError("the schema contains a NUL character")
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidSchemaError("the schema's text is not valid Unicode") from None
+    if num_bytes > MAX_SCHEMA_BYTES:
+        raise GrammarTooComplexError(f"the schema has {num_bytes} bytes, at most {MAX_SCHEMA_BYTES} are allowed")
+    try:
+        schema = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        json.dumps(schema, ensure_ascii=False).encode()
+    except RecursionError:
+        raise GrammarTooComplexError("the schema is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise InvalidSchemaError("a string of the schema holds half a surrogate pair") from None
+    except InvalidSchemaError:
+        raise
+    except ValueError as error:
+        raise InvalidSchemaError(f"the schema is not JSON: {error}") from None
+    check_schema(schema, "")
+    return schema  # type: ignore[no-any-return]  # check_schema has seen to it
+
+
+def check_schema(schema: Any, pointer: str) -> None:
+    """Walks `schema`, which lies at `pointer`, and checks the value of each keyword. Raises as `parse_schema` does."""
+    num_schemas = num_values = 0
+    stack = [(schema, pointer, 0)]
+    while stack:
+        node, where, depth = stack.pop()
+        num_schemas += 1
+        if depth > MAX_DEPTH:
+            raise GrammarTooComplexError(f"the schema is nested deeper than {MAX_DEPTH} levels", path=where)
+        if num_schemas > MAX_SCHEMAS:
+            raise GrammarTooComplexError(f"the schema has more than {MAX_SCHEMAS} subschemas", path=where)
+        if isinstance(node, bool):
+            continue
+        if not isinstance(node, dict):
+            raise InvalidSchemaError(f"a schema must be an object or a boolean, got {_kind(node)}", path=where)
+        for keyword, value in node.items():
+            check = _CHECKS.get(keyword)
+            problem = check(value) if check is not None else None
+            if problem:
+                raise InvalidSchemaError(f"{keyword} must be {problem}", path=pointer_to(where, keyword))
+            num_values += len(value) if keyword == "enum" else 0
+            excess = _excess(keyword, value, num_values)
+            if excess:
+                raise GrammarTooComplexError(excess, path=pointer_to(where, keyword))
+        for pattern in node.get("patternProperties", ()):
+            excess = _pattern_excess(pattern)
+            if excess:
+                raise GrammarTooComplexError(excess, path=pointer_to(where, "patternProperties", pattern[:100]))
+        stack.extend((child, pointer_to(where, *steps), depth + 1) for steps, child in subschemas(node))
+
+
+def _excess(keyword: str, value: Any, num_values: int) -> str | None:
+    """Which limit the value of a keyword passes; `num_values` are the values of all enums up to this keyword."""
+    if keyword in _MINIMA and value > MAX_REQUIRED_COUNT:
+        return f"{keyword} is {value}, at most {MAX_REQUIRED_COUNT} is allowed"
+    if keyword in ("anyOf", "oneOf", "allOf") and len(value) > MAX_BRANCHES:
+        return f"{keyword} has {len(value)} entries, at most {MAX_BRANCHES} are allowed"
+    if keyword == "enum" and num_values > MAX_ENUM_VALUES:
+        return f"the schema has more than {MAX_ENUM_VALUES} enum values"
+    return _pattern_excess(value) if keyword == "pattern" else None
+
+
+def _pattern_excess(pattern: str) -> str | None:
+    if len(pattern) > MAX_PATTERN_CHARS:
+        return f"the pattern has {len(pattern)} characters, at most {MAX_PATTERN_CHARS} are allowed"
+    for match in _REPETITIONS.finditer(pattern):
+        if any(len(count) > 9 or int(count) > MAX_REPETITION for count in match.groups() if count):
+            return f"the pattern repeats {match[0][:40]}, at most {MAX_REPETITION} times is allowed"
+    return None
+
+
+def subschemas(node: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """The schemas directly inside `node`, each with its path from there."""
+    for keyword, value in node.items():
+        if keyword in SCHEMA_KEYWORDS:
+            yield (keyword,), value
+        elif keyword in SCHEMA_LIST_KEYWORDS:
+            yield from (((keyword, index), child) for index, child in enumerate(value))
+        elif keyword in SCHEMA_MAP_KEYWORDS:
+            yield from (((keyword, name), child) for name, child in value.items())
+        elif keyword == "items":
+            if isinstance(value, list):
+                yield from (((keyword, index), child) for index, child in enumerate(value))
+            else:
+                yield (keyword,), value
+        elif keyword == "dependencies":
+            yield from (((keyword, name), child) for name, child in value.items() if not isinstance(child, list))
+
+
+def checked_formats(text: str, pointers: Iterable[str]) -> tuple[str, ...]:
+    """The values of the `format` keywords among `pointers` into the schema `text`."""
+    names = []
+    for pointer in pointers:
+        if pointer.endswith("/format"):
+            node: Any = json.loads(text)
+            for step in pointer.split("/")[1:]:
+                name = step.replace("~1", "/").replace("~0", "~")
+                node = node[int(name)] if isinstance(node, list) else node.get(name, {})
+            names.append(str(node))
+    return tuple(dict.fromkeys(names))
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidSchemaError(f"an object of the schema has the key {twice!r} twice")
+    return result
+
+
+def _refuse_constant(name: str) -> Any:
+    raise InvalidSchemaError(f"the schema is not JSON: {name} is not a JSON value")
+
+
+def _kind(value: Any) -> str:
+    names = {str: "a string", list: "an array", dict: "an object", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _must_be(what: str, test: Callable[[Any], bool]) -> Callable[[Any], str | None]:
+    return lambda value: None if test(value) else f"{what}, got {_kind(value)}"
+
+
+def _type_problem(value: Any) -> str | None:
+    names = value if isinstance(value, list) else [value]
+    for name in names:
+        if not isinstance(name, str) or name not in TYPES:
+            return f"one of {', '.join(TYPES)}, got {name!r}"
+    return None if names else "a type or a list of at least one"
+
+
+_string = _must_be("a string", lambda value: isinstance(value, str))
+_boolean = _must_be("a boolean", lambda value: isinstance(value, bool))
+_number = _must_be("a number", _is_number)
+_limit = _must_be("a number or a boolean", lambda value: isinstance(value, int | float))
+_positive = _must_be("a number greater than 0", lambda value: _is_number(value) and value > 0)
+_count = _must_be("a whole number, 0 or more", lambda value: _is_number(value) and value >= 0 and value == int(value))
+_array = _must_be("an array", lambda value: isinstance(value, list))
+_object = _must_be("an object", lambda value: isinstance(value, dict))
+_strings = _must_be("an array of strings", _is_strings)
+# A boolean `required` is draft 3's.
+_required = _must_be("an array of strings", lambda value: _is_strings(value) or isinstance(value, bool))
+_schemas = _must_be("an array of at least one schema", lambda value: isinstance(value, list) and len(value) > 0)
+_strings_map = _must_be(
+    "an object of arrays of strings", lambda value: isinstance(value, dict) and all(map(_is_strings, value.values()))
+)
+_dependencies = _must_be(
+    "an object of schemas or arrays of strings",
+    lambda value: (
+        isinstance(value, dict) and all(_is_strings(item) or isinstance(item, dict | bool) for item in value.values())
+    ),
+)
+
+_MINIMA = frozenset({"minLength", "minItems", "minProperties", "minContains"})
+
+_CHECKS: dict[str, Callable[[Any], str | None]] = {
+    **dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef", "$id", "$schema", "$anchor", "$dynamicAnchor"), _string),
+    **dict.fromkeys(("format", "pattern"), _string),
+    **dict.fromkeys(("maxLength", "maxItems", "maxProperties", "maxContains", *sorted(_MINIMA)), _count),
+    **dict.fromkeys(("minimum", "maximum"), _number),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _limit),
+    **dict.fromkeys(("uniqueItems", "$recursiveAnchor"), _boolean),
+    **dict.fromkeys(sorted(SCHEMA_MAP_KEYWORDS), _object),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf"), _schemas),
+    "prefixItems": _array,
+    "multipleOf": _positive,
+    "required": _required,
+    "enum": _array,
+    "type": _type_problem,
+    "dependentRequired": _strings_map,
+    "dependencies": _dependencies,
+}

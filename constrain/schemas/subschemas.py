@@ -1,0 +1,113 @@
+"""Subschemas and their negations as numbers, and what became of each keyword."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from ..errors import InvalidSchemaError, UnsupportedKeywordError
+from ..languages.patterns import PatternError
+from .document import Document, Scope, pointer_of
+from .drafts import At
+from .schema import pointer_to
+from .shapes import Node
+
+Policy = Literal["exact", "best_effort"]
+
+
+class Subschemas:
+    """The subschemas of a document.
+
+    A literal is an even number for a subschema (with the dynamic scope it is reached in), and the next odd one for its
+    negation.
+
+    never       the node that no value satisfies
+    enforced    keywords met on the way
+    checked     places of keywords that the grammar does not hold: its values may be wider
+    """
+
+    def __init__(self, document: Document, policy: Policy) -> None:
+        self.document = document
+        self.enforced: set[str] = set()
+        self.checked: set[str] = set()
+        self._policy = policy
+        self._literals: list[tuple[str, Scope]] = []
+        self._ids: dict[tuple[str, Scope], int] = {}
+        self.never: Node = frozenset({self.literal(document.add("never", False), ())})
+
+    def literal(self, location: str, scope: Scope) -> int:
+        """The literal of the schema at `location`, which is reached in `scope`."""
+        key = (location, self.document.enter(location, scope))
+        found = self._ids.get(key)
+        if found is None:
+            found = self._ids[key] = 2 * len(self._literals)
+            self._literals.append(key)
+        return found
+
+    def place(self, literal: int) -> tuple[str, Scope]:
+        """Where the subschema of a literal is."""
+        return self._literals[literal >> 1]
+
+    def children(self, literal: int, keyword: str) -> dict[str | int, int]:
+        """The literals of the subschemas under a keyword that holds a list or a map of them."""
+        location, scope = self.place(literal)
+        schema = self.document.schema(location)
+        assert isinstance(schema, dict)
+        value = schema[keyword]
+        at = pointer_to(location, keyword)
+        if isinstance(value, At):
+            at, value = pointer_to(location, *value.steps), value.value
+        items: Iterable[tuple[str | int, Any]] = enumerate(value) if isinstance(value, list) else value.items()
+        return {
+            name: self.literal(
+                pointer_to(location, *item.steps) if isinstance(item, At) else pointer_to(at, name), scope
+            )
+            for name, item in items
+        }
+
+    def child(self, literal: int, keyword: str) -> int:
+        """The literal of the subschema under a keyword."""
+        location, scope = self.place(literal)
+        schema = self.document.schema(location)
+        assert isinstance(schema, dict)
+        value = schema[keyword]
+        steps: tuple[str | int, ...] = value.steps if isinstance(value, At) else (keyword,)
+        return self.literal(pointer_to(location, *steps), scope)
+
+    def either(self, literals: Iterable[int]) -> int:
+        """The literal of the union of (positive) literals."""
+        places = [self.place(literal) for literal in literals]
+        if len(places) == 1:
+            return self.literal(*places[0])
+        name = "either:" + json.dumps([place[0] for place in places])
+        location = self.document.add(name, {"anyOf": [{"$ref": place[0]} for place in places]})
+        return self.literal(location, places[0][1])
+
+    # What cannot be written as shapes
+
+    def refuse(self, literal: int, keyword: str, reason: str) -> None:
+        """Leaves `keyword` to the check of the finished value, or refuses it.
+
+        Raises:
+            UnsupportedKeywordError: the policy is exact.
+        """
+        pointer = pointer_to(pointer_of(self.place(literal)[0]), keyword)
+        if self._policy == "exact":
+            raise UnsupportedKeywordError(keyword, path=pointer, reason=reason)
+        self.checked.add(pointer)
+
+    def refuse_pattern(self, literal: int, keyword: str, pattern: str, error: PatternError) -> None:
+        """The same for a pattern that cannot be read as a regular expression, or is none."""
+        pointer = pointer_to(pointer_of(self.place(literal)[0]), keyword)
+        if keyword == "patternProperties":
+            pointer = pointer_to(pointer, pattern)
+        if error.invalid:
+            raise InvalidSchemaError(f"the pattern is not a regular expression: {error}", path=pointer)
+        if self._policy == "exact":
+            raise UnsupportedKeywordError(keyword, path=pointer, reason=str(error))
+        self.checked.add(pointer)
+
+    def check(self, literal: int, keyword: str) -> None:
+        """Leaves `keyword` to the check of the finished value."""
+        self.checked.add(pointer_to(pointer_of(self.place(literal)[0]), keyword))

@@ -1,0 +1,1 @@
+"""Compilations side by side, each bounded in time and memory."""

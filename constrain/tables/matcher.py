@@ -1,0 +1,235 @@
+"""A regular constraint as a table: a generation's state is a number, and its mask a row that is there already."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from ..errors import MatcherError
+from ..grammar import Grammar, MaskRow, Matcher
+from ..languages.regular import Automaton
+from ..receipt import Receipt
+from ..tokens import TokenTable
+from .rows import FAR, TokenMoves
+
+MAX_ROW_BYTES = 64 << 20
+"""Rows of one grammar that are kept; past it all are forgotten, and made again where they are visited."""
+
+Edges = dict[int, int]
+
+
+class RegularGrammar:
+    """A `Grammar` over the moves of an automaton. Thread-safe.
+
+    `plain` is the same constraint as a grammar that is followed step by step. It takes over where a JSON text must be
+    closed because the budget is too small for any word. Masks and forced tokens are the same in both: where the text is
+    forced, only the first of the model's own tokens for it is allowed. What is known of a state is found out when it
+    is first visited.
+    """
+
+    def __init__(self, automaton: Automaton, moves: TokenMoves, tokens: TokenTable, *, plain: Grammar) -> None:
+        self.tokens = tokens
+        self.moves = moves
+        self.plain = plain
+        self.receipt: Receipt | None = plain.receipt
+        row_bytes = min(4 * tokens.num_words * moves.num_states, MAX_ROW_BYTES)
+        self.num_bytes = plain.num_bytes + moves.num_bytes + row_bytes
+        self.distance: list[int] = moves.distance.tolist()
+        self.ends: list[bool] = moves.ends.tolist()
+        self.farthest = max(distance for distance in self.distance if distance != FAR)
+        self._automaton = automaton.tables()
+        self._max_rows = max(MAX_ROW_BYTES // (4 * tokens.num_words), 1)
+        self._rows: dict[int, MaskRow] = {}
+        self._edges: dict[int, Edges] = {}
+        self._forced: dict[int, list[int]] = {}
+        self._example, self._longest = _of_classes(moves, tokens)
+        self._lock = threading.Lock()
+
+    def matcher(self) -> RegularMatcher:
+        """A fresh matcher at the start state."""
+        return RegularMatcher(self)
+
+    def min_tokens(self) -> int | None:
+        """Tokens of the shortest word."""
+        return self.distance[0]
+
+    def row(self, state: int) -> MaskRow:
+        """The mask of a state; not to be written to."""
+        row = self._rows.get(state)
+        if row is None:
+            row = self.make_row(state)
+            with self._lock:
+                if len(self._rows) >= self._max_rows:
+                    self._rows.clear()
+                self._rows[state] = row
+        return row
+
+    def make_row(self, state: int) -> MaskRow:
+        """The mask of a state, anew."""
+        forced = self.forced(state)
+        if forced:
+            return self.tokens.single(forced[0])
+        return self.moves.row(state, self.tokens.eos_ids, self.tokens.num_words)
+
+    def edges(self, state: int) -> Edges:
+        """The state after a token of each class that leads on from `state`."""
+        edges = self._edges.get(state)
+        if edges is None:
+            part = slice(self.moves.first[state], self.moves.first[state + 1])
+            edges = dict(zip(self.moves.kinds[part].tolist(), self.moves.targets[part].tolist(), strict=True))
+            self._edges[state] = edges
+        return edges
+
+    def following(self, state: int, token: int) -> int:
+        """The state after `token`; -1 if it is not allowed."""
+        forced = self.forced(state)
+        return self._next(state, token) if not forced or token == forced[0] else -1
+
+    def _next(self, state: int, token: int) -> int:
+        if not 0 <= token < len(self.moves.token_class):
+            return -1
+        return self.edges(state).get(int(self.moves.token_class[token]), -1)
+
+    def nearer(self, state: int) -> tuple[int, int]:
+        """A token that leads a step nearer to the end, and the state after it. The state is not at an end."""
+        wanted = self.distance[state] - 1
+        kind, target = next(edge for edge in self.edges(state).items() if self.distance[edge[1]] == wanted)
+        return int(self._example[kind]), target
+
+    def forced(self, state: int) -> list[int]:
+        """The tokens of the text that must follow, without those at its end that could be longer ones."""
+        tokens = self._forced.get(state)
+        if tokens is None:
+            tokens = self._forced[state] = self._find_forced(state)
+        return tokens
+
+    def _find_forced(self, state: int) -> list[int]:
+        text, states = self._forced_text(state)
+        # From the first place where a token is allowed that goes on into what is open, anything may come.
+        stop = len(text)
+        for place, at in enumerate(states[:-1]):
+            if max((self._longest[kind] for kind in self.edges(at)), default=0) > len(text) - place:
+                stop = place
+                break
+        tokens: list[int] = []
+        place = 0
+        for token in self.tokens.encode(text):
+            place += len(self.tokens.vocabulary.tokens[token] or b"")
+            if place > stop or self._next(state, token) < 0:
+                break
+            tokens.append(token)
+            state = self._next(state, token)
+        return tokens
+
+    def _forced_text(self, state: int) -> tuple[bytes, list[int]]:
+        """The bytes that must come next, up to the first choice, and the states before and after each."""
+        classes, following, ends = self._automaton
+        text, states = bytearray(), [state]
+        while not ends[states[-1]]:
+            kinds = np.flatnonzero(following[states[-1]] >= 0)
+            letters = np.flatnonzero(classes == kinds[0])
+            if len(kinds) > 1 or len(letters) > 1:
+                break
+            text.append(int(letters[0]))
+            states.append(int(following[states[-1], kinds[0]]))
+        return bytes(text), states
+
+
+class RegularMatcher:
+    """A `Matcher` whose state is a number.
+
+    Within the budget there is a way to the end always: a token that leads too far from it is replaced by one of the
+    shortest way.
+    """
+
+    def __init__(self, grammar: RegularGrammar) -> None:
+        self.grammar = grammar
+        self._states = [0]  # after each token taken
+        self._plain: Matcher | None = None  # that closes a text for which the budget is too small
+
+    @property
+    def state(self) -> int | None:
+        """The state in the grammar's table; None if another matcher has taken over."""
+        return self._states[-1] if self._plain is None else None
+
+    @property
+    def free(self) -> bool:
+        """No mask is needed here: never."""
+        return False
+
+    @property
+    def accepting(self) -> bool:
+        """What was generated so far is a complete word."""
+        return self._plain.accepting if self._plain is not None else self.grammar.ends[self._states[-1]]
+
+    @property
+    def finished(self) -> bool:
+        """Nothing but the end of sequence is allowed here."""
+        if self._plain is not None:
+            return self._plain.finished
+        return not self.grammar.edges(self._states[-1])
+
+    def fill_mask(self, out: MaskRow) -> None:
+        """Writes the tokens allowed next."""
+        if self._plain is not None:
+            self._plain.fill_mask(out)
+            return
+        row = self.grammar.row(self._states[-1])
+        try:
+            out[:] = row
+        except ValueError:
+            raise MatcherError(f"a mask row must be {len(row)} int32 words, got {out.shape}") from None
+
+    def accept(self, token: int, remaining: int | None = None) -> int:
+        """Advances by `token`, or by one that leaves a way to the end within `remaining`, and returns the one taken."""
+        if self._plain is not None:
+            return self._plain.accept(token, remaining)
+        grammar, state = self.grammar, self._states[-1]
+        if token in grammar.tokens.eos_ids:
+            if not grammar.ends[state]:
+                raise MatcherError("the end of sequence is not allowed here")
+            return token
+        target = grammar.following(state, token)
+        if target < 0:
+            raise MatcherError(f"token {token} is not allowed here")
+        if remaining is not None and grammar.distance[target] > remaining:
+            if grammar.distance[state] == 0:
+                return min(grammar.tokens.eos_ids)
+            if grammar.distance[state] <= remaining + 1:
+                token, target = grammar.nearer(state)
+            elif len(self._states) == 1:
+                self._plain = grammar.plain.matcher()
+                return self._plain.accept(token, remaining)
+        self._states.append(target)
+        return token
+
+    def forced_tokens(self) -> list[int]:
+        """The tokens that the grammar forces next."""
+        return self._plain.forced_tokens() if self._plain is not None else list(self.grammar.forced(self._states[-1]))
+
+    def rollback(self, num_tokens: int) -> None:
+        """Takes back the last `num_tokens` accepted tokens; ends of sequence do not count."""
+        if self._plain is not None:
+            self._plain.rollback(num_tokens)
+            return
+        if not 0 <= num_tokens < len(self._states):
+            raise MatcherError(f"cannot take back {num_tokens} of {len(self._states) - 1} tokens")
+        del self._states[len(self._states) - num_tokens :]
+
+    def copy(self) -> RegularMatcher:
+        """An independent matcher in the same state."""
+        other = RegularMatcher(self.grammar)
+        other._states = list(self._states)
+        other._plain = self._plain.copy() if self._plain is not None else None
+        return other
+
+
+def _of_classes(moves: TokenMoves, tokens: TokenTable) -> tuple[np.ndarray, list[int]]:
+    """A token of each class, the first there is, and the bytes of its longest."""
+    _, example = np.unique(moves.token_class, return_index=True)
+    lengths = np.zeros(len(moves.token_class), np.int64)
+    lengths[: len(tokens.vocabulary.tokens)] = [len(text or b"") for text in tokens.vocabulary.tokens]
+    longest = np.zeros(int(moves.token_class.max()) + 1, np.int64)
+    np.maximum.at(longest, moves.token_class, lengths)
+    return example, longest.tolist()

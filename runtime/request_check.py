@@ -1,0 +1,42 @@
+"""Refuses requests that cannot run, by name of the field."""
+
+from __future__ import annotations
+
+import math
+
+from .client import ModelInfo
+from .errors import RequestError
+from .request import Request
+
+
+def check_request(request: Request, info: ModelInfo) -> int:
+    """The most tokens that `request` may generate (0: none, its prompt is scored).
+
+    Raises:
+        RequestError: it cannot run on this model.
+    """
+    if not request.prompt:
+        raise RequestError("the prompt is empty", code="empty_prompt", param="prompt")
+    if not all(0 <= token < info.vocab_size for token in request.prompt):
+        message = f"a token id of the prompt is not in 0 .. {info.vocab_size - 1}"
+        raise RequestError(message, code="invalid_token_id", param="prompt")
+    if request.timeout_s is not None and math.isnan(request.timeout_s):
+        raise RequestError("timeout_s must be a number of seconds, got nan", param="timeout_s")
+    length, limit = len(request.prompt), info.max_request_tokens
+    params = request.sampling
+    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+        if not all(0 <= token < info.vocab_size for token in ids):
+            message = f"a token id of {name} is not in 0 .. {info.vocab_size - 1}"
+            raise RequestError(message, code="invalid_token_id", param=name)
+    if request.score_from is not None:
+        if not 1 <= request.score_from < length:
+            raise RequestError(f"score_from must be in 1 .. {length - 1}, got {request.score_from}", param="score_from")
+        wanted = 0
+    else:
+        wanted = params.max_tokens if params.max_tokens is not None else limit - length
+        if params.max_tokens == 0:
+            raise RequestError("max_tokens must be at least 1", param="max_tokens")
+    if length + wanted > limit or (request.score_from is None and wanted < 1):
+        message = f"the prompt has {length} tokens and max_tokens is {wanted}, but {limit} in all is the limit"
+        raise RequestError(message, code="context_length_exceeded", param="prompt")
+    return wanted

@@ -1,0 +1,61 @@
+"""Which constraints are light, and where in a text the values are that a schema speaks of."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bough.constrain import Choice, Gbnf, JsonSchema, Lark, Regex, Structural, Tag
+from bough.constrain.parts import json_parts
+from bough.constrain.service.light import is_light
+
+INTEGER, TEXT = JsonSchema('{"type": "integer"}'), JsonSchema('{"type": "string"}')
+
+
+@pytest.mark.parametrize(
+    ("spec", "light"),
+    [
+        (Regex("[a-z]+"), True),
+        (Regex("a" * 5_000), False),
+        (Choice(("a", "b")), True),
+        (Choice(("a" * 5_000,)), False),
+        (Lark('start: "a"'), True),
+        (Gbnf('root ::= "a"'), True),
+        (JsonSchema("{"), True),
+        (JsonSchema("true"), True),
+        (JsonSchema('{"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}'), True),
+        (JsonSchema('{"properties": {"a": {"anyOf": [{}, {}]}}}'), False),
+        (JsonSchema('{"items": {"pattern": "a"}}'), False),
+        (JsonSchema('{"additionalProperties": {"$ref": "#"}}'), False),
+        (JsonSchema(json.dumps({"description": "x" * 5_000})), False),
+        (JsonSchema("[" * 500), True),
+    ],
+)
+def test_what_is_light(spec: Any, light: bool) -> None:
+    assert is_light(spec) == light
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "parts"),
+    [
+        (INTEGER, "1", [(INTEGER, "1")]),
+        (Regex("a"), "a", []),
+        (Structural(reasoning_end="</think>", then=INTEGER), "hm</think>12", [(INTEGER, "12")]),
+        (Structural(reasoning_end="</think>", then=Regex("a")), "hm</think>a", []),
+        (
+            Structural(tags=(Tag("<a>", INTEGER, "</a>"), Tag("<b>", TEXT, "</b>"), Tag("<c>", None, "</c>"))),
+            'see <b>"x</b>"</b> and <a>12</a>, <c><a>',
+            [(TEXT, '"x</b>"'), (INTEGER, "12"), (INTEGER, "")],
+        ),
+        (Structural(tags=(Tag("<a>", INTEGER, "</a>"),)), "<a>nonsense</a> x", [(INTEGER, "nonsense")]),
+        (
+            Structural(tags=(Tag("<a", INTEGER, ">"), Tag("<ab", TEXT, ">"))),
+            '<ab"x"><a1>',
+            [(TEXT, '"x"'), (INTEGER, "1")],
+        ),
+    ],
+)
+def test_where_the_values_are(spec: Any, text: str, parts: Any) -> None:
+    assert list(json_parts(spec, text)) == parts
