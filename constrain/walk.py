@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .grammar import Grammar, MaskRow
+from .errors import MatcherError
+from .grammar import Grammar, MaskRow, Matcher
 from .vocabulary import Vocabulary
 
 MAX_ALLOWED = 300
@@ -39,7 +40,7 @@ def walk(grammar: Grammar, text: str, vocabulary: Vocabulary) -> Refusal | None:
     for token in vocabulary.encode(whole):
         if matcher.finished:
             return Refusal(offset, (), True)
-        matcher.fill_mask(mask)
+        _fill(matcher, mask)
         if not mask[token // 32] >> (token % 32) & 1:
             return Refusal(offset, _texts(mask, vocabulary), matcher.accepting)
         matcher.accept(token)
@@ -48,8 +49,16 @@ def walk(grammar: Grammar, text: str, vocabulary: Vocabulary) -> Refusal | None:
         return None
     if matcher.finished:
         return Refusal(len(data), (), True)
-    matcher.fill_mask(mask)
+    _fill(matcher, mask)
     return Refusal(len(data), _texts(mask, vocabulary), matcher.accepting)
+
+
+def _fill(matcher: Matcher, mask: MaskRow) -> None:
+    """The tokens allowed next: none at a dead end."""
+    try:
+        matcher.fill_mask(mask)
+    except MatcherError:
+        mask[:] = 0
 
 
 def _texts(mask: MaskRow, vocabulary: Vocabulary) -> tuple[bytes, ...]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ..errors import GrammarTooComplexError
 from ..languages.language import Language
 from .expand import Expander
 from .plans import MAX_COUNTS, ArrayPlan, ObjectPlan, plan_array, plan_object
-from .shapes import ANYTHING, ArrayShape, BooleanShape, Node, NullShape, NumberShape, ObjectShape, StringShape
+from .shapes import ANYTHING, ArrayShape, BooleanShape, Node, NullShape, NumberShape, ObjectShape, StringShape, lesser
 
 PlanT = TypeVar("PlanT", ArrayPlan, ObjectPlan)
 
 MAX_NODES = 5_000
 MAX_NAMES = 200
+MAX_COUNT = 64
+MAX_COUNT_DEPTH = 8
+COUNT_BUDGET = 2_000
 
 
 @dataclass(slots=True)
@@ -64,6 +67,7 @@ class Graph:
                 raise GrammarTooComplexError(f"the schema's values are of more than {MAX_NODES} kinds")
             children = [child for plan in values.plans() for child in plan.nodes()]
             stack.extend(reversed(children))
+        self._bound_distinct()
         self._measure()
 
     def cost(self, node: Node) -> float:
@@ -104,6 +108,62 @@ class Graph:
                 case ObjectShape():
                     values.objects += plan_object(shape)
         return values
+
+    def _bound_distinct(self) -> None:
+        """Elements that must differ are at most as many as there are values."""
+        for values in self.values.values():
+            for index, plan in enumerate(values.arrays):
+                number = self.count(plan.rest) if plan.unique else None
+                if number is not None:
+                    high = lesser(plan.high, len(plan.prefix) + number)
+                    plan = values.arrays[index] = replace(plan, high=high)
+                if plan.unique and any(self._lacks(plan.rest | count.node, count.low) for count in plan.counts):
+                    values.arrays[index] = replace(plan, low=1, high=0)  # no array is like that
+
+    def _lacks(self, node: Node, wanted: int) -> bool:
+        """Whether fewer than `wanted` values satisfy a node."""
+        number = self.count(node) if node in self.values else None
+        return number is not None and number < wanted
+
+    def count(self, node: Node, depth: int = 0) -> int | None:
+        """At most so many values satisfy a node; None: more than `MAX_COUNT`, as far as is known."""
+        values = self.values[node]
+        if values.anything or depth > MAX_COUNT_DEPTH:
+            return None
+        numbers = [shape.values or shape.numbers.values(MAX_COUNT) for shape in values.numbers]
+        strings = [shape.language.strings(MAX_COUNT, COUNT_BUDGET) for shape in values.strings]
+        counts = [None if listed is None else len(listed) for listed in (*numbers, *strings)]
+        counts += [self._count_arrays(plan, depth) for plan in values.arrays]
+        counts += [self._count_objects(plan, depth) for plan in values.objects]
+        total = int(values.null) + len(values.booleans)
+        for number in counts:
+            if number is None or total + number > MAX_COUNT:
+                return None
+            total += number
+        return total
+
+    def _count_arrays(self, plan: ArrayPlan, depth: int) -> int | None:
+        if plan.high is None or plan.high > MAX_COUNT:
+            return None
+        total, product = 0, 1
+        for size in range(plan.high + 1):
+            total += product if size >= plan.low else 0
+            number = self.count(plan.at(size), depth + 1) if size < plan.high else 1
+            if number is None or total > MAX_COUNT:
+                return None
+            product *= number
+        return total
+
+    def _count_objects(self, plan: ObjectPlan, depth: int) -> int | None:
+        product = 1
+        for key in (*plan.named, *plan.others, *plan.wanted):
+            number = self.count(key.node, depth + 1)
+            if number == 0 and not key.required:
+                continue
+            if number is None or key.name is None or product * (number + (not key.required)) > MAX_COUNT:
+                return None
+            product *= number + (not key.required)
+        return product
 
     def _measure(self) -> None:
         """Falls from infinity until each node's cost is that of a finite value."""

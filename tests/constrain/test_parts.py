@@ -22,7 +22,7 @@ INTEGER, TEXT = JsonSchema('{"type": "integer"}'), JsonSchema('{"type": "string"
         (Choice(("a", "b")), True),
         (Choice(("a" * 5_000,)), False),
         (Lark('start: "a"'), True),
-        (Gbnf('root ::= "a"'), True),
+        (Gbnf('root ::= "a"'), False),
         (JsonSchema("{"), True),
         (JsonSchema("true"), True),
         (JsonSchema('{"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}'), True),
