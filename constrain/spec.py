@@ -14,9 +14,9 @@ class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema", forbid_unknown_
     property_order    "any": an object's properties come in any order, after `,` and `:` may be one space, and integers
                       may be written `1.0`. "schema": in the order of the schema's own text, in the layout of
                       `json.dumps`, each number in one way: the grammar forces most of the text
-    policy            "exact": what no mask can enforce is checked on the finished value, and what cannot even be
-                      checked in time is refused by name. "best_effort": no valid schema is refused; what cannot be
-                      enforced is checked, and a value that fails is returned with what it violates
+    policy            "exact": what no mask can enforce, but nearly all values keep, is checked on the finished value;
+                      the rest is refused by name. "best_effort": no valid schema is refused; what cannot be enforced
+                      is checked, and a value that fails is returned with what it violates
     """
 
     schema: str

@@ -20,6 +20,8 @@ Spans = tuple[tuple[int, int], ...]
 SHORT_ESCAPES: Final = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 RAW: Final = ~(CharSet.of((0, 0x20)) | CharSet.of('"\\'))
 """What can stand for itself."""
+PLAIN: Final = CharSet.of((0x20, 0x7F)) & RAW
+"""What is written as itself only."""
 ESCAPED: Final = ~CharSet.of((0x20, 0x7F), "\b\f\n\r\t")
 """What can be written as `\\uxxxx`."""
 BASIC: Final = CharSet.of((0, 0x10000))
@@ -65,9 +67,10 @@ def alternatives(members: CharSet) -> str:
     return "|".join(found)
 
 
+@lru_cache(maxsize=1024)
 def is_single(members: CharSet) -> bool:
     """All of `members` are written in one way only: as themselves."""
-    return members <= CharSet.of((0x20, 0x7F)) & RAW
+    return members <= PLAIN
 
 
 def character_class(members: CharSet, never: CharSet) -> str:
