@@ -42,7 +42,7 @@ def accepts(
     if not grammar_accepts(grammar, text, vocabulary):
         return False
     needs_check = grammar.receipt is not None and grammar.receipt.checked
-    return not needs_check or not compiler.check(spec, text).result()
+    return not needs_check or not compiler.check(spec, text, grammar.receipt).result()
 
 
 def grammar_accepts(grammar: Grammar, text: str, tokenizer: Any) -> bool:

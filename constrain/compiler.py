@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Lock
 
@@ -22,8 +22,8 @@ from .loose import lower_loosely
 from .lower import lower
 from .lowered import Lowered
 from .matcher import CompiledGrammar
-from .parts import json_parts
-from .receipt import Receipt, Violation
+from .parts import all_schemas, json_parts
+from .receipt import Finding, Receipt, Violation
 from .schemas.schema import checked_formats
 from .service.cache import GrammarCache
 from .service.light import is_light
@@ -104,21 +104,17 @@ class GrammarCompiler:
         """The grammar of `spec`. Raises GrammarError."""
         return self.submit(spec).result()
 
-    def check(self, spec: GrammarSpec, text: str) -> Future[list[Violation]]:
+    def check(self, spec: GrammarSpec, text: str, receipt: Receipt | None) -> Future[list[Finding]]:
         """What is wrong with a finished text by the schemas of `spec`, as a future: nothing, as a rule.
 
-        The future raises GrammarError if that cannot be told, for one because it takes too long.
+        Control tokens are spelt out in `text`. `receipt` is that of the grammar of `spec`: of `format` it names what
+        is looked at. The future raises GrammarError if it cannot be told what is wrong, for one because that takes too
+        long.
         """
-        with self._lock:
-            found = self._cache.get(_key(spec))
-        receipt = found.receipt if found is not None and not isinstance(found, GrammarError) else None
-        jobs = []
-        for schema, part in json_parts(spec, text):
-            formats = checked_formats(schema.schema, receipt.checked) if receipt is not None else ()
-            jobs.append(Check(schema.schema, part, formats))
-        result: Future[list[Violation]] = Future()
+        pointers = receipt.checked if receipt is not None else ()
+        result: Future[list[Finding]] = Future()
         result.set_running_or_notify_cancel()
-        self._service.submit(lambda turn: [found for job in jobs for found in _check(job, turn)], result, urgent=True)
+        self._service.submit(lambda turn: _check_parts(spec, text, pointers, turn), result, urgent=True)
         return result
 
     def warm(self) -> None:
@@ -259,6 +255,22 @@ def _lower_elsewhere(spec: PlainSpec, turn: Turn) -> Lowered:
         return lower(spec)
     assert isinstance(answer, Done)
     return answer.lowered
+
+
+def _check_parts(spec: GrammarSpec, text: str, pointers: Sequence[str], turn: Turn) -> list[Finding]:
+    """What is wrong with each part of `text` that fits none of its schemas: by the first, an exact one if any is."""
+    formats = {schema: checked_formats(schema.schema, pointers) for schema in all_schemas(spec)}
+    findings: list[Finding] = []
+    for part in json_parts(spec, text):
+        best: list[Finding] | None = None
+        for schema in sorted(part.schemas, key=lambda schema: schema.policy != "exact"):
+            job = Check(schema.schema, part.text, formats[schema])
+            found = [Finding(violation, schema.policy) for violation in _check(job, turn)]
+            best = found if best is None or not found else best
+            if not found:
+                break
+        findings += [Finding(Violation("", "the text holds none of the tags"), "exact")] if best is None else best
+    return findings
 
 
 def _check(job: Check, turn: Turn) -> list[Violation]:

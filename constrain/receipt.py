@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
+
+Policy = Literal["exact", "best_effort"]
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -14,16 +16,25 @@ class Violation(msgspec.Struct, frozen=True):
     message: str
 
 
+class Finding(NamedTuple):
+    """A violation, and by the policy of which schema."""
+
+    violation: Violation
+    policy: Policy
+
+
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a constraint is kept.
 
-    mode          its policy: what "exact" cannot keep it refuses; "best_effort" refuses no valid schema
+    mode          its policy: what "exact" cannot keep it refuses; "best_effort" refuses no valid schema. A constraint
+                  of several schemas is "best_effort" if one of them is
     enforced      keywords that the mask enforces, sorted
-    checked       JSON pointers of keywords that are checked on the finished value
+    checked       JSON pointers of keywords that are checked on the finished value; empty where the text was cut, so
+                  that there is no value and nothing was checked
     violations    what the check found, where a value that fails is returned all the same ("best_effort")
     """
 
-    mode: Literal["exact", "best_effort"]
+    mode: Policy
     enforced: tuple[str, ...] = ()
     checked: tuple[str, ...] = ()
     violations: tuple[Violation, ...] = ()

@@ -45,6 +45,10 @@ class Triggers:
             self._add(index, pattern)
         self._link()
 
+    @property
+    def num_states(self) -> int:
+        return len(self._steps)
+
     def step(self, state: int, symbol: int) -> int:
         """The state after one more symbol."""
         return self._steps[state].get(symbol, 0)

@@ -97,9 +97,9 @@ class GrammarPool:
         self._classes = _Extents(0, num_tables)
         self._transitions = _Extents(0, num_transitions)
 
-    def could_hold(self, table: GrammarTable) -> bool:
-        """Whether there is room for a table when nothing else is there."""
-        return len(table.mask) < len(self.mask) and table.next_state.numel() <= len(self.next_state)
+    def could_hold(self, num_states: int, num_classes: int) -> bool:
+        """Whether there is room for such a table when nothing else is there."""
+        return num_states < len(self.mask) and num_states * num_classes <= len(self.next_state)
 
     def add(self, table: GrammarTable) -> TablePlace | None:
         """Copies a table in; None if there is no room.

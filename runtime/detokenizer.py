@@ -74,6 +74,10 @@ class Detokenizer:
         self._finished = False
         self._parts: list[str] = []
 
+    def without_stops(self) -> Detokenizer:
+        """A new one for the same text that looks for no stop and spells control tokens out."""
+        return Detokenizer(self._tokenizer, skip_special_tokens=False, num_hidden_bytes=self._num_hidden_bytes)
+
     @property
     def text(self) -> str:
         """Everything returned so far."""

@@ -304,7 +304,9 @@ class Engine:
             late = self._masks.finish(filling, max(0.8 * expected_s, self._mask_patience_s))
             for index in [index for index, job in jobs.items() if job in late]:
                 self._sit_out(generations[index], jobs.pop(index))
-        flight.right = {index: job.right for index, job in jobs.items() if job.right is not None}
+        for index, job in jobs.items():
+            if job.right is not None:  # one that was late may have been begun with drafts, which are void by now
+                flight.right[index] = min(job.right, 1 + len(plan.work[index].drafts))
         masked = self._clock()
         rows: list[Row] = []
         for index, (work, generation) in enumerate(zip(plan.work, generations, strict=True)):
@@ -420,7 +422,7 @@ class Engine:
         request_id, finish = generation.request.id, output.finish
         if self._live.get(request_id) is not generation:  # who heard of another one's event has ended it
             return
-        if finish is not None and finish.reason == "stop" and generation.must_be_checked:
+        if finish is not None and generation.must_be_checked:
             self._checks.begin(generation, finish)
             output, finish = msgspec.structs.replace(output, finish=None), None
         if finish is not None:

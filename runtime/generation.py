@@ -13,7 +13,9 @@ import msgspec
 
 from ..constrain import Matcher, MatcherError
 from ..constrain.healing import Healing
+from ..constrain.matcher import TokenMatcher
 from ..constrain.receipt import Receipt
+from ..constrain.structural.matcher import StructuralMatcher
 from ..constrain.tables.matcher import RegularMatcher
 from .detokenizer import Detokenizer
 from .errors import BoughError
@@ -83,7 +85,7 @@ class Generation:
         self._counts: Counter[int] = Counter()
         self._closing = False
         self._scores: list[TokenLogprob] = []
-        self._texts: list[str] = []
+        self._judged = None if request.grammar is None else detokenizer.without_stops()
         self._arrived = now
         self._admitted: float | None = None
         self._first: float | None = None
@@ -91,13 +93,22 @@ class Generation:
     @property
     def must_be_checked(self) -> bool:
         """Whether its text, which is finished, may violate the constraint in ways that no mask prevents."""
-        cut = self.finish is None or isinstance(self.finish.matched, str)
-        return not (cut or self.checked) and self.receipt is not None and bool(self.receipt.checked)
+        return not self.checked and self.receipt is not None and bool(self.receipt.checked) and self._is_whole
 
     @property
-    def text(self) -> str:
-        """What was returned; kept if it will be checked."""
-        return "".join(self._texts)
+    def _is_whole(self) -> bool:
+        """Whether the text ended where a word of the grammar does: not at a stop, and not cut short by the budget."""
+        finish, matcher = self.finish, self.matcher
+        if finish is None or matcher is None or finish.reason not in ("stop", "length"):
+            return False
+        if isinstance(matcher, TokenMatcher | StructuralMatcher) and matcher.closed:
+            return False
+        return finish.matched in self._eos_ids or (finish.matched is None and matcher.accepting)
+
+    @property
+    def judged_text(self) -> str:
+        """What a check looks at: all the text, with control tokens, which may be what marks its parts."""
+        return "" if self._judged is None else self._judged.text + self._judged.finish()
 
     @property
     def uses_drafts(self) -> bool:
@@ -183,8 +194,8 @@ class Generation:
         except Exception:
             logger.exception("request %s failed", self.request.id)
             return self._fail(now, "internal_error", "the request failed")
-        if self.receipt is not None and self.receipt.checked:
-            self._texts.append(step.text)
+        if self._judged is not None and self.receipt is not None and self.receipt.checked:
+            self._judged.push([token for token in step.tokens if token not in self._eos_ids])
         output = RequestOutput(
             id=self.request.id,
             text=step.text,
@@ -317,5 +328,7 @@ class Generation:
         )
         timings = Timings(queue_s=admitted - self._arrived, prefill_s=first - admitted, decode_s=now - first)
         constraint = finish.constraint or self.receipt
+        if constraint is not None and constraint.checked and not self.must_be_checked:
+            constraint = msgspec.structs.replace(constraint, checked=())  # nobody looks at a text that was cut
         self.finish = msgspec.structs.replace(finish, usage=usage, timings=timings, constraint=constraint)
         return self.finish

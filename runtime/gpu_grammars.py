@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +21,10 @@ logger = logging.getLogger("bough.engine")
 MASK_BYTES = 64 << 20
 MAX_TABLES = 64
 MAX_TRANSITIONS = 4 << 20
-MAX_BUILDING = 256
+MAX_BUILDING = 8
+"""Tables that are built, or wait for room; whoever wants another asks again."""
+MAX_LAUNCHES_UNASKED = 256
+"""Launches after which a table that nobody asks for any more is given up before it has come to lie there."""
 
 
 @dataclass(eq=False, slots=True)
@@ -29,6 +33,14 @@ class _Placed:
 
     place: TablePlace
     used: int
+
+
+@dataclass(eq=False, slots=True)
+class _Building:
+    """A table that is built, or waits for room. `asked`: the last launch before which somebody wanted it."""
+
+    table: Future[GrammarTable]
+    asked: int
 
 
 class DeviceGrammars:
@@ -64,10 +76,12 @@ class DeviceGrammars:
         self._no_tokens = torch.full((num_slots,), -1, dtype=torch.int64, device=device)
         self._under = torch.full((num_slots,), -1, dtype=torch.int32, device=device)
         self._placed: dict[RegularGrammar, _Placed] = {}
-        self._building: dict[RegularGrammar, Future[GrammarTable] | None] = {}  # None: it does not fit, or has failed
+        self._building: dict[RegularGrammar, _Building] = {}
+        self._failed: weakref.WeakSet[RegularGrammar] = weakref.WeakSet()
         self.constrained: set[int] = set()
         self._launch = 1
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="bough-tables")
+        weakref.finalize(self, self._builder.shutdown, wait=False, cancel_futures=True)
 
     def place(self, grammar: RegularGrammar) -> TablePlace | None:
         """Where the table of `grammar` lies, which it does until `launched`; None if it is not there (yet)."""
@@ -75,17 +89,17 @@ class DeviceGrammars:
         if placed is not None:
             placed.used = self._launch
             return placed.place
-        if grammar not in self._building:
-            if len(self._building) >= MAX_BUILDING:
-                self._building.clear()
-            self._building[grammar] = self._builder.submit(build_table, grammar)
-        table = self._building[grammar]
-        if table is None or not table.done():
+        building = self._building.get(grammar) or self._begin(grammar)
+        if building is None:
             return None
-        if table.exception() is not None or not self.pool.could_hold(table.result()):
-            self._building[grammar] = None
+        building.asked = self._launch
+        if not building.table.done():
             return None
-        place = self._add(table.result())
+        if building.table.exception() is not None:
+            del self._building[grammar]
+            self._failed.add(grammar)
+            return None
+        place = self._add(building.table.result())
         if place is not None:
             del self._building[grammar]
             self._placed[grammar] = _Placed(place, self._launch)
@@ -94,6 +108,11 @@ class DeviceGrammars:
     def launched(self) -> None:
         """What was asked for until now has been launched: tables that nobody asks for again may go."""
         self._launch += 1
+        last = self._launch - MAX_LAUNCHES_UNASKED
+        for grammar, building in list(self._building.items()):
+            if building.asked < last:
+                building.table.cancel()
+                del self._building[grammar]
 
     def put(self, slots: Sequence[Slot], matchers: Sequence[RegularMatcher | None]) -> None:
         """Sets the table and the state of each slot to those of its matcher, whose table is in the pool; None: it has
@@ -136,6 +155,17 @@ class DeviceGrammars:
         )
         return under
 
+    def _begin(self, grammar: RegularGrammar) -> _Building | None:
+        """Has a table built; None if it can never lie there, or too many are built already."""
+        num_states, num_classes = table_size(grammar)
+        if grammar in self._failed or not self.pool.could_hold(num_states, num_classes):
+            return None
+        if len(self._building) >= MAX_BUILDING:
+            return None
+        building = _Building(self._builder.submit(build_table, grammar), self._launch)
+        self._building[grammar] = building
+        return building
+
     def _add(self, table: GrammarTable) -> TablePlace | None:
         """Puts a table into the pool, in place of others that this launch does not need if there is no room."""
         place = self.pool.add(table)
@@ -146,6 +176,11 @@ class DeviceGrammars:
             self.pool.remove(self._placed.pop(grammar).place)
             place = self.pool.add(table)
         return place
+
+
+def table_size(grammar: RegularGrammar) -> tuple[int, int]:
+    """States and classes of the table of a grammar: its own, and what the end of sequence is and leads to."""
+    return grammar.moves.num_states + 1, grammar.moves.num_classes + 1
 
 
 def build_table(grammar: RegularGrammar) -> GrammarTable:

@@ -43,11 +43,12 @@ class MaskJob:
     def run(self) -> None:
         """Fills the rows."""
         assert self.rows is not None
+        right = 0
         try:
-            self.right = fill_along(self.matcher, self.drafts, self.rows)
-        except Exception:
+            right = fill_along(self.matcher, self.drafts, self.rows)
+        except BaseException:  # a panic of native code is no Exception, and somebody waits here too
             logger.exception("a grammar mask could not be filled")
-            self.right = 0
+        self.right = right
 
 
 @dataclass(eq=False)
@@ -60,6 +61,7 @@ class Filling:
     jobs: list[MaskJob]
     rows: Rows
     _queue: deque[MaskJob] = field(default_factory=deque)
+    _elsewhere: list[MaskJob] = field(default_factory=list)  # begun in another step, in which they were late
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _num_left: int = 0
 
@@ -69,12 +71,11 @@ class Filling:
             rows = self.rows[first : first + 1 + len(job.drafts)]
             job.first = first
             first += len(rows)
-            if job.right is not None and job.rows is not None:  # it was late in another step
-                job.right = min(job.right, len(rows))
-                rows[: job.right] = job.rows[: job.right]
-            elif job.rows is None:
+            if job.rows is None:
                 job.rows = rows
                 self._queue.append(job)
+            else:
+                self._elsewhere.append(job)
         self._num_left = len(self._queue)
 
     def work(self) -> None:
@@ -93,6 +94,16 @@ class Filling:
         """Whether all jobs have ended, within that time."""
         with self._changed:
             return self._changed.wait_for(lambda: self._num_left == 0, timeout_s)
+
+    def settle(self) -> list[MaskJob]:
+        """Brings here what was filled elsewhere; returns the jobs that have not ended."""
+        late = [job for job in self.jobs if job.right is None]
+        for job in self._elsewhere:
+            if job not in late:  # one may end at any time: what is not late is here
+                assert job.rows is not None and job.right is not None
+                job.right = min(job.right, 1 + len(job.drafts))
+                self.rows[job.first : job.first + job.right] = job.rows[: job.right]
+        return late
 
     @property
     def num_waiting(self) -> int:
@@ -131,7 +142,7 @@ class MaskFiller:
         if not filling.wait(patience_s) and filling.num_waiting:
             self._add_threads(filling, MAX_STUCK)
             filling.wait(patience_s)
-        late = [job for job in filling.jobs if job.right is None]
+        late = filling.settle()
         if late:  # they go on writing
             self._buffers[self._turn] = np.zeros((0, self._words), dtype=np.int32)
         return late

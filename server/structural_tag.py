@@ -90,7 +90,7 @@ def to_structural(raw: msgspec.Raw, param: str) -> GrammarSpec | None:
 
 def _known(form: msgspec.Raw, param: str) -> _Format:
     kind = msgspec.json.decode(form, type=dict[str, Any]).get("type")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         message = f"structural tags of type {str(kind)[:64]!r} are not offered; there are {', '.join(sorted(_KINDS))}"
         raise invalid(f"{param}.type", message, code="unsupported_value")
     known: _Format = msgspec.json.decode(form, type=_Format)

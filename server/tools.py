@@ -153,17 +153,29 @@ def _parameters(function: FunctionDefinition) -> str:
 
 
 def _rebased(schema: Any, base: str) -> Any:
-    """A schema that was a document of its own, with its references changed for its new place."""
+    """A schema that was a document of its own, with its references changed for its new place.
+
+    Those below an `$id` count from there, wherever that is.
+    """
     if isinstance(schema, list):
         return [_rebased(item, base) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {}
+    identifier = schema.get("$id")
+    if isinstance(identifier, str) and not identifier.startswith("#"):
+        return {key: value for key, value in schema.items() if key != "$schema"}
+    moved: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in ("$ref", "$dynamicRef") and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+        if key in _MAPS and isinstance(value, dict):
+            moved[key] = {name: _rebased(item, base) for name, item in value.items()}
+        elif key in ("$ref", "$dynamicRef") and isinstance(value, str) and (value == "#" or value.startswith("#/")):
             moved[key] = base + value[1:]
-        elif key in ("const", "enum", "default", "examples"):
+        elif key in ("const", "enum", "default", "examples", "dependentRequired"):
             moved[key] = value
         elif key != "$schema":
             moved[key] = _rebased(value, base)
     return moved
+
+
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
+"""Keywords with schemas by names that are the client's own."""

@@ -58,6 +58,15 @@ _BOUNDS = {
 }
 """Of the formats that have texts which `language` leaves out: what holds them all."""
 
+ONLY_DRAFT_3 = frozenset({"color", "host-name", "ip-address"})
+SINCE = {
+    **dict.fromkeys(("json-pointer", "uri-reference", "uri-template"), 6),
+    **dict.fromkeys(("date", "time", "idn-email", "idn-hostname", "iri", "iri-reference", "regex"), 7),
+    "relative-json-pointer": 7,
+    **dict.fromkeys(("duration", "uuid"), 2019),
+}
+"""The drafts that brought a format; those that are not named here have been there since draft 4."""
+
 NARROWED = frozenset(name for name in NAMES if _OLD_NAMES.get(name, name) in _BOUNDS)
 """Formats that have texts which `language` leaves out, so that its complement is not what breaks the format."""
 

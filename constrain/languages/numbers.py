@@ -37,6 +37,10 @@ MAX_DIGITS = 1_000
 
 _ONE = Fraction(1)
 _LARGEST_EXACT = 2**53
+_LARGE_INTEGERS = (
+    (exponents(Fraction(LARGE), None) or "").replace("[0-9]+", "[0-9]{1,16}").replace("[0-9]*", "[0-9]{0,15}")
+)
+"""Integers from 1e+16 on, with an exponent: no more digits than it leaves before the point."""
 _FRACTIONS = Span(Fraction(-(10**EXACT_DIGITS)), Fraction(10**EXACT_DIGITS), True, True)
 """Where doubles are other than integers for sure."""
 
@@ -257,7 +261,10 @@ class NumberSet:
         low = doubles.low if doubles is not None and doubles.low is not None else Fraction(0)
         exponent = None
         if doubles is not None and not canonical and self.multiple in (None, _ONE) and self.others <= {_ONE}:
-            exponent = exponents(max(low, LARGE) if self.multiple else low, doubles.high)
+            if self.multiple is None:
+                exponent = exponents(low, doubles.high)
+            elif doubles.high is None and low <= LARGE:
+                exponent = _LARGE_INTEGERS
         if self.multiple is not None and _is_whole(self.multiple):
             if canonical or whole is None:
                 return whole

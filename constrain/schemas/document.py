@@ -49,7 +49,7 @@ class Document:
         if found is None:
             node = self._node(location)
             if location not in self._checked:  # it lies under a keyword that holds no schemas by itself
-                check_schema(node, pointer_of(location))
+                check_schema(node, pointer_of(location), self._drafts[location.partition("#")[0]].absent)
             found = self._schemas[location] = self._drafts[location.partition("#")[0]].modern(node)
         return found
 
@@ -69,7 +69,7 @@ class Document:
             name = step.replace("~1", "/").replace("~0", "~")
             if isinstance(node, dict) and name in node:
                 node = node[name]
-            elif isinstance(node, list) and name.isdigit() and int(name) < len(node):
+            elif isinstance(node, list) and name.isascii() and name.isdigit() and int(name) < len(node):
                 node = node[int(name)]
             else:
                 raise InvalidSchemaError("there is no such subschema", path=pointer)
@@ -122,7 +122,7 @@ class Document:
         where = pointer_to(pointer_of(location), keyword)
         home = self._home(location)
         base = self._resources[home]
-        resource, fragment = urldefrag(urljoin(base, reference) if base else reference)
+        resource, fragment = urldefrag(_joined(base, reference, where))
         if resource not in ("", base):
             if resource not in self._targets and not self._load(resource):
                 raise InvalidSchemaError(
@@ -167,9 +167,10 @@ class Document:
                 continue
             identifier = node.get(draft.id_keyword)
             if isinstance(identifier, str) and not (draft.ref_stands_alone and "$ref" in node):
-                resolved = urljoin(base, identifier)
+                resolved = _joined(base, identifier, pointer_to(pointer_of(location), draft.id_keyword))
                 if draft.ref_stands_alone and identifier.startswith("#"):
-                    self._targets.setdefault(resolved, location)  # an anchor, before there were any
+                    anchor = base + identifier if base else root + identifier[1:]
+                    self._targets.setdefault(anchor, location)
                 else:
                     base, home = resolved.rstrip("#"), location
                     self._targets.setdefault(base, location)
@@ -181,7 +182,18 @@ class Document:
                 self._dynamic.setdefault(home, {}).setdefault(node["$dynamicAnchor"], location)
             if draft.has_recursion and node.get("$recursiveAnchor") is True and location == home:
                 self._dynamic.setdefault(home, {})[_RECURSIVE] = location
-            stack.extend((child, pointer_to(location, *steps), base, home) for steps, child in subschemas(node))
+            children = subschemas(node, draft.absent)
+            stack.extend((child, pointer_to(location, *steps), base, home) for steps, child in children)
+
+
+def _joined(base: str, reference: str, where: str) -> str:
+    """A reference against its base URI, if there is one."""
+    try:
+        joined = urljoin(base, reference) if base else reference
+        urldefrag(joined)
+        return joined
+    except ValueError as error:
+        raise InvalidSchemaError(f"{reference[:100]!r} is no reference: {error}", path=where) from None
 
 
 def pointer_of(location: str) -> str:

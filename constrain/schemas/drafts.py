@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .schema import Schema
-
-_SINCE_6 = frozenset({"const", "contains", "propertyNames"})
-_SINCE_7 = frozenset({"if", "then", "else"})
-_SINCE_2019 = frozenset(
-    {"dependentRequired", "dependentSchemas", "maxContains", "minContains", "unevaluatedItems", "unevaluatedProperties"}
-)
-_LEGACY = frozenset({"dependencies", "additionalItems", "definitions", "divisibleBy"})
+from .schema import ABSENT, Schema, draft_year
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +38,11 @@ class Draft:
     @property
     def contains_evaluates(self) -> bool:
         return self.year >= 2020
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """Keywords of other drafts, which mean nothing in this one."""
+        return ABSENT[self.year]
 
     def modern(self, node: Any) -> Schema:
         """`node` in the keywords of draft 2020-12. Forms of older drafts that no later one gives a meaning are read."""
@@ -87,24 +85,13 @@ class At:
 
 
 _ALWAYS = frozenset({"items", "additionalItems", "dependencies", "exclusiveMinimum", "exclusiveMaximum", "required"})
-_ABSENT = {
-    4: _SINCE_6 | _SINCE_7 | _SINCE_2019 | {"prefixItems", "$dynamicRef", "$recursiveRef", "$anchor"},
-    6: _SINCE_7 | _SINCE_2019 | {"prefixItems", "$dynamicRef", "$recursiveRef", "$anchor"},
-    7: _SINCE_2019 | {"prefixItems", "$dynamicRef", "$recursiveRef", "$anchor"},
-    2019: frozenset({"prefixItems", "$dynamicRef"}),
-    2020: frozenset({"$recursiveRef"}),
-}
-_CHANGED = {year: frozenset(absent | _ALWAYS) for year, absent in _ABSENT.items()}
-_KEPT = dict.fromkeys(_ABSENT, ("exclusiveMinimum", "exclusiveMaximum", "required"))
+_CHANGED = {year: frozenset(absent | _ALWAYS) for year, absent in ABSENT.items()}
+_KEPT = dict.fromkeys(ABSENT, ("exclusiveMinimum", "exclusiveMaximum", "required"))
 
 
 def draft_of(root: Schema) -> Draft:
     """The draft that `$schema` names; 2020-12 if it names none that is known."""
-    uri = str(root.get("$schema", "")) if isinstance(root, dict) else ""
-    for name, year in (("draft-03", 4), ("draft-04", 4), ("draft-06", 6), ("draft-07", 7), ("2019-09", 2019)):
-        if name in uri:
-            return Draft(year)
-    return Draft(2020)
+    return Draft(draft_year(root))
 
 
 def _set_dependencies(result: dict[str, Any], value: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from ..languages.numbers import NumberSet
 from .emit_arrays import array_rule
 from .emit_objects import object_rule
 from .graph import Graph, Values
-from .shapes import NumberShape, StringShape
+from .shapes import NumberShape
 from .writer import LAYOUTS, Order, Writer
 
 MAX_MULTIPLE = 10_000
@@ -35,8 +35,9 @@ def _alternatives(writer: Writer, values: Values) -> list[str]:
     result += [f'"{json.dumps(value)}"' for value in sorted(values.booleans)]
     if values.numbers:
         result += _numbers(writer, values.numbers)
-    if values.strings:
-        result.append(writer.string(_together(values.strings)))
+    strings = Language.union(shape.language for shape in values.strings)
+    if strings != Language.EMPTY:
+        result.append(writer.string(strings))
     result += [array_rule(writer, plan) for plan in values.arrays]
     result += [object_rule(writer, plan) for plan in values.objects]
     return result
@@ -45,11 +46,14 @@ def _alternatives(writer: Writer, values: Values) -> list[str]:
 def _numbers(writer: Writer, shapes: list[NumberShape]) -> list[str]:
     expressions: list[str] = []
     schemas: list[str] = []
+    draft = writer.graph.expander.subschemas.document.draft
     for shape in shapes:
         if shape.values is not None:
             expressions += [_number(value, writer.layout.canonical) for value in shape.values]
             continue
-        expression = shape.numbers.terminal(writer.layout.canonical)
+        # In draft 4 a number with a point is no integer.
+        canonical = writer.layout.canonical or (draft.year == 4 and shape.numbers.multiple is not None)
+        expression = shape.numbers.terminal(canonical)
         if expression is not None:
             expressions.append(expression)
             continue
@@ -57,7 +61,7 @@ def _numbers(writer: Writer, shapes: list[NumberShape]) -> list[str]:
         if shape.numbers.others:  # what may not divide the number is looked at in the end
             for literal, keyword in sorted(shape.excluding):
                 writer.graph.expander.subschemas.check(literal, keyword)
-        expression = wider.terminal(writer.layout.canonical)
+        expression = wider.terminal(canonical)
         schema = wider.schema() if wider.multiple is None or wider.multiple.numerator <= MAX_MULTIPLE else None
         if expression is not None:
             expressions.append(expression)
@@ -79,14 +83,9 @@ def _anything(writer: Writer) -> list[str]:
     return [key, writer.terminal(number), '"true"', '"false"', '"null"', array, members]
 
 
-def _together(shapes: list[StringShape]) -> Language:
-    return Language.union(shape.language for shape in shapes)
-
-
 def _number(value: int | float, canonical: bool) -> str:
     """One number's texts."""
-    text = json.dumps(value)
-    if float(value).is_integer() and abs(value) < 1e16:
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e16):
         text = str(int(value))
-        return f'"{text}"' if canonical else f'"{text}" /(\\.0)?/'
-    return f'"{text}"'
+        return f'"{text}"' if canonical or abs(value) >= 1e16 else f'"{text}" /(\\.0)?/'
+    return f'"{json.dumps(value)}"'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 from .graph import Graph, Values
@@ -101,7 +102,7 @@ def distinct_values(values: Values) -> list[Any] | None:
     found += sorted(values.booleans)
     for shape in values.numbers:
         listed = shape.values if shape.values is not None else shape.numbers.values(MAX_DISTINCT)
-        if listed is None:
+        if listed is None or any(isinstance(value, Decimal) for value in listed):
             return None
         found += listed
     for string in values.strings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import combinations
@@ -11,7 +12,7 @@ from ..errors import GrammarTooComplexError, InvalidSchemaError
 from .document import pointer_of
 from .keywords import Keywords
 from .plans import MAX_COUNTS
-from .shapes import TOPS, ArrayShape, KeySet, Node, ObjectShape, SeenItems, Shape
+from .shapes import TOPS, ArrayShape, KeySet, Node, NumberShape, ObjectShape, SeenItems, Shape, StringShape
 from .subschemas import Subschemas
 from .values import kinds_of, structure, value_key, values_of
 
@@ -37,13 +38,10 @@ class Expander:
 
     A `Node` is a set of literals. Shapes are in disjunctive form: a value satisfies a node if it is of one of the
     shapes of its type.
-
-    narrowed    shapes were left out because they were too many
     """
 
     def __init__(self, subschemas: Subschemas) -> None:
         self.subschemas = subschemas
-        self.narrowed = False
         self._document = subschemas.document
         self._keywords = Keywords(subschemas, self)
         self._shapes: dict[tuple[Node, str], list[Shape]] = {}
@@ -185,6 +183,11 @@ class Expander:
                     yield [absent, *self._product(present, self._of_literal(child, kind, annotate))]
 
     def _exactly_one(self, branches: list[int], kind: str, annotate: Annotate) -> list[Shape]:
+        values = self._listed(branches, kind)
+        if values is not None:
+            once = [value for value, number in Counter(values).items() if number == 1]
+            shape = self._keywords.of_values(once, kind)
+            return [] if shape is None else [shape]
         result: list[Shape] = []
         for branch in branches:
             part = self._of_literal(branch, kind, annotate)
@@ -194,9 +197,22 @@ class Expander:
             result += part
         return _simplified(result)
 
+    def _listed(self, branches: list[int], kind: str) -> list[Any] | None:
+        """The scalars of all branches, if each of them lists its own."""
+        found: list[Any] = []
+        for branch in branches:
+            for shape in self._of_literal(branch, kind):
+                if isinstance(shape, NumberShape) and shape.values is not None:
+                    found += shape.values
+                elif isinstance(shape, StringShape) and shape.bound is None and shape.language.finite_texts is not None:
+                    found += shape.language.finite_texts
+                else:
+                    return None
+        return found
+
     def _may_meet(self, first: list[Shape], second: list[Shape]) -> bool:
         """Whether a value may be in both unions, of which the second may have been cut short."""
-        return self.narrowed or bool(self._product(first, second))
+        return bool(self._product(first, second)) or self.subschemas.narrowed
 
     def _at_least_one(self, branches: list[int], kind: str, annotate: Annotate) -> list[Shape]:
         parts = [self._of_literal(branch, kind, annotate) for branch in branches]
@@ -221,7 +237,7 @@ class Expander:
                 raise GrammarTooComplexError(
                     f"`unevaluated...` is negated beside an anyOf of more than {MAX_SUBSETS_OF} branches"
                 )
-            self.narrowed = True
+            self.subschemas.narrowed = True
         sizes = range(1, num_branches + 1) if num_branches <= MAX_SUBSETS_OF else (1, num_branches)
         for size in sizes:
             yield from combinations(range(num_branches), size)
@@ -332,10 +348,10 @@ class Expander:
         if len(result) > 1 and isinstance(result[0], ArrayShape):
             countable = [shape for shape in result if isinstance(shape, ArrayShape) and len(shape.counts) <= MAX_COUNTS]
             if countable and len(countable) < len(result):
-                self.narrowed = True
+                self.subschemas.narrowed = True
                 result = [*countable]
         if len(result) > max(MAX_SHAPES, len(first), len(second)):
-            self.narrowed = True
+            self.subschemas.narrowed = True
             result = sorted(result, key=_num_demands)[: max(MAX_SHAPES, len(first), len(second))]
         return result
 

@@ -11,7 +11,18 @@ from ..errors import GrammarTooComplexError
 from ..languages.language import Language
 from .expand import Expander
 from .plans import MAX_COUNTS, ArrayPlan, ObjectPlan, plan_array, plan_object
-from .shapes import ANYTHING, ArrayShape, BooleanShape, Node, NullShape, NumberShape, ObjectShape, StringShape, lesser
+from .shapes import (
+    ANYTHING,
+    ArrayShape,
+    BooleanShape,
+    Count,
+    Node,
+    NullShape,
+    NumberShape,
+    ObjectShape,
+    StringShape,
+    lesser,
+)
 
 PlanT = TypeVar("PlanT", ArrayPlan, ObjectPlan)
 
@@ -102,7 +113,7 @@ class Graph:
                 case StringShape():
                     values.strings.append(shape)
                 case ArrayShape() if len(shape.counts) > MAX_COUNTS:
-                    self.expander.narrowed = True
+                    self.expander.subschemas.narrowed = True
                 case ArrayShape():
                     values.arrays.append(plan_array(shape))
                 case ObjectShape():
@@ -117,13 +128,14 @@ class Graph:
                 if number is not None:
                     high = lesser(plan.high, len(plan.prefix) + number)
                     plan = values.arrays[index] = replace(plan, high=high)
-                if plan.unique and any(self._lacks(plan.rest | count.node, count.low) for count in plan.counts):
+                if plan.unique and any(self._lacks(plan, count) for count in plan.counts):
                     values.arrays[index] = replace(plan, low=1, high=0)  # no array is like that
 
-    def _lacks(self, node: Node, wanted: int) -> bool:
-        """Whether fewer than `wanted` values satisfy a node."""
+    def _lacks(self, plan: ArrayPlan, count: Count) -> bool:
+        """Whether there are fewer values than a count asks for."""
+        node = plan.rest | count.node
         number = self.count(node) if node in self.values else None
-        return number is not None and number < wanted
+        return number is not None and number + max(len(plan.prefix) - count.start, 0) < count.low
 
     def count(self, node: Node, depth: int = 0) -> int | None:
         """At most so many values satisfy a node; None: more than `MAX_COUNT`, as far as is known."""
@@ -131,8 +143,11 @@ class Graph:
         if values.anything or depth > MAX_COUNT_DEPTH:
             return None
         numbers = [shape.values or shape.numbers.values(MAX_COUNT) for shape in values.numbers]
-        strings = [shape.language.strings(MAX_COUNT, COUNT_BUDGET) for shape in values.strings]
-        counts = [None if listed is None else len(listed) for listed in (*numbers, *strings)]
+        texts = Language.union(shape.language for shape in values.strings).strings(MAX_COUNT, COUNT_BUDGET)
+        listed = (
+            None if any(some is None for some in numbers) else {number for some in numbers for number in some or ()}
+        )
+        counts = [None if some is None else len(some) for some in (listed, texts)]
         counts += [self._count_arrays(plan, depth) for plan in values.arrays]
         counts += [self._count_objects(plan, depth) for plan in values.objects]
         total = int(values.null) + len(values.booleans)
@@ -194,6 +209,8 @@ def _number_cost(shape: NumberShape) -> float:
 
 
 def _string_cost(shape: StringShape) -> float:
+    if shape.language == Language.EMPTY:
+        return math.inf
     if shape.language is Language.ANY:
         return 2
     return 2 + shape.language.bounds()[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..languages import formats
 from ..languages.language import Language
@@ -25,6 +25,7 @@ from .shapes import (
     SeenItems,
     Shape,
     StringShape,
+    string_shape,
 )
 from .subschemas import Subschemas
 from .values import kind_of, only_integers
@@ -43,6 +44,18 @@ class Shapes(Protocol):
         """Whether `node` is known to have no value."""
 
 
+class _Strings(NamedTuple):
+    """What a keyword says of strings: those it allows, those it is known to refuse, and what holds all that are valid
+    (None: the first)."""
+
+    allowed: Language
+    refused: Language
+    bound: Language | None = None
+
+    def widest(self) -> Language:
+        return self.allowed if self.bound is None else self.bound
+
+
 class Keywords:
     """Reads the keywords of one subschema, type by type."""
 
@@ -58,10 +71,12 @@ class Keywords:
             numbers = self._numbers(schema)
             return None if numbers.is_empty() else NumberShape(numbers)
         if kind == "string":
-            languages = [allowed for allowed, _ in self._languages(literal, schema)]
-            language = Language.intersection(languages)
-            doubtful = len(languages) > 1 or "pattern" in schema
-            return None if language == Language.EMPTY or (doubtful and language.is_empty()) else StringShape(language)
+            parts = self._languages(literal, schema)
+            language = Language.intersection(part.allowed for part in parts)
+            if len(parts) < 2 and "pattern" not in schema and parts and parts[0].bound is None:
+                return None if language == Language.EMPTY else StringShape(language)
+            bounded = any(part.bound is not None for part in parts)
+            return string_shape(language, Language.intersection(map(_Strings.widest, parts)) if bounded else None)
         if kind == "array":
             return self._array(literal, schema, annotate)
         if kind == "object":
@@ -86,23 +101,30 @@ class Keywords:
         self._subschemas.enforced.update(keywords)
         return NumberSet.of(integers=only_integers(schema), **keywords)
 
-    def _languages(self, literal: int, schema: dict[str, Any]) -> list[tuple[Language, Language]]:
-        """The strings that each keyword allows, and those that it is known to refuse."""
-        result: list[tuple[Language, Language]] = []
+    def _languages(self, literal: int, schema: dict[str, Any]) -> list[_Strings]:
+        """What each keyword says of strings."""
+        result: list[_Strings] = []
         if "minLength" in schema or "maxLength" in schema:
             low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
             language = Language.length(low, None if high is None else int(high))
             self._subschemas.enforced.update({"minLength", "maxLength"} & schema.keys())
-            result.append((language, ~language))
+            result.append(_Strings(language, ~language))
         if "pattern" in schema:
             language = self._pattern(literal, "pattern", schema["pattern"])
-            result.append((language, ~language))
+            result.append(_Strings(language, Language.ANY if _is_unread(schema["pattern"]) else ~language))
         if "format" in schema:
-            allowed, refused = formats.language(schema["format"]), formats.outside(schema["format"])
-            if allowed is not None and refused is not None:
-                self._subschemas.enforced.add("format")
-                result.append((allowed, refused))
+            result += self._format(schema["format"])
         return result
+
+    def _format(self, name: str) -> list[_Strings]:
+        allowed, refused = formats.language(name), formats.outside(name)
+        if allowed is None or refused is None or name in formats.ONLY_DRAFT_3:
+            return []
+        self._subschemas.enforced.add("format")
+        if self._subschemas.document.draft.year < formats.SINCE.get(name, 0):
+            # To this draft it is an annotation: nobody minds that it is kept, but its negation holds for nothing.
+            return [_Strings(allowed, Language.EMPTY, Language.ANY)]
+        return [_Strings(allowed, refused, ~refused if name in formats.NARROWED else None)]
 
     def _pattern(self, literal: int, keyword: str, pattern: str) -> Language:
         found = _parsed(pattern)
@@ -155,7 +177,8 @@ class Keywords:
         if "patternProperties" in schema:
             for pattern, child in subschemas.children(literal, "patternProperties").items():
                 patterns.append(self._pattern(literal, "patternProperties", str(pattern)))
-                rules.append((KeySet(languages=(patterns[-1],)), frozenset({child})))
+                if not _is_unread(str(pattern)):
+                    rules.append((KeySet(languages=(patterns[-1],)), frozenset({child})))
         seen = KeySet(frozenset(properties), tuple(patterns))
         if "additionalProperties" in schema:
             rules.append((~seen, frozenset({subschemas.child(literal, "additionalProperties")})))
@@ -248,7 +271,7 @@ class Keywords:
             for numbers in self._numbers(schema).complement():
                 yield NumberShape(numbers, excluding=place if numbers.others else frozenset())
         elif kind == "string":
-            rest = Language.union(refused for _, refused in self._languages(literal, schema))
+            rest = Language.union(part.refused for part in self._languages(literal, schema))
             if not rest.is_empty():
                 yield StringShape(rest)
         elif kind == "array":
@@ -295,15 +318,17 @@ class Keywords:
         patterns: list[Language] = []
         if "patternProperties" in schema:
             for pattern, child in subschemas.children(literal, "patternProperties").items():
-                patterns.append(self._pattern(literal, "patternProperties", str(pattern)))
-                yield self._some(literal, "patternProperties", KeySet(languages=(patterns[-1],)), child ^ 1)
+                language = self._pattern(literal, "patternProperties", str(pattern))
+                patterns += [] if _is_unread(str(pattern)) else [language]
+                yield self._some(literal, "patternProperties", KeySet(languages=(language,)), child ^ 1)
         if "additionalProperties" in schema:
             others = ~KeySet(frozenset(names), tuple(patterns))
             yield self._some(
                 literal, "additionalProperties", others, subschemas.child(literal, "additionalProperties") ^ 1
             )
         if "propertyNames" in schema:
-            yield ObjectShape(some=((~self._names(subschemas.child(literal, "propertyNames")), ANYTHING),))
+            broken = self._names(subschemas.child(literal, "propertyNames") ^ 1)
+            yield ObjectShape(some=((broken, ANYTHING),))
         for name in sorted(required.difference(names)):
             yield ObjectShape({name: subschemas.never})
         for name, keys in schema.get("dependentRequired", {}).items():
@@ -319,6 +344,11 @@ class Keywords:
     def _some(literal: int, keyword: str, keys: KeySet, child: int) -> ObjectShape:
         """At least one key of a set has a value of `child`."""
         return ObjectShape(some=((keys, frozenset({child})),), counted=frozenset({(literal, keyword)}))
+
+
+def _is_unread(pattern: str) -> bool:
+    """Whether a pattern is no regular expression that we can read."""
+    return isinstance(_parsed(pattern), PatternError)
 
 
 @lru_cache(maxsize=256)

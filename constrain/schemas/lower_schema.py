@@ -33,7 +33,7 @@ def lower_schema(spec: JsonSchema) -> Lowered:
     expander = Expander(subschemas)
     graph = Graph(expander, frozenset({subschemas.literal("#", ())}))
     if graph.cost(graph.root) == math.inf:
-        if expander.narrowed:
+        if subschemas.narrowed:
             raise GrammarTooComplexError("the schema's combinations are too many to be written out")
         raise InvalidSchemaError("no finite value satisfies the schema")
     distinct, uncovered = distinct_paths(graph)

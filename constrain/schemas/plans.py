@@ -24,6 +24,7 @@ Cost: TypeAlias = Callable[[Node], float]
 IMPOSSIBLE: Node = frozenset((0, 1))
 """A literal and its negation: no value satisfies both."""
 
+MAX_IMPLICATIONS = 8
 MAX_KEY_LANGUAGES = 8
 MAX_COUNTS = 3
 MAX_COUNTING_STATES = 2_000
@@ -129,6 +130,8 @@ def plan_object(shape: ObjectShape) -> list[ObjectPlan]:
 
 def _without_implications(shape: ObjectShape) -> Iterator[ObjectShape]:
     """The same objects, told apart by which of the keys that imply others they have."""
+    if len(shape.implications) > MAX_IMPLICATIONS:
+        raise GrammarTooComplexError(f"more than {MAX_IMPLICATIONS} keys imply others, beside maxProperties")
     for present in product((True, False), repeat=len(shape.implications)):
         required = set(shape.required)
         properties = dict(shape.properties)

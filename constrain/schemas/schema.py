@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -36,6 +37,33 @@ SCHEMA_LIST_KEYWORDS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 SCHEMA_MAP_KEYWORDS = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 
 
+_SINCE_6 = frozenset({"const", "contains", "propertyNames"})
+_SINCE_7 = frozenset({"if", "then", "else"})
+_SINCE_2019 = frozenset(
+    {"dependentRequired", "dependentSchemas", "maxContains", "minContains", "unevaluatedItems", "unevaluatedProperties"}
+    | {"$anchor"}
+)
+_SINCE_2020 = frozenset({"prefixItems", "$dynamicRef", "$dynamicAnchor"})
+_ONLY_2019 = frozenset({"$recursiveRef", "$recursiveAnchor"})
+ABSENT = {
+    4: _SINCE_6 | _SINCE_7 | _SINCE_2019 | _SINCE_2020 | _ONLY_2019,
+    6: _SINCE_7 | _SINCE_2019 | _SINCE_2020 | _ONLY_2019,
+    7: _SINCE_2019 | _SINCE_2020 | _ONLY_2019,
+    2019: _SINCE_2020,
+    2020: _ONLY_2019,
+}
+"""Keywords of other drafts, which mean nothing in one."""
+
+
+def draft_year(root: Any) -> int:
+    """Which draft `$schema` names: 4, 6, 7, 2019 or 2020, the last if it names none that is known."""
+    uri = str(root.get("$schema", "")) if isinstance(root, dict) else ""
+    for name, year in (("draft-03", 4), ("draft-04", 4), ("draft-06", 6), ("draft-07", 7), ("2019-09", 2019)):
+        if name in uri:
+            return year
+    return 2020
+
+
 def pointer_to(pointer: str, *steps: str | int) -> str:
     """`pointer` extended by `steps`, each escaped as JSON pointers ask for."""
     return pointer + "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
@@ -57,7 +85,7 @@ def parse_schema(text: str) -> Schema:
     if num_bytes > MAX_SCHEMA_BYTES:
         raise GrammarTooComplexError(f"the schema has {num_bytes} bytes, at most {MAX_SCHEMA_BYTES} are allowed")
     try:
-        schema = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        schema = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite)
         json.dumps(schema, ensure_ascii=False).encode()
     except RecursionError:
         raise GrammarTooComplexError("the schema is nested too deeply") from None
@@ -67,12 +95,14 @@ def parse_schema(text: str) -> Schema:
         raise
     except ValueError as error:
         raise InvalidSchemaError(f"the schema is not JSON: {error}") from None
-    check_schema(schema, "")
+    check_schema(schema, "", ABSENT[draft_year(schema)])
     return schema  # type: ignore[no-any-return]  # check_schema has seen to it
 
 
-def check_schema(schema: Any, pointer: str) -> None:
-    """Walks `schema`, which lies at `pointer`, and checks the value of each keyword. Raises as `parse_schema` does."""
+def check_schema(schema: Any, pointer: str, absent: frozenset[str] = frozenset()) -> None:
+    """Walks `schema`, which lies at `pointer`, and checks the value of each keyword but those that are `absent` from
+    its draft. Raises as `parse_schema` does.
+    """
     num_schemas = num_values = 0
     stack = [(schema, pointer, 0)]
     while stack:
@@ -87,6 +117,8 @@ def check_schema(schema: Any, pointer: str) -> None:
         if not isinstance(node, dict):
             raise InvalidSchemaError(f"a schema must be an object or a boolean, got {_kind(node)}", path=where)
         for keyword, value in node.items():
+            if keyword in absent:
+                continue
             check = _CHECKS.get(keyword)
             problem = check(value) if check is not None else None
             if problem:
@@ -99,7 +131,7 @@ def check_schema(schema: Any, pointer: str) -> None:
             excess = _pattern_excess(pattern)
             if excess:
                 raise GrammarTooComplexError(excess, path=pointer_to(where, "patternProperties", pattern[:100]))
-        stack.extend((child, pointer_to(where, *steps), depth + 1) for steps, child in subschemas(node))
+        stack.extend((child, pointer_to(where, *steps), depth + 1) for steps, child in subschemas(node, absent))
 
 
 def _excess(keyword: str, value: Any, num_values: int) -> str | None:
@@ -122,9 +154,13 @@ def _pattern_excess(pattern: str) -> str | None:
     return None
 
 
-def subschemas(node: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """The schemas directly inside `node`, each with its path from there."""
+def subschemas(
+    node: dict[str, Any], absent: frozenset[str] = frozenset()
+) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """The schemas directly inside `node`, each with its path from there; not those of keywords that are `absent`."""
     for keyword, value in node.items():
+        if keyword in absent:
+            continue
         if keyword in SCHEMA_KEYWORDS:
             yield (keyword,), value
         elif keyword in SCHEMA_LIST_KEYWORDS:
@@ -141,16 +177,22 @@ def subschemas(node: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], An
 
 
 def checked_formats(text: str, pointers: Iterable[str]) -> tuple[str, ...]:
-    """The values of the `format` keywords among `pointers` into the schema `text`."""
-    names = []
-    for pointer in pointers:
-        if pointer.endswith("/format"):
-            node: Any = json.loads(text)
-            for step in pointer.split("/")[1:]:
-                name = step.replace("~1", "/").replace("~0", "~")
-                node = node[int(name)] if isinstance(node, list) else node.get(name, {})
-            names.append(str(node))
-    return tuple(dict.fromkeys(names))
+    """The values of the `format` keywords among `pointers` into the schema `text`; some may lead nowhere in it."""
+    wanted = [pointer for pointer in pointers if pointer.endswith("/format")]
+    schema = json.loads(text) if wanted else None
+    names = (_value_at(schema, pointer) for pointer in wanted)
+    return tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
+
+
+def _value_at(node: Any, pointer: str) -> Any:
+    """What `pointer` leads to; None where that is nothing."""
+    for step in pointer.split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list):
+            node = node[int(name)] if name.isdecimal() and int(name) < len(node) else None
+        else:
+            node = node.get(name) if isinstance(node, dict) else None
+    return node
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -160,6 +202,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidSchemaError(f"an object of the schema has the key {twice!r} twice")
     return result
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise InvalidSchemaError(f"the number {text[:40]} is out of range")
+    return value
 
 
 def _refuse_constant(name: str) -> Any:

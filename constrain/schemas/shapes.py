@@ -64,13 +64,33 @@ class NumberShape:
 
 @dataclass(frozen=True, slots=True)
 class StringShape:
-    """A string of `language`."""
+    """A string of `language`.
+
+    A format that is not regular has strings that `language` leaves out; `bound` (None: `language` itself) holds them
+    all. What is proved to be impossible is proved of that.
+    """
 
     language: Language = Language.ANY
+    bound: Language | None = None
 
     def merge(self, other: StringShape, is_empty: IsEmpty) -> StringShape | None:
-        language = self.language & other.language
+        return string_shape(
+            self.language & other.language,
+            None if self.bound is None and other.bound is None else self.widest & other.widest,
+        )
+
+    @property
+    def widest(self) -> Language:
+        return self.language if self.bound is None else self.bound
+
+
+def string_shape(language: Language, bound: Language | None) -> StringShape | None:
+    """The shape; None if it is known to have no string at all."""
+    if bound is None:
         return None if language.is_empty() else StringShape(language)
+    if bound.is_empty():
+        return None
+    return StringShape(Language.EMPTY if language.is_empty() else language, bound)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 
+from ..languages.language import Language
 from .emit_arrays import distinct_values
 from .graph import Graph, Values
-from .plans import ArrayPlan, Counting, Key, ObjectPlan
+from .plans import ArrayPlan, Counting, ObjectPlan
 from .shapes import Node
 
 MAX_LENGTH = 20_000
@@ -23,7 +24,7 @@ def shortest_text(graph: Graph) -> str | None:
         return None
     try:
         return _text(graph, graph.root)
-    except (_NoTextError, RecursionError):
+    except (_NoTextError, RecursionError, ValueError):
         return None
 
 
@@ -59,6 +60,8 @@ def _array(graph: Graph, plan: ArrayPlan) -> str:
         if values is None:
             raise _NoTextError
         texts = sorted((json.dumps(value, ensure_ascii=False) for value in values), key=len)[: plan.low]
+        if len(texts) < plan.low:
+            raise _NoTextError
     elif plan.counts:
         texts = [_text(graph, node) for node in Counting(plan, graph.cost).path()]
     else:
@@ -73,22 +76,19 @@ def _object(graph: Graph, plan: ObjectPlan) -> str:
     if missing > 0:
         keys += free[:missing]
         missing -= len(free[:missing])
-    if missing > 0:
-        if missing > 1 or not plan.others:
-            raise _NoTextError
-        keys.append(plan.others[0])
+    if missing > 0 and not plan.others:
+        raise _NoTextError
+    keys += plan.others[:1] * max(missing, 0)
     present = {key.name for key in keys}
     if any(name in present and not present.issuperset(implied) for name, implied in plan.implications):
         raise _NoTextError
-    if len(set(map(_name, keys))) < len(keys):
-        raise _NoTextError
     keys.sort(key=lambda key: plan.named.index(key) if key in plan.named else len(plan.named))
-    members = (f"{json.dumps(_name(key), ensure_ascii=False)}: {_text(graph, key.node)}" for key in keys)
+    taken: list[str] = []
+    members: list[str] = []
+    for key in keys:
+        name = key.name if key.name is not None else (key.language & ~Language.one_of(taken)).shortest()
+        if name is None or name in taken:
+            raise _NoTextError
+        taken.append(name)
+        members.append(f"{json.dumps(name, ensure_ascii=False)}: {_text(graph, key.node)}")
     return f"{{{', '.join(members)}}}"
-
-
-def _name(key: Key) -> str:
-    name = key.name if key.name is not None else key.language.shortest()
-    if name is None:
-        raise _NoTextError
-    return name

@@ -25,12 +25,14 @@ class Subschemas:
     never       the node that no value satisfies
     enforced    keywords met on the way
     checked     places of keywords that the grammar does not hold: its values may be wider
+    narrowed    some values were left out: they were too many to tell apart, or of a format that is not regular
     """
 
     def __init__(self, document: Document, policy: Policy) -> None:
         self.document = document
         self.enforced: set[str] = set()
         self.checked: set[str] = set()
+        self.narrowed = False
         self._policy = policy
         self._literals: list[tuple[str, Scope]] = []
         self._ids: dict[tuple[str, Scope], int] = {}

@@ -179,6 +179,9 @@ class CompileService:
             result = task.work(Turn(self, task))
         except Exception as failure:  # noqa: BLE001  # it is raised from the future, where someone waits for it
             error = failure
+        except BaseException as failure:  # noqa: BLE001  # a panic of native code must not end who waits for it
+            error = RuntimeError(f"the constraint could not be compiled: {failure}")
+            error.__cause__ = failure
         if self._settle(task, preempted=isinstance(error, _PreemptedError)):
             if error is not None:
                 task.future.set_exception(error)
@@ -324,14 +327,15 @@ class Turn:
 
     def _ask(self, job: Job) -> Answer:
         service, task = self._service, self._task
+        asked = time.monotonic()
         process = service.processes.take()
         try:
             with service.lock:
                 if not service.is_running(task):  # its time was over before there was a process for it
                     raise service.late()
                 task.process, task.begun = process, time.monotonic()
-                if task.level == 0:
-                    task.started = task.begun  # the start of a process is not the task's fault
+                if task.level == 0 and task.started is not None:
+                    task.started += task.begun - asked  # the start of a process is not the task's fault
             return process.do(
                 job,
                 deadline=service.deadline(task),

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import traceback
+from pathlib import Path
 from types import FrameType
 
 import msgspec
@@ -43,6 +44,15 @@ RECYCLE_BYTES = 512 << 20
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
+def _peak_bytes() -> int:
+    """The most memory that this process has used. Linux counts to `ru_maxrss` what it was forked off from."""
+    with contextlib.suppress(OSError), Path("/proc/self/status").open("rb") as file:
+        for line in file:
+            if line.startswith(b"VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+
+
 class _Interrupt(BaseException):
     """Ends the job under way."""
 
@@ -71,7 +81,7 @@ class Worker:
                 continue
             self._bound_processor_time()
             self._write(self._answer(message))
-            if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT > RECYCLE_BYTES:
+            if _peak_bytes() > RECYCLE_BYTES:
                 return
 
     def _bound_processor_time(self) -> None:

@@ -24,6 +24,8 @@ from .source import Source
 
 MAX_TAGS = 1_024
 MAX_MARK_LENGTH = 1_024
+MAX_SUSPECTS = 2_000
+"""Tokens that hold a mark and more: each is tried by itself in a mask (12 us)."""
 
 Content = JsonSchema | Regex | Choice | Lark | Gbnf
 LowerPart = Callable[[Content], Lowered]
@@ -60,10 +62,16 @@ class _Compilation:
         start = self._main()
         if spec.reasoning_end is not None:
             pattern = to_symbols(spec.reasoning_end, self._tokens.control)
-            start = self._scan(Triggers([pattern]), {(0,): start}, may_end=self._may_be_empty(start))
+            start = self._scan(
+                Triggers([pattern]), {(0,): start}, may_end=self._may_be_empty(start), path="/reasoning_end"
+            )
         receipt = _receipt([*self._lowered, self._then])
         grammar = StructuralGrammar(self._places, start, self._tokens, self._index, receipt)
-        return self._with_ways_out(grammar)
+        grammar = self._with_ways_out(grammar)
+        for number, place in enumerate(self._places):
+            if isinstance(place, Scan):
+                grammar.row(number, 0)  # the row that nearly every step asks for
+        return grammar
 
     def _main(self) -> int:
         """The place where what is constrained begins."""
@@ -95,7 +103,7 @@ class _Compilation:
 
     def _groups(self, triggers: Triggers, leaves_to: int | None) -> dict[tuple[int, ...], int]:
         """A place for each set of triggers that can appear at once: the tags that may follow there."""
-        suspects = tuple(self._index.holding_any(triggers)) if leaves_to is not None else ()
+        suspects = self._suspects(triggers, "/triggers") if leaves_to is not None else ()
         targets: dict[tuple[int, ...], int] = {}
         for pattern in triggers.patterns:
             state, _ = triggers.walk(0, pattern)
@@ -113,10 +121,19 @@ class _Compilation:
             targets[matched] = self._body(source, leaves_to, suspects=suspects)
         return targets
 
-    def _scan(self, triggers: Triggers, targets: dict[tuple[int, ...], int], *, may_end: bool) -> int:
-        suspects = tuple(self._index.holding_any(triggers))
-        self._places.append(Scan(triggers, targets, may_end, suspects))
+    def _scan(
+        self, triggers: Triggers, targets: dict[tuple[int, ...], int], *, may_end: bool, path: str = "/triggers"
+    ) -> int:
+        self._places.append(Scan(triggers, targets, may_end, self._suspects(triggers, path)))
         return len(self._places) - 1
+
+    def _suspects(self, triggers: Triggers, path: str) -> tuple[int, ...]:
+        """Tokens that hold a whole pattern and more."""
+        suspects = tuple(self._index.holding_any(triggers))
+        if len(suspects) > MAX_SUSPECTS:
+            reason = f"{len(suspects)} tokens hold a text to look for, at most {MAX_SUSPECTS} may: make it longer"
+            raise GrammarTooComplexError(reason, path=path)
+        return suspects
 
     def _body(
         self, source: Source, leaves_to: int | None, *, suspects: tuple[int, ...] = (), json: bool = False

@@ -15,6 +15,9 @@ from ..tokens import TokenTable
 from ..triggers import FIRST_CONTROL, Symbols, TokenIndex
 from .places import Body, Place, Scan, encode
 
+MAX_ROWS = 128
+"""Rows that are kept for a `Scan`."""
+
 
 class StructuralGrammar:
     """A `Grammar` of places; `start` is the number of the first."""
@@ -28,6 +31,8 @@ class StructuralGrammar:
         self.receipt = receipt
         self.num_bytes = 50_000 + sum(place.grammar.num_bytes for place in places if isinstance(place, Body))
         self._index = index
+        scans = [place for place in places if isinstance(place, Scan)]
+        self.num_bytes += sum(min(scan.triggers.num_states, MAX_ROWS) * 4 * tokens.num_words for scan in scans)
         bits = np.zeros(32 * tokens.num_words, dtype=np.uint8)
         bits[: tokens.vocabulary.size] = 1
         self.everything: MaskRow = np.packbits(bits, bitorder="little").view(np.int32)
@@ -49,16 +54,26 @@ class StructuralGrammar:
         """What is allowed at a state of a `Scan`; None: everything."""
         scan = self.places[place]
         assert isinstance(scan, Scan)
-        if state not in scan.rows:
-            crossing = {*self._index.crossing(scan.triggers, state), *scan.suspects}
-            refused = [token for token in crossing if not self._possible(place, state, token)]
-            if not scan.may_end:
-                refused += self.tokens.eos_ids
-            row = self.everything.copy()
-            for token in refused:
-                row[token // 32] &= ~self.tokens.single(token)[token // 32]
-            scan.rows[state] = row if refused else None
-        return scan.rows[state]
+        try:
+            return scan.rows[state]
+        except KeyError:
+            pass
+        crossing = {*self._index.crossing(scan.triggers, state), *scan.suspects}
+        refused = [token for token in crossing if not self._possible(place, state, token)]
+        if not scan.may_end:
+            refused += self.tokens.eos_ids
+        row = _without(self.everything, refused) if refused else None
+        if len(scan.rows) >= MAX_ROWS:
+            for known in list(scan.rows)[1:]:  # the first is state 0; a mask of another thread may be doing the same
+                scan.rows.pop(known, None)
+        scan.rows[state] = row
+        return row
+
+    def known_free(self, place: int, state: int) -> bool:
+        """Whether everything is allowed at a state of a `Scan`, and that has been seen before."""
+        scan = self.places[place]
+        assert isinstance(scan, Scan)
+        return scan.rows.get(state, self.everything) is None
 
     def path(self, place: int, state: int) -> list[int]:
         """The tokens that lead from a state of a `Scan` that must not end to where it leads on."""
@@ -84,6 +99,14 @@ class StructuralGrammar:
         except MatcherError:
             return False
         return True
+
+
+def _without(row: MaskRow, tokens: list[int]) -> MaskRow:
+    """A copy of `row` that does not allow `tokens`."""
+    left = row.view(np.uint32).copy()
+    refused = np.array(tokens, dtype=np.uint32)
+    np.bitwise_and.at(left, refused // 32, ~(np.uint32(1) << refused % 32))
+    return left.view(np.int32)
 
 
 @dataclass
@@ -120,8 +143,8 @@ class StructuralMatcher:
 
     @property
     def free(self) -> bool:
-        """Every token is allowed here, no mask is needed."""
-        return self._body is None and self.grammar.row(self._place, self._state) is None
+        """Every token is allowed here, no mask is needed. Where that is not known yet, it takes a mask to find out."""
+        return self._body is None and self.grammar.known_free(self._place, self._state)
 
     @property
     def accepting(self) -> bool:
@@ -135,6 +158,11 @@ class StructuralMatcher:
         """Nothing but the end of sequence is allowed here."""
         return self._body is not None and self._insides[-1].matcher.finished
 
+    @property
+    def closed(self) -> bool:
+        """The budget cut a part short."""
+        return self._body is not None and self._insides[-1].matcher.closed
+
     def fill_mask(self, out: MaskRow) -> None:
         """Writes the tokens allowed next. Raises MatcherError at a dead end."""
         body = self._body
@@ -146,10 +174,9 @@ class StructuralMatcher:
             out[:] = row
             return
         self._insides[-1].matcher.fill_mask(out)
-        for token in body.suspects:
-            word, bit = token // 32, np.uint32(1 << token % 32)
-            if out.view(np.uint32)[word] & bit and not self._possible(token):
-                out.view(np.uint32)[word] &= ~bit
+        suspects = np.array(body.suspects, dtype=np.int64)
+        allowed = suspects[out[suspects // 32] >> (suspects % 32) & 1 != 0].tolist()
+        out[:] = _without(out, [token for token in allowed if not self._possible(token)])
 
     def accept(self, token: int, remaining: int | None = None) -> int:
         """Advances by `token`, or by one that leaves a way to the end within `remaining`, and returns the one taken."""

@@ -20,7 +20,8 @@ class Scan:
     suspects    tokens that hold a trigger and more
     path        where it is not: the pattern that leads to the shortest end
     num_after   and the tokens needed after it
-    rows        by state of the search, what is allowed where that is not everything; filled in as states are met
+    rows        by state of the search, what is allowed where that is not everything; that of state 0, and a bounded
+                number of others as states are met
     paths       by state, the tokens that complete `path`
     """
 

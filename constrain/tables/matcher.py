@@ -15,8 +15,12 @@ from .rows import FAR, TokenMoves
 
 MAX_ROW_BYTES = 64 << 20
 """Rows of one grammar that are kept; past it all are forgotten, and made again where they are visited."""
+MAX_FORCED = 1 << 16
+"""Forced tokens of one grammar that are kept, over all its states; past it all are forgotten, and found again."""
 
-Edges = dict[int, int]
+_STATE_BYTES = 200
+_FORCED_BYTES = 40
+"""Measured: what a list takes for each state, or each token of it."""
 
 
 class RegularGrammar:
@@ -24,8 +28,8 @@ class RegularGrammar:
 
     `plain` is the same constraint as a grammar that is followed step by step. It takes over where a JSON text must be
     closed because the budget is too small for any word. Masks and forced tokens are the same in both: where the text is
-    forced, only the first of the model's own tokens for it is allowed. What is known of a state is found out when it
-    is first visited.
+    forced, the mask allows only the first of the model's own tokens for it, though any others that write it lead on
+    too. What is known of a state is found out when it is first visited.
     """
 
     def __init__(self, automaton: Automaton, moves: TokenMoves, tokens: TokenTable, *, plain: Grammar) -> None:
@@ -34,15 +38,16 @@ class RegularGrammar:
         self.plain = plain
         self.receipt: Receipt | None = plain.receipt
         row_bytes = min(4 * tokens.num_words * moves.num_states, MAX_ROW_BYTES)
-        self.num_bytes = plain.num_bytes + moves.num_bytes + row_bytes
+        forced_bytes = _FORCED_BYTES * min(moves.num_states**2, MAX_FORCED)
+        self.num_bytes = plain.num_bytes + moves.num_bytes + row_bytes + forced_bytes + _STATE_BYTES * moves.num_states
         self.distance: list[int] = moves.distance.tolist()
         self.ends: list[bool] = moves.ends.tolist()
         self.farthest = max(distance for distance in self.distance if distance != FAR)
         self._automaton = automaton.tables()
         self._max_rows = max(MAX_ROW_BYTES // (4 * tokens.num_words), 1)
         self._rows: dict[int, MaskRow] = {}
-        self._edges: dict[int, Edges] = {}
         self._forced: dict[int, list[int]] = {}
+        self._num_forced = 0
         self._example, self._longest = _of_classes(moves, tokens)
         self._lock = threading.Lock()
 
@@ -72,36 +77,37 @@ class RegularGrammar:
             return self.tokens.single(forced[0])
         return self.moves.row(state, self.tokens.eos_ids, self.tokens.num_words)
 
-    def edges(self, state: int) -> Edges:
-        """The state after a token of each class that leads on from `state`."""
-        edges = self._edges.get(state)
-        if edges is None:
-            part = slice(self.moves.first[state], self.moves.first[state + 1])
-            edges = dict(zip(self.moves.kinds[part].tolist(), self.moves.targets[part].tolist(), strict=True))
-            self._edges[state] = edges
-        return edges
+    def edges(self, state: int) -> slice:
+        """Where the moves hold the classes of tokens that lead on from `state`, rising, and the states after them."""
+        return slice(int(self.moves.first[state]), int(self.moves.first[state + 1]))
 
     def following(self, state: int, token: int) -> int:
-        """The state after `token`; -1 if it is not allowed."""
-        forced = self.forced(state)
-        return self._next(state, token) if not forced or token == forced[0] else -1
-
-    def _next(self, state: int, token: int) -> int:
+        """The state after `token`, be it the one that the mask allows of those that write forced text or another; -1
+        if there is none."""
         if not 0 <= token < len(self.moves.token_class):
             return -1
-        return self.edges(state).get(int(self.moves.token_class[token]), -1)
+        edges, kind = self.edges(state), self.moves.token_class[token]
+        place = edges.start + int(np.searchsorted(self.moves.kinds[edges], kind))
+        return int(self.moves.targets[place]) if place < edges.stop and self.moves.kinds[place] == kind else -1
 
     def nearer(self, state: int) -> tuple[int, int]:
         """A token that leads a step nearer to the end, and the state after it. The state is not at an end."""
-        wanted = self.distance[state] - 1
-        kind, target = next(edge for edge in self.edges(state).items() if self.distance[edge[1]] == wanted)
-        return int(self._example[kind]), target
+        edges, wanted = self.edges(state), self.distance[state] - 1
+        place = edges.start + int(np.argmax(self.moves.distance[self.moves.targets[edges]] == wanted))
+        return int(self._example[self.moves.kinds[place]]), int(self.moves.targets[place])
 
     def forced(self, state: int) -> list[int]:
         """The tokens of the text that must follow, without those at its end that could be longer ones."""
         tokens = self._forced.get(state)
         if tokens is None:
-            tokens = self._forced[state] = self._find_forced(state)
+            tokens = self._find_forced(state)
+            with self._lock:
+                if self._num_forced + len(tokens) > MAX_FORCED:
+                    self._forced.clear()
+                    self._num_forced = 0
+                if state not in self._forced:
+                    self._forced[state] = tokens
+                    self._num_forced += len(tokens)
         return tokens
 
     def _find_forced(self, state: int) -> list[int]:
@@ -111,17 +117,17 @@ class RegularGrammar:
         # From the first place where a token is allowed that goes on into what is open, anything may come.
         stop = len(text)
         for place, at in enumerate(states[:-1]):
-            if max((self._longest[kind] for kind in self.edges(at)), default=0) > len(text) - place:
+            if self._longest[self.moves.kinds[self.edges(at)]].max(initial=0) > len(text) - place:
                 stop = place
                 break
         tokens: list[int] = []
         place = 0
         for token in self.tokens.encode(text):
             place += len(self.tokens.vocabulary.tokens[token] or b"")
-            if place > stop or self._next(state, token) < 0:
+            state = self.following(state, token)
+            if place > stop or state < 0:
                 break
             tokens.append(token)
-            state = self._next(state, token)
         return tokens
 
     def _forced_text(self, state: int) -> tuple[bytes, list[int]]:
@@ -170,7 +176,8 @@ class RegularMatcher:
         """Nothing but the end of sequence is allowed here."""
         if self._plain is not None:
             return self._plain.finished
-        return not self.grammar.edges(self._states[-1])
+        edges = self.grammar.edges(self._states[-1])
+        return len(self.grammar.moves.kinds[edges]) == 0
 
     def fill_mask(self, out: MaskRow) -> None:
         """Writes the tokens allowed next."""
@@ -227,11 +234,11 @@ class RegularMatcher:
         return other
 
 
-def _of_classes(moves: TokenMoves, tokens: TokenTable) -> tuple[np.ndarray, list[int]]:
+def _of_classes(moves: TokenMoves, tokens: TokenTable) -> tuple[np.ndarray, np.ndarray]:
     """A token of each class, the first there is, and the bytes of its longest."""
     _, example = np.unique(moves.token_class, return_index=True)
     lengths = np.zeros(len(moves.token_class), np.int64)
     lengths[: len(tokens.vocabulary.tokens)] = [len(text or b"") for text in tokens.vocabulary.tokens]
     longest = np.zeros(int(moves.token_class.max()) + 1, np.int64)
     np.maximum.at(longest, moves.token_class, lengths)
-    return example, longest.tolist()
+    return example, longest

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from bough.constrain import GrammarCompiler, Matcher, MatcherError, Regex, Vocabulary
+from bough.constrain import Choice, GrammarCompiler, Matcher, MatcherError, Regex, Vocabulary
 from bough.constrain.grammar import Grammar
 from bough.constrain.healing import Healer
+from bough.constrain.spec import GrammarSpec
+from bough.constrain.tables.matcher import RegularGrammar
 from bough.constrain.tokens import TokenTable
 
 Allowed = Callable[[Matcher], list[int]]
@@ -106,6 +108,27 @@ def test_masks_with_a_grammar(
         assert allowed_by(matcher, table.vocabulary) == allowed_by(inner, table.vocabulary)
         assert matcher.accepting == inner.accepting
         assert matcher.finished == inner.finished
+
+
+@pytest.mark.parametrize("whole", ["country list", "value text", "the number", "Berlin", " user email"])
+@pytest.mark.parametrize("make", [lambda word: Choice((word,)), lambda word: Choice((word, word + "xyz")), Regex])
+def test_a_token_into_forced_text_may_spell_it_in_any_way(
+    make: Callable[[str], GrammarSpec], whole: str, table: TokenTable, compiler_of_doubled: GrammarCompiler
+) -> None:
+    """The model's own tokens for what is forced differ from those that go on where a healed token ends."""
+    for cut in range(1, len(whole) - 1):
+        prefix, grammar = whole[:cut].encode(), compiler_of_doubled.compile(make(whole[cut:]))
+        assert isinstance(grammar, RegularGrammar)
+        first = Healer(table).matcher(prefix, grammar.matcher())
+        allowed = allowed_by(first, table.vocabulary)
+        assert allowed == expected(b"", prefix, grammar, table)
+        for token in allowed:
+            matcher = first.copy()
+            assert matcher.accept(token, 100) == token
+            text = table.text([token])
+            while not matcher.accepting:
+                text += table.text([matcher.accept(allowed_by(matcher, table.vocabulary)[0], 100)])
+            assert text.decode() == whole
 
 
 def test_what_was_accepted_is_taken_back(table: TokenTable, compiler_of_doubled: GrammarCompiler) -> None:

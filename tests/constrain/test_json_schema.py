@@ -337,3 +337,91 @@ def test_the_metaschema_is_at_hand(vocabulary: Vocabulary) -> None:
     schema = {"$ref": "https://json-schema.org/draft/2020-12/schema"}
     assert accepts(schema, '{"type": "string", "minLength": 1}', vocabulary)
     assert not accepts(schema, '{"type": "text"}', vocabulary)
+
+
+D4, D7 = "http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema#"
+OVERLAP = {"anyOf": [{"type": "integer", "minimum": low, "maximum": low + 2} for low in (1, 2)]}
+HOSTNAME = {"type": "string", "format": "hostname"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "accepted"),
+    [
+        # A format that is not regular leaves strings out, which proves nothing of them.
+        ({"type": "object", "not": {"propertyNames": {"format": "hostname"}}}, '{"xn--nxasmq6b": 1}', False),
+        ({"oneOf": [{"type": "string", "pattern": "^xn--"}, HOSTNAME]}, '"xn--nxasmq6b"', False),
+        ({"oneOf": [{"type": "string", "pattern": "^xn--"}, HOSTNAME]}, '"abc.de"', True),
+        # Each draft has formats and keywords of its own.
+        ({"type": "string", "format": "color"}, '"red"', True),
+        ({"$schema": D7, "type": "string", "format": "uuid"}, '"x"', False),
+        ({"$schema": D4, "type": "integer"}, "1.0", False),
+        ({"$schema": D4, "type": "integer"}, "12", True),
+        ({"$schema": D4, "if": "foo", "type": "integer"}, "1", True),
+        # Names of old drafts.
+        (
+            {
+                "$schema": D7,
+                "$id": "urn:example:x",
+                "properties": {"foo": {"$ref": "urn:example:x#here"}},
+                "definitions": {"named": {"$id": "#here", "const": 1}},
+            },
+            '{"foo": 2}',
+            False,
+        ),
+        ({"$schema": D4, "$ref": "#here", "definitions": {"bar": {"id": "#here", "type": "string"}}}, '"a"', True),
+        # Values that are listed.
+        ({"const": 10**400}, "1", False),
+        ({"type": "integer", "minimum": 0, "not": {"enum": list(range(1500))}}, "1600", True),
+        ({"oneOf": [{"const": f"c{index}"} for index in range(300)]}, '"c7"', True),
+        ({"oneOf": [{"const": "a"}, {"const": 1}, {"enum": [1.0, 2]}]}, "1", False),
+        ({"oneOf": [{"const": "a"}, {"const": 1}, {"enum": [1.0, 2]}]}, "2", True),
+        # Elements that must differ.
+        (
+            {
+                "type": "array",
+                "prefixItems": [{"const": 1}],
+                "items": {"const": 2},
+                "contains": {"type": "integer"},
+                "minContains": 2,
+                "uniqueItems": True,
+            },
+            "[1, 2]",
+            True,
+        ),
+        (
+            {
+                "type": "array",
+                "uniqueItems": True,
+                "items": {"type": "number", "multipleOf": 0.12345678901234567, "minimum": 0, "maximum": 2},
+            },
+            "[0]",
+            True,
+        ),
+        # A short text with several keys that nobody has named.
+        ({"not": {"patternProperties": {"c": {"maxProperties": 1}}}}, '{"c": {"a": 1, "b": 2}}', True),
+    ],
+)
+def test_what_was_once_wrong(schema: Any, text: str, accepted: bool, vocabulary: Vocabulary) -> None:
+    assert accepts(schema, text, vocabulary) == accepted
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"const": 1e400}',
+        '{"maxLength": 1e400}',
+        '{"type": "string", "not": {"format": "color"}}',
+        json.dumps({"type": "array", "items": OVERLAP, "uniqueItems": True, "minItems": 5}),
+        '{"allOf": [{"$ref": "#/allOf/²"}, {}]}',
+        '{"$id": "http://x/y", "$ref": "http://[foo"}',
+        '{"$id": "http://[foo", "$ref": "#a"}',
+    ],
+)
+def test_what_is_wrong_is_refused_in_order(schema: str) -> None:
+    with pytest.raises(InvalidSchemaError):
+        lower(JsonSchema(schema))
+
+
+def test_best_effort_keeps_what_a_negation_cannot_say(vocabulary: Vocabulary) -> None:
+    schema = {"type": "string", "not": {"pattern": r"(a)\1"}}
+    assert accepts(schema, '"b"', vocabulary, policy="best_effort")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from bough.constrain.spec import GrammarSpec
 from bough.constrain.tables.matcher import RegularGrammar
 from bough.constrain.tables.tables import RegularTables, tabulate
 from bough.kernels import grammar_table
+from bough.runtime import gpu_grammars
 from bough.runtime.engine import Engine
 from bough.runtime.gpu_grammars import DeviceGrammars, build_table
 from bough.runtime.gpu_runner import GpuPasses
@@ -260,6 +263,61 @@ def test_what_a_launch_needs_stays_in_a_pool_that_is_full(grammars: list[Regular
     assert wait_for(device, [grammars[2]])[0] is not None, "the other one can go"
     assert device.place(grammars[1]) is second
     assert device.place(grammars[0]) is None
+
+
+def test_what_can_never_lie_there_is_not_built(grammars: list[RegularGrammar], monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[RegularGrammar] = []
+
+    def counted(grammar: RegularGrammar) -> grammar_table.GrammarTable:
+        built.append(grammar)
+        return build_table(grammar)
+
+    monkeypatch.setattr(gpu_grammars, "build_table", counted)
+    small, large = min(grammars, key=_num_states), max(grammars, key=_num_states)
+    rows = 1 + _num_states(large)  # with the row of nobody, and that after the end, one too few
+    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), grammar_table.advance_states, mask_bytes=36 * rows)
+    assert wait_for(device, [small])[0] is not None
+    assert device.place(large) is None and not device._building
+    assert built == [small]
+    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), grammar_table.advance_states, mask_bytes=36 * (rows + 1))
+    assert wait_for(device, [large])[0] is not None
+
+
+def _num_states(grammar: RegularGrammar) -> int:
+    return grammar.moves.num_states
+
+
+def test_tables_that_nobody_waits_for_are_given_up(
+    grammars: list[RegularGrammar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def held(grammar: RegularGrammar) -> grammar_table.GrammarTable:
+        assert gate.wait(10.0)
+        return build_table(grammar)
+
+    monkeypatch.setattr(gpu_grammars, "build_table", held)
+    monkeypatch.setattr(gpu_grammars, "MAX_BUILDING", 3)
+    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), grammar_table.advance_states, mask_bytes=1 << 20)
+    for grammar in grammars:
+        assert device.place(grammar) is None
+    assert list(device._building) == grammars[:3], "the others are told to ask again"
+    for _ in range(gpu_grammars.MAX_LAUNCHES_UNASKED + 1):
+        device.place(grammars[0])
+        device.launched()
+    assert list(device._building) == grammars[:1]
+    gate.set()
+    assert all(wait_for(device, grammars)) and not device._building
+
+
+def test_who_builds_tables_ends_with_whom_it_builds_them_for(grammars: list[RegularGrammar]) -> None:
+    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), grammar_table.advance_states, mask_bytes=1 << 20)
+    wait_for(device, grammars[:1])
+    (thread,) = device._builder._threads
+    del device
+    gc.collect()
+    thread.join(10.0)
+    assert not thread.is_alive()
 
 
 def wait_for(device: DeviceGrammars, grammars: list[RegularGrammar]) -> list[Any]:

@@ -99,6 +99,47 @@ def test_who_is_late_holds_nobody_else(num_threads: int) -> None:
     filler.close()
 
 
+@pytest.mark.parametrize("num_drafts", [0, 2])
+def test_what_ends_while_it_is_waited_for_again_is_in_the_step(num_drafts: int) -> None:
+    """A job that was late comes again before it has ended, as after a preemption."""
+    filler = MaskFiller(VOCAB, 2)
+    gate = threading.Event()
+    job = MaskJob(Number(7, gate), [1] * num_drafts)
+    filling = filler.start([job])
+    assert filling is not None and filler.finish(filling, 0.01) == [job]
+    other = MaskJob(Number(99))
+    filling = filler.start([other, job])
+    assert filling is not None and job.right is None
+    gate.set()
+    deadline = time.monotonic() + 10.0
+    while job.right is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert filler.finish(filling, 10.0) == []
+    assert job.right == 1 + num_drafts
+    expected = [[7 + index] * WORDS for index in range(1 + num_drafts)]
+    assert filling.rows[job.first : job.first + 1 + num_drafts].tolist() == expected
+    assert filling.rows[other.first].tolist() == [99] * WORDS
+    filler.close()
+
+
+class Panic(BaseException):
+    """What native code raises when it panics."""
+
+
+def test_native_code_that_panics_ends_its_own_job(caplog: pytest.LogCaptureFixture) -> None:
+    class Panicking(Number):
+        def fill_mask(self, out: MaskRow) -> None:
+            raise Panic("at src/lib.rs")
+
+    filler = MaskFiller(VOCAB, 1)
+    jobs = [MaskJob(Panicking(1)), MaskJob(Number(2))]
+    filling = filler.start(jobs)
+    assert filling is not None and filler.finish(filling, 10.0) == []
+    assert [job.right for job in jobs] == [0, 1]
+    assert "could not be filled" in caplog.text
+    filler.close()
+
+
 class Slow:
     """A matcher that takes two passes over a mask, as long as there are any."""
 

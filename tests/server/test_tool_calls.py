@@ -263,6 +263,9 @@ def test_formats(start: Start, compiler: GrammarCompiler, name: str, legacy: boo
     ("tag", "param"),
     [
         ({"format": {"type": "sequence", "elements": []}}, ".format.type"),
+        ({"format": {"type": []}}, ".format.type"),
+        ({"format": {"type": {}}}, ".format.type"),
+        ({"format": {}}, ".format.type"),
         ({"format": {"type": "tag", "begin": "<n>", "end": "</n>"}}, ""),
         (
             {"format": {"type": "triggered_tags", "triggers": ["<"], "tags": TAGS, "excludes": ["x"]}},

@@ -134,6 +134,27 @@ def test_none_hides_the_tools(start: Start) -> None:
     assert server.engine.tokenizer.rendered == ["user: hi\n"]
 
 
+@pytest.mark.parametrize("keyword", ["properties", "patternProperties", "$defs", "dependentSchemas", "dependencies"])
+@pytest.mark.parametrize("name", ["default", "enum", "const", "examples", "$schema", "$id", "$ref", "properties"])
+def test_names_are_no_keywords(keyword: str, name: str) -> None:
+    schema = json.loads(call_schema(Toolbox(), other=json.dumps({keyword: {name: {"$ref": "#/$defs/x"}}})))
+    assert schema["$defs"]["answer"] == {keyword: {name: {"$ref": "#/$defs/answer/$defs/x"}}}
+
+
+@pytest.mark.parametrize("keyword", ["default", "enum", "const", "examples", "dependentRequired"])
+def test_values_stay_as_they_are(keyword: str) -> None:
+    value = {keyword: {"$ref": "#/$defs/x", "$schema": ["#"]}}
+    assert json.loads(call_schema(Toolbox(), other=json.dumps(value)))["$defs"]["answer"] == value
+
+
+def test_references_below_an_identifier_count_from_there() -> None:
+    own = {"$id": "https://example.com/own", "items": {"$ref": "#/$defs/x"}}
+    given = {"$schema": "https://json-schema.org/draft/2020-12/schema", "allOf": [own, {"$ref": "#"}]}
+    moved = json.loads(call_schema(Toolbox(), other=json.dumps(given)))["$defs"]["answer"]
+    assert moved == {"allOf": [own, {"$ref": "#/$defs/answer"}]}
+    assert json.loads(call_schema(Toolbox(), other=json.dumps(own)))["$defs"]["answer"] == own
+
+
 def test_the_schema_of_a_call_keeps_references_and_the_order_of_keys() -> None:
     schema = json.loads(call_schema(toolbox()))
     validator = jsonschema.Draft202012Validator(schema)

@@ -22,7 +22,7 @@ from bough.constrain.as_vocabulary import byte_vocabulary
 from bough.constrain.jobs import Check, Checked, Done, Lower, Refused
 from bough.constrain.lower import lower
 from bough.constrain.service.process import LateError, ProcessEndedError, WorkerProcess
-from bough.constrain.service.service import CompileService
+from bough.constrain.service.service import CompileLateError, CompileService, Turn
 
 _DOUBLED = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i - 1}"}] * 2} for i in range(1, 40)}
 HANG = Check(json.dumps({"$defs": {"a0": True, **_DOUBLED}, "$ref": "#/$defs/a39"}), "1")
@@ -90,6 +90,17 @@ def test_a_crowded_process_is_interrupted_and_goes_on(process: WorkerProcess) ->
     assert type(do(process, HANG, crowded=True)).__name__ == "Interrupted"
     assert process.alive
     assert do(process, Check("true", "1")) == Checked([])
+
+
+def test_a_process_is_kept_however_large_the_one_that_started_it_is() -> None:
+    """As is one that has loaded a model."""
+    ballast = b"x" * (600 << 20)
+    process = WorkerProcess(memory_bytes=1 << 30, seconds=5.0)
+    process.wait_until_ready()
+    for _ in range(3):
+        assert do(process, Check("true", "1")) == Checked([])
+    process.close()
+    assert len(ballast) == 600 << 20
 
 
 def test_a_late_job_is_killed(process: WorkerProcess) -> None:
@@ -167,6 +178,55 @@ def test_many_that_hang_end_in_time_and_hold_nobody_up(compiler: GrammarCompiler
     assert compiler.compile(heavy(100))
 
 
+def test_a_task_of_many_parts_has_one_share_of_time(compiler: GrammarCompiler) -> None:
+    compiler.compile(heavy())
+    done: list[int] = []
+
+    def many(turn: Turn) -> None:
+        for number in range(1000):
+            turn.do(Check("true", "1"))
+            time.sleep(0.02)  # what is done here between the parts
+            done.append(number)
+
+    future: Future[Any] = Future()
+    started = time.monotonic()
+    compiler._service.submit(many, future)
+    with pytest.raises(CompileLateError, match="2 s"):
+        future.result(timeout=10)
+    assert time.monotonic() - started < 2.5
+    assert len(done) > 10
+
+
+def test_the_start_of_a_process_is_not_the_fault_of_its_task(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = GrammarCompiler(vocabulary, timeout_s=0.2)
+    take = compiler._service.processes.take
+
+    def take_slowly() -> WorkerProcess:
+        time.sleep(1.0)
+        return take()
+
+    monkeypatch.setattr(compiler._service.processes, "take", take_slowly)
+    assert compiler.compile(heavy())
+    compiler.close()
+
+
+def test_native_code_that_panics_fails_its_own_task(compiler: GrammarCompiler) -> None:
+    class Panic(BaseException):
+        """What native code raises when it panics."""
+
+    def panic(turn: Turn) -> None:
+        raise Panic("at src/lib.rs")
+
+    for _ in range(4):
+        future: Future[Any] = Future()
+        compiler._service.submit(panic, future)
+        with pytest.raises(RuntimeError, match=r"src/lib\.rs"):
+            future.result(timeout=1.0)
+    assert compiler.compile(heavy())
+
+
 def test_close_leaves_nothing_behind(vocabulary: Vocabulary) -> None:
     threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     compiler = GrammarCompiler(vocabulary)
@@ -218,8 +278,8 @@ def test_without_processes_all_is_done_here(compiler: GrammarCompiler, monkeypat
     grammar = compiler.compile(heavy())
     assert grammar.receipt is not None
     assert compiler.process_ids == []
-    found = compiler.check(JsonSchema('{"items": {"type": "string"}}'), "[1]").result()
-    assert [violation.pointer for violation in found] == ["/0"]
+    found = compiler.check(JsonSchema('{"items": {"type": "string"}}'), "[1]", None).result()
+    assert [finding.violation.pointer for finding in found] == ["/0"]
 
 
 def test_the_interpreter_ends_cleanly_while_something_hangs() -> None:
@@ -247,7 +307,7 @@ def test_a_check_goes_before_what_waits(vocabulary: Vocabulary) -> None:
         future.result()
     hanging = [hang(compiler._service) for _ in range(6)]
     started = time.monotonic()
-    assert compiler.check(JsonSchema('{"type": "integer"}'), "1").result(timeout=5) == []
+    assert compiler.check(JsonSchema('{"type": "integer"}'), "1", None).result(timeout=5) == []
     assert time.monotonic() - started < 3.0
     assert not any(future.done() for future in hanging)
     compiler.close()

@@ -15,8 +15,11 @@ from bough.constrain.grammar import Matcher
 from bough.constrain.lower import lower
 from bough.constrain.lowered import Lowered
 from bough.constrain.spec import Choice, JsonSchema, Lark, Regex, Structural, Tag
+from bough.constrain.structural import grammar as structural_grammar
+from bough.constrain.structural import matcher as structural_matcher
 from bough.constrain.structural.grammar import compile_structural
 from bough.constrain.structural.matcher import StructuralGrammar
+from bough.constrain.structural.places import Scan
 from bough.constrain.tokens import TokenTable
 from bough.constrain.vocabulary import Vocabulary
 
@@ -272,9 +275,15 @@ def test_free_text_needs_no_mask() -> None:
         )
     )
     matcher = compiled(CASES["regex"].spec, spaced).matcher()
+    mask = np.zeros(spaced.num_words, dtype=np.int32)
+    assert matcher.free
     for char in "ab<a<t/<t":
-        assert matcher.free and matcher.accepting
+        matcher.fill_mask(mask)  # whoever first comes to a state finds out
+        assert matcher.free and matcher.accepting and (mask == matcher.grammar.everything).all()
         matcher.accept(1 + ALPHABET.index(char))
+        if char in "ab":
+            assert matcher.free
+    matcher.fill_mask(mask)
     assert matcher.free
     matcher.accept(1 + ALPHABET.index(">"))
     assert not matcher.free and not matcher.accepting
@@ -316,6 +325,27 @@ def test_what_is_wrong_has_a_place(path: str) -> None:
         compiled(REFUSED[path], make_tokens(0))
     assert caught.value.path == path
     assert str(caught.value).endswith(f"(at {path})")
+
+
+def test_what_too_many_tokens_hold_is_no_trigger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structural_grammar, "MAX_SUSPECTS", 5)
+    for path, spec in (("/triggers", Structural(AB, ("<",))), ("/reasoning_end", Structural(reasoning_end="t"))):
+        with pytest.raises(GrammarTooComplexError, match="make it longer") as caught:
+            compiled(spec, make_tokens(0))
+        assert caught.value.path == path
+
+
+def test_rows_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structural_matcher, "MAX_ROWS", 3)
+    tokens = make_tokens(0)
+    grammar = compiled(Structural((Tag("<t>aab", NUMBER, "</t>"),), ("<t>aab",)), tokens)
+    scan = grammar.places[grammar.start]
+    assert isinstance(scan, Scan) and list(scan.rows) == [0]
+    for _ in range(2):
+        for state in range(scan.triggers.num_states - 1):
+            row = grammar.row(grammar.start, state)
+            assert (row is None) == grammar.known_free(grammar.start, state)
+            assert 0 in scan.rows and len(scan.rows) <= 3
 
 
 POLICIES: tuple[Literal["best_effort", "exact"], ...] = ("best_effort", "exact")

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bough.constrain import Choice, Grammar, GrammarCompiler, Lark, Regex, Vocabulary
+from bough.constrain import Choice, Grammar, GrammarCompiler, Lark, MatcherError, Regex, Vocabulary
 from bough.constrain.jobs import Tabulate
 from bough.constrain.languages.regular import compile_regular
 from bough.constrain.lowered import Lowered
 from bough.constrain.matcher import CompiledGrammar
 from bough.constrain.spec import GrammarSpec
+from bough.constrain.tables import matcher as table_matcher
 from bough.constrain.tables.matcher import RegularGrammar
 from bough.constrain.tables.size import is_small
 from bough.constrain.tables.tables import RegularTables, tabulate, tabulation
@@ -113,3 +114,39 @@ def test_what_is_small_is_a_table_at_once(compiler: GrammarCompiler, spec: Gramm
     """So that no answer depends on how often its constraint was asked for."""
     table = compiler.compile(spec)
     assert isinstance(table, RegularGrammar) and compiler.compile(spec) is table
+
+
+def test_forced_text_may_be_accepted_in_other_tokens_than_the_mask_allows(
+    compiler: GrammarCompiler, vocabulary: Vocabulary
+) -> None:
+    grammar = compiler.compile(Choice(("Paris",)))
+    assert isinstance(grammar, RegularGrammar)
+    ids = {text: token for token, text in enumerate(vocabulary.tokens)}
+    matcher = grammar.matcher()
+    assert matcher.forced_tokens() == [ids[b"Paris"]]
+    for byte in b"Paris":
+        assert not matcher.accepting
+        with pytest.raises(MatcherError, match="not allowed"):
+            matcher.accept(ids[b"x"])
+        matcher.accept(ids[bytes([byte])])
+    assert matcher.finished
+    matcher.rollback(5)
+    matcher.accept(ids[b"Paris"])
+    assert matcher.finished
+    for token in (-1, vocabulary.size, len(vocabulary.tokens)):
+        assert grammar.following(0, token) == -1
+
+
+def test_what_is_kept_of_a_table_has_a_bound(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forced text is as long as the text at each of its states; what is forgotten is found again."""
+    word = "".join("qxzjkv"[index * index % 6] for index in range(60))
+    grammar = compiler.compile(Choice((word,)))
+    assert isinstance(grammar, RegularGrammar) and isinstance(grammar.plain, CompiledGrammar)
+    found = [list(grammar.forced(state)) for state in range(grammar.moves.num_states)]
+    assert sum(map(len, found)) > 1000
+    monkeypatch.setattr(table_matcher, "MAX_FORCED", 100)
+    fresh = RegularTables(compiler.tokens).grammar(compile_regular(word), grammar.plain)
+    for _ in range(2):
+        assert [list(fresh.forced(state)) for state in range(fresh.moves.num_states)] == found
+        assert sum(map(len, fresh._forced.values())) <= 100
+    assert fresh.num_bytes < grammar.num_bytes
