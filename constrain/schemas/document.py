@@ -34,6 +34,7 @@ class Document:
         self._schemas: dict[str, Schema] = {}
         self._added: dict[str, str] = {}
         self._checked: set[str] = set()
+        self._resolved: dict[tuple[str, str], str] = {}
         self._index("")
         self.is_dynamic = bool(self._dynamic)
 
@@ -119,6 +120,12 @@ class Document:
         return location
 
     def _resolve(self, reference: str, location: str, keyword: str) -> str:
+        key = (location, keyword)
+        if key not in self._resolved:
+            self._resolved[key] = self._find(reference, location, keyword)
+        return self._resolved[key]
+
+    def _find(self, reference: str, location: str, keyword: str) -> str:
         where = pointer_to(pointer_of(location), keyword)
         home = self._home(location)
         base = self._resources[home]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 from ..languages.language import Language
@@ -87,10 +87,16 @@ class StringShape:
 def string_shape(language: Language, bound: Language | None) -> StringShape | None:
     """The shape; None if it is known to have no string at all."""
     if bound is None:
-        return None if language.is_empty() else StringShape(language)
-    if bound.is_empty():
+        return None if _is_empty(language) else StringShape(language)
+    if _is_empty(bound):
         return None
-    return StringShape(Language.EMPTY if language.is_empty() else language, bound)
+    return StringShape(Language.EMPTY if _is_empty(language) else language, bound)
+
+
+@lru_cache(maxsize=1_024)
+def _is_empty(language: Language) -> bool:
+    """Whether a language is known to be empty; schemas ask it of the same ones again and again."""
+    return bool(language.is_empty())
 
 
 @dataclass(frozen=True)
