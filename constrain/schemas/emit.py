@@ -12,7 +12,7 @@ from .emit_arrays import array_rule
 from .emit_objects import object_rule
 from .graph import Graph, Values
 from .shapes import NumberShape
-from .writer import LAYOUTS, Order, Writer
+from .writer import LAYOUTS, Order, Writer, number_texts
 
 MAX_MULTIPLE = 10_000
 """Of a `multipleOf` in units of its last digit: llguidance keeps a state for each remainder."""
@@ -49,7 +49,7 @@ def _numbers(writer: Writer, shapes: list[NumberShape]) -> list[str]:
     draft = writer.graph.expander.subschemas.document.draft
     for shape in shapes:
         if shape.values is not None:
-            expressions += [_number(value, writer.layout.canonical) for value in shape.values]
+            expressions += [number_texts(value, writer.layout.canonical) for value in shape.values]
             continue
         # In draft 4 a number with a point is no integer.
         canonical = writer.layout.canonical or (draft.year == 4 and shape.numbers.multiple is not None)
@@ -81,11 +81,3 @@ def _anything(writer: Writer) -> list[str]:
     number = NumberSet().terminal(writer.layout.canonical)
     assert number is not None
     return [key, writer.terminal(number), '"true"', '"false"', '"null"', array, members]
-
-
-def _number(value: int | float, canonical: bool) -> str:
-    """One number's texts."""
-    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e16):
-        text = str(int(value))
-        return f'"{text}"' if canonical or abs(value) >= 1e16 else f'"{text}" /(\\.0)?/'
-    return f'"{json.dumps(value)}"'

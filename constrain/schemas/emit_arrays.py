@@ -6,11 +6,12 @@ import json
 from decimal import Decimal
 from typing import Any
 
+from ..languages.language import Language
 from .graph import Graph, Values
 from .plans import ArrayPlan, Counting, State
 from .shapes import Node
 from .values import value_key
-from .writer import Writer
+from .writer import Writer, number_texts
 
 MAX_DISTINCT = 60
 
@@ -123,9 +124,15 @@ def _distinct(writer: Writer, plan: ArrayPlan, values: list[Any]) -> str:
     writer.rule(f"{after}::_", [end, f"{writer.comma} {first}::_ %if bit_count_lt(_, {high})"])
     writer.rule(
         f"{first}::_",
-        [
-            f"{json.dumps(json.dumps(value, ensure_ascii=False))} {after}::set_bit({bit}) %if bit_clear({bit})"
-            for bit, value in enumerate(values)
-        ],
+        [f"{_scalar(writer, value)} {after}::set_bit({bit}) %if bit_clear({bit})" for bit, value in enumerate(values)],
     )
     return start
+
+
+def _scalar(writer: Writer, value: Any) -> str:
+    """The terminal of one scalar, however it may be written."""
+    if isinstance(value, str):
+        return writer.string(Language.literal(value))
+    if isinstance(value, bool) or value is None:
+        return f'"{json.dumps(value)}"'
+    return writer.terminal(number_texts(value, writer.layout.canonical))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,3 +97,11 @@ class Writer:
         """The whole grammar, which begins with the rule `start`."""
         terminals = [f"{name}: {text}" for text, name in self._terminals.items()]
         return "\n".join([f"start: {start}", *self._rules, *terminals, ""])
+
+
+def number_texts(value: int | float, canonical: bool) -> str:
+    """A Lark expression for how one number may be written."""
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e16):
+        text = str(int(value))
+        return f'"{text}"' if canonical or abs(value) >= 1e16 else f'"{text}" /(\\.0)?/'
+    return f'"{json.dumps(value)}"'

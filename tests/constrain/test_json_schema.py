@@ -397,6 +397,8 @@ HOSTNAME = {"type": "string", "format": "hostname"}
             "[0]",
             True,
         ),
+        ({"uniqueItems": True, "items": {"enum": [0.5, "日本", True, 2]}}, '["\\u65e5\\u672c", 2.0]', True),
+        ({"uniqueItems": True, "items": {"enum": [0.5, "日本", True, 2]}}, '["\\u65e5\\u672c", "日本"]', False),
         # A short text with several keys that nobody has named.
         ({"not": {"patternProperties": {"c": {"maxProperties": 1}}}}, '{"c": {"a": 1, "b": 2}}', True),
     ],
