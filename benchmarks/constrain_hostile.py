@@ -93,22 +93,30 @@ def listed_bodies(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for line in path.read_text().splitlines():
         row = json.loads(line)
         if row["id"].startswith("F") and "body" in row:
-            yield row["id"], _expanded(row["body"])
+            yield row["id"], expanded(row["body"])
 
 
-def _expanded(value: Any) -> Any:
-    """With `{"@nest": [template, innermost, times]}` written out."""
+def expanded(value: Any) -> Any:
+    """The markers of bad_requests.jsonl, replaced by what they stand for."""
+    if isinstance(value, str) and value.startswith("@rep:"):
+        text, times = value[5:].rsplit(":", 1)
+        return text * int(times)
     if isinstance(value, list):
-        return [_expanded(item) for item in value]
+        return [expanded(item) for item in value]
     if not isinstance(value, dict):
         return value
+    if "@list" in value:
+        return [expanded(value["@list"][0])] * value["@list"][1]
+    if "@keys" in value:
+        prefix, item, count = value["@keys"]
+        return {f"{prefix}{index}": item for index in range(count)}
     if "@nest" in value:
         template, inner, times = value["@nest"]
         text = json.dumps(inner)
         for _ in range(times):
             text = json.dumps(template).replace('"@hole"', text)
         return json.loads(text)
-    return {key: _expanded(item) for key, item in value.items()}
+    return {key: expanded(item) for key, item in value.items()}
 
 
 def measure_hostile(

@@ -50,12 +50,11 @@ class Draft:
             return node
         if "$ref" in node and self.ref_stands_alone:
             return {"$ref": node["$ref"]}
-        if node.keys().isdisjoint(self._changed):
+        if node.keys().isdisjoint(self.absent | _REWRITTEN | _RETYPED):
             return node  # type: ignore[no-any-return]
-        result = {keyword: value for keyword, value in node.items() if keyword not in self._changed}
-        result.update((keyword, node[keyword]) for keyword in self._kept if keyword in node)
+        left_out = self.absent | _REWRITTEN
+        result = {keyword: value for keyword, value in node.items() if keyword not in left_out}
         if isinstance(node.get("items"), list):
-            result.pop("items", None)
             result["prefixItems"] = At(("items",), node["items"])
             if "additionalItems" in node:
                 result["items"] = At(("additionalItems",), node["additionalItems"])
@@ -67,14 +66,6 @@ class Draft:
             del result["required"]  # draft 3 put it beside the property
         return result
 
-    @property
-    def _changed(self) -> frozenset[str]:
-        return _CHANGED[self.year]
-
-    @property
-    def _kept(self) -> tuple[str, ...]:
-        return _KEPT[self.year]
-
 
 @dataclass(frozen=True, slots=True)
 class At:
@@ -84,9 +75,9 @@ class At:
     value: Any
 
 
-_ALWAYS = frozenset({"items", "additionalItems", "dependencies", "exclusiveMinimum", "exclusiveMaximum", "required"})
-_CHANGED = {year: frozenset(absent | _ALWAYS) for year, absent in ABSENT.items()}
-_KEPT = dict.fromkeys(ABSENT, ("exclusiveMinimum", "exclusiveMaximum", "required"))
+_REWRITTEN = frozenset({"items", "additionalItems", "dependencies"})
+_RETYPED = frozenset({"exclusiveMinimum", "exclusiveMaximum", "required"})
+"""Keywords that a draft wrote as a boolean."""
 
 
 def draft_of(root: Schema) -> Draft:

@@ -20,7 +20,6 @@ REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 COMBINATIONS = ("allOf", "oneOf", "anyOf", "not", "if", "dependentSchemas")
 _UNEVALUATED = {"array": "unevaluatedItems", "object": "unevaluatedProperties"}
 IN_PLACE = frozenset((*REFERENCES, *COMBINATIONS))
-KINDS = ("null", "boolean", "number", "string", "array", "object")
 MAX_SHAPES = 16
 """Shapes of one type that two unions make together, if there are not more in one of them. Of more, those that demand
 the fewest keys or elements are kept: the grammar then allows less than the schema, and never more."""
@@ -71,7 +70,7 @@ class Expander:
 
     def kinds(self, node: Node) -> list[str]:
         """The types that values of `node` may have, as far as `type` says it."""
-        found = list(KINDS)
+        found = list(TOPS)
         for literal in node:
             schema = self._document.schema(self.subschemas.place(literal)[0])
             if not literal & 1 and isinstance(schema, dict) and "type" in schema:

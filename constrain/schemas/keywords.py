@@ -159,8 +159,7 @@ class Keywords:
         checked = ArrayShape().merge(shape, self._opened.is_empty)
         if checked is None or not annotate:
             return checked
-        seen = SeenItems(len(prefix), "items" in schema, contained)
-        return ArrayShape(prefix, rest, shape.low, shape.high, counts, unique, seen)
+        return replace(shape, seen=SeenItems(len(prefix), "items" in schema, contained))
 
     def _object(self, literal: int, schema: dict[str, Any], annotate: bool) -> ObjectShape | None:
         subschemas = self._subschemas
@@ -189,7 +188,7 @@ class Keywords:
         top = schema.get("maxProperties")
         shape = ObjectShape(
             properties,
-            tuple(rule for rule in rules if rule[1]),
+            tuple(rules),
             frozenset(schema.get("required", ())),
             int(schema.get("minProperties", 0)),
             None if top is None else int(top),

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from bough.benchmarks.constrain_hostile import expanded
 from bough.constrain.errors import GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError
 from bough.runtime.errors import EngineError, EngineStoppedError, OverloadedError, RequestError
 from bough.runtime.request import ErrorInfo
@@ -125,29 +126,6 @@ def test_known_fields_that_are_not_honoured_are_refused_unless_empty(server: Run
     error = error_of(response)
     assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", field)
     assert http.post(CHAT, json={"model": "m", "messages": HI, field: None}).status_code == 200
-
-
-def expanded(value: Any) -> Any:
-    """The markers of bad_requests.jsonl, replaced by what they stand for."""
-    if isinstance(value, str) and value.startswith("@rep:"):
-        text, times = value[5:].rsplit(":", 1)
-        return text * int(times)
-    if isinstance(value, list):
-        return [expanded(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "@list" in value:
-        return [expanded(value["@list"][0])] * value["@list"][1]
-    if "@keys" in value:
-        prefix, item, count = value["@keys"]
-        return {f"{prefix}{index}": item for index in range(count)}
-    if "@nest" in value:
-        template, inner, times = value["@nest"]
-        text = json.dumps(inner)
-        for _ in range(times):
-            text = json.dumps(template).replace('"@hole"', text)
-        return json.loads(text)
-    return {key: expanded(item) for key, item in value.items()}
 
 
 def wire(row: dict[str, Any]) -> bytes:
