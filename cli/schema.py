@@ -74,6 +74,7 @@ def _check(
     receipt = grammar.receipt
     if receipt is not None:
         report |= {"mode": receipt.mode, "enforced": list(receipt.enforced), "checked": list(receipt.checked)}
+        report |= {"narrowed": list(receipt.narrowed)}
     report |= {"grammar_bytes": grammar.num_bytes, "min_tokens": grammar.min_tokens()}
     report["instances"] = [_try(name, text, spec, grammar, vocabulary) for name, text in instances]
     return report
@@ -140,6 +141,9 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     yield f"  enforced {', '.join(report.get('enforced', ())) or 'nothing'}"
     if report.get("checked"):
         yield f"  checked  {', '.join(report['checked'])} (on the finished value)"
+    if report.get("narrowed"):
+        places = ", ".join(pointer or "the root" for pointer in report["narrowed"])
+        yield f"  narrowed {places} (rare values are left out: their combinations are too many)"
     shortest = "none found" if report["min_tokens"] is None else f"{report['min_tokens']} tokens"
     yield f"  grammar  about {report['grammar_bytes'] / 1000:.0f} kB; shortest value: {shortest}"
     for instance in report["instances"]:

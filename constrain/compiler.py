@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from threading import Lock
 
 import msgspec
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
 from .backend_errors import to_grammar_error
@@ -205,9 +206,12 @@ def _compile_lowered(spec: PlainSpec, lowered: Lowered, tokens: TokenTable) -> C
     )
     if start.is_error():
         raise to_grammar_error(start.get_error(), spec)
+    if lowered.distinct is not None:
+        start = DistinctState.guarding(start, tokens, lowered.distinct)
+    _check_start(start, tokens, spec)
     completer = Completer(tokens, json=lowered.json, names=lowered.names, words=lowered.words)
     grammar = CompiledGrammar(
-        start if lowered.distinct is None else DistinctState.guarding(start, tokens, lowered.distinct),
+        start,
         tokens,
         completer,
         json=lowered.json,
@@ -217,7 +221,6 @@ def _compile_lowered(spec: PlainSpec, lowered: Lowered, tokens: TokenTable) -> C
         witness=lowered.witness,
     )
     grammar.tabulation = tabulation(spec, lowered)
-    _check_start(grammar, spec)
     return grammar
 
 
@@ -234,10 +237,9 @@ def _plain_receipt(spec: PlainSpec) -> Receipt:
     return Receipt(mode=mode, enforced=(str(spec.__struct_config__.tag),))
 
 
-def _check_start(grammar: CompiledGrammar, spec: PlainSpec) -> None:
-    mask = grammar.tokens.end()
-    mask[:] = 0
-    state = grammar.matcher().state
+def _check_start(state: GrammarState, tokens: TokenTable, spec: PlainSpec) -> None:
+    """Raises GrammarError if nothing can be generated. The state remembers its mask, as all copies of it do."""
+    mask = np.zeros(tokens.num_words, dtype=np.int32)
     state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
     if state.is_error():
         raise to_grammar_error(state.get_error(), spec)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json as jsonlib
+import time
 from collections import Counter
 from collections.abc import Iterable
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,8 @@ MAX_CHILDREN = 64
 MAX_WORDS = 24
 MAX_NAMES = 64
 """Names that are tried for a key, of those that objects need."""
+SEARCH_TIME_S = 1.0
+"""What one search may take: where items must differ, each state costs a millisecond."""
 MAX_EXPANSIONS = 1_500
 MAX_AIMLESS_STEPS = 4
 """Steps of mere content after which the greedy search looks around for a way out."""
@@ -36,20 +40,64 @@ class Completer:
         self._tokens = tokens
         self._json = json
         self._names = tuple(dict.fromkeys(names))[:MAX_NAMES] if json else ()
-        keys = tokens.prefixes(names)
-        content = [*tokens.fillers, *tokens.single_bytes]
-        between = tokens.between
-        quote = between.index(tokens.in_string[-1]) + 1 if tokens.in_string else 0
-        self._in_string = _Preference([*tokens.in_string, *keys, *content])
-        self._between = _Preference([*between[:quote], *keys, *between[quote:], *content])
-        self._content = _Preference([*tokens.prefixes(words)[:MAX_WORDS], *tokens.fillers[:2], *tokens.single_bytes])
-        self._brackets = _Preference(tokens.brackets)
-        self._ends = _Preference(tokens.value_ends)
-        self._text = _Preference(tokens.known("adgz_/:;@ "))  # in no number
-        self._quotes = _Preference(tokens.string_ends)
-        self._openings = frozenset(tokens.known(('"', ' "', '""', ' ""', ",")))
+        self._words = tuple(words)
+        self._all_names = tuple(names)
         self._spelled: dict[str, list[list[int]]] = {}
-        self._aimless = frozenset((*content, *keys, *between[quote:]))
+
+    # Made when they are first needed: most words are never sought.
+
+    @cached_property
+    def _keys(self) -> list[int]:
+        return self._tokens.prefixes(self._all_names)
+
+    @cached_property
+    def _in_string(self) -> _Preference:
+        return _Preference([*self._tokens.in_string, *self._keys, *self._any_content])
+
+    @cached_property
+    def _between(self) -> _Preference:
+        brackets, others = self._around_quote
+        return _Preference([*brackets, *self._keys, *others, *self._any_content])
+
+    @cached_property
+    def _content(self) -> _Preference:
+        words = self._tokens.prefixes(self._words)[:MAX_WORDS]
+        return _Preference([*words, *self._tokens.fillers[:2], *self._tokens.single_bytes])
+
+    @cached_property
+    def _brackets(self) -> _Preference:
+        return _Preference(self._tokens.brackets)
+
+    @cached_property
+    def _ends(self) -> _Preference:
+        return _Preference(self._tokens.value_ends)
+
+    @cached_property
+    def _text(self) -> _Preference:
+        return _Preference(self._tokens.known("adgz_/:;@ "))  # in no number
+
+    @cached_property
+    def _quotes(self) -> _Preference:
+        return _Preference(self._tokens.string_ends)
+
+    @cached_property
+    def _openings(self) -> frozenset[int]:
+        return frozenset(self._tokens.known(('"', ' "', '""', ' ""', ",")))
+
+    @cached_property
+    def _aimless(self) -> frozenset[int]:
+        return frozenset((*self._any_content, *self._keys, *self._around_quote[1]))
+
+    @property
+    def _any_content(self) -> list[int]:
+        return [*self._tokens.fillers, *self._tokens.single_bytes]
+
+    @property
+    def _around_quote(self) -> tuple[list[int], list[int]]:
+        """What ends values, up to the quotation mark, and what else stands between them."""
+        between, in_string = self._tokens.between, self._tokens.in_string
+        quote = between.index(in_string[-1]) + 1 if in_string else 0
+        return between[:quote], between[quote:]
 
     def _spellings(self, name: str) -> list[list[int]]:
         """A key with its colon, as it may come after what stands before it."""
@@ -64,17 +112,18 @@ class Completer:
         path: list[int] = []
         num_aimless = 0
         used: Counter[str] = Counter()
-        while not trial.is_accepting():
+        deadline = time.monotonic() + SEARCH_TIME_S
+        while not trial.is_accepting() and time.monotonic() < deadline:
             step: list[int] | None = trial.compute_ff_tokens() or self._step(trial, used)
             aimless = step is not None and len(step) == 1 and (step[0] in self._aimless or step == path[-1:])
             num_aimless = num_aimless + 1 if aimless else 0
             if not self._json or num_aimless > MAX_AIMLESS_STEPS:
-                step = self._way_out(trial, max_tokens - len(path))
+                step = self._way_out(trial, max_tokens - len(path), deadline)
                 num_aimless = 0
             if not step or len(path) + len(step) > max_tokens or trial.try_consume_tokens(step) != len(step):
                 return None
             path += step
-        return path
+        return path if trial.is_accepting() else None
 
     def completes(self, matcher: GrammarState, tokens: list[int]) -> bool:
         """Whether `tokens` complete the word."""
@@ -121,12 +170,12 @@ class Completer:
         bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         return [int(token) for token in bits if int(token) not in self._tokens.eos_ids][:1]
 
-    def _way_out(self, start: GrammarState, max_tokens: int) -> list[int] | None:
+    def _way_out(self, start: GrammarState, max_tokens: int, deadline: float) -> list[int] | None:
         """Tokens after which the word may end, or the string of a JSON text; found breadth first, within bounds."""
         beam: list[tuple[GrammarState, list[int], Mask]] = [(start.deep_copy(), [], self._mask(start))]
         num_expansions = 0
         seen: set[int] = set()
-        while beam and num_expansions < MAX_EXPANSIONS:
+        while beam and num_expansions < MAX_EXPANSIONS and time.monotonic() < deadline:
             following: list[tuple[GrammarState, list[int], Mask]] = []
             again: list[tuple[GrammarState, list[int], Mask]] = []
             seen_now: set[int] = set()  # states of one length that allow the same tokens are taken for one

@@ -6,7 +6,12 @@ from typing import Protocol
 
 
 class GrammarState(Protocol):
-    """What we use of llguidance's `LLMatcher`. Nothing raises: after an error the state is void, and `is_error`."""
+    """What we use of llguidance's `LLMatcher`. Nothing raises: after an error the state is void, and `is_error`.
+
+    It remembers its last mask by the number of lexemes before it, even if that place is rolled back: what is then
+    written instead, with as many lexemes, gets that mask. So no tokens may be taken back after which a mask was made:
+    where masks are made ahead, they are a copy's.
+    """
 
     def deep_copy(self) -> GrammarState:
         """An independent one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError
-from .languages.regular import Automaton
+from .languages.regular import Automaton, Conjunction
 from .lowered import Lowered
 from .receipt import Violation
 from .spec import Choice, Gbnf, JsonSchema, Lark, Regex
@@ -36,9 +36,9 @@ class Check(msgspec.Struct, frozen=True, tag="check"):
 
 
 class Tabulate(msgspec.Struct, frozen=True, tag="tabulate"):
-    """Make the automaton of a regular expression, or (None) of words. Answered by Tabulated."""
+    """Make the automaton of regular expressions, or (without any) of words. Answered by Tabulated."""
 
-    pattern: str | None = None
+    parts: tuple[Conjunction, ...] = ()
     words: tuple[str, ...] = ()
 
 

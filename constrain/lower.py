@@ -10,6 +10,7 @@ from llguidance import LLMatcher
 from .errors import GrammarError
 from .grammars.gbnf import to_lark
 from .grammars.lark_words import has_word
+from .languages.regular import Conjunction
 from .lowered import Lowered
 from .schemas.lower_schema import lower_schema
 from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
@@ -28,7 +29,7 @@ def lower(spec: GrammarSpec) -> Lowered:
             return lower_schema(spec)
         case Regex():
             body = _whole(spec.pattern)
-            return Lowered(LLMatcher.grammar_from_regex(body), regular=body)
+            return Lowered(LLMatcher.grammar_from_regex(body), regular=(Conjunction((body,)),))
         case Choice():
             return _lower_choice(spec)
         case Lark():

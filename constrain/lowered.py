@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from .distinct_states import DistinctPaths
+from .languages.regular import Conjunction
 from .receipt import Receipt
 
 
@@ -18,7 +19,7 @@ class Lowered(msgspec.Struct, frozen=True):
     receipt    what the grammar enforces, and what must be checked on the finished value
     witness    a short word, if one is known
     distinct   where elements or keys must differ in ways that the grammar does not see to
-    regular    a regular expression (the syntax of Rust's regex crate) of the whole text, if one is known
+    regular    regular expressions (the syntax of Rust's regex crate) whose texts are its words; empty if none are known
     """
 
     source: str
@@ -29,4 +30,4 @@ class Lowered(msgspec.Struct, frozen=True):
     receipt: Receipt | None = None
     witness: str | None = None
     distinct: DistinctPaths | None = None
-    regular: str | None = None
+    regular: tuple[Conjunction, ...] = ()

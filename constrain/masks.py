@@ -18,29 +18,26 @@ def fill_along(matcher: Matcher, drafts: Sequence[int], out: npt.NDArray[np.int3
 
     Returns how many rows are right: fewer than there are if a draft is not allowed or nothing may follow it, none at a
     dead end. The matcher ends where it began. The interpreter lock is released for most of the time.
-
-    Raises RuntimeError if the matcher could not go back: nobody knows where it stands then.
     """
     if isinstance(matcher, TokenMatcher) and isinstance(matcher.state, LLMatcher) and drafts and not matcher.closed:
         return _fill_at_once(matcher.state, list(drafts), out)
-    right = accepted = 0
+    right = 0
     try:
         matcher.fill_mask(out[0])
         right = 1
+        trial = matcher.copy() if drafts else matcher
         for draft in drafts:
-            matcher.accept(draft)
-            accepted += 1
-            matcher.fill_mask(out[accepted])
+            trial.accept(draft)
+            trial.fill_mask(out[right])
             right += 1
     except MatcherError:
         pass  # the caller sees it in the count
-    if accepted:
-        matcher.rollback(accepted)
     return right
 
 
 def _fill_at_once(state: LLMatcher, drafts: list[int], out: npt.NDArray[np.int32]) -> int:
-    """All rows in one call without the interpreter lock."""
+    """All rows in one call without the interpreter lock, by a copy: see `GrammarState`."""
+    state = state.deep_copy()
     state.unsafe_compute_mask_ptr_with_draft_token(out.ctypes.data, out.strides[0], drafts)  # type: ignore[attr-defined]
     if state.is_error():
         return 0

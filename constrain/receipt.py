@@ -31,10 +31,12 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     enforced      keywords that the mask enforces, sorted
     checked       JSON pointers of keywords that are checked on the finished value; empty where the text was cut, so
                   that there is no value and nothing was checked
+    narrowed      JSON pointers of subschemas of which rare values are left out: their combinations are too many
     violations    what the check found, where a value that fails is returned all the same ("best_effort")
     """
 
     mode: Policy
     enforced: tuple[str, ...] = ()
     checked: tuple[str, ...] = ()
+    narrowed: tuple[str, ...] = ()
     violations: tuple[Violation, ...] = ()

@@ -256,13 +256,15 @@ class ChoiceViolation(msgspec.Struct):
 class ConstraintReport(msgspec.Struct):
     """How the constraint was kept: keywords that were enforced, and places in the schema that were checked at the end.
 
-    `violations`, in mode "best_effort", is what the check found.
+    `narrowed`, if there are any, are places of which rare values were left out. `violations`, in mode "best_effort", is
+    what the check found.
     """
 
     mode: Literal["exact", "best_effort"]
     enforced: list[str]
     checked: list[str]
     violations: list[ChoiceViolation] | UnsetType = UNSET
+    narrowed: list[str] | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct):

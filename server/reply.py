@@ -105,7 +105,8 @@ class ConstraintCount:
 
 def _report(receipt: Receipt, violations: list[ChoiceViolation]) -> ConstraintReport:
     shown = violations if receipt.mode == "best_effort" else UNSET
-    return ConstraintReport(receipt.mode, list(receipt.enforced), list(receipt.checked), shown)
+    narrowed = list(receipt.narrowed) or UNSET
+    return ConstraintReport(receipt.mode, list(receipt.enforced), list(receipt.checked), shown, narrowed)
 
 
 # Chats

@@ -100,14 +100,12 @@ class DistinctState:
     def unsafe_compute_mask_ptr_with_draft_token(
         self, trg_pointer: int, one_mask_byte_size: int, draft: list[int]
     ) -> None:
-        num_taken = 0
-        for token in [*draft, None]:
-            self.unsafe_compute_mask_ptr(trg_pointer + num_taken * one_mask_byte_size, one_mask_byte_size)
-            if token is None or self.is_error() or not self._may_take(token) or not self.consume_token(token):
+        self.unsafe_compute_mask_ptr(trg_pointer, one_mask_byte_size)
+        trial = self.deep_copy() if draft and not self.is_error() else self
+        for place, token in enumerate(draft, 1):
+            if trial.is_error() or not trial._may_take(token) or not trial.consume_token(token):
                 break
-            num_taken += 1
-        if num_taken and not self.is_error():
-            self.rollback(num_taken)
+            trial.unsafe_compute_mask_ptr(trg_pointer + place * one_mask_byte_size, one_mask_byte_size)
 
     def validate_tokens(self, tokens: list[int]) -> int:
         num_taken = 0
@@ -331,7 +329,8 @@ class DistinctState:
         if depth == 0 or not self._is_critical(scan) or self._has_way(self._tokens.known(_PROBES)):
             return False
         row = np.zeros(self._tokens.num_words, dtype=np.uint32)
-        self._inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        # What made a mask cannot be rolled back: see `GrammarState`.
+        self._inner.deep_copy().unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         leading = self._forbid(scan, row)
         for token in leading:
             _forbid(row, token)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .charsets import ALL, EMPTY_SET, LINE_ENDS, WORD, CharSet
-from .derivatives import classes
 from .language_algebra import ANY, EMPTY, EPSILON, chars, complement, concat, intersection, repeat, union, words
 from .language_nodes import Chars, Concat, Intersection, Node, Repeat, Union, Words
+from .partitions import classes
 from .pattern_tree import Alternatives, Boundary, Edge, Leaf, Look, Repeated, Sequenced, Tree, sequenced
 
 MAX_UNROLLED = 4

@@ -39,6 +39,12 @@ class CharSet:
         return CharSet.from_ranges(ranges)
 
     @staticmethod
+    def single(char: str) -> CharSet:
+        """One character; none if it is a surrogate."""
+        point = ord(char)
+        return CharSet((point, point + 1)) if not SURROGATES[0] <= point < SURROGATES[1] else EMPTY_SET
+
+    @staticmethod
     def from_ranges(ranges: Iterable[tuple[int, int]]) -> CharSet:
         """The union of half-open ranges in any order; surrogates are left out."""
         boundaries: list[int] = []

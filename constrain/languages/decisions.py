@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import count
 
-from .charsets import CharSet
-from .derivatives import Derivatives, classes
+from .charsets import END, READABLE, CharSet
+from .derivatives import Derivatives
 from .language_algebra import EMPTY
-from .language_nodes import Chars, Complement, Concat, Intersection, Node, Repeat, Union, Words
+from .language_nodes import Chars, Complement, Concat, Intersection, Node, Repeat, Union, Words, parts
+from .products import common_word
 
 MAX_RECURSION = 120
 """The depth up to which `matches` recurs; below that, it goes by derivatives."""
@@ -125,37 +124,90 @@ def _bits(positions: int) -> Iterator[int]:
 
 
 def shortest(node: Node, budget: int) -> str | None:
-    """A shortest word, of characters that read well; None if there is none. Raises OutOfBudgetError.
+    """A shortest word, of characters that read well; None if there is none. Raises OutOfBudgetError."""
+    return _Shortest(Derivatives(budget)).of(node)
 
-    The search goes first where the bounds promise the shortest word.
-    """
-    if node is EMPTY:
-        return None
-    derivatives = Derivatives(budget)
-    order = count(0, -1)  # of equals the last found first: on towards the end of a word
-    queue: list[tuple[int, int, int, Node, str]] = [(node.minimum, 0, next(order), node, "")]
-    seen = {node}
-    while queue:
-        _, _, _, state, prefix = heapq.heappop(queue)
-        if state.nullable:
-            return prefix
-        if isinstance(state, Words):
-            return prefix + min(state.texts, key=lambda text: (len(text), text))
-        for members in reversed(classes(state.first)):
-            char = members.readable()
-            after = derivatives.step(state, char)
-            if after is not EMPTY and after not in seen:
-                seen.add(after)
-                length = len(prefix) + 1
-                heapq.heappush(queue, (length + after.minimum, -length, next(order), after, prefix + char))
-    return None
+
+class _Shortest:
+    """Shortest words: those of parts make up those of a whole, but where expressions have to agree."""
+
+    def __init__(self, derivatives: Derivatives) -> None:
+        self._derivatives = derivatives
+        self._known: dict[Node, str | None] = {}
+
+    def of(self, node: Node) -> str | None:
+        known, pending = self._known, [node]
+        while pending:  # parts first, on a stack: expressions are deeper than Python recurs
+            top = pending[-1]
+            if top in known:
+                pending.pop()
+                continue
+            needed = [item for item in _made_of(top) if item not in known]
+            if needed:
+                pending += needed
+                continue
+            known[top] = self._compose(top)
+            pending.pop()
+        return known[node]
+
+    def _compose(self, node: Node) -> str | None:
+        if node.nullable:
+            return ""
+        match node:
+            case Words(texts=texts):
+                return min(texts, key=_by_length, default=None)
+            case Chars(chars=members):
+                return members.readable()
+            case Concat(items=items):
+                found = [text for item in items if (text := self._known[item]) is not None]
+                return "".join(found) if len(found) == len(items) else None
+            case Union(items=items):
+                known = [text for item in items if (text := self._known[item]) is not None]
+                return min(known, key=_by_reading, default=None)
+            case Repeat(item=item, low=low):
+                text = self._known[item]
+                return None if text is None else text * low
+            case Intersection() | Complement():
+                return common_word(node, self._derivatives, matches, shortest=True)
+        raise TypeError(f"no such expression: {node!r}")
+
+
+def _made_of(node: Node) -> tuple[Node, ...]:
+    """The parts whose shortest words make up that of `node`."""
+    if node.nullable or isinstance(node, Intersection | Complement):
+        return ()
+    return parts(node)
+
+
+def _by_length(text: str) -> tuple[int, str]:
+    return len(text), text
+
+
+def _by_reading(text: str) -> tuple[int, list[int]]:
+    return len(text), [READABLE.find(char) % END for char in text]
 
 
 def is_empty(node: Node, budget: int) -> bool:
     """`node` has no word. Raises OutOfBudgetError."""
+    return not _has_word(node, Derivatives(budget))
+
+
+def _has_word(node: Node, derivatives: Derivatives) -> bool:
     if node.plain or node.nullable:
-        return node is EMPTY
-    return shortest(node, budget) is None
+        return node is not EMPTY
+    if node.depth <= MAX_RECURSION:
+        match node:
+            case Union(items=items):
+                return any(_has_word(item, derivatives) for item in sorted(items, key=_is_composite))
+            case Concat(items=items):
+                return all(_has_word(item, derivatives) for item in items)
+            case Repeat(item=item):
+                return _has_word(item, derivatives)
+    return common_word(node, derivatives, matches, shortest=False) is not None
+
+
+def _is_composite(node: Node) -> bool:
+    return not node.plain
 
 
 def enumerate_words(node: Node, limit: int, budget: int) -> list[str] | None:
@@ -178,8 +230,8 @@ def enumerate_words(node: Node, limit: int, budget: int) -> list[str] | None:
         for prefix, state in level:
             if state.nullable:
                 found.append(prefix)
-            for members in classes(state.first):
-                after = derivatives.step(state, members.first())
+            for number, members in enumerate(state.partition.sets):
+                after = derivatives.follow(state, number)
                 if after not in alive:
                     alive[after] = not is_empty(after, derivatives.remaining)
                     derivatives.spend(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from . import decisions, language_algebra
 from .charsets import ALL, CharSet
@@ -108,10 +109,7 @@ class Language:
 
     def is_empty(self, budget: int = BUDGET) -> bool | None:
         """There is no text in the language."""
-        try:
-            return decisions.is_empty(self.node, budget)
-        except OutOfBudgetError:
-            return None
+        return _is_empty(self.node, budget)
 
     def disjoint(self, other: Language, budget: int = BUDGET) -> bool | None:
         """No text is in both."""
@@ -138,6 +136,15 @@ class Language:
     def bounds(self) -> tuple[int, int | None]:
         """Bounds on the length of a text in code points; they hold, but need not be tight (None: no bound)."""
         return self.node.minimum, self.node.maximum
+
+
+@lru_cache(maxsize=4_096)
+def _is_empty(node: Node, budget: int) -> bool | None:
+    """Schemas ask it of the same ones again and again."""
+    try:
+        return decisions.is_empty(node, budget)
+    except OutOfBudgetError:
+        return None
 
 
 Language.ANY = Language(language_algebra.ANY)

@@ -19,6 +19,7 @@ from .language_nodes import (
     Span,
     Union,
     Words,
+    by_digest,
     common_bounds,
     counted,
     interned,
@@ -131,8 +132,8 @@ def union(items: Iterable[Node], depth: int = 0) -> Node:
         members = _factored(members, depth)
     if len(members) < 2:
         return next(iter(members), EMPTY)
-    key = tuple(members)
-    return interned(Union, frozenset(key), lambda: Union(key))
+    key = by_digest(members)
+    return interned(Union, key, lambda: Union(key))
 
 
 def _alternatives(members: dict[Node, None]) -> dict[Node, None]:
@@ -215,8 +216,8 @@ def intersection(items: Iterable[Node]) -> Node:
         return EMPTY
     if len(wanted) < 2:
         return next(iter(wanted), ANY)
-    key = tuple(wanted)
-    return interned(Intersection, frozenset(key), lambda: Intersection(key))
+    key = by_digest(wanted)
+    return interned(Intersection, key, lambda: Intersection(key))
 
 
 def _same_characters(members: list[Node]) -> dict[Node, None]:

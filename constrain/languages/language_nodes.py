@@ -6,13 +6,18 @@ import threading
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TypeVar
+from operator import attrgetter
+from typing import Final, TypeVar
+from zlib import crc32
 
 from .charsets import CharSet
+from .partitions import Partition, partition
 
 NodeT = TypeVar("NodeT", bound="Node")
 Span = tuple[int, int | None]
 """At least and at most how many (None: no bound)."""
+
+MAX_EFFORT: Final = 1 << 20
 
 
 class Node:
@@ -22,27 +27,52 @@ class Node:
     depth               how deep the tree is
     plain               neither an intersection nor a complement is in it, so it is empty only if it has no texts
     first               sets of characters: no derivative of this node tells those apart that no set does
+    effort              about how many parts a derivative is made of
+    digest              the same for equal structure in every process: alternatives are in its order
     """
 
-    __slots__ = ("__weakref__", "depth", "first", "maximum", "minimum", "nullable", "plain")
+    __slots__ = (
+        "__weakref__",
+        "_partition",
+        "depth",
+        "digest",
+        "effort",
+        "first",
+        "maximum",
+        "minimum",
+        "nullable",
+        "plain",
+    )
 
+    _partition: Partition | None
+    nullable: bool
+    minimum: int
+    maximum: int | None
+    first: frozenset[CharSet]
     depth: int
     plain: bool
+    effort: int
+    digest: int
 
-    def __init__(
-        self,
-        *,
-        nullable: bool,
-        bounds: Span,
-        first: frozenset[CharSet],
-        items: Sequence[Node] = (),
-        plain: bool = True,
-    ) -> None:
-        self.nullable = nullable
-        self.minimum, self.maximum = bounds
-        self.first = first
-        self.depth = 1 + max((item.depth for item in items), default=0)
-        self.plain = plain and all(item.plain for item in items)
+    @property
+    def partition(self) -> Partition:
+        """The classes of characters that need to be told apart."""
+        found = self._partition
+        if found is None:
+            found = self._partition = partition(self.first)
+        return found
+
+    def _place(self, items: Sequence[Node], needed: Sequence[Node]) -> None:
+        """Sets what follows from the parts; the derivative is made of those of `needed`."""
+        self._partition = None
+        depth, plain, effort = 0, True, 1
+        for item in items:
+            if item.depth > depth:
+                depth = item.depth
+            plain = plain and item.plain
+        for item in needed:
+            effort += 1 + item.effort
+        self.depth, self.plain, self.effort = depth + 1, plain, min(effort, MAX_EFFORT)
 
 
 class Words(Node):
@@ -51,12 +81,12 @@ class Words(Node):
     __slots__ = ("texts",)
 
     def __init__(self, texts: tuple[str, ...]) -> None:
-        lengths = [len(text) for text in texts] or [0]
-        super().__init__(
-            nullable=bool(texts) and not texts[0],
-            bounds=(min(lengths), max(lengths)),
-            first=frozenset(CharSet.of(char) for char in first_characters(texts)),
-        )
+        self._partition = None
+        self.depth, self.plain, self.effort = 1, True, 1 + (len(texts) >> 4)
+        self.digest = hash((1, crc32("\0".join(texts).encode(errors="surrogatepass")), len(texts)))
+        self.nullable = bool(texts) and not texts[0]
+        self.minimum, self.maximum = (min(map(len, texts)), max(map(len, texts))) if texts else (0, 0)
+        self.first = frozenset([CharSet.single(char) for char in first_characters(texts)])
         self.texts = texts
 
 
@@ -66,7 +96,10 @@ class Chars(Node):
     __slots__ = ("chars",)
 
     def __init__(self, chars: CharSet) -> None:
-        super().__init__(nullable=False, bounds=(1, 1), first=frozenset((chars,)))
+        self._place((), ())
+        self.digest = hash((2, chars))
+        self.nullable, self.minimum, self.maximum = False, 1, 1
+        self.first = frozenset((chars,))
         self.chars = chars
 
 
@@ -76,50 +109,46 @@ class Concat(Node):
     __slots__ = ("items",)
 
     def __init__(self, items: tuple[Node, ...]) -> None:
-        first: frozenset[CharSet] = frozenset()
-        for item in items:
-            first |= item.first
-            if not item.nullable:
-                break
+        count = next((at for at, item in enumerate(items, 1) if not item.nullable), len(items))
+        needed = items[:count]
+        self._place(items, needed)
+        self.digest = hash((3, *[item.digest for item in items]))
+        self.nullable = count == len(items) and items[-1].nullable
+        self.minimum = sum([item.minimum for item in items])
         maxima = [item.maximum for item in items if item.maximum is not None]
-        super().__init__(
-            nullable=all(item.nullable for item in items),
-            bounds=(sum(item.minimum for item in items), sum(maxima) if len(maxima) == len(items) else None),
-            first=first,
-            items=items,
-        )
+        self.maximum = sum(maxima) if len(maxima) == len(items) else None
+        self.first = _firsts(needed)
         self.items = items
 
 
 class Union(Node):
-    """At least two alternatives, none of them a `Union`."""
+    """At least two alternatives in order of their digests, none of them a `Union`."""
 
     __slots__ = ("items",)
 
     def __init__(self, items: tuple[Node, ...]) -> None:
+        self._place(items, items)
+        self.digest = hash((4, *[item.digest for item in items]))
+        self.nullable = any(item.nullable for item in items)
+        self.minimum = min([item.minimum for item in items])
         maxima = [item.maximum for item in items if item.maximum is not None]
-        super().__init__(
-            nullable=any(item.nullable for item in items),
-            bounds=(min(item.minimum for item in items), max(maxima) if len(maxima) == len(items) else None),
-            first=frozenset().union(*(item.first for item in items)),
-            items=items,
-        )
+        self.maximum = max(maxima) if len(maxima) == len(items) else None
+        self.first = _firsts(items)
         self.items = items
 
 
 class Intersection(Node):
-    """What at least two expressions have in common; at most one of them is a `Complement`."""
+    """What at least two expressions have in common, in order of their digests; at most one is a `Complement`."""
 
     __slots__ = ("items",)
 
     def __init__(self, items: tuple[Node, ...]) -> None:
-        super().__init__(
-            nullable=all(item.nullable for item in items),
-            bounds=common_bounds(items),
-            first=frozenset().union(*(item.first for item in items)),
-            items=items,
-            plain=False,
-        )
+        self._place(items, items)
+        self.digest = hash((5, *[item.digest for item in items]))
+        self.nullable = all(item.nullable for item in items)
+        self.minimum, self.maximum = common_bounds(items)
+        self.first = _firsts(items)
+        self.plain = False
         self.items = items
 
 
@@ -129,13 +158,12 @@ class Complement(Node):
     __slots__ = ("item",)
 
     def __init__(self, item: Node) -> None:
-        super().__init__(
-            nullable=not item.nullable,
-            bounds=(int(item.nullable), None),
-            first=item.first,
-            items=(item,),
-            plain=False,
-        )
+        self._place((item,), (item,))
+        self.digest = hash((6, item.digest))
+        self.nullable = not item.nullable
+        self.minimum, self.maximum = int(item.nullable), None
+        self.first = item.first
+        self.plain = False
         self.item = item
 
 
@@ -145,14 +173,18 @@ class Repeat(Node):
     __slots__ = ("high", "item", "low")
 
     def __init__(self, item: Node, low: int, high: int | None) -> None:
-        maximum = None if high is None or item.maximum is None else item.maximum * high
-        super().__init__(
-            nullable=low == 0,
-            bounds=(item.minimum * low, maximum),
-            first=item.first,
-            items=(item,),
-        )
+        self._place((item,), (item,))
+        self.digest = hash((7, item.digest, low, -1 if high is None else high))
+        self.nullable = low == 0
+        self.minimum = item.minimum * low
+        self.maximum = None if high is None or item.maximum is None else item.maximum * high
+        self.first = item.first
         self.item, self.low, self.high = item, low, high
+
+
+def _firsts(items: Sequence[Node]) -> frozenset[CharSet]:
+    first = items[0].first
+    return first.union(*[item.first for item in items[1:]]) if len(items) > 1 else first
 
 
 def first_characters(texts: tuple[str, ...]) -> list[str]:
@@ -167,12 +199,19 @@ def first_characters(texts: tuple[str, ...]) -> list[str]:
 
 def common_bounds(items: Iterable[Node]) -> Span:
     """The bounds that all of `items` keep."""
-    low, maxima = 0, []
+    low, high = 0, None
     for item in items:
-        low = max(low, item.minimum)
-        if item.maximum is not None:
-            maxima.append(item.maximum)
-    return low, min(maxima, default=None)
+        if item.minimum > low:
+            low = item.minimum
+        high = lower(high, item.maximum)
+    return low, high
+
+
+def lower(first: int | None, second: int | None) -> int | None:
+    """The stricter of two upper bounds."""
+    if first is None or (second is not None and second < first):
+        return second
+    return first
 
 
 def parts(node: Node) -> tuple[Node, ...]:
@@ -192,6 +231,14 @@ def counted(node: Node) -> tuple[Node, int, int | None]:
 
 _nodes: weakref.WeakValueDictionary[Hashable, Node] = weakref.WeakValueDictionary()
 _nodes_lock = threading.Lock()
+
+
+def by_digest(items: Iterable[Node]) -> tuple[Node, ...]:
+    """`items` in an order that does not depend on what was built before."""
+    return tuple(sorted(items, key=_DIGEST))
+
+
+_DIGEST = attrgetter("digest")
 
 
 def interned(kind: type[NodeT], key: Hashable, make: Callable[[], NodeT]) -> NodeT:

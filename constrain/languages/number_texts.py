@@ -189,6 +189,8 @@ def _from(low: str) -> str:
     """The texts of as many digits as `low` has that are not less."""
     if not low.strip("0"):
         return _digits(len(low), len(low))
+    if len(low) == 1:
+        return _class(int(low), 9) or ""
     if len(low) > _CHUNK:  # expressions may not be nested too deeply
         head, tail = low[:_CHUNK], low[_CHUNK:]
         above = None if not head.strip("9") else _from(str(int(head) + 1).zfill(_CHUNK)) + _digits(len(tail), len(tail))
@@ -201,6 +203,8 @@ def _to(high: str) -> str:
     """The texts of as many digits as `high` has that are not greater."""
     if not high.strip("9"):
         return _digits(len(high), len(high))
+    if len(high) == 1:
+        return _class(0, int(high)) or ""
     if len(high) > _CHUNK:
         head, tail = high[:_CHUNK], high[_CHUNK:]
         below = None if not head.strip("0") else _to(str(int(head) - 1).zfill(_CHUNK)) + _digits(len(tail), len(tail))

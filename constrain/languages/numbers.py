@@ -161,6 +161,7 @@ class NumberSet:
         numbers = (self.multiple * step for step in range(least, greatest + 1))
         return [_plain(number) for number in numbers if self.contains(number)]
 
+    @lru_cache(maxsize=1_024)  # noqa: B019  # as of `terminal`
     def shortest(self) -> str:
         """The text of a member: one of the shortest, where trying the members nearest to zero finds it.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ from outlines_core import Index, Vocabulary
 from ..errors import GrammarError, GrammarTooComplexError
 
 MAX_RAW_STATES = 65_536
+MAX_PRODUCT_STATES = 16_384
 MAX_STATES = 4_096
 
 Int32 = npt.NDArray[np.int32]
@@ -65,6 +66,54 @@ def compile_regular(pattern: str) -> Automaton:
     if len(transitions) > MAX_RAW_STATES:
         raise GrammarTooComplexError(f"the regular expression has {len(transitions)} states, too many for a table")
     return _minimal(*_read(transitions, index.get_initial_state(), set(index.get_final_states())))
+
+
+class Conjunction(msgspec.Struct, frozen=True):
+    """The texts that match all of the regular expressions `all` as a whole, and none of `none`."""
+
+    all: tuple[str, ...]
+    none: tuple[str, ...] = ()
+
+
+def compile_parts(parts: Sequence[Conjunction]) -> Automaton:
+    """The automaton of the texts of any of `parts`: what it says of each expression, side by side.
+
+    Raises:
+        GrammarError: an expression is not one, or there is no text.
+        GrammarTooComplexError: they take too many states.
+    """
+    if len(parts) == 1 and len(parts[0].all) == 1 and not parts[0].none:
+        return compile_regular(parts[0].all[0])
+    patterns = list(dict.fromkeys(pattern for part in parts for pattern in (*part.all, *part.none)))
+    tables = [compile_regular(pattern).tables() for pattern in patterns]
+    place = {pattern: index for index, pattern in enumerate(patterns)}
+    terms = [([place[one] for one in part.all], [place[one] for one in part.none]) for part in parts]
+    letters, letter_of = np.unique(np.stack([classes for classes, _, _ in tables]), axis=1, return_inverse=True)
+    rows = [np.pad(following, ((0, 1), (0, 0)), constant_values=-1).tolist() for _, following, _ in tables]
+    ended = [[*ends.tolist(), False] for _, _, ends in tables]
+    start = (0,) * len(tables)
+    number, order, moves = {start: 0}, [start], []
+    for state in order:
+        out = []
+        for letter in letters.T.tolist():
+            reached = tuple(rows[index][at][kind] for index, (at, kind) in enumerate(zip(state, letter, strict=True)))
+            alive = any(all(reached[index] >= 0 for index in needed) for needed, _ in terms)
+            if alive and reached not in number:
+                number[reached] = len(order)
+                order.append(reached)
+            out.append(number[reached] if alive else -1)
+        moves.append(out)
+        if len(order) > MAX_PRODUCT_STATES:
+            raise GrammarTooComplexError("the constraint's expressions have too many states together for a table")
+    ends = [
+        any(
+            all(ended[index][state[index]] for index in needed)
+            and not any(ended[index][state[index]] for index in never)
+            for needed, never in terms
+        )
+        for state in order
+    ]
+    return _minimal(np.array(moves, np.int32)[:, letter_of.reshape(256)], np.array(ends), 0)
 
 
 def compile_words(words: Iterable[bytes]) -> Automaton:

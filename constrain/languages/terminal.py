@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ..errors import GrammarTooComplexError
+from .charsets import CharSet
 from .decisions import matches
 from .json_text import SHORT_ESCAPES, alternatives, is_single, literal
 from .language import Language
-from .language_algebra import ANY, EMPTY, words
+from .language_algebra import ANY, EMPTY, EPSILON, chars, concat, repeat, union, words
 from .language_nodes import Chars, Complement, Concat, Intersection, Node, Repeat, Union, Words, counted, parts
 
 MAX_LENGTH = 1_000_000
@@ -20,6 +21,8 @@ MAX_PARTS = 50_000
 """Of an expression, each counted as often as it is written."""
 MAX_DEPTH = 150
 """How deep intersections and complements may be within others."""
+MAX_COMPARED = 1_000
+"""Of listed texts, how many are compared with what else is allowed."""
 MAX_BRANCHINGS = 16
 """How often in a row texts are parted by their next character."""
 
@@ -34,8 +37,11 @@ ANY_STRING: Final = rf'/"(?:[^"\\\x00-\x1f]|\\(?:["\\\/bfnrt]|u(?:{_BASIC}|{_HIG
 """A JSON string, its escapes written in any way, but for surrogates that stand alone: no encoding can hold them."""
 
 
-def to_terminal(language: Language) -> str:
+def to_terminal(language: Language, after: str = "") -> str:
     """A Lark expression that can be the body of a terminal, or part of one.
+
+    `after`, a name of a terminal without quotes in its words, is what must follow. It is put within intersections and
+    complements: what is free is then still seen to be free by llguidance, which makes masks of such strings in no time.
 
     What is free in all of its characters may be escaped in any way that JSON has; all else is written as `json_text`
     says. Raises ValueError if `language` is the empty one, and GrammarTooComplexError.
@@ -44,16 +50,48 @@ def to_terminal(language: Language) -> str:
     if node is EMPTY:
         raise ValueError("no text is in the language")
     _check_size(node)
-    return ANY_STRING if node is ANY else _expression(node, '"')
+    return _followed(ANY_STRING, after) if node is ANY else _expression(node, '"', after)
 
 
 def _filtered(node: Node) -> Node:
-    """`node`; if it is an intersection with a list of texts, the list of those that are in it."""
+    """`node`; if it is an intersection with a list of texts, the list of those that are in it.
+
+    Of alternatives, those texts are left out that another one has: they would only make masks slow.
+    """
     if isinstance(node, Intersection):
         for item in node.items:
             if isinstance(item, Words):
                 return words(text for text in item.texts if matches(node, text))
+    if isinstance(node, Union):
+        rest = union(item for item in node.items if not isinstance(item, Words))
+        listed = next((item for item in node.items if isinstance(item, Words)), EMPTY)
+        if isinstance(listed, Words) and len(listed.texts) <= MAX_COMPARED and rest is not EMPTY:
+            return union((rest, words(text for text in listed.texts if not matches(rest, text))))
     return node
+
+
+def _sooner(node: Node) -> Node:
+    """`.*x.*` as `[^x]*x.*`: after the first x it is plain that anything may come. `.*x?.*` is `.*`."""
+    if not isinstance(node, Concat):
+        return node
+    items = list(node.items)
+    for at, run in enumerate(zip(items, items[1:], items[2:], strict=False)):
+        (before, *times), (middle, least, most), (after, *later) = map(counted, run)
+        members = _characters(middle)
+        if (
+            (isinstance(before, Chars) and isinstance(after, Chars) and times == later == [0, None])
+            and (members is not None and (least == 0 or (least == 1 and most in (1, None))))
+            and (before.chars | members) <= after.chars
+        ):
+            some = [repeat(chars(before.chars - members), 0, None), chars(members)]
+            items[at : at + 2] = some if least else [EPSILON, EPSILON]
+    return concat(items)
+
+
+def _characters(node: Node) -> CharSet | None:
+    if isinstance(node, Words) and len(node.texts) == 1 and len(node.texts[0]) == 1:
+        return CharSet.of(node.texts[0])
+    return node.chars if isinstance(node, Chars) else None
 
 
 def _check_size(node: Node) -> None:
@@ -75,26 +113,32 @@ def _check_size(node: Node) -> None:
         pending.pop()
 
 
-def _expression(node: Node, quote: str) -> str:
-    """A Lark expression for `node` between two of `quote`, which binds as a name does."""
+def _expression(node: Node, quote: str, after: str = "") -> str:
+    """A Lark expression for `node` between two of `quote`, and then `after`; it binds as a name does."""
     if node.plain:
         if isinstance(node, Words) and len(node.texts) > 1 and all(map(_ONE_WRITING, node.texts)):
-            return f"({' | '.join(_lark_string(text, quote) for text in node.texts)})"
-        return f"/{quote}{_regex(node).within(_SEQUENCE)}{quote}/"
+            return _followed(f"({' | '.join(_lark_string(text, quote) for text in node.texts)})", after)
+        return _followed(f"/{quote}{_regex(_sooner(node)).within(_SEQUENCE)}{quote}/", after)
     match node:
         case Union(items=items):
-            return f"({' | '.join(_expression(item, quote) for item in items)})"
+            return f"({' | '.join(_expression(item, quote, after) for item in items)})"
         case Intersection(items=items):
-            return f"({' & '.join(_conjunct(item, quote) for item in items)})"
+            return f"({' & '.join(_conjunct(item, quote, after) for item in items)})"
         case Complement():
-            return f"({_expression(ANY, quote)} & {_conjunct(node, quote)})"
+            return f"({_expression(ANY, quote, after)} & {_conjunct(node, quote, after)})"
         case Concat(items=items):
-            return _in_sequence(items, quote)
-    return _in_sequence((node,), quote)
+            return _followed(_in_sequence(items, quote), after)
+    return _followed(_in_sequence((node,), quote), after)
 
 
-def _conjunct(node: Node, quote: str) -> str:
-    return f"~{_expression(node.item, quote)}" if isinstance(node, Complement) else _expression(node, quote)
+def _followed(expression: str, after: str) -> str:
+    return f"({expression} {after})" if after else expression
+
+
+def _conjunct(node: Node, quote: str, after: str) -> str:
+    if isinstance(node, Complement):
+        return f"~{_expression(node.item, quote, after)}"
+    return _expression(node, quote, after)
 
 
 def _in_sequence(items: Iterable[Node], quote: str) -> str:
@@ -191,3 +235,7 @@ def _count(low: int, high: int | None) -> str:
     if short is not None:
         return short
     return f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}"
+
+
+ANY_WORDS: Final = _expression(ANY, '"')
+"""What `to_terminal` writes for any string that others are taken from."""

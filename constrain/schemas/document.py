@@ -33,7 +33,7 @@ class Document:
         self._dynamic: dict[str, dict[str, str]] = {}  # dynamic anchors of the resource at a location
         self._schemas: dict[str, Schema] = {}
         self._added: dict[str, str] = {}
-        self._checked: set[str] = set()
+        self._nodes: dict[str, Any] = {}  # what lies at a location that holds a schema: that has been checked
         self._resolved: dict[tuple[str, str], str] = {}
         self._index("")
         self.is_dynamic = bool(self._dynamic)
@@ -48,10 +48,15 @@ class Document:
         """
         found = self._schemas.get(location)
         if found is None:
-            node = self._node(location)
-            if location not in self._checked:  # it lies under a keyword that holds no schemas by itself
-                check_schema(node, pointer_of(location), self._drafts[location.partition("#")[0]].absent)
-            found = self._schemas[location] = self._drafts[location.partition("#")[0]].modern(node)
+            draft = self._drafts[location.partition("#")[0]]
+            if location in self._nodes:
+                node = self._nodes[location]
+            elif location.startswith("~"):
+                node = self._node(location)
+            else:  # it lies under a keyword that holds no schemas by itself
+                node = self._node(location)
+                check_schema(node, pointer_of(location), draft.absent)
+            found = self._schemas[location] = draft.modern(node)
         return found
 
     def add(self, name: str, schema: Schema) -> str:
@@ -63,7 +68,13 @@ class Document:
             self._resources[f"{uri}#"] = ""
         return f"{uri}#"
 
+    def is_written(self, location: str) -> bool:
+        """Whether the schema at `location` is in a document, and was not added."""
+        return location.partition("#")[0] not in self._added.values()
+
     def _node(self, location: str) -> Any:
+        if location in self._nodes:
+            return self._nodes[location]
         uri, _, pointer = location.partition("#")
         node: Any = self._roots[uri]
         for step in pointer.split("/")[1:]:
@@ -162,6 +173,7 @@ class Document:
     def _index(self, uri: str) -> None:
         """Records what `$id` and anchors name in a document."""
         draft = self._drafts[uri]
+        absent, id_keyword = draft.absent, draft.id_keyword
         root = f"{uri}#"
         self._resources[root] = uri
         if uri:
@@ -169,12 +181,12 @@ class Document:
         stack: list[tuple[Any, str, str, str]] = [(self._roots[uri], root, uri, root)]
         while stack:
             node, location, base, home = stack.pop()
-            self._checked.add(location)
+            self._nodes[location] = node
             if not isinstance(node, dict):
                 continue
-            identifier = node.get(draft.id_keyword)
+            identifier = node.get(id_keyword)
             if isinstance(identifier, str) and not (draft.ref_stands_alone and "$ref" in node):
-                resolved = _joined(base, identifier, pointer_to(pointer_of(location), draft.id_keyword))
+                resolved = _joined(base, identifier, pointer_to(pointer_of(location), id_keyword))
                 if draft.ref_stands_alone and identifier.startswith("#"):
                     anchor = base + identifier if base else root + identifier[1:]
                     self._targets.setdefault(anchor, location)
@@ -182,15 +194,16 @@ class Document:
                     base, home = resolved.rstrip("#"), location
                     self._targets.setdefault(base, location)
                     self._resources[location] = base
-            for keyword in ("$anchor", "$dynamicAnchor"):
-                if isinstance(node.get(keyword), str) and draft.has_anchors:
-                    self._targets.setdefault(f"{base}#{node[keyword]}", location)
-            if draft.has_anchors and isinstance(node.get("$dynamicAnchor"), str):
-                self._dynamic.setdefault(home, {}).setdefault(node["$dynamicAnchor"], location)
+            if draft.has_anchors:
+                for keyword in ("$anchor", "$dynamicAnchor"):
+                    if isinstance(node.get(keyword), str):
+                        self._targets.setdefault(f"{base}#{node[keyword]}", location)
+                if isinstance(node.get("$dynamicAnchor"), str):
+                    self._dynamic.setdefault(home, {}).setdefault(node["$dynamicAnchor"], location)
             if draft.has_recursion and node.get("$recursiveAnchor") is True and location == home:
                 self._dynamic.setdefault(home, {})[_RECURSIVE] = location
-            children = subschemas(node, draft.absent)
-            stack.extend((child, pointer_to(location, *steps), base, home) for steps, child in children)
+            children = subschemas(node, absent)
+            stack.extend([(child, pointer_to(location, *steps), base, home) for steps, child in children])
 
 
 def _joined(base: str, reference: str, where: str) -> str:

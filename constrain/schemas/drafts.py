@@ -50,7 +50,7 @@ class Draft:
             return node
         if "$ref" in node and self.ref_stands_alone:
             return {"$ref": node["$ref"]}
-        if node.keys().isdisjoint(self.absent | _REWRITTEN | _RETYPED):
+        if node.keys().isdisjoint(_UNLIKE_MODERN[self.year]):
             return node  # type: ignore[no-any-return]
         left_out = self.absent | _REWRITTEN
         result = {keyword: value for keyword, value in node.items() if keyword not in left_out}
@@ -78,6 +78,8 @@ class At:
 _REWRITTEN = frozenset({"items", "additionalItems", "dependencies"})
 _RETYPED = frozenset({"exclusiveMinimum", "exclusiveMaximum", "required"})
 """Keywords that a draft wrote as a boolean."""
+_UNLIKE_MODERN = {year: absent | _REWRITTEN | _RETYPED for year, absent in ABSENT.items()}
+"""A schema without these stands as in draft 2020-12."""
 
 
 def draft_of(root: Schema) -> Draft:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ..errors import GrammarTooComplexError
 from ..languages.language import Language
@@ -16,8 +17,8 @@ NUM_BITS = 64
 """Of the parameter of a rule."""
 
 
-def object_rule(writer: Writer, plan: ObjectPlan) -> str:
-    """The name of a new rule for the objects of `plan`."""
+def object_alternatives(writer: Writer, plan: ObjectPlan) -> list[str]:
+    """Alternatives of a rule for the objects of `plan`."""
     if not plan.named and not plan.wanted and plan.low <= 1:
         return _map(writer, plan)
     return _Members(writer, plan).write()
@@ -30,30 +31,38 @@ def needs_distinct_keys(plan: ObjectPlan) -> bool:
     return bool(plan.wanted) or (plan.low > 1 and (bool(plan.others) or len(plan.named) > NUM_BITS // 2))
 
 
-def _key(writer: Writer, key: Key) -> str:
+def _name(writer: Writer, key: Key) -> str:
+    """The name of the terminal for a key and what stands before its value."""
     if key.name is None:
-        return writer.string(key.language)
+        return writer.key_of(key.language)
     if _PLAIN_NAME.fullmatch(key.name):
-        return writer.terminal(f'"\\"{key.name}\\""')
-    return writer.string(Language.literal(key.name))
+        return writer.key(key.name)
+    return writer.key_of(Language.literal(key.name))
 
 
 def _pair(writer: Writer, key: Key) -> str:
     """A key with its value."""
-    return f"{_key(writer, key)} {writer.colon} {writer.node(key.node)}"
+    return f"{_name(writer, key)} {writer.node(key.node)}"
 
 
-def _map(writer: Writer, plan: ObjectPlan) -> str:
-    """No key is known by name."""
+def _pair_of(writer: Writer, keys: Sequence[Key]) -> str:
+    """One of `keys` with its value."""
+    if len(keys) == 1:
+        return _pair(writer, keys[0])
     name = writer.fresh()
-    alternatives = ['"{" "}"'] if plan.low == 0 else []
-    if plan.others and plan.high != 0:
-        pair = writer.fresh()
-        writer.rule(pair, [_pair(writer, key) for key in plan.others])
-        more = f" ({writer.comma} {pair})" + ("*" if plan.high is None else f"{{0,{plan.high - 1}}}")
-        alternatives.append(f'"{{" {pair}{more if plan.high != 1 else ""} "}}"')
-    writer.rule(name, alternatives)
+    writer.rule(name, [_pair(writer, key) for key in keys])
     return name
+
+
+def _map(writer: Writer, plan: ObjectPlan) -> list[str]:
+    """No key is known by name."""
+    alternatives = ['"{""}"'] if plan.low == 0 else []
+    if plan.others and plan.high != 0:
+        pair = _pair_of(writer, plan.others)
+        times = "*" if plan.high is None else f"{{0,{plan.high - 1}}}"
+        more = f"({writer.comma} {pair}){times}" if plan.high != 1 else ""
+        alternatives.append(f'"{{"{pair}{more}"}}"')
+    return alternatives
 
 
 class _Members:
@@ -87,22 +96,15 @@ class _Members:
             raise GrammarTooComplexError(f"more than {NUM_BITS} keys of an object imply others")
         self._counter = f"[{self._stop}:{self._stop + self._counter_bits}]"
 
-    def write(self) -> str:
-        """The name of the object's rule."""
+    def write(self) -> list[str]:
+        """Alternatives of the object's rule."""
         if self._too_many and (self._plan.wanted or self._counter_bits or self._plan.implications):
             raise GrammarTooComplexError(f"an object has more than {NUM_BITS} required keys")
-        if self._too_many or (self._writer.layout.order == "schema" and not self._plan.wanted):
+        ordered = self._writer.layout.order == "schema" or (len(self._plan.named) == 1 and not self._others)
+        if self._too_many or (ordered and not self._plan.wanted):
             return _InOrder(self._writer, self._plan, self).write()
         writer = self._writer
-        start, first, after, member = (writer.fresh() for _ in range(4))
-        writer.rule(start, [f'"{{" {first}::0'])
-        end = self.ends()
-        writer.rule(f"{first}::_", [f'"}}"{end}', f"{member}::_"])
-        more = self._goes_on()
-        if more != "never":
-            writer.rule(f"{after}::_", [f'"}}"{end}', f"{writer.comma} {member}::_{more}"])
-        else:
-            writer.rule(f"{after}::_", [f'"}}"{end}'])
+        after, member = writer.fresh(), writer.fresh()
         alternatives = [self.member(key, after, [f"bit_clear({self._bits[id(key)]})"]) for key in self._required]
         room = [] if self._high is None else [f"lt({self._counter}, {self._high})"]
         if self._high != 0:
@@ -111,8 +113,14 @@ class _Members:
                 fresh = [] if bit is None else [f"bit_clear({bit})"]
                 alternatives.append(self.member(key, after, [*fresh, *room]))
             alternatives += [self.member(key, after, room) for key in self._others]
+        empty = [] if self._required or self._low else ['"{""}"']
+        if not alternatives:
+            return empty
         writer.rule(f"{member}::_", alternatives)
-        return start
+        more = self._goes_on()
+        another = [] if more == "never" else [f"{writer.comma} {member}::_{more}"]
+        writer.rule(f"{after}::_", [f'"}}"{self.ends()}', *another])
+        return [*empty, f'"{{"{member}::0']
 
     def member(self, key: Key, following: str, conditions: list[str]) -> str:
         """A key with its value, and what the parameter is then."""
@@ -125,9 +133,9 @@ class _Members:
             return f"{_pair(writer, key)} {following}{change}{condition}"
         if not counted:
             return f"{_pair(writer, key)} {following}::set_bit({bit}){condition}"
-        # A rule changes its parameter in one way only, and one without a terminal of its own would lose the change.
-        name, rest = _key(writer, key), writer.fresh()
-        writer.rule(f"{rest}::_", [f"{writer.colon} {writer.node(key.node)} {following}::incr({self._counter})"])
+        # A rule changes its parameter in one way only, and one of a single symbol would lose the change.
+        name, rest = _name(writer, key), writer.fresh()
+        writer.rule(f"{rest}::_", [f"{writer.node(key.node)} {following}::incr({self._counter})"])
         return f"{name} {rest}::set_bit({bit}){condition}"
 
     def ends(self) -> str:
@@ -192,50 +200,63 @@ class _InOrder:
         self._members = members
         self._low, self._high = members.room
         self._parametric = members.counted or bool(plan.implications)
-        self._same = "::_" if self._parametric else ""
 
-    def write(self) -> str:
-        """The name of the object's rule."""
-        writer, same = self._writer, self._same
+    def write(self) -> list[str]:
+        """Alternatives of the object's rule."""
+        if not self._parametric:
+            return self._plain()
+        writer = self._writer
         empty, filled = self._end()
         for index in reversed(range(len(self._plan.named))):
             key = self._plan.named[index]
-            if self._parametric:
-                taken = self._members.member(key, filled, self._taken(index))
-            else:
-                taken = f"{_pair(writer, key)} {filled}"
-            left = "" if key.required else f"{{}}{same}{self._condition(self._left(index))}"
+            taken = self._members.member(key, filled, self._taken(index))
+            left = "" if key.required else f"{{}}::_{self._condition(self._left(index))}"
             rules = []
             for lead, skipped in (("", empty), (f"{writer.comma} ", filled)):
                 name = writer.fresh()
                 alternatives = [] if not key.required and self._high == 0 else [f"{lead}{taken}"]
-                writer.rule(name + same, [*alternatives, *([left.format(skipped)] if left else [])])
+                writer.rule(f"{name}::_", [*alternatives, *([left.format(skipped)] if left else [])])
                 rules.append(name)
             empty, filled = rules
-        start = writer.fresh()
-        writer.rule(start, [f'"{{" {empty}' + ("::0" if self._parametric else "")])
-        return start
+        return [f'"{{"{empty}::0']
+
+    def _plain(self) -> list[str]:
+        """Where nothing has to be counted: an alternative for each key that may come first."""
+        writer, comma = self._writer, self._writer.comma
+        named = [key for key in self._plan.named if key.required or self._high != 0]
+        num_leading = next((index for index, key in enumerate(named) if key.required), len(named))
+        others = _pair_of(writer, self._plan.others) if self._plan.others and self._high != 0 else ""
+        rest = f'({comma} {others})*"}}"' if others else '"}"'  # what may follow a key
+        firsts = []
+        if num_leading == len(named):
+            if others and named:
+                rest = self._shared(rest)
+            firsts = ['"{""}"', *([f'"{{"{others} {rest}'] if others else [])]
+        for index in reversed(range(len(named))):
+            pair = _pair(writer, named[index])
+            if index <= num_leading:
+                rest = self._shared(rest) if index else rest
+                firsts.append(f'"{{"{pair} {rest}')
+            rest = f"{comma} {pair} {rest}" if named[index].required else f"({comma} {pair})? {rest}"
+        return firsts
+
+    def _shared(self, text: str) -> str:
+        """A rule for what is needed more than once."""
+        if text == '"}"':
+            return text
+        name = self._writer.fresh()
+        self._writer.rule(name, [text])
+        return name
 
     def _end(self) -> tuple[str, str]:
         """Rules for what follows the named keys: after none of them, and after some."""
-        writer, same = self._writer, self._same
+        writer, members = self._writer, self._members
         empty, filled = writer.fresh(), writer.fresh()
-        close = '"}"' + (self._members.ends() if self._parametric else "")
-        others = self._plan.others if self._high != 0 else ()
-        if not others:
-            writer.rule(empty + same, [close])
-            writer.rule(filled + same, [close])
-            return empty, filled
-        if not self._parametric:
-            pair = writer.fresh()
-            writer.rule(pair, [_pair(writer, key) for key in others])
-            writer.rule(filled, [f'({writer.comma} {pair})* "}}"'])
-            writer.rule(empty, ['"}"', f"{pair} {filled}"])
-            return empty, filled
-        room = [] if self._high is None else [f"lt({self._members.counter}, {self._high})"]
-        members = [self._members.member(key, filled, room) for key in others]
-        writer.rule(filled + same, [close, *(f"{writer.comma} {member}" for member in members)])
-        writer.rule(empty + same, [close, *members])
+        close = f'"}}"{members.ends()}'
+        room = [] if self._high is None else [f"lt({members.counter}, {self._high})"]
+        others = [members.member(key, filled, room) for key in self._plan.others] if self._high != 0 else []
+        writer.rule(f"{filled}::_", [close, *(f"{writer.comma} {member}" for member in others)])
+        writer.rule(f"{empty}::_", [close, *others])
         return empty, filled
 
     def _taken(self, index: int) -> list[str]:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from itertools import combinations
 from typing import Any, Literal
 
 from ..errors import GrammarTooComplexError, InvalidSchemaError
 from .document import pointer_of
+from .facts import COMBINATIONS, REFERENCES, Facts
 from .keywords import Keywords
 from .plans import MAX_COUNTS
 from .shapes import TOPS, ArrayShape, KeySet, Node, NumberShape, ObjectShape, SeenItems, Shape, StringShape
 from .subschemas import Subschemas
-from .values import kinds_of, structure, value_key, values_of
+from .values import structure, value_key
 
-REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-COMBINATIONS = ("allOf", "oneOf", "anyOf", "not", "if", "dependentSchemas")
 _UNEVALUATED = {"array": "unevaluatedItems", "object": "unevaluatedProperties"}
-IN_PLACE = frozenset((*REFERENCES, *COMBINATIONS))
 MAX_SHAPES = 16
 """Shapes of one type that two unions make together, if there are not more in one of them. Of more, those that demand
 the fewest keys or elements are kept: the grammar then allows less than the schema, and never more."""
@@ -44,12 +42,12 @@ class Expander:
         self._document = subschemas.document
         self._keywords = Keywords(subschemas, self)
         self._shapes: dict[tuple[Node, str], list[Shape]] = {}
-        self._positive: dict[tuple[int, str, Annotate], list[Shape]] = {}
-        self._negative: dict[tuple[int, str], list[Shape]] = {}
+        self._literals: dict[tuple[int, str, Annotate], list[Shape]] = {}
         self._empty: dict[Node, bool] = {}
         self._active: set[tuple[int, str, Annotate]] = set()
         self._proof_depth = 0
         self._num_merges = 0
+        self._opening: Node = frozenset()  # the literals that are being opened together
 
     # Shapes
 
@@ -58,24 +56,33 @@ class Expander:
         key = (node, kind)
         found = self._shapes.get(key)
         if found is None:
-            found = [TOPS[kind]]
-            if any(literal ^ 1 in node for literal in node):
-                found = []
-            for literal in sorted(node):
-                if not found:
-                    break
-                found = self._product(found, self._of_literal(literal, kind))
-            self._shapes[key] = found
+            found = self._shapes[key] = self._opened(node, kind)
+        return found
+
+    def _opened(self, node: Node, kind: str) -> list[Shape]:
+        if len(node) == 1:
+            return self._of_literal(next(iter(node)), kind)
+        found = [TOPS[kind]]
+        if any(literal ^ 1 in node for literal in node):
+            return []
+        outer, self._opening = self._opening, node
+        for literal in sorted(node):
+            if not found:
+                break
+            found = self._product(found, self._of_literal(literal, kind))
+        self._opening = outer
         return found
 
     def kinds(self, node: Node) -> list[str]:
         """The types that values of `node` may have, as far as `type` says it."""
-        found = list(TOPS)
+        found: list[str] = list(TOPS)
         for literal in node:
-            schema = self._document.schema(self.subschemas.place(literal)[0])
-            if not literal & 1 and isinstance(schema, dict) and "type" in schema:
-                allowed = kinds_of(schema)
-                found = [kind for kind in found if kind in allowed]
+            if not literal & 1:
+                facts = self.subschemas.facts(literal)
+                if facts.values is not None:
+                    self._note_values(facts)
+                if len(facts.kinds) < len(TOPS):
+                    found = [kind for kind in found if kind in facts.kinds]
         return found
 
     def is_empty(self, node: Node) -> bool:
@@ -95,34 +102,43 @@ class Expander:
         return found
 
     def _of_literal(self, literal: int, kind: str, annotate: Annotate = False) -> list[Shape]:
+        key: tuple[int, str, Annotate] = (literal, kind, False if literal & 1 else annotate)
+        found = self._literals.get(key)
+        if found is None:
+            facts = self.subschemas.facts(literal)
+            if literal & ~1 in self.subschemas.referred:
+                self.subschemas.enforced.add("$ref")
+            outer, self._opening = self._opening, frozenset((literal,))
+            if facts.applied:
+                with _Visit(self, key):
+                    found = self._open_literal(literal, facts, kind, annotate)
+            else:
+                found = self._open_literal(literal, facts, kind, annotate)
+            self._opening = outer
+            self._literals[key] = found
+        return found
+
+    def _open_literal(self, literal: int, facts: Facts, kind: str, annotate: Annotate) -> list[Shape]:
         if literal & 1:
-            negative = self._negative.get((literal, kind))
-            if negative is None:
-                with self._visit(literal, (literal, kind, False)):
-                    negative = self._negative[literal, kind] = _simplified(list(self._negate(literal ^ 1, kind)))
-            return negative
-        positive = self._positive.get((literal, kind, annotate))
-        if positive is None:
-            with self._visit(literal, (literal, kind, annotate)):
-                positive = self._positive[literal, kind, annotate] = self._affirm(literal, kind, annotate)
-        return positive
+            return _simplified(list(self._negate(literal ^ 1, kind)))
+        return self._affirm(literal, facts, kind, annotate)
 
-    def _visit(self, literal: int, key: tuple[int, str, Annotate]) -> AbstractContextManager[None]:
-        schema = self._document.schema(self.subschemas.place(literal)[0])
-        in_place = isinstance(schema, dict) and not schema.keys().isdisjoint(IN_PLACE)
-        return _Visit(self, key) if in_place else _LEAF
-
-    def _affirm(self, literal: int, kind: str, annotate: Annotate) -> list[Shape]:
-        schema = self._document.schema(self.subschemas.place(literal)[0])
-        if isinstance(schema, bool):
-            return [TOPS[kind]] if schema else []
-        if kind not in kinds_of(schema):
+    def _affirm(self, literal: int, facts: Facts, kind: str, annotate: Annotate) -> list[Shape]:
+        schema = facts.schema
+        if facts.values is not None:
+            self._note_values(facts)
+        if kind not in facts.kinds:
             return []
+        if isinstance(schema, bool):
+            return [TOPS[kind]]
         unevaluated = _UNEVALUATED.get(kind, "")
         own = unevaluated in schema
-        result = self._values(literal, schema, kind)
         local = self._keywords.shape(literal, schema, kind, bool(annotate or own))
-        result = [] if local is None else self._product(result, [local])
+        result = [] if local is None else [local]
+        if facts.values is not None:
+            result = self._product(self._values(facts.values, kind), result)
+        if not facts.applied and not own:
+            return result
         for part in self._applied(literal, schema, kind, annotate or own):
             if not result:
                 return []
@@ -132,12 +148,12 @@ class Expander:
             result = [shape for shape in closed if shape is not None]
         return result
 
-    def _values(self, literal: int, schema: dict[str, Any], kind: str) -> list[Shape]:
+    def _note_values(self, facts: Facts) -> None:
+        assert isinstance(facts.schema, dict)
+        self.subschemas.enforced.add("const" if "const" in facts.schema else "enum")
+
+    def _values(self, values: list[Any], kind: str) -> list[Shape]:
         """The values of one type that `enum` and `const` leave."""
-        values = values_of(schema)
-        if values is None:
-            return [TOPS[kind]]
-        self.subschemas.enforced.add("const" if "const" in schema else "enum")
         if kind not in ("array", "object"):
             shape = self._keywords.of_values(values, kind)
             return [] if shape is None else [shape]
@@ -154,17 +170,15 @@ class Expander:
 
     def _applied(self, literal: int, schema: dict[str, Any], kind: str, annotate: Annotate) -> Iterator[list[Shape]]:
         """What each keyword that applies subschemas in place allows."""
-        location, scope = self.subschemas.place(literal)
-        for keyword in REFERENCES:
-            if keyword in schema:
-                self.subschemas.enforced.add(keyword)
-                target = self.subschemas.literal(self._document.target(location, keyword, scope), scope)
-                yield self._of_literal(target, kind, annotate)
-        for keyword in COMBINATIONS:
-            if keyword not in schema or (keyword == "dependentSchemas" and kind != "object"):
+        for keyword in self.subschemas.facts(literal).applied:
+            if keyword == "dependentSchemas" and kind != "object":
                 continue
             self.subschemas.enforced.add(keyword)
-            if keyword == "allOf":
+            if keyword in REFERENCES:
+                location, scope = self.subschemas.place(literal)
+                target = self.subschemas.literal(self._document.target(location, keyword, scope), scope)
+                yield self._of_literal(target, kind, annotate)
+            elif keyword == "allOf":
                 for child in self.subschemas.children(literal, keyword).values():
                     yield self._of_literal(child, kind, annotate)
             elif keyword == "oneOf":
@@ -189,7 +203,7 @@ class Expander:
             return [] if shape is None else [shape]
         result: list[Shape] = []
         for branch in branches:
-            part = self._of_literal(branch, kind, annotate)
+            part = self._of_literal(branch, kind, annotate) if branches.count(branch) == 1 else []
             for other in branches:
                 if other != branch and part and self._may_meet(part, self._of_literal(other, kind)):
                     part = self._product(part, self._of_literal(other ^ 1, kind))
@@ -211,7 +225,9 @@ class Expander:
 
     def _may_meet(self, first: list[Shape], second: list[Shape]) -> bool:
         """Whether a value may be in both unions, of which the second may have been cut short."""
-        return bool(self._product(first, second)) or self.subschemas.narrowed
+        if self.subschemas.narrowed:
+            return True
+        return any(self._merged(one, other) is not None for one in first for other in second)
 
     def _at_least_one(self, branches: list[int], kind: str, annotate: Annotate) -> list[Shape]:
         parts = [self._of_literal(branch, kind, annotate) for branch in branches]
@@ -226,8 +242,8 @@ class Expander:
                     together = self._product(together, part)
                 elif annotate == "exactly":
                     together = self._product(together, self._of_literal(branches[index] ^ 1, kind))
-            result += [shape for shape in together if shape not in result]
-        return result
+            result += together
+        return _distinct(result)
 
     def _choices(self, num_branches: int, annotate: Annotate) -> Iterator[tuple[int, ...]]:
         """Which branches of an `anyOf` hold together, as far as they are told apart."""
@@ -236,7 +252,7 @@ class Expander:
                 raise GrammarTooComplexError(
                     f"`unevaluated...` is negated beside an anyOf of more than {MAX_SUBSETS_OF} branches"
                 )
-            self.subschemas.narrowed = True
+            self.subschemas.narrow(self._opening)
         sizes = range(1, num_branches + 1) if num_branches <= MAX_SUBSETS_OF else (1, num_branches)
         for size in sizes:
             yield from combinations(range(num_branches), size)
@@ -256,15 +272,15 @@ class Expander:
     def _negate(self, literal: int, kind: str) -> Iterator[Shape]:
         """Shapes whose union are the values of type `kind` that do not satisfy a (positive) literal."""
         location, scope = self.subschemas.place(literal)
-        schema = self._document.schema(location)
-        if isinstance(schema, bool):
-            if not schema:
-                yield TOPS[kind]
-            return
-        if kind not in kinds_of(schema):
+        facts = self.subschemas.facts(literal)
+        schema = facts.schema
+        if kind not in facts.kinds:
             yield TOPS[kind]
             return
-        yield from self._negate_values(schema, kind)
+        if isinstance(schema, bool):
+            return
+        if facts.values is not None:
+            yield from self._negate_values(facts.values, kind)
         yield from self._keywords.negate(literal, schema, kind)
         for keyword in REFERENCES:
             if keyword in schema:
@@ -302,10 +318,7 @@ class Expander:
                 for first, second in combinations(branches, 2):
                     yield from self.shapes(frozenset((first, second)), kind)
 
-    def _negate_values(self, schema: dict[str, Any], kind: str) -> Iterator[Shape]:
-        values = values_of(schema)
-        if values is None:
-            return
+    def _negate_values(self, values: list[Any], kind: str) -> Iterator[Shape]:
         if kind not in ("array", "object"):
             yield from self._keywords.without_values(values, kind)
             return
@@ -324,35 +337,42 @@ class Expander:
 
     def _product(self, first: list[Shape], second: list[Shape]) -> list[Shape]:
         """The shapes of what is in both unions."""
-        if len(second) == 1 and second[0] == TOPS_BY_TYPE[type(second[0])]:
+        if not first or not second:
+            return []
+        if len(second) == 1 and _is_top(second[0]):
             return first
-        if len(first) == 1 and first[0] == TOPS_BY_TYPE[type(first[0])]:
+        if len(first) == 1 and _is_top(first[0]):
             return second
         annotated = any(getattr(shape, "seen", None) not in _NOTHING_SEEN for shape in second)
         result: list[Shape] = []
         for one in first:
             found: list[Shape] = []
             for other in second:
-                self._num_merges += 1
-                merged = one.merge(other, self.is_empty)  # type: ignore[arg-type]  # both are of one type
+                merged = self._merged(one, other)
                 if merged is None:
                     continue
                 if merged == one and not annotated:  # all of it is in the second union
                     found = [merged]
                     break
                 found.append(merged)
-            result += [shape for shape in found if shape not in result]
-            if self._num_merges > MAX_MERGES:
-                raise GrammarTooComplexError("the schema's combinations are too many to be written out")
+            result += found
+        result = _distinct(result)
         if len(result) > 1 and isinstance(result[0], ArrayShape):
             countable = [shape for shape in result if isinstance(shape, ArrayShape) and len(shape.counts) <= MAX_COUNTS]
             if countable and len(countable) < len(result):
-                self.subschemas.narrowed = True
+                self.subschemas.narrow(self._opening)
                 result = [*countable]
         if len(result) > max(MAX_SHAPES, len(first), len(second)):
-            self.subschemas.narrowed = True
+            self.subschemas.narrow(self._opening)
             result = sorted(result, key=_num_demands)[: max(MAX_SHAPES, len(first), len(second))]
         return result
+
+    def _merged(self, one: Shape, other: Shape) -> Shape | None:
+        """What is in both; None if that is known to be nothing."""
+        self._num_merges += 1
+        if self._num_merges > MAX_MERGES:
+            raise GrammarTooComplexError("the schema's combinations are too many to be written out")
+        return one.merge(other, self.is_empty)  # type: ignore[arg-type]  # both are of one type
 
 
 def _num_demands(shape: Shape) -> int:
@@ -367,7 +387,9 @@ _NOTHING_SEEN = (None, SeenItems(), KeySet())
 TOPS_BY_TYPE: dict[type, Shape] = {type(shape): shape for shape in TOPS.values()}
 
 
-_LEAF: AbstractContextManager[None] = nullcontext()
+def _is_top(shape: Shape) -> bool:
+    top = TOPS_BY_TYPE[type(shape)]
+    return shape is top or shape == top
 
 
 class _Visit(AbstractContextManager[None]):
@@ -389,10 +411,22 @@ class _Visit(AbstractContextManager[None]):
 
 def _simplified(shapes: list[Shape], *, keep_all: bool = False) -> list[Shape]:
     """The same union without repetitions; everything, if one of them is that."""
+    top = None if keep_all else next(filter(_is_top, shapes), None)
+    return _distinct(shapes) if top is None else [top]
+
+
+def _distinct(shapes: list[Shape]) -> list[Shape]:
+    """Each shape once. There may be hundreds of objects: those that differ in their keys are not compared."""
+    if len(shapes) < 2:
+        return shapes
     result: list[Shape] = []
+    alike: dict[object, list[Shape]] = {}
     for shape in shapes:
-        if not keep_all and shape == TOPS_BY_TYPE[type(shape)]:
-            return [shape]
-        if shape not in result:
+        key: object = type(shape)
+        if isinstance(shape, ObjectShape):
+            key = (frozenset(shape.properties.items()), shape.required)
+        others = alike.setdefault(key, [])
+        if shape not in others:
+            others.append(shape)
             result.append(shape)
     return result

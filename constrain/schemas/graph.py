@@ -10,6 +10,7 @@ from typing import TypeVar
 from ..errors import GrammarTooComplexError
 from ..languages.language import Language
 from .expand import Expander
+from .finite import DistinctItems, Finite
 from .plans import MAX_COUNTS, ArrayPlan, ObjectPlan, plan_array, plan_object
 from .shapes import (
     ANYTHING,
@@ -68,6 +69,7 @@ class Graph:
         self.expander = expander
         self._costs: dict[Node, float] = {}
         self.values: dict[Node, Values] = {}
+        self.finite = Finite(self.values)
         stack = [root]
         while stack:
             node = stack.pop()
@@ -113,7 +115,7 @@ class Graph:
                 case StringShape():
                     values.strings.append(shape)
                 case ArrayShape() if len(shape.counts) > MAX_COUNTS:
-                    self.expander.subschemas.narrowed = True
+                    self.expander.subschemas.narrow(node)
                 case ArrayShape():
                     values.arrays.append(plan_array(shape))
                 case ObjectShape():
@@ -128,6 +130,11 @@ class Graph:
                 if number is not None:
                     high = lesser(plan.high, len(plan.prefix) + number)
                     plan = values.arrays[index] = replace(plan, high=high)
+                if plan.unique:
+                    plan = values.arrays[index] = replace(plan, high=lesser(plan.high, self.finite.most_distinct(plan)))
+                items = DistinctItems.of(self.finite, plan) if plan.unique and plan.counts else None
+                if items is not None and not items.possible:
+                    values.arrays[index] = replace(plan, low=1, high=0)
                 if plan.unique and any(self._lacks(plan, count) for count in plan.counts):
                     values.arrays[index] = replace(plan, low=1, high=0)  # no array is like that
 
@@ -182,15 +189,26 @@ class Graph:
 
     def _measure(self) -> None:
         """Falls from infinity until each node's cost is that of a finite value."""
-        nodes = [(node, values, values.scalar_cost()) for node, values in reversed(self.values.items())]
+        nodes = [(node, values.plans(), values.scalar_cost()) for node, values in reversed(self.values.items())]
+        costs = self._costs
+        early = False  # a cost was asked for before it was known: children mostly come first
+
+        def cost_of(node: Node) -> float:
+            nonlocal early
+            found = costs.get(node)
+            if found is None:
+                early = True
+                return math.inf
+            return found
+
         changed = True
         while changed:
             changed = False
-            for node, values, cost in nodes:
-                for plan in values.plans():
-                    cost = min(cost, plan.cost(self.cost))
-                if cost < self._costs.get(node, math.inf):
-                    self._costs[node], changed = cost, True
+            for node, plans, least in nodes:
+                cost = min([least, *[plan.cost(cost_of) for plan in plans]]) if plans else least
+                if cost < costs.get(node, math.inf):
+                    costs[node], changed = cost, early
+            nodes = [entry for entry in nodes if entry[1]]
         for values in self.values.values():
             values.arrays = [_living(plan.live(self.cost)) for plan in values.arrays if self._lives(plan)]
             values.objects = [_living(plan.live(self.cost)) for plan in values.objects if self._lives(plan)]

@@ -69,7 +69,7 @@ class Keywords:
         """What the keywords about type `kind` leave of it; None if nothing. `annotate`: with what they evaluate."""
         if kind == "number":
             numbers = self._numbers(schema)
-            return None if numbers.is_empty() else NumberShape(numbers)
+            return NumberShape(numbers) if _has_numbers(numbers) else None
         if kind == "string":
             parts = self._languages(literal, schema)
             language = Language.intersection(part.allowed for part in parts)
@@ -95,11 +95,10 @@ class Keywords:
         return BooleanShape(frozenset(found)) if kind == "boolean" else NullShape()
 
     def _numbers(self, schema: dict[str, Any]) -> NumberSet:
-        keywords = {keyword: schema[keyword] for keyword in _NUMBER if keyword in schema}
-        if not keywords:
+        if schema.keys().isdisjoint(_NUMBER):
             return _INTEGERS if only_integers(schema) else _NUMBERS
-        self._subschemas.enforced.update(keywords)
-        return NumberSet.of(integers=only_integers(schema), **keywords)
+        self._subschemas.enforced.update([keyword for keyword in _NUMBER if keyword in schema])
+        return _number_set(only_integers(schema), *[schema.get(keyword) for keyword in _NUMBER])
 
     def _languages(self, literal: int, schema: dict[str, Any]) -> list[_Strings]:
         """What each keyword says of strings."""
@@ -188,7 +187,7 @@ class Keywords:
         top = schema.get("maxProperties")
         shape = ObjectShape(
             properties,
-            tuple(rules),
+            tuple(dict.fromkeys(rules)),
             frozenset(schema.get("required", ())),
             int(schema.get("minProperties", 0)),
             None if top is None else int(top),
@@ -197,7 +196,7 @@ class Keywords:
             seen if annotate else KeySet(),
             frozenset({(literal, "minProperties")} if schema.get("minProperties", 0) > 1 else ()),
         )
-        return ObjectShape().merge(shape, self._opened.is_empty)
+        return shape if shape.is_possible(self._opened.is_empty) else None
 
     def _names(self, literal: int) -> KeySet:
         """The keys that a schema of `propertyNames` allows."""
@@ -348,6 +347,19 @@ class Keywords:
 def _is_unread(pattern: str) -> bool:
     """Whether a pattern is no regular expression that we can read."""
     return isinstance(_parsed(pattern), PatternError)
+
+
+@lru_cache(maxsize=1_024, typed=True)  # of a large float and an equal integer, the digits differ
+def _number_set(integers: bool, *limits: int | float | None) -> NumberSet:
+    given: dict[str, Any] = {
+        keyword: limit for keyword, limit in zip(_NUMBER, limits, strict=True) if limit is not None
+    }
+    return NumberSet.of(integers=integers, **given)
+
+
+@lru_cache(maxsize=1_024)
+def _has_numbers(numbers: NumberSet) -> bool:
+    return not numbers.is_empty()
 
 
 @lru_cache(maxsize=256)

@@ -7,6 +7,7 @@ import math
 from llguidance import LLMatcher
 
 from ..errors import GrammarTooComplexError, InvalidSchemaError
+from ..grammars.lark_regular import regular_parts
 from ..lowered import Lowered
 from ..receipt import Receipt
 from ..spec import JsonSchema
@@ -41,7 +42,8 @@ def lower_schema(spec: JsonSchema) -> Lowered:
         subschemas.check(literal, keyword)
     source = emit(graph, spec.property_order)
     enforced, checked = tuple(sorted(subschemas.enforced)), tuple(sorted(subschemas.checked))
-    receipt = Receipt(mode=spec.policy, enforced=enforced, checked=checked)
+    narrowed = tuple(sorted(subschemas.narrowed))
+    receipt = Receipt(mode=spec.policy, enforced=enforced, checked=checked, narrowed=narrowed)
     return Lowered(
         LLMatcher.grammar_from_lark(source),
         json=True,
@@ -50,4 +52,5 @@ def lower_schema(spec: JsonSchema) -> Lowered:
         receipt=receipt,
         witness=shortest_text(graph),
         distinct=distinct,
+        regular=(regular_parts(source) or ()) if distinct is None else (),
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ..errors import GrammarTooComplexError
 from ..languages.language import Language
@@ -33,8 +34,7 @@ MAX_COUNTING_STATES = 2_000
 # Objects
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """A key, or any key of a language, and what its value must be."""
 
     name: str | None
@@ -67,6 +67,9 @@ class ObjectPlan:
 
     def live(self, cost: Cost) -> ObjectPlan | None:
         """Without keys that can have no value; None if a required one is among them."""
+        is_loose = self.high is None and not self.implications and len(self.named) + len(self.wanted) >= self.low
+        if is_loose and all(cost(node) < math.inf for node in self.nodes()):
+            return self
         if any(key.required and cost(key.node) == math.inf for key in (*self.named, *self.wanted)):
             return None
         named = {key.name: key for key in self.named if cost(key.node) < math.inf}
@@ -91,6 +94,10 @@ class ObjectPlan:
 
     def cost(self, cost: Cost) -> float:
         """The length of a shortest text, about."""
+        if self.high is None and not self.implications:
+            taken = [key for key in (*self.named, *self.wanted) if key.required]
+            if len(taken) >= self.low:
+                return 2 + sum([self._cost_of(key, cost) for key in taken]) + 2 * max(len(taken) - 1, 0)
         live = self.live(cost)
         if live is None:
             return math.inf
@@ -189,9 +196,12 @@ def _plans(shape: ObjectShape, wanted: list[_Want]) -> list[ObjectPlan]:
             if _in(key_set, members):
                 node = node | extra
         others.append(Key(None, language, node))
+    joined = _joined(others)
+    if len(joined) == 1:  # the parts of the rest are the rest
+        joined = [Key(None, rest, joined[0].node)]
     choices = [_witness_keys(others, atoms, sets, extra) for sets, extra in wanted]
     return [
-        ObjectPlan(named, tuple(_joined(others)), asked, shape.low, shape.high, shape.implications, shape.counted)
+        ObjectPlan(named, tuple(joined), asked, shape.low, shape.high, shape.implications, shape.counted)
         for asked in product(*choices)
     ]
 
@@ -215,15 +225,18 @@ def _joined(keys: list[Key]) -> list[Key]:
     return list(found.values())
 
 
+@lru_cache(maxsize=256)
 def _atoms(rest: Language, languages: tuple[Language, ...]) -> list[_Atom]:
     """`rest` divided by which of the languages a key is in; parts that are known to be empty are left out."""
     atoms: list[_Atom] = [(rest, frozenset())]
     for language in languages:
         parted: list[_Atom] = []
         for atom, members in atoms:
-            for part, also in ((atom & language, members | {language}), (atom & ~language, members)):
-                if not part.is_empty():
-                    parted.append((part, also))
+            inside, outside = atom & language, atom & ~language
+            if not inside.is_empty():
+                parted.append((inside, members | {language}))
+            if not outside.is_empty():
+                parted.append((outside, members))
         atoms = parted
     return atoms
 
@@ -276,6 +289,8 @@ class ArrayPlan:
     def live(self, cost: Cost) -> ArrayPlan | None:
         """With the length that elements without a value leave; None if that is too short."""
         high = self.high
+        if high is None and cost(self.rest) < math.inf and all(cost(node) < math.inf for node in self.prefix):
+            return self
         for index, node in enumerate(self.prefix):
             if cost(node) == math.inf:
                 high = index if high is None else min(high, index)
@@ -290,6 +305,8 @@ class ArrayPlan:
 
     def cost(self, cost: Cost) -> float:
         """The length of a shortest text, about."""
+        if self.low == 0 and not self.counts and (self.high is None or self.high >= 0):
+            return 2
         live = self.live(cost)
         if live is None:
             return math.inf

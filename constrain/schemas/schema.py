@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import regex
 
@@ -35,6 +35,7 @@ SCHEMA_KEYWORDS = frozenset(
 )
 SCHEMA_LIST_KEYWORDS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 SCHEMA_MAP_KEYWORDS = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+_HOLDING = SCHEMA_KEYWORDS | SCHEMA_LIST_KEYWORDS | SCHEMA_MAP_KEYWORDS | {"items", "dependencies"}
 
 
 _SINCE_6 = frozenset({"const", "contains", "propertyNames"})
@@ -66,7 +67,12 @@ def draft_year(root: Any) -> int:
 
 def pointer_to(pointer: str, *steps: str | int) -> str:
     """`pointer` extended by `steps`, each escaped as JSON pointers ask for."""
-    return pointer + "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
+    for step in steps:
+        name = step if isinstance(step, str) else str(step)
+        if "~" in name or "/" in name:
+            name = name.replace("~", "~0").replace("/", "~1")
+        pointer = f"{pointer}/{name}"
+    return pointer
 
 
 def parse_schema(text: str) -> Schema:
@@ -86,7 +92,8 @@ def parse_schema(text: str) -> Schema:
         raise GrammarTooComplexError(f"the schema has {num_bytes} bytes, at most {MAX_SCHEMA_BYTES} are allowed")
     try:
         schema = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite)
-        json.dumps(schema, ensure_ascii=False).encode()
+        if "\\u" in text:  # nothing else writes half a surrogate pair
+            json.dumps(schema, ensure_ascii=False).encode()
     except RecursionError:
         raise GrammarTooComplexError("the schema is nested too deeply") from None
     except UnicodeEncodeError:
@@ -104,34 +111,56 @@ def check_schema(schema: Any, pointer: str, absent: frozenset[str] = frozenset()
     its draft. Raises as `parse_schema` does.
     """
     num_schemas = num_values = 0
-    stack = [(schema, pointer, 0)]
+    stack: list[tuple[Any, _Way, int]] = [(schema, None, 0)]
     while stack:
-        node, where, depth = stack.pop()
+        node, way, depth = stack.pop()
         num_schemas += 1
         if depth > MAX_DEPTH:
-            raise GrammarTooComplexError(f"the schema is nested deeper than {MAX_DEPTH} levels", path=where)
+            raise GrammarTooComplexError(
+                f"the schema is nested deeper than {MAX_DEPTH} levels", path=_pointer_along(pointer, way)
+            )
         if num_schemas > MAX_SCHEMAS:
-            raise GrammarTooComplexError(f"the schema has more than {MAX_SCHEMAS} subschemas", path=where)
+            raise GrammarTooComplexError(
+                f"the schema has more than {MAX_SCHEMAS} subschemas", path=_pointer_along(pointer, way)
+            )
         if isinstance(node, bool):
             continue
         if not isinstance(node, dict):
-            raise InvalidSchemaError(f"a schema must be an object or a boolean, got {_kind(node)}", path=where)
+            raise InvalidSchemaError(
+                f"a schema must be an object or a boolean, got {_kind(node)}", path=_pointer_along(pointer, way)
+            )
         for keyword, value in node.items():
-            if keyword in absent:
-                continue
             check = _CHECKS.get(keyword)
-            problem = check(value) if check is not None else None
+            if check is None or keyword in absent:
+                continue
+            problem = check(value)
             if problem:
-                raise InvalidSchemaError(f"{keyword} must be {problem}", path=pointer_to(where, keyword))
-            num_values += len(value) if keyword == "enum" else 0
-            excess = _excess(keyword, value, num_values)
-            if excess:
-                raise GrammarTooComplexError(excess, path=pointer_to(where, keyword))
+                where = pointer_to(_pointer_along(pointer, way), keyword)
+                raise InvalidSchemaError(f"{keyword} must be {problem}", path=where)
+            if keyword in _LIMITED:
+                num_values += len(value) if keyword == "enum" else 0
+                excess = _excess(keyword, value, num_values)
+                if excess:
+                    raise GrammarTooComplexError(excess, path=pointer_to(_pointer_along(pointer, way), keyword))
         for pattern in node.get("patternProperties", ()):
             excess = _pattern_excess(pattern)
             if excess:
-                raise GrammarTooComplexError(excess, path=pointer_to(where, "patternProperties", pattern[:100]))
-        stack.extend((child, pointer_to(where, *steps), depth + 1) for steps, child in subschemas(node, absent))
+                where = pointer_to(_pointer_along(pointer, way), "patternProperties", pattern[:100])
+                raise GrammarTooComplexError(excess, path=where)
+        stack.extend([(child, (way, steps), depth + 1) for steps, child in subschemas(node, absent)])
+
+
+_Way: TypeAlias = tuple["_Way", tuple[str | int, ...]] | None
+"""How a walk came to a subschema: the way before, and the steps from there."""
+
+
+def _pointer_along(pointer: str, way: _Way) -> str:
+    """Where a walk that began at `pointer` has come."""
+    steps: list[tuple[str | int, ...]] = []
+    while way is not None:
+        steps.append(way[1])
+        way = way[0]
+    return pointer_to(pointer, *(step for taken in reversed(steps) for step in taken))
 
 
 def _excess(keyword: str, value: Any, num_values: int) -> str | None:
@@ -159,21 +188,18 @@ def subschemas(
 ) -> Iterator[tuple[tuple[str | int, ...], Any]]:
     """The schemas directly inside `node`, each with its path from there; not those of keywords that are `absent`."""
     for keyword, value in node.items():
-        if keyword in absent:
+        if keyword not in _HOLDING or keyword in absent:
             continue
-        if keyword in SCHEMA_KEYWORDS:
-            yield (keyword,), value
-        elif keyword in SCHEMA_LIST_KEYWORDS:
-            yield from (((keyword, index), child) for index, child in enumerate(value))
-        elif keyword in SCHEMA_MAP_KEYWORDS:
-            yield from (((keyword, name), child) for name, child in value.items())
-        elif keyword == "items":
-            if isinstance(value, list):
-                yield from (((keyword, index), child) for index, child in enumerate(value))
-            else:
-                yield (keyword,), value
+        if keyword in SCHEMA_MAP_KEYWORDS:
+            for name, child in value.items():
+                yield (keyword, name), child
         elif keyword == "dependencies":
             yield from (((keyword, name), child) for name, child in value.items() if not isinstance(child, list))
+        elif keyword in SCHEMA_LIST_KEYWORDS or (keyword == "items" and isinstance(value, list)):
+            for index, child in enumerate(value):
+                yield (keyword, index), child
+        else:
+            yield (keyword,), value
 
 
 def checked_formats(text: str, pointers: Iterable[str]) -> tuple[str, ...]:
@@ -263,6 +289,7 @@ _dependencies = _must_be(
 )
 
 _MINIMA = frozenset({"minLength", "minItems", "minProperties", "minContains"})
+_LIMITED = _MINIMA | {"anyOf", "oneOf", "allOf", "enum", "pattern"}
 
 _CHECKS: dict[str, Callable[[Any], str | None]] = {
     **dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef", "$id", "$schema", "$anchor", "$dynamicAnchor"), _string),

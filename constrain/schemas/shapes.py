@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from typing import TypeAlias
+from functools import cached_property
+from typing import TypeAlias, TypeVar
 
 from ..languages.language import Language
 from ..languages.numbers import NumberSet
@@ -87,16 +87,10 @@ class StringShape:
 def string_shape(language: Language, bound: Language | None) -> StringShape | None:
     """The shape; None if it is known to have no string at all."""
     if bound is None:
-        return None if _is_empty(language) else StringShape(language)
-    if _is_empty(bound):
+        return None if language.is_empty() else StringShape(language)
+    if bound.is_empty():
         return None
-    return StringShape(Language.EMPTY if _is_empty(language) else language, bound)
-
-
-@lru_cache(maxsize=1_024)
-def _is_empty(language: Language) -> bool:
-    """Whether a language is known to be empty; schemas ask it of the same ones again and again."""
-    return bool(language.is_empty())
+    return StringShape(Language.EMPTY if language.is_empty() else language, bound)
 
 
 @dataclass(frozen=True)
@@ -236,31 +230,43 @@ class ObjectShape:
         return node
 
     def merge(self, other: ObjectShape, is_empty: IsEmpty) -> ObjectShape | None:
+        for name, node in other.properties.items():  # most objects that exclude each other do so by one key
+            own = self.properties.get(name, node)
+            if own != node and (name in self.required or name in other.required) and is_empty(own | node):
+                return None
         properties = dict(self.properties)
         for name, node in other.properties.items():
             properties[name] = properties[name] | node if name in properties else node
-        low, high = max(self.low, other.low), lesser(self.high, other.high)
-        required = self.required | other.required
-        if high is not None and max(low, len(required)) > high:
-            return None
         merged = ObjectShape(
             properties,
-            tuple(dict.fromkeys(self.rules + other.rules)),
-            required,
-            low,
-            high,
-            tuple(dict.fromkeys(self.some + other.some)),
-            tuple(dict.fromkeys(self.implications + other.implications)),
-            self.seen | other.seen,
+            _joined(self.rules, other.rules),
+            self.required | other.required,
+            max(self.low, other.low),
+            lesser(self.high, other.high),
+            _joined(self.some, other.some),
+            _joined(self.implications, other.implications),
+            self.seen | other.seen if self.seen != other.seen else self.seen,
             self.counted | other.counted,
         )
-        mixed = required if self.rules or other.rules else required & (self.properties.keys() | other.properties.keys())
-        if any(is_empty(merged.at(name)) for name in sorted(mixed)):
-            return None
-        return merged
+        return merged if merged.is_possible(is_empty) else None
+
+    def is_possible(self, is_empty: IsEmpty) -> bool:
+        """Whether there is room for the keys that must be there, and no value of theirs is known to be impossible."""
+        if self.high is not None and max(self.low, len(self.required)) > self.high:
+            return False
+        said = self.required if self.rules else self.required & self.properties.keys()
+        return not any(is_empty(self.at(name)) for name in sorted(said))
 
 
 Shape: TypeAlias = NullShape | BooleanShape | NumberShape | StringShape | ArrayShape | ObjectShape
+
+ItemT = TypeVar("ItemT")
+
+
+def _joined(first: tuple[ItemT, ...], second: tuple[ItemT, ...]) -> tuple[ItemT, ...]:
+    """Both, each item once."""
+    return tuple(dict.fromkeys(first + second)) if first or second else ()
+
 
 TOPS: dict[str, Shape] = {
     "null": NullShape(),

@@ -6,10 +6,9 @@ import json
 import math
 
 from ..languages.language import Language
-from .emit_arrays import distinct_values
 from .graph import Graph, Values
 from .plans import ArrayPlan, Counting, ObjectPlan
-from .shapes import Node
+from .shapes import Node, StringShape
 
 MAX_LENGTH = 20_000
 
@@ -45,7 +44,9 @@ def _scalar(values: Values) -> str:
     texts += ["true" if value else "false" for value in values.booleans]
     for shape in values.numbers:
         texts += [json.dumps(value) for value in shape.values] if shape.values else [shape.numbers.shortest()]
-    for string in values.strings:
+    for string in sorted(values.strings, key=_least_length):
+        if texts and min(map(len, texts)) <= _least_length(string):
+            break
         text = string.language.shortest()
         if text is not None:
             texts.append(json.dumps(text, ensure_ascii=False))
@@ -54,9 +55,14 @@ def _scalar(values: Values) -> str:
     return min(texts, key=len)
 
 
+def _least_length(string: StringShape) -> int:
+    """Of its texts, in quotes."""
+    return 2 + string.language.bounds()[0]
+
+
 def _array(graph: Graph, plan: ArrayPlan) -> str:
     if plan.unique and plan.low > 1:
-        values = distinct_values(graph.values[plan.rest]) if not plan.prefix and not plan.counts else None
+        values = graph.finite.values(plan.rest) if not plan.prefix and not plan.counts else None
         if values is None:
             raise _NoTextError
         texts = sorted((json.dumps(value, ensure_ascii=False) for value in values), key=len)[: plan.low]

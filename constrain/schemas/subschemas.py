@@ -10,6 +10,7 @@ from ..errors import InvalidSchemaError, UnsupportedKeywordError
 from ..languages.patterns import PatternError
 from .document import Document, Scope, pointer_of
 from .drafts import At
+from .facts import Facts, facts_of, only_refers, scalar_key
 from .schema import pointer_to
 from .shapes import Node
 
@@ -23,19 +24,24 @@ class Subschemas:
     negation.
 
     never       the node that no value satisfies
+    referred    literals that stand for references to them as well
     enforced    keywords met on the way
     checked     places of keywords that the grammar does not hold: its values may be wider
-    narrowed    some values were left out: they were too many to tell apart, or of a format that is not regular
+    narrowed    places of subschemas of which some values were left out: they were too many to tell apart
     """
 
     def __init__(self, document: Document, policy: Policy) -> None:
         self.document = document
+        self.referred: set[int] = set()
         self.enforced: set[str] = set()
         self.checked: set[str] = set()
-        self.narrowed = False
+        self.narrowed: set[str] = set()
         self._policy = policy
         self._literals: list[tuple[str, Scope]] = []
+        self._facts: list[Facts | None] = []
         self._ids: dict[tuple[str, Scope], int] = {}
+        self._scalars: dict[str, int] = {}
+        self._referring: set[str] = set()
         self.never: Node = frozenset({self.literal(document.add("never", False), ())})
 
     def literal(self, location: str, scope: Scope) -> int:
@@ -43,8 +49,42 @@ class Subschemas:
         key = (location, self.document.enter(location, scope))
         found = self._ids.get(key)
         if found is None:
-            found = self._ids[key] = 2 * len(self._literals)
-            self._literals.append(key)
+            like = self._like(*key)
+            found = self._ids[key] = self._new(key) if like is None else like
+        return found
+
+    def _new(self, place: tuple[str, Scope]) -> int:
+        self._literals.append(place)
+        self._facts.append(None)
+        return 2 * len(self._literals) - 2
+
+    def _like(self, location: str, scope: Scope) -> int | None:
+        """The literal of another schema that says the same: one alike, or the one that this is but a reference to."""
+        try:
+            schema = self.document.schema(location)
+            if only_refers(schema) and location not in self._referring:
+                self._referring.add(location)
+                target = self.literal(self.document.target(location, "$ref", scope), scope)
+                self._referring.discard(location)
+                self.referred.add(target)
+                if self._facts[target >> 1] is not None:  # it has been opened
+                    self.enforced.add("$ref")
+                return target
+        except InvalidSchemaError:  # it is said where the schema is opened
+            return None
+        key = scalar_key(schema)
+        if key is None:
+            return None
+        if key not in self._scalars:
+            self._scalars[key] = self._new((location, scope))
+        return self._scalars[key]
+
+    def facts(self, literal: int) -> Facts:
+        """What the subschema of a literal, or of its negation, says at a glance."""
+        found = self._facts[literal >> 1]
+        if found is None:
+            schema = self.document.schema(self._literals[literal >> 1][0])
+            found = self._facts[literal >> 1] = facts_of(schema)
         return found
 
     def place(self, literal: int) -> tuple[str, Scope]:
@@ -54,7 +94,7 @@ class Subschemas:
     def children(self, literal: int, keyword: str) -> dict[str | int, int]:
         """The literals of the subschemas under a keyword that holds a list or a map of them."""
         location, scope = self.place(literal)
-        schema = self.document.schema(location)
+        schema = self.facts(literal).schema
         assert isinstance(schema, dict)
         value = schema[keyword]
         at = pointer_to(location, keyword)
@@ -71,7 +111,7 @@ class Subschemas:
     def child(self, literal: int, keyword: str) -> int:
         """The literal of the subschema under a keyword."""
         location, scope = self.place(literal)
-        schema = self.document.schema(location)
+        schema = self.facts(literal).schema
         assert isinstance(schema, dict)
         value = schema[keyword]
         steps: tuple[str | int, ...] = value.steps if isinstance(value, At) else (keyword,)
@@ -109,6 +149,12 @@ class Subschemas:
         if self._policy == "exact":
             raise UnsupportedKeywordError(keyword, path=pointer, reason=str(error))
         self.checked.add(pointer)
+
+    def narrow(self, literals: Iterable[int]) -> None:
+        """Takes note that some values of a conjunction were left out."""
+        locations = [self.place(literal)[0] for literal in literals]
+        known = [location for location in locations if self.document.is_written(location)]
+        self.narrowed.update(map(pointer_of, known or ["#"]))
 
     def check(self, literal: int, keyword: str) -> None:
         """Leaves `keyword` to the check of the finished value."""

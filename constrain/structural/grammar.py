@@ -70,7 +70,7 @@ class _Compilation:
         grammar = self._with_ways_out(grammar)
         for number, place in enumerate(self._places):
             if isinstance(place, Scan):
-                grammar.row(number, 0)  # the row that nearly every step asks for
+                grammar.prepare(number)
         return grammar
 
     def _main(self) -> int:
@@ -277,6 +277,7 @@ def _receipt(parts: Iterable[Lowered | None]) -> Receipt | None:
         mode="best_effort" if any(receipt.mode == "best_effort" for receipt in receipts) else "exact",
         enforced=tuple(sorted(enforced - {pointer.rpartition("/")[2] for pointer in later})),
         checked=tuple(sorted(later.union(*(receipt.checked for receipt in receipts)))),
+        narrowed=tuple(sorted({pointer for receipt in receipts for pointer in receipt.narrowed})),
     )
 
 

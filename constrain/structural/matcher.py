@@ -17,6 +17,10 @@ from .places import Body, Place, Scan, encode
 
 MAX_ROWS = 128
 """Rows that are kept for a `Scan`."""
+MAX_EFFORT = 4_000
+"""Of preparing the rows of a `Scan`, in tokens that are tried (12 us)."""
+SEARCH_EFFORT = 10
+"""Of looking for the tokens that begin with a text."""
 
 
 class StructuralGrammar:
@@ -58,8 +62,7 @@ class StructuralGrammar:
             return scan.rows[state]
         except KeyError:
             pass
-        crossing = {*self._index.crossing(scan.triggers, state), *scan.suspects}
-        refused = [token for token in crossing if not self._possible(place, state, token)]
+        refused = [token for token in self._doubtful(scan, state) if not self._possible(place, state, token)]
         if not scan.may_end:
             refused += self.tokens.eos_ids
         row = _without(self.everything, refused) if refused else None
@@ -68,6 +71,21 @@ class StructuralGrammar:
                 scan.rows.pop(known, None)
         scan.rows[state] = row
         return row
+
+    def prepare(self, place: int) -> None:
+        """Finds out what is allowed at the states of a `Scan`, with bounded effort, before a text comes to them."""
+        scan = self.places[place]
+        assert isinstance(scan, Scan)
+        effort = 0
+        for state in range(min(scan.triggers.num_states, MAX_ROWS)):
+            effort += SEARCH_EFFORT * len(scan.triggers.rests(state)) + len(self._doubtful(scan, state))
+            if state and effort > MAX_EFFORT:
+                return
+            self.row(place, state)
+
+    def _doubtful(self, scan: Scan, state: int) -> set[int]:
+        """The tokens that complete a pattern and hold more than it."""
+        return {*self._index.crossing(scan.triggers, state), *scan.suspects}
 
     def known_free(self, place: int, state: int) -> bool:
         """Whether everything is allowed at a state of a `Scan`, and that has been seen before."""

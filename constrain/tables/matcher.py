@@ -9,6 +9,7 @@ import numpy as np
 from ..errors import MatcherError
 from ..grammar import Grammar, MaskRow, Matcher
 from ..languages.regular import Automaton
+from ..matcher import TokenMatcher
 from ..receipt import Receipt
 from ..tokens import TokenTable
 from .rows import FAR, TokenMoves
@@ -154,12 +155,18 @@ class RegularMatcher:
     def __init__(self, grammar: RegularGrammar) -> None:
         self.grammar = grammar
         self._states = [0]  # after each token taken
+        self._taken: list[int] = []
         self._plain: Matcher | None = None  # that closes a text for which the budget is too small
 
     @property
     def state(self) -> int | None:
         """The state in the grammar's table; None if another matcher has taken over."""
         return self._states[-1] if self._plain is None else None
+
+    @property
+    def closed(self) -> bool:
+        """The budget cut the word short: its text is JSON, but not a word of the constraint."""
+        return isinstance(self._plain, TokenMatcher) and self._plain.closed
 
     @property
     def free(self) -> bool:
@@ -207,10 +214,13 @@ class RegularMatcher:
                 return min(grammar.tokens.eos_ids)
             if grammar.distance[state] <= remaining + 1:
                 token, target = grammar.nearer(state)
-            elif len(self._states) == 1:
+            else:
                 self._plain = grammar.plain.matcher()
+                for before in self._taken:
+                    self._plain.accept(before)
                 return self._plain.accept(token, remaining)
         self._states.append(target)
+        self._taken.append(token)
         return token
 
     def forced_tokens(self) -> list[int]:
@@ -224,12 +234,13 @@ class RegularMatcher:
             return
         if not 0 <= num_tokens < len(self._states):
             raise MatcherError(f"cannot take back {num_tokens} of {len(self._states) - 1} tokens")
-        del self._states[len(self._states) - num_tokens :]
+        kept = len(self._taken) - num_tokens
+        del self._states[kept + 1 :], self._taken[kept:]
 
     def copy(self) -> RegularMatcher:
         """An independent matcher in the same state."""
         other = RegularMatcher(self.grammar)
-        other._states = list(self._states)
+        other._states, other._taken = list(self._states), list(self._taken)
         other._plain = self._plain.copy() if self._plain is not None else None
         return other
 

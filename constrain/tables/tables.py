@@ -7,7 +7,7 @@ import threading
 from ..errors import GrammarError
 from ..grammar import Grammar
 from ..jobs import Tabulate
-from ..languages.regular import Automaton, compile_regular, compile_words
+from ..languages.regular import Automaton, compile_parts, compile_words
 from ..lowered import Lowered
 from ..matcher import CompiledGrammar
 from ..spec import Choice, GrammarSpec
@@ -24,20 +24,21 @@ def tabulation(spec: GrammarSpec, lowered: Lowered) -> Tabulate | None:
     """The job that makes the automaton of `spec`; None if it is not known to be regular."""
     if isinstance(spec, Choice):
         return Tabulate(words=spec.options)
-    return None if lowered.regular is None else Tabulate(pattern=lowered.regular)
+    return Tabulate(parts=lowered.regular) if lowered.regular else None
 
 
 def tabulate(job: Tabulate) -> Automaton:
     """Does the job. Raises GrammarError."""
-    if job.pattern is not None:
-        return compile_regular(job.pattern)
+    if job.parts:
+        return compile_parts(job.parts)
     return compile_words(word.encode() for word in job.words)
 
 
 def is_light(job: Tabulate) -> bool:
     """Whether the job is certain to take little time and memory: it needs no process of its own."""
-    if job.pattern is not None:
-        return is_small(job.pattern)
+    if job.parts:
+        first = job.parts[0]
+        return len(job.parts) == len(first.all) == 1 and not first.none and is_small(first.all[0])
     return sum(map(len, job.words)) <= MAX_LIGHT_CHARS
 
 

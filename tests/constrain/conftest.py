@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -27,22 +27,35 @@ def _inventory() -> tuple[bytes | None, ...]:
     return (None, None, *dict.fromkeys(texts), None)
 
 
+Encoder = Callable[[str], list[int]]
+
+
 @pytest.fixture(scope="session")
-def vocabulary() -> Vocabulary:
+def greedy() -> Callable[[Sequence[bytes | None]], Encoder]:
+    """The encoder of a vocabulary that takes the longest token each time."""
+
+    def greedy(tokens: Sequence[bytes | None]) -> Encoder:
+        ids = {text: token for token, text in enumerate(tokens) if text}
+        longest = max(map(len, ids))
+
+        def encode(text: str) -> list[int]:
+            data, start, result = text.encode(), 0, []
+            while start < len(data):
+                stop = next(end for end in range(min(start + longest, len(data)), start, -1) if data[start:end] in ids)
+                result.append(ids[data[start:stop]])
+                start = stop
+            return result
+
+        return encode
+
+    return greedy
+
+
+@pytest.fixture(scope="session")
+def vocabulary(greedy: Callable[[Sequence[bytes | None]], Encoder]) -> Vocabulary:
     """Bytes, common pieces of JSON, words; two ids that end a generation; ten ids without a token."""
     tokens = _inventory()
-    ids = {text: token for token, text in enumerate(tokens) if text is not None}
-    longest = max(map(len, ids))
-
-    def encode(text: str) -> list[int]:
-        data, start, result = text.encode(), 0, []
-        while start < len(data):
-            stop = next(end for end in range(min(start + longest, len(data)), start, -1) if data[start:end] in ids)
-            result.append(ids[data[start:stop]])
-            start = stop
-        return result
-
-    return Vocabulary(tokens=tokens, eos_ids=(1, len(tokens) - 1), size=len(tokens) + 10, encode=encode)
+    return Vocabulary(tokens=tokens, eos_ids=(1, len(tokens) - 1), size=len(tokens) + 10, encode=greedy(tokens))
 
 
 @pytest.fixture(scope="session")

@@ -427,3 +427,25 @@ def test_what_is_wrong_is_refused_in_order(schema: str) -> None:
 def test_best_effort_keeps_what_a_negation_cannot_say(vocabulary: Vocabulary) -> None:
     schema = {"type": "string", "not": {"pattern": r"(a)\1"}}
     assert accepts(schema, '"b"', vocabulary, policy="best_effort")
+
+
+def _overlapping(num_branches: int) -> dict[str, Any]:
+    branches = [{"properties": {"x": {"minimum": i}}, "required": [f"k{i}"]} for i in range(num_branches)]
+    return {"type": "object", "oneOf": branches}
+
+
+@pytest.mark.parametrize(
+    ("schema", "narrowed"),
+    [
+        (_overlapping(3), ()),
+        (_overlapping(8), ("",)),
+        ({"properties": {"a": _overlapping(8), "b": _overlapping(2)}}, ("/properties/a",)),
+        ({"$defs": {"x": _overlapping(8)}, "items": {"$ref": "#/$defs/x"}}, ("/$defs/x",)),
+        ({"enum": [{"a": [number]} for number in range(40)]}, ()),
+    ],
+    ids=["few", "many", "inside", "by reference", "constants"],
+)
+def test_a_receipt_tells_where_values_are_left_out(schema: dict[str, Any], narrowed: tuple[str, ...]) -> None:
+    receipt = lower(JsonSchema(json.dumps(schema))).receipt
+    assert receipt is not None
+    assert receipt.narrowed == narrowed

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bough.constrain import Grammar, GrammarCompiler, JsonSchema, Matcher, Vocabulary
+from bough.constrain import Grammar, GrammarCompiler, JsonSchema, Lark, Matcher, Vocabulary
 from bough.constrain.masks import fill_along
 
 Allowed = Callable[[Matcher], list[int]]
@@ -76,3 +76,34 @@ def test_a_text_that_is_being_closed(compiler: GrammarCompiler, vocabulary: Voca
     rows = rows_for(drafts, vocabulary)
     assert fill_along(matcher, drafts, rows) == 1 + len(drafts)
     assert all((row == expected).all() for row, expected in zip(rows, follow(matcher, drafts, vocabulary), strict=True))
+
+
+BRANCHES = """start: "(" (first | second)
+first: "a" (END ("]" | "!") | ";")
+second: "b" (END ("}" | "?") | ";")
+END: "]"
+"""
+"""What may follow is told apart by the rule alone: the lexemes after "a" and "b" begin alike."""
+
+
+@pytest.mark.parametrize("way", ["draft", "rollback"])
+def test_what_was_tried_leaves_no_trace(compiler: GrammarCompiler, vocabulary: Vocabulary, way: str) -> None:
+    def masks(matcher: Matcher, text: str) -> list[bytes | None]:
+        row = np.zeros((vocabulary.size + 31) // 32, np.int32)
+        for token in vocabulary.encode(text):
+            matcher.accept(token)
+        matcher.fill_mask(row)
+        return [
+            vocabulary.tokens[token] for token in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        ]
+
+    grammar = compiler.compile(Lark(BRANCHES))
+    matcher = grammar.matcher()
+    masks(matcher, "(")
+    if way == "draft":
+        drafts = vocabulary.encode("a")
+        assert fill_along(matcher, drafts, rows_for(drafts, vocabulary)) == 2
+    else:
+        assert masks(matcher, "a") == [b";", b"]", b"]]"]
+        matcher.rollback(1)
+    assert masks(matcher, "b") == masks(grammar.matcher(), "(b") == [b";", b"]", b"]}"]

@@ -84,6 +84,18 @@ def test_a_terminal_takes_each_writing_of_each_text_and_nothing_else(language: L
             assert _takes(matcher, written) == within, (text, written)
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.recursive(_leaves(), _combined, max_leaves=6))
+def test_what_comes_after_a_terminal_follows_each_of_its_texts(language: Language) -> None:
+    if language.is_empty():
+        return
+    alone, followed = _matcher(to_terminal(language)), _matcher(to_terminal(language, "END") + '\nEND: ":"|": "')
+    for text in UNIVERSE[:50]:
+        for written in _writings(text):
+            taken = _takes(alone, written)
+            assert [_takes(followed, written + end) for end in (":", ": ", "", ":x")] == [taken, taken, False, False]
+
+
 @pytest.mark.parametrize("free", [Language.ANY, ~Language.EPSILON, Language.length(0, 9), ~Language.one_of(["x"])])
 def test_what_is_no_json_string_is_never_taken(free: Language) -> None:
     matcher = _matcher(to_terminal(free))
@@ -156,6 +168,17 @@ def test_what_is_shared_or_nested_too_often_is_refused(letter: str) -> None:
 def test_a_listed_language_is_filtered() -> None:
     names = Language.one_of(f"n{index}" for index in range(200))
     assert to_terminal(names & parse_pattern("^n1\\d$") & ~Language.literal("n10")).count("|") == 8
+
+
+def test_texts_that_are_allowed_anyway_are_not_listed() -> None:
+    free = Language.length(1)
+    assert to_terminal(Language.one_of(["ab", "c"]) | free) == to_terminal(free)
+    assert "c d" in to_terminal(Language.one_of(["xa", "c d"]) | parse_pattern("^x"))
+
+
+def test_after_the_first_match_of_one_character_anything_may_come() -> None:
+    assert to_terminal(parse_pattern("x")).startswith('/"(?:[^\\x00-\\x1f"\\\\x]|')
+    assert to_terminal(parse_pattern("a*")).count("(") == to_terminal(~Language.EPSILON).count("(")
 
 
 def test_many_texts_compile_in_little_time() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,27 +30,26 @@ CALL_NAME = "[CALL]"
 CALL_CHAR, OTHER_CHAR = "\ue001", "\ue002"
 """What control tokens are in the reference's text."""
 
+MakeTokens = Callable[[int], TokenTable]
+
 ALPHABET = "<t>/ab12{}\n"
 PIECES = ("<t>", "</t>", "<t", "t>", "a", "1", "b", ">a", "a<", "<u>", "</", "\n")
 
 
-def make_tokens(seed: int) -> TokenTable:
+@pytest.fixture(scope="session")
+def make_tokens(greedy: Callable[[Sequence[bytes | None]], Callable[[str], list[int]]]) -> MakeTokens:
+    """Random tokens of a seed."""
+    return lambda seed: _make_tokens(seed, greedy)
+
+
+def _make_tokens(seed: int, greedy: Callable[[Sequence[bytes | None]], Callable[[str], list[int]]]) -> TokenTable:
     rng = random.Random(seed)
     texts = dict.fromkeys(ALPHABET + "u")
     texts |= dict.fromkeys("".join(rng.choices(PIECES, k=rng.randint(2, 5))) for _ in range(60))
     texts |= dict.fromkeys(("<t>", "</t>", "<t>1", "1</t>", "</t><t>", "</t>a<t>1", "</t><t>b<t>", "a<t>ab</t>b<t>/"))
     tokens = (None, None, None, *(text.encode() for text in texts))
-    ids = {text: token for token, text in enumerate(tokens) if text is not None}
-
-    def encode(text: str) -> list[int]:
-        data, start, result = text.encode(), 0, []
-        while start < len(data):
-            stop = next(end for end in range(len(data), start, -1) if data[start:end] in ids)
-            result.append(ids[data[start:stop]])
-            start = stop
-        return result
-
     control = {CALL_NAME: CALL, "[END]": EOS}
+    encode = greedy(tokens)
     return TokenTable(Vocabulary(tokens=tokens, eos_ids=(EOS,), size=len(tokens) + 5, encode=encode, control=control))
 
 
@@ -185,7 +186,7 @@ def allowed(matcher: Matcher, tokens: TokenTable) -> set[int]:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", range(2))
-def test_masks_are_what_a_reading_of_the_text_allows(name: str, seed: int) -> None:
+def test_masks_are_what_a_reading_of_the_text_allows(name: str, seed: int, make_tokens: MakeTokens) -> None:
     case, tokens, rng = CASES[name], make_tokens(seed), random.Random(seed)
     grammar = compiled(case.spec, tokens)
     ids = range(len(tokens.vocabulary.tokens))
@@ -218,7 +219,7 @@ def test_masks_are_what_a_reading_of_the_text_allows(name: str, seed: int) -> No
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rollback_and_copies(name: str) -> None:
+def test_rollback_and_copies(name: str, make_tokens: MakeTokens) -> None:
     tokens, rng = make_tokens(7), random.Random(7)
     grammar = compiled(CASES[name].spec, tokens)
     for _ in range(6):
@@ -246,7 +247,7 @@ def test_rollback_and_copies(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", range(4))
-def test_a_budget_is_kept(name: str, seed: int) -> None:
+def test_a_budget_is_kept(name: str, seed: int, make_tokens: MakeTokens) -> None:
     case, tokens, rng = CASES[name], make_tokens(seed), random.Random(seed)
     grammar = compiled(case.spec, tokens)
     for _ in range(12):
@@ -264,7 +265,7 @@ def test_a_budget_is_kept(name: str, seed: int) -> None:
         assert read(case, text)[1]
 
 
-def test_free_text_needs_no_mask() -> None:
+def test_free_text_needs_no_mask(make_tokens: MakeTokens) -> None:
     tokens = make_tokens(0)
     spaced = TokenTable(
         Vocabulary(
@@ -293,7 +294,7 @@ def test_free_text_needs_no_mask() -> None:
     assert not compiled(CASES["at least one"].spec, tokens).matcher().free
 
 
-def test_the_beginning_and_the_end_of_a_tag_are_forced() -> None:
+def test_the_beginning_and_the_end_of_a_tag_are_forced(make_tokens: MakeTokens) -> None:
     tokens = make_tokens(0)
     matcher = compiled(Structural((Tag("<t>a", Choice(("b1",)), "</t>"),), ("<t",)), tokens).matcher()
     for token in tokens.encode(b"<t"):
@@ -320,14 +321,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("path", REFUSED)
-def test_what_is_wrong_has_a_place(path: str) -> None:
+def test_what_is_wrong_has_a_place(path: str, make_tokens: MakeTokens) -> None:
     with pytest.raises(GrammarError) as caught:
         compiled(REFUSED[path], make_tokens(0))
     assert caught.value.path == path
     assert str(caught.value).endswith(f"(at {path})")
 
 
-def test_what_too_many_tokens_hold_is_no_trigger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_too_many_tokens_hold_is_no_trigger(monkeypatch: pytest.MonkeyPatch, make_tokens: MakeTokens) -> None:
     monkeypatch.setattr(structural_grammar, "MAX_SUSPECTS", 5)
     for path, spec in (("/triggers", Structural(AB, ("<",))), ("/reasoning_end", Structural(reasoning_end="t"))):
         with pytest.raises(GrammarTooComplexError, match="make it longer") as caught:
@@ -335,12 +336,12 @@ def test_what_too_many_tokens_hold_is_no_trigger(monkeypatch: pytest.MonkeyPatch
         assert caught.value.path == path
 
 
-def test_rows_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch, make_tokens: MakeTokens) -> None:
     monkeypatch.setattr(structural_matcher, "MAX_ROWS", 3)
     tokens = make_tokens(0)
     grammar = compiled(Structural((Tag("<t>aab", NUMBER, "</t>"),), ("<t>aab",)), tokens)
     scan = grammar.places[grammar.start]
-    assert isinstance(scan, Scan) and list(scan.rows) == [0]
+    assert isinstance(scan, Scan) and list(scan.rows) == [0, 1, 2]
     for _ in range(2):
         for state in range(scan.triggers.num_states - 1):
             row = grammar.row(grammar.start, state)
@@ -351,7 +352,7 @@ def test_rows_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 POLICIES: tuple[Literal["best_effort", "exact"], ...] = ("best_effort", "exact")
 
 
-def test_a_schema_that_is_too_much_is_only_checked_if_it_need_not_be_exact() -> None:
+def test_a_schema_that_is_too_much_is_only_checked_if_it_need_not_be_exact(make_tokens: MakeTokens) -> None:
     def lower_part(content: object) -> Lowered:
         raise GrammarTooComplexError("it is too much")
 
@@ -362,3 +363,35 @@ def test_a_schema_that_is_too_much_is_only_checked_if_it_need_not_be_exact() -> 
     assert (receipt.mode, receipt.enforced, receipt.checked) == ("best_effort", ("type",), ("",))
     with pytest.raises(GrammarTooComplexError, match="/tags/0/content"):
         compile_structural(exact, make_tokens(0), lower_part)
+
+
+MARKED = Structural((Tag("<t>", Regex("[ab]+"), "</t>"),), triggers=("<t>",))
+
+
+def test_free_text_takes_no_mask(vocabulary: Vocabulary) -> None:
+    """Not even where a trigger has begun for the first time."""
+    matcher = compiled(MARKED, TokenTable(vocabulary)).matcher()
+    for token in vocabulary.encode("a<<t/<tt<b"):
+        assert matcher.free
+        matcher.accept(token)
+    assert matcher.free
+
+
+def test_rows_are_prepared_with_bounded_effort(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structural_matcher, "MAX_EFFORT", 0)
+    tokens = TokenTable(vocabulary)
+    matcher = compiled(MARKED, tokens).matcher()
+    assert matcher.free
+    matcher.accept(vocabulary.encode("<")[0])
+    assert not matcher.free
+    assert len(allowed(matcher, tokens)) == vocabulary.size
+    assert matcher.free
+
+
+def test_a_receipt_tells_what_is_left_out_of_any_tag(vocabulary: Vocabulary) -> None:
+    branches = [{"properties": {"x": {"minimum": i}}, "required": [f"k{i}"]} for i in range(8)]
+    narrow = JsonSchema(json.dumps({"type": "object", "oneOf": branches}))
+    spec = Structural((Tag("<t>", narrow, "</t>"), Tag("<u>", NUMBER, "</u>")))
+    receipt = compiled(spec, TokenTable(vocabulary)).receipt
+    assert receipt is not None
+    assert receipt.narrowed == ("",)

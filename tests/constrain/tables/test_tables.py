@@ -9,7 +9,7 @@ import pytest
 
 from bough.constrain import Choice, Grammar, GrammarCompiler, Lark, MatcherError, Regex, Vocabulary
 from bough.constrain.jobs import Tabulate
-from bough.constrain.languages.regular import compile_regular
+from bough.constrain.languages.regular import Conjunction, compile_regular
 from bough.constrain.lowered import Lowered
 from bough.constrain.matcher import CompiledGrammar
 from bough.constrain.spec import GrammarSpec
@@ -17,6 +17,8 @@ from bough.constrain.tables import matcher as table_matcher
 from bough.constrain.tables.matcher import RegularGrammar
 from bough.constrain.tables.size import is_small
 from bough.constrain.tables.tables import RegularTables, tabulate, tabulation
+
+X = (Conjunction(("x",)),)
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +74,18 @@ def test_what_is_not_regular_stays_as_it_is(compiler: GrammarCompiler) -> None:
 
 def test_jobs() -> None:
     assert tabulation(Choice(("a", "b")), Lowered("")) == Tabulate(words=("a", "b"))
-    assert tabulation(Regex("x"), Lowered("", regular="x")) == Tabulate(pattern="x")
+    assert tabulation(Regex("x"), Lowered("", regular=X)) == Tabulate(parts=X)
     assert tabulation(Lark("x"), Lowered("")) is None
-    assert tabulate(Tabulate(words=("a", "b"))) == tabulate(Tabulate(pattern="[ab]")) == compile_regular("a|b")
+    assert (
+        tabulate(Tabulate(words=("a", "b")))
+        == tabulate(Tabulate(parts=(Conjunction(("[ab]",)),)))
+        == compile_regular("a|b")
+    )
 
 
 def test_one_vocabulary_has_one_trie(compiler: GrammarCompiler) -> None:
     tables = RegularTables(compiler.tokens)
-    plain = compiler.compile(Regex("q{30}"))
+    plain = compiler.compile(Regex("[^q]{30}"))
     assert isinstance(plain, CompiledGrammar)
     made = [tables.grammar(compile_regular(pattern), plain) for pattern in ("q+", "q{2}")]
     assert [grammar.min_tokens() for grammar in made] == [1, 2]
@@ -94,12 +100,20 @@ def test_one_vocabulary_has_one_trie(compiler: GrammarCompiler) -> None:
         ("(?:ab)*c?", True),
         ("[a-z]{2,40}", False),
         ("(a|b)*a(a|b){13}", False),
-        ("((a{9}){9}){9}", False),
+        ("((a{9}){9}){9}", True),
+        ("((a{9}){9}){99}", False),
+        ("([a-d]{6}x)", True),
+        ("[a-d]{16}", False),
+        ("(first thing|second thing|third thing)", True),
+        ("(?i)(first thing|second thing|third thing)", False),
         (r"\w+", False),
         ("[^a]", False),
         (".", False),
         ("(?i:a)", False),
-        ("é", False),
+        ("é", True),
+        (r"caf(?:\x{e9}|\\u00e9)", True),
+        ("[éè]", False),
+        (r"\x{110000}", False),
         ("[[a]]", False),
         ("(", False),
         ("(" * 200 + ")" * 50, False),
