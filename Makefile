@@ -21,7 +21,7 @@ DEV   := $(VENV)/.stamp-dev-$(SUM)
 OLDEST := $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' '-')),$(VENV)/triton-oldest)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu accept fast lint format bench serve model install dev dist clean
+.PHONY: help demo test test-gpu accept fast lint format docs bench serve model install dev dist clean
 
 help:     ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -49,11 +49,15 @@ lint: $(DEV)  ## check style, types and layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 format: $(DEV)  ## rewrite the code to the common style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: $(DEV)  ## build the documentation as a site: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: model  ## measure the programs of benchmarks/
 	$(BIN)/bough bench programs

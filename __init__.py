@@ -12,6 +12,9 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/test_facade.py
     from bough.constrain.spec import JsonSchema as JsonSchema
     from bough.constrain.spec import Lark as Lark
     from bough.constrain.spec import Regex as Regex
+    from bough.lang.absent import Crusoe as Crusoe
+    from bough.lang.absent import LiteLLM as LiteLLM
+    from bough.lang.absent import VertexAI as VertexAI
     from bough.lang.api import assistant as assistant
     from bough.lang.api import assistant_begin as assistant_begin
     from bough.lang.api import assistant_end as assistant_end
@@ -20,8 +23,10 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/test_facade.py
     from bough.lang.api import gen as gen
     from bough.lang.api import gen_int as gen_int
     from bough.lang.api import gen_string as gen_string
+    from bough.lang.api import get_server_info as get_server_info
     from bough.lang.api import image as image
     from bough.lang.api import select as select
+    from bough.lang.api import separate_reasoning as separate_reasoning
     from bough.lang.api import set_default_backend as set_default_backend
     from bough.lang.api import system as system
     from bough.lang.api import system_begin as system_begin
@@ -29,12 +34,40 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/test_facade.py
     from bough.lang.api import user as user
     from bough.lang.api import user_begin as user_begin
     from bough.lang.api import user_end as user_end
+    from bough.lang.api import video as video
+    from bough.lang.backend import use_backend as use_backend
+    from bough.lang.backends.anthropic import Anthropic as Anthropic
+    from bough.lang.backends.cassette import Cassette as Cassette
+    from bough.lang.backends.endpoint import RuntimeEndpoint as RuntimeEndpoint
+    from bough.lang.backends.engine import Engine as Engine
     from bough.lang.backends.http import HttpBackend as HttpBackend
+    from bough.lang.backends.launch import Runtime as Runtime
     from bough.lang.backends.local import LocalBackend as LocalBackend
     from bough.lang.backends.mock import MockBackend as MockBackend
+    from bough.lang.backends.openai import OpenAI as OpenAI
+    from bough.lang.backends.server_args import ServerArgs as ServerArgs
+    from bough.lang.choices import greedy_token_selection as greedy_token_selection
+    from bough.lang.choices import token_length_normalized as token_length_normalized
+    from bough.lang.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
+    from bough.lang.compile.compiled import CompiledProgram as CompiledProgram
+    from bough.lang.compile.placeholder import CompileError as CompileError
+    from bough.lang.condition import Condition as Condition
+    from bough.lang.control import count as count
+    from bough.lang.control import repeat_until as repeat_until
+    from bough.lang.control import times as times
+    from bough.lang.control import var as var
+    from bough.lang.control import when as when
     from bough.lang.errors import ProgramError as ProgramError
+    from bough.lang.global_config import global_config as global_config
+    from bough.lang.http_tool import http_tool as http_tool
+    from bough.lang.observe import observe as observe
     from bough.lang.program import Function as Function
     from bough.lang.program import State as State
+    from bough.lang.timeline import BatchTimeline as BatchTimeline
+    from bough.lang.timeline import Timeline as Timeline
+    from bough.lang.tool import Tool as Tool
+    from bough.lang.tool import tool as tool
+    from bough.lang.tool import use as use
     from bough.runtime.errors import BoughError as BoughError
     from bough.runtime.errors import EngineError as EngineError
     from bough.runtime.errors import RequestError as RequestError
@@ -45,6 +78,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "bough.constrain.spec": ("Choice", "JsonSchema", "Lark", "Regex"),
+    "bough.lang.absent": ("Crusoe", "LiteLLM", "VertexAI"),
     "bough.lang.api": (
         "assistant",
         "assistant_begin",
@@ -54,8 +88,10 @@ _HOMES = {
         "gen",
         "gen_int",
         "gen_string",
+        "get_server_info",
         "image",
         "select",
+        "separate_reasoning",
         "set_default_backend",
         "system",
         "system_begin",
@@ -63,12 +99,31 @@ _HOMES = {
         "user",
         "user_begin",
         "user_end",
+        "video",
     ),
+    "bough.lang.backend": ("use_backend",),
+    "bough.lang.backends.anthropic": ("Anthropic",),
+    "bough.lang.backends.cassette": ("Cassette",),
+    "bough.lang.backends.endpoint": ("RuntimeEndpoint",),
+    "bough.lang.backends.engine": ("Engine",),
     "bough.lang.backends.http": ("HttpBackend",),
+    "bough.lang.backends.launch": ("Runtime",),
     "bough.lang.backends.local": ("LocalBackend",),
     "bough.lang.backends.mock": ("MockBackend",),
+    "bough.lang.backends.openai": ("OpenAI",),
+    "bough.lang.backends.server_args": ("ServerArgs",),
+    "bough.lang.choices": ("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
+    "bough.lang.compile.compiled": ("CompiledProgram",),
+    "bough.lang.compile.placeholder": ("CompileError",),
+    "bough.lang.condition": ("Condition",),
+    "bough.lang.control": ("count", "repeat_until", "times", "var", "when"),
     "bough.lang.errors": ("ProgramError",),
+    "bough.lang.global_config": ("global_config",),
+    "bough.lang.http_tool": ("http_tool",),
+    "bough.lang.observe": ("observe",),
     "bough.lang.program": ("Function", "State"),
+    "bough.lang.timeline": ("BatchTimeline", "Timeline"),
+    "bough.lang.tool": ("Tool", "tool", "use"),
     "bough.runtime.errors": ("BoughError", "EngineError", "RequestError"),
     "bough.runtime.llm": ("LLM",),
     "bough.runtime.sampling": ("SamplingParams",),

@@ -13,9 +13,16 @@ from ..runtime.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class Size:
-    """Scales a workload: the number of programs with `scale`, the lengths in words and tokens with its root."""
+    """Scales a workload: the number of programs with `scale`, the lengths in words and tokens with its root.
+
+    num_programs   about as many, whatever the scale
+    """
 
     scale: float = 1.0
+    num_programs: int | None = None
+
+    def programs(self, standard: int, *, least: int = 2) -> int:
+        return self.num_programs or self.count(standard, least=least)
 
     def count(self, standard: int, *, least: int = 2) -> int:
         return max(least, round(standard * self.scale))

@@ -15,7 +15,7 @@ def react(size: Size) -> Workload:
         for _ in range(size.count(4))
     )
     programs = []
-    for _ in range(size.count(3)):
+    for _ in range(size.programs(3)):
         script = Script()
         script.text(instructions)
         script.text(f"\n\nQuestion: {prose.text(12)}\n")
@@ -34,7 +34,7 @@ def generative_agents(size: Size) -> Workload:
     prose = Prose(4)
     heads = [f"Task: {prose.text(12)}\n\nRules: {prose.text(size.length(130))}\n\n" for _ in range(5)]
     programs = []
-    for index in range(size.count(20, least=10)):
+    for index in range(size.programs(20, least=10)):
         script = Script()
         script.text(heads[index % len(heads)])
         script.text(f"Name: {prose.name()}\nMemory: {prose.text(size.length(40))}\nAnswer:")
@@ -50,7 +50,7 @@ def retrieval(size: Size) -> Workload:
     weights = [1 / rank for rank in range(1, len(pool) + 1)]
     head = f"Answer questions with short factual answers.\n\n{prose.text(size.length(90))}\n\n"
     programs = []
-    for _ in range(size.count(10, least=4)):
+    for _ in range(size.programs(10, least=4)):
         passages: list[str] = []
         while len(passages) < 3:
             (passage,) = prose.random.choices(pool, weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .prose import Prose
@@ -9,6 +10,7 @@ from .workload import Script, Size, Workload
 
 NUM_SHOTS = 5
 _LETTERS = "ABCD"
+_NUM_SUBJECTS = 3
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def hellaswag(size: Size, questions: list[Question] | None = None) -> Workload:
 
 def num_stories(size: Size) -> int:
     """How many questions `hellaswag` uses, the solved ones included."""
-    return _num_shots(size) + size.count(5)
+    return _num_shots(size) + size.programs(5)
 
 
 def _num_shots(size: Size) -> int:
@@ -72,10 +74,11 @@ def _letters(question: Question, *, solved: bool) -> str:
 
 def _subjects(size: Size) -> list[Question]:
     prose = Prose(1)
+    num_questions = size.count(6) if size.num_programs is None else math.ceil(size.num_programs / _NUM_SUBJECTS)
     questions = []
-    for _ in range(3):
+    for _ in range(_NUM_SUBJECTS):
         subject = prose.words(2)
-        for _ in range(NUM_SHOTS + size.count(6)):
+        for _ in range(NUM_SHOTS + num_questions):
             choices = tuple(prose.words(3) for _ in _LETTERS)
             questions.append(Question(subject, prose.text(size.length(24)), choices, prose.random.randrange(4)))
     return questions

@@ -18,7 +18,7 @@ def tree_of_thought(size: Size) -> Workload:
     """Four levels, each answer tried twice: sixteen leaves."""
     prose = Prose(6)
     programs = []
-    for _ in range(size.count(2, least=1)):
+    for _ in range(size.programs(2, least=1)):
         script = Script()
         script.message("user", prose.text(size.length(50)))
         leaves = [0]
@@ -37,7 +37,7 @@ def skeleton_of_thought(size: Size) -> Workload:
     listing = f"Tips, one sentence each.\n\n{prose.text(size.length(90))}\n\n"
     expanding = f"Turn a tip into a paragraph.\n\n{prose.text(size.length(130))}\n\n"
     programs = []
-    for _ in range(size.count(3, least=1)):
+    for _ in range(size.programs(3, least=1)):
         script = Script()
         branches = script.fork(5)
         script.text(listing, f"Topic: {prose.words(3)}\n")
@@ -56,7 +56,7 @@ def judge(size: Size) -> Workload:
     """An article is judged in six dimensions side by side; the judgements are merged into a score."""
     prose = Prose(8)
     programs = []
-    for _ in range(size.count(2, least=1)):
+    for _ in range(size.programs(2, least=1)):
         script = Script()
         script.message("system", f"You judge articles. {prose.text(size.length(50))}")
         script.message("user", f"The article:\n\n{prose.text(size.length(230))}")

@@ -19,7 +19,7 @@ def json_fields(size: Size) -> Workload:
     """Five fields of a document, each under a regular expression of its own."""
     prose = Prose(9)
     programs = []
-    for _ in range(size.count(4)):
+    for _ in range(size.programs(4)):
         script = Script()
         script.text(f"{prose.text(size.length(200))}\n\nThe city above as JSON:\n{{")
         for index, (field, pattern, max_tokens) in enumerate(_FIELDS):
@@ -41,7 +41,7 @@ def chat_long(size: Size) -> Workload:
 def _chat(name: str, size: Size, *, num_chats: int, question: int, answer: int) -> Workload:
     prose = Prose(10)
     programs = []
-    for _ in range(size.count(num_chats)):
+    for _ in range(size.programs(num_chats)):
         script = Script()
         for _ in range(4):
             script.message("user", prose.text(size.length(question)))

@@ -11,6 +11,8 @@ _BENCHMARKS = {
     "tree_costs": "what tree decode attention saves: bytes and items of the real planner, on a model of the machine",
     "perplexity": "quantised weights beside the model as it is: perplexity, and how often the likeliest token agrees",
     "constrain": "constrained decoding: right, complete, fast; xgrammar, llguidance and outlines_core beside it",
+    "language": "programs as one request, against gen by gen over HTTP and the openai client: times, tokens, requests",
+    "live_states": "thousands of programs that wait at a time: memory of each, and no threads",
     "gpu": "on a GPU: ceilings, kernels, decode steps, and vLLM, SGLang and others on the same work",
 }
 

@@ -15,6 +15,7 @@ from ..runtime.errors import BoughError, RequestError
 _COMMANDS = {
     "serve": "serve a model over an OpenAI-compatible HTTP API",
     "run": "run a program (a @function in a Python file) on a model",
+    "deploy": "register a program on a server as an endpoint of its own",
     "chat": "talk to a model in the terminal",
     "pull": "put a model into the cache folder",
     "schema": "check a JSON Schema, and values against it, without a model",

@@ -14,8 +14,12 @@ from typing import Any
 
 from ..lang.backend import Backend
 from ..lang.program import Function
+from ..lang.report import report
 from ..lang.state import State
+from ..lang.timeline import Timeline
 from ..runtime.errors import RequestError
+from ..runtime.pull import MODELS, default_cache
+from ..runtime.tokenizer import load_tokenizer
 from .options import add_engine_options, engine_config
 from .progress import LoadingBar
 
@@ -32,6 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="run on a bough server instead of loading a model here")
     parser.add_argument("--api-key", help="of that server")
     parser.add_argument("--timeline", metavar="FILE.html", help="write a page that shows where each token came from")
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="run nothing: show the instructions, what they cost at most and what is shared",
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="after the run, show what was sent, computed and cached, call by call"
+    )
     parser.add_argument("--temperature", type=float, help="default of the program's generations")
     parser.add_argument("--max-tokens", type=int, help="default of the program's generations")
     add_engine_options(parser)
@@ -43,14 +55,42 @@ def run(arguments: argparse.Namespace) -> int:
     keywords = dict(parse_argument(text) for text in arguments.arg)
     defaults = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
     keywords |= {option: value for option, value in defaults.items() if value is not None}
+    if arguments.explain:
+        print(explain(program, keywords, arguments.model))
+        return 0
+    traced = arguments.report or arguments.timeline is not None
     with _backend(arguments) as backend:
-        state = program.run(backend=backend, trace=arguments.timeline is not None, **keywords)
+        state = program.run(backend=backend, trace=traced, **keywords)
         show(state)
-        if arguments.timeline is not None:
-            timeline = state.timeline()
-            timeline.save(arguments.timeline)
-            print(f"\n{timeline.text()}\n\nThe timeline is in {arguments.timeline}", file=sys.stderr)
+        if traced:
+            _tell(state.timeline(), arguments)
     return 0
+
+
+def explain(program: Function[Any], keywords: dict[str, Any], model: str) -> str:
+    """What the program would do. Tokens are counted by the model's tokenizer if the model is on this machine."""
+    source = _find_tokenizer(model)
+    counted = "" if source is None else f"\ncounted         by the tokenizer of {model}"
+    return program.explain(tokenizer=None if source is None else load_tokenizer(source), **keywords) + counted
+
+
+def _find_tokenizer(model: str) -> Path | None:
+    """The model's file or folder, if it is here already: nothing is downloaded."""
+    cached = default_cache() / model / "model.gguf"
+    named = Path(model).expanduser()
+    if model in MODELS:
+        return cached if cached.is_file() else None
+    return named if (named.suffix == ".gguf" and named.is_file()) or (named / "tokenizer.json").is_file() else None
+
+
+def _tell(timeline: Timeline, arguments: argparse.Namespace) -> None:
+    """Says on standard error what was asked for about the run."""
+    if arguments.report:
+        print(f"\n{report(timeline)}", file=sys.stderr)
+    if arguments.timeline is not None:
+        timeline.save(arguments.timeline)
+        shown = "" if arguments.report else f"\n{timeline.text()}\n"
+        print(f"{shown}\nThe timeline is in {arguments.timeline}", file=sys.stderr)
 
 
 def load_file(path: Path) -> ModuleType:

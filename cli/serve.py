@@ -6,14 +6,19 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
+from ..lang.tool import Tool
 from ..runtime.errors import RequestError
 from ..runtime.remote import RemoteClient
 from ..server.config import ServerConfig
 from ..server.security import parse_keys, read_keys
 from ..server.serve import serve
+from .deploy import compiled
 from .options import add_engine_options, engine_config
 from .progress import LoadingBar
+from .run import load_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,18 +53,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="refuse unknown fields of a request; otherwise they are ignored and counted in /metrics",
     )
+    group.add_argument(
+        "--program",
+        action="append",
+        default=[],
+        metavar="FILE[:FUNCTION]",
+        help="deploy a program under its name, as POST /v1/programs/FUNCTION; can be given several times",
+    )
+    group.add_argument(
+        "--tools",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="offer the tools in a file to all programs; can be given several times",
+    )
     add_engine_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     engine = engine_config(arguments)
     config = server_config(arguments)
+    programs = tuple(compiled(source, {}).template for source in arguments.program)
+    tools = [tool for path in arguments.tools for tool in tools_in(Path(path))]
     started = time.monotonic()
 
     def launch() -> RemoteClient:
         print(f"loading {engine.model}", file=sys.stderr, flush=True)
         with LoadingBar() as bar:
             client = RemoteClient.launch(engine, bar)
+        for tool in tools:
+            client.register_tool(tool)
         info = client.info
         print(
             f"{info.name}: {info.num_parameters / 1e6:.0f} M parameters, {info.dtype} on {info.device}, "
@@ -71,7 +94,19 @@ def run(arguments: argparse.Namespace) -> int:
     def announce(address: str) -> None:
         print(f"listening on {address} (OpenAI API under {address}/v1)", file=sys.stderr, flush=True)
 
-    return serve(config, launch, announce)
+    return serve(config, launch, announce, programs=programs)
+
+
+def tools_in(path: Path) -> list[Tool[..., Any]]:
+    """The tools that a Python file defines.
+
+    Raises:
+        RequestError: there is no such file, or there are none in it.
+    """
+    tools = [value for value in vars(load_file(path)).values() if isinstance(value, Tool)]
+    if not tools:
+        raise RequestError(f"--tools: {path} has no function that is marked with @bough.tool", param="tools")
+    return tools
 
 
 def server_config(arguments: argparse.Namespace) -> ServerConfig:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import httpx
@@ -104,7 +104,7 @@ def solve(client: openai.OpenAI, model: str, task: str, *, max_steps: int = 4) -
 
 
 @contextlib.contextmanager
-def own_server() -> Iterator[str]:
+def own_server() -> Generator[str, None, None]:
     """Starts `bough serve` on a free port of this machine, and stops it at the end."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -2,7 +2,10 @@
 
 python examples/judge.py
 bough run examples/judge.py --arg essay="..."
+bough deploy examples/judge.py                  as an endpoint of a server: POST /v1/programs/judge
 """
+
+from typing import Any
 
 import bough
 
@@ -15,7 +18,7 @@ more visitors. Trees cost money, but much less than air conditioning."""
 
 
 @bough.function
-def judge(s: bough.State, essay: str = ESSAY) -> str:
+def judge(s: bough.State, essay: str = ESSAY) -> dict[str, dict[str, Any]]:
     s += bough.system("You are a fair judge of essays. You answer in one sentence.")
     s += bough.user(f"This is the essay:\n\n{essay}")
     forks = s.fork(len(DIMENSIONS))
@@ -33,11 +36,13 @@ def judge(s: bough.State, essay: str = ESSAY) -> str:
     s += bough.user_end()
     s += bough.assistant("The essay is" + bough.select("verdict", [" good", " fair", " poor"]))
 
-    lines = [f"{dimension:10} {text}" for dimension, text in zip(DIMENSIONS, s["judgement"], strict=True)]
-    shares = ", ".join(f"{choice.strip()} {share:.0%}" for choice, share in s.probabilities("verdict").items())
-    return "\n".join([*lines, f"{'verdict':10} {shares}"])
+    judgements: dict[str, Any] = dict(zip(DIMENSIONS, s["judgement"], strict=True))
+    return {"judgements": judgements, "verdict": s.probabilities("verdict")}
 
 
 if __name__ == "__main__":
     bough.set_default_backend(bough.LocalBackend())
-    print(judge.run().ret_value)
+    for title, lines in judge.run().ret_value.items():
+        print(title)
+        for name, what in lines.items():
+            print(f"  {name.strip():10} {what}")

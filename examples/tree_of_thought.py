@@ -12,7 +12,7 @@ def grow(s: bough.State, sentence: int = 1) -> list[bough.State]:
     """Forks into two for each sentence; returns the leaves. Nothing is read, so all of it is one request."""
     if sentence > NUM_SENTENCES:
         return [s]
-    leaves = []
+    leaves: list[bough.State] = []
     for number, branch in enumerate(s.fork(2)):
         branch += bough.gen(
             f"sentence {sentence}", max_tokens=40, temperature=0.8, top_p=0.9, seed=number, stop=[".", "\n"]

@@ -2,62 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Unpack, get_args, overload
+from typing import Any, Protocol, TypeVar, Unpack, cast, get_args, overload
 
 from ..constrain.spec import GrammarSpec, JsonSchema, Lark, Regex
 from ..runtime.errors import RequestError
 from ..runtime.program import SelectMethod
 from .backend import Backend, resolve_backend, set_default_backend
-from .errors import ProgramError
+from .choices import ChoicesSamplingMethod, method_name
+from .errors import ProgramError, UnsupportedError
 from .expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, Series, items_of
-from .options import SamplingOptions, clean_options
+from .numerals import numeral_of, with_stop
+from .options import NamedOptions, SamplingOptions, clean_options
 from .place import caller
-from .program import Function
+from .program import AsyncFunction, Function
+from .reasoning import separate_reasoning
 from .schema import typed
 
 __all__ = [
-    "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string", "image",
-    "select", "set_default_backend", "system", "system_begin", "system_end", "user", "user_begin", "user_end",
+    "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string",
+    "get_server_info", "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
+    "system_end", "user", "user_begin", "user_end", "video",
 ]  # fmt: skip
 
+Result = TypeVar("Result")
+
+_DTYPES = {"int": int, "float": float, "str": str, "string": str, "bool": bool}
+
+
+class _Decorator(Protocol):
+    """What `function(...)` without a body gives."""
+
+    @overload
+    def __call__(self, body: Callable[..., Coroutine[Any, Any, Result]], /) -> AsyncFunction[Result]: ...
+    @overload
+    def __call__(self, body: Callable[..., Result], /) -> Function[Result]: ...
+
 
 @overload
-def function(body: Callable[..., Any]) -> Function: ...
+def function(
+    func: Callable[..., Coroutine[Any, Any, Result]], num_api_spec_tokens: int | None = None
+) -> AsyncFunction[Result]: ...
 @overload
-def function(body: None = None) -> Callable[[Callable[..., Any]], Function]: ...
-def function(body: Callable[..., Any] | None = None) -> Function | Callable[[Callable[..., Any]], Function]:
+def function(func: Callable[..., Result], num_api_spec_tokens: int | None = None) -> Function[Result]: ...
+@overload
+def function(func: None = None, num_api_spec_tokens: int | None = None) -> _Decorator: ...
+def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
     """Makes a program of a function whose first parameter is the state.
+
+    num_api_spec_tokens   on an API that keeps no state: so many tokens are asked for at once, from which the
+                          generations that follow are taken as far as they agree
 
     >>> @bough.function
     ... def greet(s, name):
     ...     s += f"Hello {name}, " + bough.gen("greeting", stop="\\n")
     >>> greet.run("Ada")["greeting"]
     """
-    return Function if body is None else Function(body)
+
+    def decorate(body: Callable[..., Any]) -> Function[Any]:
+        kind = AsyncFunction if inspect.iscoroutinefunction(body) else Function
+        return kind(body, num_api_spec_tokens=num_api_spec_tokens)
+
+    return decorate if func is None else decorate(func)
 
 
-def gen(  # noqa: PLR0913  one word has to say it all
-    name: str | None = None,
-    dtype: object = None,
+@overload
+def gen(
+    name: str | None = ...,
+    max_tokens: int | None = ...,
+    min_tokens: int | None = ...,
+    n: int | None = ...,
+    stop: str | Sequence[str] | None = ...,
+    stop_token_ids: Sequence[int] | None = ...,
+    stop_regex: str | Sequence[str] | None = ...,
+    temperature: float | None = ...,
+    top_p: float | None = ...,
+    top_k: int | None = ...,
+    min_p: float | None = ...,
+    frequency_penalty: float | None = ...,
+    presence_penalty: float | None = ...,
+    ignore_eos: bool | None = ...,
+    return_logprob: bool | None = ...,
+    logprob_start_len: int | None = ...,
+    top_logprobs_num: int | None = ...,
+    return_text_in_logprobs: bool | None = ...,
+    dtype: object = ...,
+    choices: None = ...,
+    choices_method: SelectMethod | ChoicesSamplingMethod | None = ...,
+    regex: str | None = ...,
+    json_schema: object = ...,
     *,
-    schema: object = None,
-    json_schema: object = None,
+    type: object = ...,
+    schema: object = ...,
+    ebnf: str | None = ...,
+    grammar: GrammarSpec | str | None = ...,
+    timeout_s: float | None = ...,
+    **options: Unpack[NamedOptions],
+) -> Generate: ...
+@overload
+def gen(
+    name: str | None,
+    type: object,
+    /,
+    *,
+    regex: str | None = ...,
+    timeout_s: float | None = ...,
+    **options: Unpack[SamplingOptions],
+) -> Generate: ...
+@overload
+def gen(
+    name: str | None = ...,
+    *,
+    choices: Sequence[str],
+    choices_method: SelectMethod | ChoicesSamplingMethod | None = ...,
+    **options: Unpack[SamplingOptions],
+) -> Choose: ...
+def gen(  # type: ignore[misc]  # noqa: PLR0913  one word has to say it all; 23 places in SGLang's order
+    name: str | None = None,
+    max_tokens_or_type: object = None,  # in this place either; by name, both have theirs
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: object = None,
+    choices: Sequence[str] | None = None,
+    choices_method: SelectMethod | ChoicesSamplingMethod | None = None,
     regex: str | None = None,
+    json_schema: object = None,
+    *,
+    max_tokens: int | None = None,
+    type: object = None,
+    schema: object = None,
     ebnf: str | None = None,
     grammar: GrammarSpec | str | None = None,
-    choices: Sequence[str] | None = None,
-    choices_method: SelectMethod | None = None,
     timeout_s: float | None = None,
-    **options: Unpack[SamplingOptions],
+    **options: Unpack[NamedOptions],
 ) -> Generate | Choose:
     """Generates text and keeps it as the variable `name`. What is left out is the run's default.
 
-    dtype, schema    a type: the text is of that form and `s[name]` is a value of it. int, float, bool, str, an Enum,
-                     Literal, dataclass, TypedDict, Pydantic model, list[...], ...
+    type, dtype, schema   a type: the text is of that form and `s[name]` is a value of it. int, float, bool, str, an
+                     Enum, Literal, dataclass, TypedDict, Pydantic model, list[...], ... It may stand second, without
+                     its name; an int there is `max_tokens`
     json_schema      the same; a JSON Schema as dict or text gives the JSON text (parse it with `s.json(name)`)
-    regex            the text matches the pattern as a whole; with `dtype`, only the value's type is taken from that
+    regex            the text matches the pattern as a whole; with a type, only the value's type is taken from that
     ebnf, grammar    a context-free grammar in Lark's notation; `grammar` also takes JsonSchema, Regex, Choice, Lark ...
     choices          one of these: the same as `select`
     timeout_s        seconds after which the program fails
@@ -68,36 +169,148 @@ def gen(  # noqa: PLR0913  one word has to say it all
     Raises:
         RequestError: an option is out of range, or several constraints are given.
     """
-    if choices is not None:
-        if _given(dtype=dtype, schema=schema, json_schema=json_schema, regex=regex, ebnf=ebnf, grammar=grammar):
-            raise RequestError("choices cannot be combined with another constraint", param="choices")
-        return select(name, choices, choices_method=choices_method)
-    constraint, convert, kind = _constraint(
-        _given(dtype=dtype, schema=schema, json_schema=json_schema, regex=regex, ebnf=ebnf, grammar=grammar)
+    if isinstance(max_tokens_or_type, int):
+        max_tokens = _once("max_tokens", max_tokens, max_tokens_or_type)
+    elif max_tokens_or_type is not None:
+        type = _once("type", type, max_tokens_or_type)
+    if isinstance(dtype, str) and dtype in _DTYPES:
+        dtype = _DTYPES[dtype]
+    constraints = _given(
+        type=type, dtype=dtype, schema=schema, json_schema=json_schema, regex=regex, ebnf=ebnf, grammar=grammar
     )
-    return Generate(name, clean_options(options), constraint, convert, timeout_s, caller(), kind)
+    places: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "n": n,
+        "stop": stop,
+        "stop_token_ids": stop_token_ids,
+        "stop_regex": stop_regex,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "ignore_eos": ignore_eos,
+        "return_logprob": return_logprob,
+        "logprob_start_len": logprob_start_len,
+        "top_logprobs_num": top_logprobs_num,
+        "return_text_in_logprobs": return_text_in_logprobs,
+    }
+    cleaned = clean_options({**places, **options})
+    if choices is not None:
+        if constraints:
+            raise RequestError("choices cannot be combined with another constraint", param="choices")
+        return select(name, choices, temperature or 0.0, choices_method)
+    constraint, convert, kind = _constraint(constraints)
+    if "regex" not in constraints and (numeral := numeral_of(kind, cleaned)) is not None:
+        constraint, cleaned = numeral.grammar, with_stop(cleaned, numeral)
+    return Generate(name, cleaned, constraint, convert, timeout_s, caller(), kind)
 
 
-def gen_int(
-    name: str | None = None, *, timeout_s: float | None = None, **options: Unpack[SamplingOptions]
+def gen_int(  # noqa: PLR0913  in SGLang's order
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    *,
+    min_tokens: int | None = None,
+    timeout_s: float | None = None,
+    **options: Unpack[NamedOptions],
 ) -> Expression:
     """Generates an integer: `gen(name, dtype=int)`."""
-    return gen(name, dtype=int, timeout_s=timeout_s, **options)
+    return gen(
+        name,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        n=n,
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        stop_regex=stop_regex,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        ignore_eos=ignore_eos,
+        return_logprob=return_logprob,
+        logprob_start_len=logprob_start_len,
+        top_logprobs_num=top_logprobs_num,
+        return_text_in_logprobs=return_text_in_logprobs,
+        dtype=int,
+        timeout_s=timeout_s,
+        **options,
+    )
 
 
-def gen_string(
-    name: str | None = None, *, timeout_s: float | None = None, **options: Unpack[SamplingOptions]
+def gen_string(  # noqa: PLR0913  in SGLang's order
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    *,
+    min_tokens: int | None = None,
+    timeout_s: float | None = None,
+    **options: Unpack[NamedOptions],
 ) -> Expression:
     """Generates a string in quotes; the variable is what stands between them: `gen(name, dtype=str)`."""
-    return gen(name, dtype=str, timeout_s=timeout_s, **options)
+    return gen(
+        name,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        n=n,
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        stop_regex=stop_regex,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        ignore_eos=ignore_eos,
+        return_logprob=return_logprob,
+        logprob_start_len=logprob_start_len,
+        top_logprobs_num=top_logprobs_num,
+        return_text_in_logprobs=return_text_in_logprobs,
+        dtype=str,
+        timeout_s=timeout_s,
+        **options,
+    )
 
 
 def select(
     name: str | None = None,
     choices: Sequence[str] | None = None,
     temperature: float = 0.0,
-    *,
-    choices_method: SelectMethod | None = None,
+    choices_method: SelectMethod | ChoicesSamplingMethod | None = None,
 ) -> Choose:
     """Appends the likeliest of `choices` and keeps it as the variable `name`; `s.probabilities(name)` says how likely.
 
@@ -112,16 +325,23 @@ def select(
         raise RequestError("choices must differ from each other", param="choices")
     if temperature > 1e-5:
         raise RequestError("select takes the likeliest choice: temperature must be 0", param="temperature")
-    method = choices_method or "likelihood"
+    method = method_name(choices_method)
     if method not in get_args(SelectMethod):
         known = ", ".join(get_args(SelectMethod))
         raise RequestError(f"choices_method must be one of {known}; got {method!r}", param="choices_method")
-    return Choose(name, tuple(choices), method, caller())
+    return Choose(name, tuple(choices), cast(SelectMethod, method), caller())
 
 
 def image(source: str | Path | bytes) -> Picture:
     """An image, by path or content. Backends that take text only refuse it when it is appended."""
     return Picture(source if isinstance(source, bytes) else str(source))
+
+
+def video(path: str | Path, num_frames: int) -> Picture:
+    """So many frames of a video. No backend takes one yet: it is refused when it is appended."""
+    if num_frames < 1:
+        raise RequestError(f"num_frames must be at least 1, got {num_frames}", param="num_frames")
+    return Picture(str(path))
 
 
 def system(expression: str | Expression | None = None) -> Expression:
@@ -174,6 +394,19 @@ def flush_cache(backend: Backend | None = None) -> bool:
     return resolve_backend(backend).flush_cache()
 
 
+def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
+    """What the backend says of itself: its version, model, settings and counters.
+
+    Raises:
+        UnsupportedError: it says nothing.
+    """
+    chosen = resolve_backend(backend)
+    ask = getattr(chosen, "server_info", None)
+    if ask is None:
+        raise UnsupportedError(f"{type(chosen).__name__} has nothing to say of itself", param="backend")
+    return cast(dict[str, Any], ask())
+
+
 def _message(role: str, expression: str | Expression | None) -> Expression:
     if expression is None:
         expression = ""
@@ -186,15 +419,21 @@ def _message(role: str, expression: str | Expression | None) -> Expression:
     return Series((RoleOpen(role), *items_of(expression), RoleClose(role)))
 
 
+def _once(name: str, named: Any, placed: Any) -> Any:
+    if named is not None:
+        raise RequestError(f"{name} was given twice", param=name)
+    return placed
+
+
 def _given(**constraints: object) -> dict[str, Any]:
     return {name: value for name, value in constraints.items() if value is not None}
 
 
 def _constraint(given: dict[str, Any]) -> tuple[GrammarSpec | None, Callable[[str], Any], object]:
     """What the text must conform to, how to turn it into a value, and the type that this is."""
-    if set(given) == {"dtype", "regex"}:
-        convert = typed(given["dtype"]).convert if given["dtype"] is not str else str
-        return Regex(given["regex"]), convert, given["dtype"]
+    if len(given) == 2 and "regex" in given and (given.keys() & {"type", "dtype"}):
+        kind = given["type"] if "type" in given else given["dtype"]
+        return Regex(given["regex"]), typed(kind).convert if kind is not str else str, kind
     if len(given) > 1:
         raise RequestError(f"only one of {', '.join(given)} can be given", param=list(given)[1])
     for name, value in given.items():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import contextlib
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Protocol
 
 from ..runtime.program import Program, ProgramEvent
+from ..runtime.tools import ToolCall
 from .errors import ProgramError
 
 
@@ -22,9 +24,11 @@ class Backend(Protocol):
         """What a program may hold: "text", "image"."""
         ...
 
-    def run(self, program: Program) -> Iterator[ProgramEvent]: ...
+    def run(self, program: Program, tools: Mapping[str, ToolCall] = ...) -> Iterator[ProgramEvent]:
+        """`tools` are those that the program uses and that are of this process, by name."""
+        ...
 
-    def arun(self, program: Program) -> AsyncIterator[ProgramEvent]: ...
+    def arun(self, program: Program, tools: Mapping[str, ToolCall] = ...) -> AsyncIterator[ProgramEvent]: ...
 
     def drop(self, program_id: str) -> None:
         """Forgets a kept program state. Unknown ids are ignored."""
@@ -38,28 +42,53 @@ class Backend(Protocol):
 
 TEXT_ONLY = frozenset({"text"})
 
-_default: ContextVar[Backend | None] = ContextVar("bough_default_backend", default=None)
+
+class _Default:
+    """Where programs of this process run that are given no backend."""
+
+    def __init__(self) -> None:
+        self.backend: Backend | None = None
+
+
+_default = _Default()
+_used: ContextVar[Backend | None] = ContextVar("bough_used_backend", default=None)
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """Sets where programs run that are given no backend; in this thread or task, and in those it starts by asyncio.
+    """Sets where programs of this process run that are given no backend, on whatever thread.
 
     >>> bough.set_default_backend(bough.LocalBackend())
     """
-    _default.set(backend)
+    _default.backend = backend
+
+
+@contextlib.contextmanager
+def use_backend(backend: Backend) -> Generator[Backend, None, None]:
+    """Programs that are given no backend run on this one until the block ends: those of the same thread or task, and
+    of tasks begun in it.
+
+    >>> with bough.use_backend(bough.MockBackend({"city": "Paris"})):
+    ...     state = capital.run("France")
+    """
+    token = _used.set(backend)
+    try:
+        yield backend
+    finally:
+        _used.reset(token)
 
 
 def resolve_backend(backend: Backend | None) -> Backend:
-    """`backend`, or else the default one.
+    """`backend`, or else the one in use, or else the default one.
 
     Raises:
-        ProgramError: neither is given.
+        ProgramError: there is none.
     """
-    chosen = backend if backend is not None else _default.get()
+    given = (backend, _used.get(), _default.backend)
+    chosen = next((candidate for candidate in given if candidate is not None), None)
     if chosen is None:
         raise ProgramError(
             "there is no backend to run on: pass backend=bough.LocalBackend(), or set one for all programs with "
-            "bough.set_default_backend(...); threads that you start yourself need their own",
+            "bough.set_default_backend(...)",
             code="no_backend",
             param="backend",
         )

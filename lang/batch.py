@@ -1,69 +1,144 @@
-"""Many runs of one function at once."""
+"""Many runs of one function at once: on one event loop, or each on a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-
-from tqdm import tqdm
+from typing import Any
 
 from .drivers import PullDriver, TaskDriver
 from .errors import ProgramError
+from .loops import LoopThread, result_of
+from .progress import BatchBar
 from .run import Run
 from .state import State
 
-MAX_THREADS = 64
+logger = logging.getLogger("bough.lang")
+
+MAX_AT_ONCE = 256
+"""Of "auto": as many as the largest engines run side by side, and few enough that none refuses their branches."""
+
+_AHEAD = 4
+"""So many times the programs that run at once are begun before the first of them is taken, in a generator."""
+
+_SLOW_S = 0.5
+
+Maker = Callable[[int, PullDriver | TaskDriver], Run]
+"""The run of the item with that index."""
 
 
-def run_batch(
-    make: Callable[[int, PullDriver], Run], num_items: int, *, num_threads: int | str, progress_bar: bool
-) -> Generator[State, None, None]:
-    """The states of `num_items` runs, in order. A run that fails keeps its error for those who read it.
+async def alist(make: Maker, num_items: int, at_once: int, *, progress_bar: bool) -> list[State[Any]]:
+    """The states of all runs, in order. A run that fails keeps its error for those who read it."""
+    return [state async for state in _astates(make, num_items, at_once, num_items, progress_bar=progress_bar)]
 
-    A few runs more than there are threads are under way, so that a long batch need not be held in memory.
-    Leaving early stops those that are running.
-    """
-    num_workers = count_threads(num_threads, num_items)
+
+def on_loop(make: Maker, num_items: int, at_once: int, *, progress_bar: bool) -> Generator[State[Any], None, None]:
+    """The same one by one, while a loop thread goes on with others: only so many that a long batch need not be held
+    in memory. Leaving early stops those that are running."""
+    thread = LoopThread("bough-batch")
+    states = _astates(make, num_items, at_once, at_once * 2, progress_bar=progress_bar)
+    try:
+        while (state := result_of(thread.submit(_next(states)))) is not None:
+            yield state
+    finally:
+        result_of(thread.submit(states.aclose()))
+        thread.close()
+
+
+async def _next(states: AsyncGenerator[State[Any], None]) -> State[Any] | None:
+    return await anext(states, None)
+
+
+async def _astates(
+    make: Maker, num_items: int, at_once: int, num_ahead: int, *, progress_bar: bool
+) -> AsyncGenerator[State[Any], None]:
+    permits = asyncio.Semaphore(at_once)
+    watch = _Watch() if num_items > 1 else None
+    pending: deque[asyncio.Task[State[Any]]] = deque()
+    with BatchBar(num_items, shown=progress_bar) as bar:
+
+        async def work(index: int) -> State[Any]:
+            async with permits:
+                run = make(index, TaskDriver())
+                try:
+                    return await run.aexecute(watch)
+                except Exception:  # noqa: BLE001  one item's failure is that item's: it is left in the state
+                    return run.state
+                finally:
+                    bar.done(run.session)
+
+        try:
+            for index in range(num_items):
+                pending.append(asyncio.create_task(work(index)))
+                if len(pending) == num_ahead:
+                    yield await pending[0]
+                    pending.popleft()
+            while pending:
+                yield await pending[0]
+                pending.popleft()
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+
+class _Watch:
+    """Tells once of bodies that block: the others of their batch stand still meanwhile."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def __call__(self, elapsed_s: float) -> None:
+        if elapsed_s > _SLOW_S and not self._told:
+            self._told = True
+            logger.warning(
+                "a program of the batch held up all others for %.1f s. If its body waits for anything but its state "
+                "(time.sleep, requests, files), run_batch(num_threads=N) gives each a thread of its own.",
+                elapsed_s,
+            )
+
+
+def on_threads(make: Maker, num_items: int, at_once: int, *, progress_bar: bool) -> Generator[State[Any], None, None]:
+    """The states of all runs, in order; each runs on one of `at_once` threads. Otherwise as `on_loop`."""
     running: set[Run] = set()
     lock = threading.Lock()
     left = False
 
-    def work(index: int) -> State:
+    def work(index: int, bar: BatchBar) -> State[Any]:
         run = make(index, PullDriver())
         with lock:
             running.add(run)
         try:
             if left:
                 run.session.abort(ProgramError("the batch was left", code="aborted"))
-            run.execute()
-        except Exception:  # noqa: BLE001  one item's failure is that item's: `execute` has left it in the state
+            return run.execute()
+        except Exception:  # noqa: BLE001  as above
             return run.state
         finally:
+            bar.done(run.session)
             with lock:
                 running.discard(run)
-        return run.state
 
-    pool = ThreadPoolExecutor(num_workers, thread_name_prefix="bough-batch")
-    pending: deque[Future[State]] = deque()
+    pool = ThreadPoolExecutor(min(at_once, max(1, num_items)), thread_name_prefix="bough-batch")
+    pending: deque[Future[State[Any]]] = deque()
     indices = iter(range(num_items))
     try:
-        with tqdm(total=num_items, unit="program", disable=not progress_bar) as bar:
+        with BatchBar(num_items, shown=progress_bar) as bar:
 
             def submit() -> None:
                 index = next(indices, None)
                 if index is not None:
-                    future = pool.submit(contextvars.copy_context().run, work, index)
-                    future.add_done_callback(lambda _: bar.update())
-                    pending.append(future)
+                    pending.append(pool.submit(contextvars.copy_context().run, work, index, bar))
 
-            for _ in range(num_workers * 4):
+            for _ in range(min(at_once * _AHEAD, num_items)):
                 submit()
             while pending:
-                state = pending.popleft().result()
+                state = result_of(pending.popleft())
                 submit()
                 yield state
     finally:
@@ -75,36 +150,13 @@ def run_batch(
         pool.shutdown(cancel_futures=True)
 
 
-async def arun_batch(
-    make: Callable[[int, TaskDriver], Run], num_items: int, *, num_threads: int | str, progress_bar: bool
-) -> list[State]:
-    """The same on an event loop."""
-    permits = asyncio.Semaphore(count_threads(num_threads, num_items))
-    with tqdm(total=num_items, unit="program", disable=not progress_bar) as bar:
-
-        async def work(index: int) -> State:
-            async with permits:
-                run = make(index, TaskDriver())
-                try:
-                    await run.aexecute()
-                except Exception:  # noqa: BLE001  as above
-                    return run.state
-                finally:
-                    bar.update()
-                return run.state
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work(index)) for index in range(num_items)]
-    return [task.result() for task in tasks]
-
-
-def count_threads(num_threads: int | str, num_items: int) -> int:
+def count_at_once(num_threads: int | str) -> int:
     """How many runs to have at once."""
     if num_threads == "auto":
-        num_threads = MAX_THREADS
+        return MAX_AT_ONCE
     if not isinstance(num_threads, int) or num_threads < 1:
         raise ProgramError(f'num_threads must be "auto" or at least 1, got {num_threads!r}', param="num_threads")
-    return max(1, min(num_threads, num_items))
+    return num_threads
 
 
 def split_item(item: object) -> tuple[tuple[object, ...], Mapping[str, object]]:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from ..runtime.program import Fork, Gen, Join, JoinMode, RoleBegin, RoleEnd, Select
-from .entry import Entry, Fixed, Gathered, Mark, Passage, marks_of, parts_of
+from .control_expression import Repeated, Whether
+from .entry import BLOCK, Block, Derived, Entry, Fixed, Gathered, Kept, Mark, Passage, Piece, marks_of
 from .errors import ProgramError, UnsupportedError
 from .expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, items_of
+from .flow import record_repeat, record_when
+from .nodes import AssignNode, UseNode
 from .options import merge_options
-from .place import caller
+from .place import leading_to, place
+from .reasoning import Reasoned
+from .recorder import Recorder
+from .reference import Reference, Variable
 from .session import Session
 from .stretch import Slot
+from .tool import Using
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reference(Expression):
-    """The text of a variable, put in by the engine once it is there. Reads nothing."""
-
-    name: str
-    entry: Entry
-    session: Session
+__all__ = ["Branch", "Reference"]
 
 
 class Branch:
@@ -31,6 +34,8 @@ class Branch:
     transcript    what was appended, but for the chat template's own text
     open_role     of the message that is open
     closed        why nothing more can be appended
+    loops         those that are being recorded: what they carry from turn to turn
+    isolated      if it fails, the others go on
     """
 
     def __init__(self, session: Session, defaults: Mapping[str, Any], branch_id: int = 0) -> None:
@@ -41,8 +46,21 @@ class Branch:
         self.transcript: list[Mark] = []
         self.open_role: str | None = None
         self.closed = ""
-        self._inherited: Mapping[str, Entry] = {}
+        self.cancelled = False
+        self.isolated = False
+        self.loops: list[dict[str, Kept]] = []
+        self._set_here: set[str] = set()
         self._forked_at = 0
+        self._in_block: list[Mark] | None = None
+
+    @property
+    def recorder(self) -> Recorder:
+        return self.session.recorder
+
+    @property
+    def marks(self) -> list[Mark]:
+        """The transcript that is being written: the branch's, or that of a block."""
+        return self.transcript if self._in_block is None else self._in_block
 
     def append(self, expression: object) -> None:
         """Records an expression.
@@ -55,7 +73,7 @@ class Branch:
             raise ProgramError(
                 f"only text, expressions and references can be appended, got {type(expression).__name__}",
                 code="invalid_program",
-                place=caller(),
+                place=place(),
             )
         for item in items_of(expression):
             self._append(item)
@@ -63,13 +81,26 @@ class Branch:
     def _append(self, item: str | Expression) -> None:
         match item:
             case str():
-                self._append_marks((item,))
-            case Reference():
-                self._append_marks(self._marks_of(item))
+                self._append_marks((str(item),))
+            case Reference(name=name):
+                self._append_marks(marks_of(name, self.entry_of(item)))
+            case Variable(name=name):
+                self._append_marks(marks_of(name, self.look_up(name)))
             case Generate():
                 self._generate(item)
+            case Reasoned(generate=generate):
+                slot = self._generate(generate)
+                slot.convert = item.convert
+                self._set(slot.variable, Derived(slot, item.convert))
+                self._set(f"{slot.variable}_reasoning_content", Derived(slot, item.reasoning))
             case Choose():
                 self._choose(item)
+            case Using():
+                self._use(item)
+            case Whether(condition=condition):
+                record_when(self, condition, item.then, item.otherwise)
+            case Repeated(body=body, until=until, at_most=at_most):
+                record_repeat(self, body, until, at_most)
             case RoleOpen(role=role):
                 self._open(role)
             case RoleClose(role=role):
@@ -77,122 +108,243 @@ class Branch:
             case Picture():
                 taken = ", ".join(sorted(self.session.backend.modalities))
                 raise UnsupportedError(
-                    f"{type(self.session.backend).__name__} takes {taken}, not images", param="image", place=caller()
+                    f"{type(self.session.backend).__name__} takes {taken}, not images", param="image", place=place()
                 )
 
-    def _append_marks(self, marks: tuple[str | Slot, ...]) -> None:
-        self.transcript += marks
-        self.session.recorder.add_text(self.id, parts_of(marks), caller())
+    def _append_marks(self, marks: tuple[Piece, ...]) -> None:
+        self.recorder.add_text(self.id, marks, place())
+        self.marks.extend(marks)
         self.session.notify()
 
-    def _marks_of(self, reference: Reference) -> tuple[str | Slot, ...]:
-        marks = marks_of(reference.name, reference.entry)
-        if reference.session is self.session:
-            return marks
-        raise ProgramError(
-            f"{reference.name!r} belongs to another program: read it there, and append what it holds",
-            code="invalid_program",
-            place=caller(),
-        )
-
-    def _generate(self, item: Generate) -> None:
-        name, sent = self.session.recorder.name_for(self.id, item.name, "gen")
-        slot = Slot(self.id, sent, item.convert, item.place, kind=item.kind)
+    def _generate(self, item: Generate) -> Slot:
+        name, sent = self.recorder.name_for(self.id, item.name, "gen")
+        slot = Slot(self.id, sent, item.convert, leading_to(item.place), kind=item.kind, variable=name)
         sampling = merge_options(self.defaults, item.options)
-        self._add_slot(name, slot, Gen(self.id, sent, sampling, item.grammar, item.timeout_s))
+        self.recorder.add(Gen(self.id, sent, sampling, item.grammar, item.timeout_s), slot.place, slot)
+        return self._add_slot(slot)
 
     def _choose(self, item: Choose) -> None:
-        name, sent = self.session.recorder.name_for(self.id, item.name, "select")
-        slot = Slot(self.id, sent, str, item.place, choices=item.choices)
-        self._add_slot(name, slot, Select(self.id, sent, item.choices, item.method))
+        name, sent = self.recorder.name_for(self.id, item.name, "select")
+        slot = Slot(self.id, sent, str, leading_to(item.place), choices=item.choices, variable=name)
+        self.recorder.add(Select(self.id, sent, item.choices, item.method), slot.place, slot)
+        self._add_slot(slot)
 
-    def _add_slot(self, name: str, slot: Slot, op: Gen | Select) -> None:
-        self.session.recorder.add_slot(op, slot)
-        self.transcript.append(slot)
-        self._set(name, slot)
+    def _use(self, item: Using) -> None:
+        recorder = self.recorder
+        arguments = tuple((key, self._argument(value)) for key, value in item.arguments.items())
+        name, sent = recorder.name_for(self.id, item.name, "use")
+        slot = Slot(self.id, sent, str, leading_to(item.place), variable=name)
+        self.session.add_tool(item.tool)
+        recorder.add_node(UseNode(slot, item.tool_name, arguments, item.append, item.timeout_s, slot.place))
+        self._add_slot(slot, appended=item.append)
+
+    def _argument(self, value: object) -> tuple[Piece, ...]:
+        """A tool's argument: text as it is, with references in it; all else as JSON."""
+        if isinstance(value, str):
+            return (value,)
+        if isinstance(value, Expression) or (
+            isinstance(value, list | tuple) and any(isinstance(item, Expression) for item in value)
+        ):
+            items = items_of(value) if isinstance(value, Expression) else value
+            return tuple(mark for item in items for mark in self._argument_marks(item))
+        try:
+            plain = value.model_dump(mode="json") if hasattr(value, "model_dump") else msgspec.to_builtins(value)
+            return (json.dumps(plain, ensure_ascii=False),)
+        except (TypeError, ValueError) as error:
+            raise ProgramError(
+                f"a tool's argument is a JSON value, text or a reference, got {type(value).__name__}: {error}",
+                code="invalid_program",
+                place=place(),
+            ) from error
+
+    def _argument_marks(self, item: object) -> tuple[Piece, ...]:
+        match item:
+            case str():
+                return (item,)
+            case Reference(name=name):
+                return marks_of(name, self.entry_of(item))
+            case Variable(name=name):
+                return marks_of(name, self.look_up(name))
+            case _:
+                raise ProgramError(
+                    f"a tool's argument can be made of texts and references, not of {type(item).__name__}",
+                    code="invalid_program",
+                    place=place(),
+                )
+
+    def _add_slot(self, slot: Slot, *, appended: bool = True) -> Slot:
+        if appended:
+            self.marks.append(slot)
+        self._set(slot.variable, slot)
+        return slot
 
     def _open(self, role: str) -> None:
         if self.open_role is not None:
             raise ProgramError(
                 f"a {role} message cannot begin inside a {self.open_role} message",
                 code="invalid_program",
-                place=caller(),
+                place=place(),
             )
+        self.recorder.add(RoleBegin(self.id, role), place())
         self.open_role = role
-        self.transcript.append(RoleOpen(role))
-        self.session.recorder.add(RoleBegin(self.id, role), caller())
+        self.marks.append(RoleOpen(role))
 
     def _close(self, role: str) -> None:
         if self.open_role != role:
             there = f"a {self.open_role} message is" if self.open_role else "no message is"
-            raise ProgramError(
-                f"a {role} message cannot end here: {there} open", code="invalid_program", place=caller()
-            )
+            raise ProgramError(f"a {role} message cannot end here: {there} open", code="invalid_program", place=place())
+        self.recorder.add(RoleEnd(self.id), place())
         self.open_role = None
-        self.transcript.append(RoleClose(role))
-        self.session.recorder.add(RoleEnd(self.id), caller())
+        self.marks.append(RoleClose(role))
 
     # Variables
 
     def assign(self, name: str, value: object) -> None:
-        self.check_open()
-        self._set(name, value.entry if isinstance(value, Reference) else Fixed(value))
+        """Sets a variable. Allowed after the end, too: those who read the state may keep things in it."""
+        if not self.session.finished:
+            self.check_open()
+        match value:
+            case Reference():
+                self._set(name, self._as_it_is(name, self.entry_of(value)))
+            case Variable(name=other):
+                self._set(name, self._as_it_is(name, self.look_up(other)))
+            case _:
+                self._set(name, Fixed(value))
+
+    def _as_it_is(self, name: str, entry: Entry) -> Entry:
+        """What `entry` is here and now, if a loop that is being recorded changes it later."""
+        marks = entry.marks if isinstance(entry, Passage) else (entry,)
+        if not any(isinstance(mark, Kept) and mark.carried for mark in marks):
+            return entry
+        kept = Kept(self.id, name, sources=[entry])
+        self.recorder.add_node(AssignNode(kept, entry, place()))
+        return kept
+
+    def entry_of(self, reference: Reference) -> Entry:
+        """What a reference is to."""
+        if reference.session is self.session:
+            return reference.entry
+        raise ProgramError(
+            f"{reference.name!r} belongs to another program: read it there, and append what it holds",
+            code="invalid_program",
+            place=place(),
+        )
+
+    def look_up(self, name: str) -> Entry:
+        """What a variable holds here and now.
+
+        Raises:
+            ProgramError: there is no such variable.
+        """
+        entry = self.variables.get(name)
+        if entry is not None:
+            return entry
+        self.session.raise_error()
+        names = ", ".join(map(repr, self.variables)) or "none"
+        raise ProgramError(
+            f"there is no variable {name!r} (there are: {names}); what a block will set is bough.var({name!r})",
+            code="unknown_variable",
+            place=place(),
+        )
 
     def keep_passage(self, name: str, start: int) -> None:
-        """Makes what was appended since the transcript had `start` elements a variable."""
-        marks = tuple(mark for mark in self.transcript[start:] if isinstance(mark, str | Slot))
-        self._set(name, Passage(marks))
+        """Makes what was appended since `marks` had `start` elements a variable."""
+        marks = self.marks[start:]
+        if any(isinstance(mark, Block) for mark in marks):
+            raise ProgramError(
+                f"the variable {name!r} cannot be made of text with a when or repeat_until in it", place=place()
+            )
+        passage = Passage(tuple(mark for mark in marks if isinstance(mark, str | Slot | Kept)))
+        self._set(name, self._as_it_is(name, passage))
 
     def _set(self, name: str, entry: Entry) -> None:
         with self.session.changed:
             self.variables[name] = entry
+            self._set_here.add(name)
+            self.session.notify()
+
+    # Blocks
+
+    @contextmanager
+    def inside_block(self, variables: dict[str, Entry]) -> Iterator[None]:
+        """What is appended belongs to a block, which begins with these variables. Afterwards all is as before."""
+        outer = self.variables, self._in_block, self.open_role
+        self.variables, self._in_block = dict(variables), [BLOCK]
+        try:
+            yield
+        finally:
+            self.variables, self._in_block, self.open_role = outer
+
+    def carried(self, name: str) -> Kept | None:
+        """What the innermost loop that is being recorded carries as `name` from turn to turn."""
+        kept: Kept | None = None
+        for loop in self.loops:
+            kept = loop.setdefault(name, Kept(self.id, name, carried=True, before=kept))
+        return kept
+
+    def end_block(self, variables: dict[str, Entry]) -> None:
+        """A block has been recorded, after which these are the variables."""
+        with self.session.changed:
+            self.variables = variables
+            self.marks.append(BLOCK)
             self.session.notify()
 
     # Forks
 
-    def fork(self, count: int) -> list[Branch]:
+    def fork(self, count: int, *, isolated: bool = False, retries: int = 0) -> list[Branch]:
         """So many branches that go on from here."""
         self.check_open()
         if count < 1:
-            raise ProgramError(f"a fork needs at least one branch, got {count}", code="invalid_program", place=caller())
-        recorder = self.session.recorder
+            raise ProgramError(f"a fork needs at least one branch, got {count}", code="invalid_program", place=place())
+        if retries < 0 or (retries and not isolated):
+            reason = "at least 0" if retries < 0 else "given with isolated=True: only then a branch can fail alone"
+            raise ProgramError(f"retries must be {reason}", code="invalid_program", param="retries", place=place())
+        recorder = self.recorder
         ids = recorder.new_branches(count)
-        recorder.add(Fork(self.id, ids), caller())
+        recorder.add(Fork(self.id, ids, isolated, retries), place())
+        self.session.arrivals.add_branches(self.id, ids)
         children = []
         for branch_id in ids:
             child = Branch(self.session, self.defaults, branch_id)
-            child.variables, child._inherited = dict(self.variables), dict(self.variables)
-            child.transcript, child._forked_at = list(self.transcript), len(self.transcript)
+            child.variables = dict(self.variables)
+            child.transcript, child._forked_at = list(self.marks), len(self.marks)
             child.open_role = self.open_role
+            child.isolated = isolated
             children.append(child)
         return children
 
-    def join(self, children: Sequence[Branch], mode: JoinMode) -> None:
+    def join(self, children: Sequence[Branch], mode: JoinMode, *, errors_as_values: bool = False) -> None:
         """Ends forked branches. What they have set becomes lists here, in their order."""
         self.check_open()
         for child in children:
-            child.check_open()
+            if not child.cancelled:
+                child.check_open()
             if mode == "append" and child.open_role != self.open_role:
                 raise ProgramError(
                     f"branch {child.id} cannot be appended: a message is open in one of the two branches only",
                     code="invalid_program",
-                    place=caller(),
+                    place=place(),
                 )
-        self.session.recorder.add(Join(self.id, tuple(child.id for child in children), mode), caller())
+        self.recorder.add(Join(self.id, tuple(child.id for child in children), mode), place())
         changed = [child._changed() for child in children]
         for name in dict.fromkeys(name for entries in changed for name in entries):
-            self._set(name, Gathered(tuple(entries.get(name) for entries in changed)))
+            self._set(name, Gathered(tuple(entries.get(name) for entries in changed), errors_as_values))
         for child in children:
             child.closed = "it has been joined"
             if mode == "append":
-                self.transcript += child.transcript[child._forked_at :]
+                may_fail = child.isolated or child.cancelled
+                self.marks.extend([BLOCK] if may_fail else child.transcript[child._forked_at :])
+
+    def end(self) -> None:
+        """The block of code that this branch was made for has ended."""
+        self.closed = self.closed or "its block has ended"
 
     def _changed(self) -> dict[str, Entry]:
-        return {name: entry for name, entry in self.variables.items() if self._inherited.get(name) is not entry}
+        return {name: entry for name, entry in self.variables.items() if name in self._set_here}
 
     def check_open(self) -> None:
         """Raises if nothing can be appended any more."""
         self.session.raise_error()
         reason = "the program has ended" if self.session.body_ended else self.closed
         if reason:
-            raise ProgramError(f"nothing can be appended to this state: {reason}", code="ended", place=caller())
+            raise ProgramError(f"nothing can be appended to this state: {reason}", code="ended", place=place())

@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from ..runtime.errors import BoughError
 from ..runtime.program import ProgramEvent
+from . import greenlets
 from .errors import ProgramError
+from .loops import on_a_loop
 from .session import Session
 from .stretch import Stretch
 
@@ -21,9 +24,15 @@ class PullDriver:
     """
 
     def start(self, session: Session, stretch: Stretch) -> None:
-        stretch.events = session.backend.run(stretch.program)
+        stretch.events = session.events(stretch)
 
     def wait(self, session: Session, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
+        if greenlets.in_body():  # of another program, on an event loop that must not stand still
+            greenlets.wait_for(asyncio.to_thread(self._wait, session, done, stretch))
+        else:
+            self._wait(session, done, stretch)
+
+    def _wait(self, session: Session, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
         with session.changed:
             while not done():
                 wanted = stretch()
@@ -41,53 +50,66 @@ class PullDriver:
 
 
 class TaskDriver:
-    """A task for each stretch. The program's body may run on the event loop's thread or on another.
+    """A task for each stretch. The program's body runs on the event loop's thread: a coroutine, or in a greenlet."""
 
-    Made on the event loop's thread.
-    """
+    __slots__ = ("_loop", "_tasks", "_thread")
 
     def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def attach(self) -> None:
+        """The running loop is the one to use."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, session: Session, stretch: Stretch) -> None:
-        if threading.get_ident() == self._thread:
-            self._spawn(session, stretch)
-        else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the session has been aborted
-                self._loop.call_soon_threadsafe(self._spawn, session, stretch)
+        self._on_loop(self._spawn, session, stretch)
 
     def wait(self, session: Session, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
+        if greenlets.in_body():
+            greenlets.wait_for(session.await_until(done))
+            return
         with session.changed:
-            if not done() and threading.get_ident() == self._thread:
+            if not done() and threading.get_ident() == self._thread and on_a_loop():
                 raise ProgramError(
-                    "this would block the event loop: in an async program, read with `await s.aget(name)`",
+                    "this would block the event loop: in a coroutine, read with `await s.aget(name)`",
                     code="invalid_program",
                 )
             while not done():
                 session.changed.wait()
 
     def stop(self, session: Session) -> None:
-        for task in self._tasks:
-            task.cancel()
+        self._on_loop(self._cancel)
 
     async def stopped(self) -> None:
         """Waits until all tasks have ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _on_loop(self, work: Callable[..., None], *arguments: object) -> None:
+        if threading.get_ident() == self._thread:
+            work(*arguments)
+        elif self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the session has been aborted
+                self._loop.call_soon_threadsafe(work, *arguments)
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
     def _spawn(self, session: Session, stretch: Stretch) -> None:
-        if session.error is not None:
+        if session.error is not None or self._loop is None:
             session.end(stretch, session.error)
             return
 
-        def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            session.end(stretch, (None if task.cancelled() else task.exception()) or session.error)
-
         task = self._loop.create_task(_bring(session, stretch))
-        self._tasks.add(task)
-        task.add_done_callback(ended)
+        self._tasks.append(task)
+        task.add_done_callback(partial(self._ended, session, stretch))
+
+    def _ended(self, session: Session, stretch: Stretch, task: asyncio.Task[None]) -> None:
+        self._tasks.remove(task)
+        session.end(stretch, (None if task.cancelled() else task.exception()) or session.error)
 
 
 def _pull(session: Session, stretch: Stretch) -> None:
@@ -125,7 +147,7 @@ async def _bring(session: Session, stretch: Stretch) -> None:
     """Takes the events of a stretch to the session, once those before it have begun."""
     before = session.stretches[: session.stretches.index(stretch)]
     await session.await_until(lambda: all(other.begun for other in before))
-    events = session.backend.arun(stretch.program)
+    events = session.aevents(stretch)
     try:
         async for event in events:
             session.feed(stretch, event)

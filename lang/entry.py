@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
-from ..runtime.program import Ref
+from ..runtime.program import Part, Ref
 from .errors import ProgramError
 from .expression import RoleClose, RoleOpen
 from .stretch import Slot
-
-Mark = str | Slot | RoleOpen | RoleClose
-"""An element of a branch's transcript."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -22,23 +20,83 @@ class Fixed:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Derived:
+    """Something else that can be read from a generated text."""
+
+    slot: Slot
+    convert: Callable[[str], Any]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Passage:
     """What was appended inside a `var_scope`, without the chat template's own text."""
 
-    marks: tuple[str | Slot, ...]
+    marks: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Gathered:
-    """The variables of joined branches, in their order; None for one that has no such variable."""
+    """The variables of joined branches, in their order; None for one that has no such variable.
+
+    errors_as_values   what a branch that failed would have had is read as its error
+    """
 
     entries: tuple[Entry | None, ...]
+    errors_as_values: bool = False
 
 
-Entry = Slot | Fixed | Passage | Gathered
+@dataclass(eq=False, slots=True)
+class Kept:
+    """A variable that holds one thing or another, depending on which way the program goes: the blocks of a `when` or
+    `repeat_until` assign it.
+
+    variable   its name in the program
+    name       its name for the engine; "" until the instructions are sent
+    carried    a loop carries it from turn to turn: it changes at the end of each
+    before     of what is carried: what it is in the first turn
+    unchanged  the loop does not assign it after all: it is what it was before
+    sources    what is assigned to it, in all places
+    referred   the engine has to know it, since instructions refer to it
+    looked_at  of what a loop may carry: the body has read it while it was recorded
+    """
+
+    branch: int
+    variable: str
+    carried: bool = False
+    before: Entry | None = None
+    name: str = ""
+    unchanged: bool = False
+    sources: list[Entry | None] = field(default_factory=list)
+    referred: bool = False
+    looked_at: bool = False
+
+    @property
+    def has_text(self) -> bool:
+        """Whatever it comes to hold is one text (or nothing)."""
+        return all(_has_text(entry, {id(self)}) for entry in (*self.sources, self.before))
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The generations that it may hold."""
+        found: dict[int, Slot] = {}
+        _collect(self, found, set())
+        return tuple(found.values())
 
 
-def marks_of(name: str, entry: Entry) -> tuple[str | Slot, ...]:
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Stands in a transcript for what only the run decides."""
+
+
+Entry = Slot | Fixed | Derived | Passage | Gathered | Kept
+Piece = str | Slot | Kept
+Mark = Piece | RoleOpen | RoleClose | Block
+"""An element of a branch's transcript."""
+
+BLOCK = Block()
+
+
+def marks_of(name: str, entry: Entry) -> tuple[Piece, ...]:
     """An entry as elements of a transcript.
 
     Raises:
@@ -48,17 +106,70 @@ def marks_of(name: str, entry: Entry) -> tuple[str | Slot, ...]:
         case Slot():
             return (entry,)
         case Fixed(value=value):
-            return (str(value),)
+            return (value if isinstance(value, str) else str(value),)
         case Passage(marks=marks):
             return marks
+        case Kept():
+            if not entry.has_text:
+                raise ProgramError(
+                    f"{name!r} may be a list, gathered from several branches in a block: refer to one of them there",
+                    code="invalid_program",
+                )
+            refer(entry)
+            return (entry,)
         case Gathered():
             raise ProgramError(
                 f"{name!r} is a list, gathered from several branches: refer to one of them with s.ref({name!r}, index)",
                 code="invalid_program",
             )
+        case Derived():
+            raise ProgramError(
+                f"{name!r} is only a part of a generated text: read it with s[{name!r}], and append what you read",
+                code="invalid_program",
+            )
 
 
-def parts_of(marks: tuple[str | Slot, ...]) -> Iterator[str | Ref]:
-    """Elements of a transcript as parts of a Text."""
+def parts_of(marks: tuple[Piece, ...]) -> Iterator[Part]:
+    """Elements of a transcript as parts of an instruction. What was kept must have its name."""
     for mark in marks:
-        yield mark if isinstance(mark, str) else Ref(mark.branch, mark.name)
+        match mark:
+            case str():
+                yield mark
+            case Slot():
+                yield Ref(mark.branch, mark.name)
+            case Kept(unchanged=True):
+                yield from () if mark.before is None else parts_of(marks_of(mark.variable, mark.before))
+            case Kept():
+                yield Ref(mark.branch, mark.name)
+
+
+def refer(entry: Entry | None) -> bool:
+    """The engine has to know what `entry` is made of; whether that is news."""
+    match entry:
+        case Passage(marks=marks):
+            return any(refer(mark) for mark in marks if isinstance(mark, Kept))
+        case Kept(unchanged=True, before=before):
+            return refer(before)
+        case Kept(referred=False):
+            entry.referred = True
+            return True
+        case _:
+            return False
+
+
+def _has_text(entry: Entry | None, seen: set[int]) -> bool:
+    if isinstance(entry, Kept):
+        if id(entry) in seen:
+            return True
+        seen.add(id(entry))
+        return all(_has_text(inner, seen) for inner in (*entry.sources, entry.before))
+    return not isinstance(entry, Gathered | Derived)
+
+
+def _collect(entry: Entry | None, found: dict[int, Slot], seen: set[int]) -> None:
+    if isinstance(entry, Slot):
+        found[id(entry)] = entry
+    elif isinstance(entry, Kept) and id(entry) not in seen:
+        seen.add(id(entry))
+        for inner in (entry.before, *entry.sources):
+            _collect(inner, found, seen)

@@ -12,7 +12,7 @@ import linecache
 from typing import Any
 
 from ..runtime.errors import BoughError
-from ..runtime.program import Gen, Op, Select
+from ..runtime.program import Gen, Op, Select, Use
 from .place import Place
 
 
@@ -22,6 +22,7 @@ class ProgramError(BoughError):
     place        file, line and function of the instruction to blame, if one is
     branch       the branch it belongs to
     instruction  what failed, as it was sent
+    request_id   the program's id, by which the engine and a server's log know it
     state        the program's `State`: the values that did arrive can still be read
     """
 
@@ -36,21 +37,33 @@ class ProgramError(BoughError):
         place: Place | None = None,
         branch: int | None = None,
         instruction: Op | None = None,
+        request_id: str | None = None,
     ) -> None:
         super().__init__(message, code=code, param=param)
         self.place = place
         self.branch = branch
         self.instruction = instruction
+        self.request_id = request_id
         self.state: Any = None
 
+    @property
+    def stack(self) -> tuple[Place, ...]:
+        """The lines of the program that led to the instruction, from its body inwards; the last is `place`."""
+        return () if self.place is None else self.place.stack
+
     def __str__(self) -> str:
-        if self.place is None:
-            return self.message
-        lines = [self.message, f"  at {self.place.file}:{self.place.line}, in {self.place.function}"]
-        if self.instruction is not None:
-            lines[-1] += f": {_describe(self.instruction)}, branch {self.branch}"
-        source = linecache.getline(self.place.file, self.place.line).strip()
-        return "\n".join([*lines, f"    {source}"] if source else lines)
+        lines = [self.message]
+        stack = self.stack
+        for index, place in enumerate(stack):
+            lines.append(f"  at {place.file}:{place.line}, in {place.function}")
+            if index == len(stack) - 1 and self.instruction is not None:
+                lines[-1] += f": {_describe(self.instruction)}, branch {self.branch}"
+            source = linecache.getline(place.file, place.line).strip()
+            if source:
+                lines.append(f"    {source}")
+        if self.request_id is not None:
+            lines.append(f"  request {self.request_id}")
+        return "\n".join(lines)
 
 
 class UnsupportedError(ProgramError):
@@ -83,4 +96,6 @@ class BackendError(BoughError):
 
 def _describe(op: Op) -> str:
     kind = type(op).__name__.lower()
-    return f"{kind} {op.name!r}" if isinstance(op, (Gen, Select)) else kind
+    if isinstance(op, Use):
+        return f"use {op.name!r} of tool {op.tool!r}"
+    return f"{kind} {op.name!r}" if isinstance(op, Gen | Select) else kind

@@ -7,21 +7,66 @@ from types import FrameType
 from typing import NamedTuple
 
 _THIS_PACKAGE = __name__.rpartition(".")[0]
+_BOUNDARIES = frozenset({f"{_THIS_PACKAGE}.run", f"{_THIS_PACKAGE}.compile.tracing"})
+"""The modules that call a program's body."""
 
 
 class Place(NamedTuple):
-    """A line of a program."""
+    """A line of a program, and the lines that called it, the innermost last."""
 
     file: str
     line: int
     function: str
+    callers: tuple[Place, ...] = ()
+
+    @property
+    def stack(self) -> tuple[Place, ...]:
+        """The callers, and then the line itself."""
+        return (*self.callers, self._replace(callers=()))
+
+
+UNKNOWN = Place("<unknown>", 0, "<unknown>")
 
 
 def caller() -> Place:
     """The innermost line that is being executed outside the language itself."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_THIS_PACKAGE):
+    while frame is not None and not _is_users(_module(frame)):
         frame = frame.f_back
-    if frame is None:
-        return Place("<unknown>", 0, "<unknown>")
+    return UNKNOWN if frame is None else _place(frame)
+
+
+def place() -> Place:
+    """`caller()`, with those that called it, from the program's body inwards. Where no body runs there are none."""
+    found: list[Place] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = _module(frame)
+        if module in _BOUNDARIES:
+            break
+        if _is_users(module):
+            found.append(_place(frame))
+        frame = frame.f_back
+    if not found:
+        return UNKNOWN
+    return found[0]._replace(callers=tuple(reversed(found[1:]))) if frame is not None else found[0]
+
+
+def leading_to(written: Place) -> Place:
+    """Where an expression is appended that was written at `written`: that place, with the lines that led to here."""
+    here = place()
+    same_function = (here.file, here.function) == (written.file, written.function)
+    return written._replace(callers=here.callers if same_function else here.stack)
+
+
+def _module(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name
+
+
+def _is_users(module: str) -> bool:
+    return not module.startswith(_THIS_PACKAGE) and module != "contextlib"
+
+
+def _place(frame: FrameType) -> Place:
     return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

@@ -2,52 +2,107 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..runtime.errors import BoughError
 from ..runtime.program import Value
 from .branch import Branch
-from .entry import Entry, Fixed, Gathered, Passage
+from .entry import Block, Derived, Entry, Fixed, Gathered, Kept, Passage
 from .errors import ProgramError
 from .expression import RoleClose, RoleOpen
+from .meta_info import meta_info as describe
 from .place import caller
+from .replay import Line, Outcome, Turn
+from .replay import Piece as Shown
+from .schema import typed
 from .session import Session
 from .stretch import Slot, Stretch
 
 
+class Wait(NamedTuple):
+    """Something is not known before `done`; `stretch` is what it waits for, once that is known."""
+
+    done: Callable[[], bool]
+    stretch: Callable[[], Stretch | None]
+
+
 def read(branch: Branch, entry: Entry) -> Any:
-    """The value of a variable, converted."""
-    match entry:
-        case Fixed(value=value):
-            return value
-        case Passage(marks=marks):
-            return "".join(mark if isinstance(mark, str) else arrived(branch, mark).text for mark in marks)
-        case Gathered(entries=entries):
-            return [None if item is None else read(branch, item) for item in entries]
-        case Slot():
-            return parse(branch, entry, entry.convert)
+    """The value of a variable, converted. Waits for it."""
+    return parse(branch, entry, None)
 
 
-def parse(branch: Branch, entry: Entry, convert: Callable[[str], Any]) -> Any:
-    """A variable's text, converted; for several samples or joined branches, a list.
+def parse(branch: Branch, entry: Entry, convert: Callable[[str], Any] | None) -> Any:
+    """A variable's text, converted by `convert` or as its generation says; for several samples or joined branches, a
+    list. None for a value that a block might have made, and did not.
 
     Raises:
         ProgramError: a text is not what `convert` expects.
     """
     if isinstance(entry, Gathered):
-        return [None if item is None else parse(branch, item, convert) for item in entry.entries]
-    if not isinstance(entry, Slot):
-        return convert(str(read(branch, entry)))
-    value = arrived(branch, entry)
-    if value.samples is None:
-        return converted(entry, value, convert)
-    return converted(entry, value, lambda _: [convert(text) for text in value.samples or ()])
+        return [None if item is None else _gathered(branch, entry, item, convert) for item in entry.entries]
+    if isinstance(entry, Fixed):
+        return entry.value if convert is None else convert(str(entry.value))
+    if branch.session.stand_in is not None:
+        return branch.session.stand_in(entry, "value")
+    for wait in waits(branch, entry):
+        branch.session.wait(*wait)
+    return _from(branch, outcome(branch, entry), convert)
+
+
+def as_kind(branch: Branch, name: str, value: Any, kind: Any) -> Any:
+    """A value that was read as one of the type `kind`: it is one, or a text that says one.
+
+    Raises:
+        ProgramError: it is neither.
+    """
+    if branch.session.stand_in is not None or (isinstance(kind, type) and isinstance(value, kind)):
+        return value
+    slot = branch.variables.get(name)
+    if isinstance(slot, Slot) and slot.kind == kind:
+        return value
+    try:
+        if isinstance(value, str):
+            return typed(kind).convert(value)
+    except (ValueError, LookupError) as error:
+        raise _not_of(name, value, kind, str(error)) from error
+    raise _not_of(name, value, kind, f"it is of type {type(value).__name__}")
+
+
+def _not_of(name: str, value: Any, kind: Any, why: str) -> ProgramError:
+    return ProgramError(f"{name!r} is no {kind}: {why}; it is {value!r}", code="invalid_output", place=caller())
+
+
+def _gathered(branch: Branch, gathered: Gathered, item: Entry, convert: Callable[[str], Any] | None) -> Any:
+    try:
+        return parse(branch, item, convert)
+    except ProgramError as error:
+        slots = _slots_of(item)
+        if gathered.errors_as_values and any(branch.session.arrivals.failure_of(s.branch) is error for s in slots):
+            return error
+        raise
+
+
+def _from(branch: Branch, found: Outcome, convert: Callable[[str], Any] | None) -> Any:
+    """The value that a variable has come to hold."""
+    match found:
+        case None:
+            return None
+        case str():
+            return found if convert is None else convert(found)
+        case Turn(slot=slot, value=value):
+            return converted(slot, value, convert or slot.convert)
+        case Derived(slot=slot, convert=own):
+            return None if slot.value is None else converted(slot, slot.value, convert or own)
+        case _:
+            return parse(branch, found, convert)
 
 
 def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
-    """A value's text, converted. Raises as `parse`."""
+    """A value's text, converted; with several samples, the list of them. Raises as `parse`."""
     try:
-        return convert(value.text)
+        return convert(value.text) if value.samples is None else [convert(text) for text in value.samples]
     except (ValueError, LookupError) as error:
         raise ProgramError(
             f"{slot.name!r} is not of the type asked for: {error}; its text is {value.text!r} "
@@ -58,29 +113,141 @@ def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
         ) from error
 
 
-def arrived(branch: Branch, slot: Slot) -> Value:
-    """Sends what is recorded if need be, and waits for a value.
+def history(branch: Branch, name: str) -> list[Any]:
+    """All values of the generations called `name` that this branch has made, in order."""
+    session = branch.session
+    session.refuse_in_block(repr(name))
+    session.send()
+    for wait in _until_through(branch):
+        session.wait(*wait)
+    return made(branch, name)
+
+
+def made(branch: Branch, name: str) -> list[Any]:
+    """The same, of what has been made by now."""
+    turns = [turn for turn in _line(branch).made if turn.slot.variable == name]
+    if not turns and name not in branch.variables:
+        entry_of(branch, name)  # raises
+    return [converted(turn.slot, turn.value, turn.slot.convert) for turn in turns]
+
+
+# Waiting
+
+
+def waits(branch: Branch, entry: Entry) -> Iterator[Wait]:
+    """What has to be waited for, one after the other, until `outcome` knows what `entry` holds. Sends what is recorded.
 
     Raises:
-        ProgramError: the program failed before it came.
+        ProgramError: a block is being recorded; or the program has failed, and the value will not come.
     """
     session = branch.session
-    if slot.value is None:
-        if slot.stretch is None:
-            session.send()
-        session.wait(lambda: over(session, slot), lambda: slot.stretch)
-    return value_of(session, slot)
+    match entry:
+        case Fixed():
+            return
+        case Gathered(entries=entries):
+            for item in (item for item in entries if item is not None):
+                with contextlib.suppress(*([ProgramError] if entry.errors_as_values else [])):  # `read` says it
+                    yield from waits(branch, item)
+        case Passage(marks=marks):
+            for mark in marks:
+                yield from () if isinstance(mark, str) else waits(branch, mark)
+        case Derived(slot=slot):
+            yield from waits(branch, slot)
+        case Kept() if session.recorder.in_block and isinstance(entry.before, Fixed):
+            entry.looked_at = True  # it may be no value of the engine's at all: then it can be read
+        case Slot() | Kept():
+            session.refuse_in_block(repr(entry.variable))
+            if isinstance(entry, Kept) or entry.stretch is None:
+                session.send()
+            yield from _until_known(session, entry)
 
 
-def over(session: Session, slot: Slot) -> bool:
-    """The value is there, or will never be: also because the body has ended without sending it."""
-    return slot.settled or (session.finished and slot.stretch is None)
+def outcome(branch: Branch, entry: Entry) -> Outcome:
+    """What `entry` holds, once nothing has to be waited for."""
+    match entry:
+        case Slot(in_block=False):
+            return Turn(entry, value_of(branch.session, entry))
+        case Kept() if branch.session.recorder.in_block and isinstance(entry.before, Fixed):
+            return entry.before
+        case Passage(marks=marks):
+            texts = (mark if isinstance(mark, str) else text_of(outcome(branch, mark)) for mark in marks)
+            return "".join(texts)
+        case _:
+            with branch.session.changed:
+                return branch.session.arrivals.replay().outcome(entry)
+
+
+def text_of(found: Outcome) -> str:
+    """What a variable has come to hold, as text."""
+    match found:
+        case str():
+            return found
+        case Turn(value=value):
+            return value.text
+        case Fixed(value=value):
+            return str(value)
+        case _:
+            return ""
+
+
+def _until_known(session: Session, entry: Slot | Kept) -> Iterator[Wait]:
+    """Until it is there; of what blocks may set, until they are through."""
+    if isinstance(entry, Slot) and not entry.in_block:
+        if entry.value is None:
+            yield Wait(lambda: over(session, entry), lambda: entry.stretch)
+        value_of(session, entry)
+        return
+    while True:
+        with session.changed:
+            replay = session.arrivals.replay()
+            if replay.knows(entry.branch, entry):
+                return
+            slot = replay.lines[entry.branch].waits_for
+        assert slot is not None
+        yield from _for_more(session, slot)
+
+
+def _until_through(branch: Branch) -> Iterator[Wait]:
+    """Until the branch has done all that was recorded for it."""
+    while (slot := _line(branch).waits_for) is not None:
+        yield from _for_more(branch.session, slot)
+
+
+def _for_more(session: Session, slot: Slot) -> Iterator[Wait]:
+    num_values, attempt = len(slot.values), slot.attempt
+    yield Wait(
+        lambda: len(slot.values) > num_values or slot.attempt > attempt or over(session, slot, whole=True),
+        lambda: slot.stretch,
+    )
+    if len(slot.values) <= num_values and slot.attempt == attempt:
+        raise_missing(session, slot)
+
+
+def _line(branch: Branch) -> Line:
+    with branch.session.changed:
+        return branch.session.arrivals.replay().lines.get(branch.id) or Line()
+
+
+def over(session: Session, slot: Slot, *, whole: bool = False) -> bool:
+    """The value is there, or will never be: also because the body has ended without sending it. `whole`: no more values
+    of a loop will come, either."""
+    done = slot.complete if whole else slot.settled
+    return done or (session.finished and slot.stretch is None)
 
 
 def value_of(session: Session, slot: Slot) -> Value:
-    """The value of a slot that is over."""
-    if slot.value is not None:
-        return slot.value
+    """The latest value of a slot that is over."""
+    if slot.value is None:
+        raise_missing(session, slot)
+    assert slot.value is not None
+    return slot.value
+
+
+def raise_missing(session: Session, slot: Slot) -> None:
+    """Raises why a value has not come."""
+    failure = slot.failure or session.arrivals.failure_of(slot.branch)
+    if failure is not None:
+        raise failure
     session.raise_error()
     raise ProgramError(
         f"the backend sent no value for {slot.name!r}", code="broken_stream", place=slot.place, branch=slot.branch
@@ -101,19 +268,13 @@ def known(branch: Branch, name: str) -> Entry:
 
 def entry_of(branch: Branch, name: str) -> Entry:
     """What a variable holds now."""
-    entry = branch.variables.get(name)
-    if entry is None:
-        branch.session.raise_error()
-        names = ", ".join(map(repr, branch.variables)) or "none"
-        raise ProgramError(
-            f"there is no variable {name!r} (there are: {names})", code="unknown_variable", place=caller()
-        )
-    return entry
+    return branch.look_up(name)
 
 
 def sync(branch: Branch) -> None:
     """Sends what is recorded, and waits until nothing is running, or the program has failed."""
     session = branch.session
+    session.refuse_in_block()
     if not session.may_send:
         session.wait(lambda: session.finished, lambda: _running(session))
     session.send()
@@ -124,75 +285,139 @@ def _running(session: Session) -> Stretch | None:
     return next((stretch for stretch in session.stretches if not stretch.ended), None)
 
 
+# Text
+
+
 def text(branch: Branch) -> str:
-    """The whole text of a branch. Without roles it is known here, otherwise the engine says it."""
-    if not any(isinstance(mark, RoleOpen) for mark in branch.transcript):
-        return "".join(m if isinstance(m, str) else arrived(branch, m).text for m in _plain(branch))
+    """The whole text of a branch. Without roles and blocks it is known here, otherwise the engine says it."""
+    if not any(isinstance(mark, RoleOpen | Block) for mark in branch.marks):
+        return "".join(_text(branch, mark) for mark in branch.marks if isinstance(mark, str | Slot | Kept))
     sync(branch)
-    branch.session.raise_error()
+    session = branch.session
+    session.raise_error()
     try:
-        return branch.session.texts[branch.id]
+        return session.texts[branch.id]
     except KeyError:
-        raise ProgramError(
+        failure = session.arrivals.failure_of(branch.id)
+        raise failure or ProgramError(
             f"the backend did not send the text of branch {branch.id}", code="broken_stream", place=caller()
         ) from None
 
 
-def _plain(branch: Branch) -> Iterator[str | Slot]:
-    return (mark for mark in branch.transcript if isinstance(mark, str | Slot))
-
-
 def messages(branch: Branch) -> list[dict[str, str]]:
     """The messages of a branch; text outside of any is left out."""
+    marks: list[Any] = branch.marks
+    if any(isinstance(mark, Block) for mark in marks):
+        branch.session.refuse_in_block("the messages")
+        branch.session.send()
+        for wait in _until_through(branch):
+            branch.session.wait(*wait)
+        marks = _line(branch).pieces
     found: list[dict[str, str]] = []
     inside = False
-    for mark in branch.transcript:
+    for mark in marks:
         match mark:
             case RoleOpen(role=role):
                 found.append({"role": role, "content": ""})
                 inside = True
             case RoleClose():
                 inside = False
-            case str() | Slot():
-                if inside:
-                    found[-1]["content"] += mark if isinstance(mark, str) else arrived(branch, mark).text
+            case _ if inside:
+                found[-1]["content"] += text_of(mark) if isinstance(mark, Turn) else _text(branch, mark)
     return found
+
+
+def text_so_far(branch: Branch) -> tuple[str, Slot | None]:
+    """What was really appended to a branch, as far as it has come, and what it waits for. Waits for nothing."""
+    line = _line(branch)
+    slot = line.waits_for
+    texts = [text_of(piece) for piece in line.pieces if isinstance(piece, str | Turn)]
+    return "".join(texts) + (slot.unfinished if slot is not None and slot.branch == branch.id else ""), slot
+
+
+def progress_of(branch: Branch) -> tuple[list[Shown], str, str]:
+    """What was really appended to a branch so far, the value that it waits for, and that one's text as far as it has
+    come. Waits for nothing."""
+    line = _line(branch)
+    slot = line.waits_for
+    own = slot is not None and slot.branch == branch.id
+    return list(line.pieces), "" if slot is None else slot.variable, slot.unfinished if slot is not None and own else ""
+
+
+def shown(branch: Branch, name: str) -> str:
+    """A variable for people who look on: its value if it is there, and else what is known. Waits for nothing."""
+    entry = branch.variables[name]
+    session = branch.session
+    if session.finished or isinstance(entry, Fixed):
+        try:
+            return repr(read(branch, entry))
+        except BoughError as error:
+            return f"{type(error).__name__}: {error.code}"
+    if isinstance(entry, Slot) and entry.value is not None:
+        return repr(entry.value.text)
+    return "not there yet"
+
+
+def _text(branch: Branch, mark: Any) -> str:
+    if isinstance(mark, str):
+        return mark
+    if branch.session.stand_in is not None:
+        return str(branch.session.stand_in(mark, "value"))
+    for wait in waits(branch, mark):
+        branch.session.wait(*wait)
+    return text_of(outcome(branch, mark))
+
+
+# What is known about values
 
 
 def meta_info(branch: Branch, entry: Entry) -> dict[str, Any]:
     """What is known about how a value came about."""
     if isinstance(entry, Gathered):
         return {"branches": [None if item is None else meta_info(branch, item) for item in entry.entries]}
-    if not isinstance(entry, Slot):
+    turn = _turn(branch, entry)
+    if turn is None:
         return {}
-    value = arrived(branch, entry)
-    usage, timings = value.usage, value.timings
-    info: dict[str, Any] = {
-        "finish_reason": {"type": value.finish_reason, "matched": value.matched},
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "forced_tokens": usage.forced_tokens,
-        "queue_s": timings.queue_s,
-        "prefill_s": timings.prefill_s,
-        "decode_s": timings.decode_s,
-        "e2e_latency": timings.queue_s + timings.prefill_s + timings.decode_s,
-    }
-    if value.logprobs is not None:
-        info["output_token_logprobs"] = [(item.logprob, item.token, None) for item in value.logprobs]
-        info["output_top_logprobs"] = [[(p, token, None) for token, p in item.top] for item in value.logprobs]
-    if entry.choices is not None:
-        info["choices"] = list(entry.choices)
-        info["scores"] = list(value.scores or ())
-        info["probabilities"] = list(value.probabilities or ())
-    return info
+    slot, value = turn
+    return describe(branch.session.id, value, slot.choices)
 
 
 def probabilities(branch: Branch, name: str, entry: Entry) -> dict[str, float]:
     """The probability of each choice of a select."""
-    if not isinstance(entry, Slot) or entry.choices is None:
+    if branch.session.stand_in is not None:
+        unknown: dict[str, float] = branch.session.stand_in(entry, "probabilities")
+        return unknown
+    turn = _turn(branch, entry)
+    if turn is None or turn.slot.choices is None:
         raise ProgramError(f"{name!r} was not chosen by a select", code="invalid_program", place=caller())
-    value = arrived(branch, entry)
-    if value.probabilities is None:
-        raise ProgramError(f"the backend sent no probabilities for {name!r}", code="unsupported", place=entry.place)
-    return dict(zip(entry.choices, value.probabilities, strict=True))
+    if turn.value.probabilities is None:
+        raise ProgramError(f"the backend sent no probabilities for {name!r}", code="unsupported", place=turn.slot.place)
+    return dict(zip(turn.slot.choices, turn.value.probabilities, strict=True))
+
+
+def _turn(branch: Branch, entry: Entry) -> Turn | None:
+    """The value of a variable that was generated."""
+    if isinstance(entry, Derived):
+        entry = entry.slot
+    if not isinstance(entry, Slot | Kept):
+        return None
+    for wait in waits(branch, entry):
+        branch.session.wait(*wait)
+    found = outcome(branch, entry)
+    return found if isinstance(found, Turn) else None
+
+
+def _slots_of(entry: Entry) -> tuple[Slot, ...]:
+    match entry:
+        case Slot():
+            return (entry,)
+        case Derived(slot=slot):
+            return (slot,)
+        case Kept():
+            return entry.slots
+        case Passage(marks=marks):
+            return tuple(slot for mark in marks if not isinstance(mark, str) for slot in _slots_of(mark))
+        case Gathered(entries=entries):
+            return tuple(slot for item in entries if item is not None for slot in _slots_of(item))
+        case Fixed():
+            return ()

@@ -6,73 +6,110 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextvars import Token
+from typing import Any, NamedTuple
 
-from ..runtime.program import ProgramEvent
-from .backend import Backend, resolve_backend
+from . import greenlets, observe
+from .backend import Backend
 from .branch import Branch
 from .drivers import PullDriver, TaskDriver
 from .errors import ProgramError
+from .loops import background
+from .scope import Scope, current
 from .session import Session, Settings
 from .state import State
 
-Result = TypeVar("Result")
+_GRACE_S = 0.5
+"""After a program's limit: in which the engine can say itself what has taken too long."""
 
 
 class Call(NamedTuple):
-    """What to run, with which arguments and sampling defaults."""
+    """What to run, with which arguments and sampling defaults, where and how. `refusal`: why it cannot be run."""
 
     name: str
     body: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     defaults: Mapping[str, Any]
+    backend: Backend
+    settings: Settings
+    refusal: Exception | None = None
 
     @property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.body)
 
 
-current: ContextVar[State | None] = ContextVar("bough_current_state", default=None)
-"""The state of the program whose body is being run."""
-
-
 class Run:
-    """A call in progress. `state` can be read at any time, also after a failure."""
+    """A call in progress. `state` can be read at any time, also after a failure.
 
-    def __init__(
-        self, call: Call, backend: Backend | None, settings: Settings, driver: PullDriver | TaskDriver
-    ) -> None:
+    main   the task that runs the body, if it has one of its own
+    """
+
+    def __init__(self, call: Call, driver: PullDriver | TaskDriver) -> None:
         self._call = call
         self._driver = driver
-        self.session = Session(resolve_backend(backend), driver, settings)
-        self.state = self.session.state = State(Branch(self.session, call.defaults))
+        self.session = Session(call.backend, driver, call.settings)
+        self.session.spans = observe.begin(call.name, self.session.id, call.backend)
+        self.state: State[Any] = State(Branch(self.session, call.defaults))
+        self.state.ret_value = None
+        self.session.state = self.state
+        self.main: asyncio.Task[State[Any]] | None = None
 
-    def execute(self) -> State:
+    def execute(self) -> State[Any]:
         """Runs the body, and waits for all that it asked for.
 
         Raises:
             ProgramError: the program is wrong or failed. What the body raises passes through; it stops the program.
         """
-        try:
-            self.session.own()
-            self._refuse_async()
-            self._run_body()
-            self.session.finish()
-        except BaseException as error:
-            self.session.abort(error)
-            raise
+        with observe.current(self.session.spans):
+            try:
+                self._check()
+                self._run_body()
+                self.session.finish()
+            except BaseException as error:
+                self.session.abort(error)
+                raise
         return self.state
 
-    def start(self) -> State:
-        """Does the same on a thread of its own, and returns at once; reading raises what went wrong."""
-        self._refuse_async()
+    async def aexecute(self, watch: greenlets.Watch | None = None) -> State[Any]:
+        """Does the same for a task. A body that is no coroutine function runs in a greenlet, so that it may wait."""
+        assert isinstance(self._driver, TaskDriver)
+        self._driver.attach()
+        with observe.current(self.session.spans):
+            try:
+                self._check()
+                if self._call.settings.timeout_s is None:
+                    await self._await_all(watch)
+                else:
+                    await self._await_all_in_time(watch, self._call.settings.timeout_s)
+            except BaseException as error:
+                await self.session.aabort(error)
+                await self._driver.stopped()
+                raise
+        return self.state
+
+    def start(self) -> None:
+        """Does the same beside the caller, who goes on at once; reading raises what went wrong.
+
+        A plain body gets a thread of its own, since it may block in any way that Python knows; a coroutine function
+        runs on the loop thread that the process has for them.
+        """
+        if isinstance(self._driver, TaskDriver):
+            background.get().submit(self.aexecute()).add_done_callback(_leave_to_readers)
+            return
         context = contextvars.copy_context()
         thread = threading.Thread(target=context.run, args=(self._execute_quietly,), name=self._call.name, daemon=True)
         thread.start()
-        return self.state
+
+    def start_task(self) -> asyncio.Task[State[Any]]:
+        """Does the same as a task of the caller's event loop."""
+        task = asyncio.get_running_loop().create_task(self.aexecute())
+        task.add_done_callback(_leave_to_readers)
+        self.main = task
+        return task
 
     def _execute_quietly(self) -> None:
         try:
@@ -80,89 +117,51 @@ class Run:
         except BaseException:  # noqa: BLE001  the end of a thread; `execute` has left it to those who read
             return
 
-    async def aexecute(self) -> State:
-        """Does the same for a task. A body that is no coroutine function runs on a thread, so that it may wait."""
-        assert isinstance(self._driver, TaskDriver)
-        try:
-            if self._call.is_async:
-                token = current.set(self.state)
-                try:
-                    self.session.own()
-                    self.state.ret_value = await self._call.body(self.state, *self._call.args, **self._call.kwargs)
-                finally:
-                    current.reset(token)
-            else:
-                await _in_thread(self._own_and_run_body)
-            await self.session.afinish()
-        except BaseException as error:
-            await self.session.aabort(error)
-            await self._driver.stopped()
-            raise
-        return self.state
+    async def _await_all(self, watch: greenlets.Watch | None) -> None:
+        if self._call.is_async:
+            token = self._enter()
+            try:
+                self.state.ret_value = await self._call.body(self.state, *self._call.args, **self._call.kwargs)
+            finally:
+                current.reset(token)
+        else:
+            await greenlets.spawn(self._run_body, watch)
+        await self.session.afinish()
 
-    def events(self) -> Iterator[ProgramEvent]:
-        """Starts, and yields all events as they come. Leaving early stops the program."""
-        session = self.session
-        self.start()
-        num_seen = 0
+    async def _await_all_in_time(self, watch: greenlets.Watch | None, limit_s: float) -> None:
+        """Ends the body if it goes on after the program's time, whatever it waits for."""
         try:
-            while True:
-                with session.changed:
-                    while not session.news(num_seen):
-                        session.changed.wait()
-                    new = session.log[num_seen:]
-                num_seen += len(new)
-                yield from new
-                if not new:
-                    session.raise_error()
-                    return
-        finally:
-            session.abort(ProgramError("the stream of events was left", code="aborted"))
-
-    def _own_and_run_body(self) -> None:
-        self.session.own()
-        self._run_body()
+            async with asyncio.timeout(limit_s + _GRACE_S) as timer:
+                await self._await_all(watch)
+        except TimeoutError as error:
+            if not timer.expired():
+                raise
+            raise ProgramError(
+                f"the program was not done within {limit_s:g} s", code="generation_timeout", param="timeout_s"
+            ) from error
 
     def _run_body(self) -> None:
-        token = current.set(self.state)
+        token = self._enter()
         try:
             self.state.ret_value = self._call.body(self.state, *self._call.args, **self._call.kwargs)
         finally:
             current.reset(token)
 
-    def _refuse_async(self) -> None:
-        if self._call.is_async:
+    def _enter(self) -> Token[Scope | None]:
+        self.session.own()
+        return current.set(Scope(self.session, self.state, isinstance(self._driver, TaskDriver), current.get()))
+
+    def _check(self) -> None:
+        if self._call.refusal is not None:
+            raise self._call.refusal
+        if self._call.is_async and isinstance(self._driver, PullDriver):
             raise ProgramError(
                 f"{self._call.name} is a coroutine function: use `await {self._call.name}.arun(...)`",
                 code="invalid_program",
             )
 
 
-async def _in_thread(work: Callable[[], Result]) -> Result:
-    """The result of `work`, done on a thread of its own: it may wait for the event loop."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(result: Result | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def target() -> None:
-        result: Result | None = None
-        failure: BaseException | None = None
-        try:
-            result = context.run(work)
-        except BaseException as error:  # noqa: BLE001  the end of a thread; raised where it is awaited
-            failure = error
-        try:
-            loop.call_soon_threadsafe(settle, result, failure)
-        except RuntimeError:  # the loop is closed: nobody waits
-            return
-
-    threading.Thread(target=target, name="bough-body", daemon=True).start()
-    return await future
+def _leave_to_readers(done: Future[State[Any]] | asyncio.Task[State[Any]]) -> None:
+    """Nobody awaits it: `aexecute` has left what went wrong to those who read."""
+    if not done.cancelled():
+        done.exception()

@@ -62,7 +62,7 @@ def _typed(kind: Any) -> Typed:
         return Typed(Regex(NUMBER), float)
     if kind is bool:
         return Typed(Regex("True|False"), "True".__eq__)
-    options = _bare_options(kind)
+    options = bare_options(kind)
     if options is not None:
         return Typed(Choice(tuple(options)), options.__getitem__)
     if hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate_json"):  # a Pydantic model
@@ -83,7 +83,7 @@ def _check_json(text: str) -> None:
         raise RequestError(f"json_schema is not JSON: {error}", param="json_schema") from error
 
 
-def _bare_options(kind: Any) -> dict[str, Any] | None:
+def bare_options(kind: Any) -> dict[str, Any] | None:
     """The members of an Enum or Literal by their texts, if they can stand without quotes."""
     members: dict[Any, Any]
     if isinstance(kind, type) and issubclass(kind, enum.Enum):

@@ -4,18 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import secrets
 import threading
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ..runtime.errors import BoughError
-from ..runtime.program import Delta, Done, Failed, Gen, Op, Piece, Program, ProgramEvent, Select, Value
+from ..runtime.program import (
+    BranchFailed,
+    BranchRestarted,
+    Cancel,
+    Delta,
+    Done,
+    Failed,
+    Fork,
+    Op,
+    Program,
+    ProgramEvent,
+    Use,
+    walk,
+)
 from ..runtime.request import Usage
+from ..runtime.tools import ToolCall
+from .arrivals import Arrivals
 from .backend import Backend
-from .errors import BackendError, ProgramError
+from .blame import explain, refused
+from .entry import Entry
+from .errors import BackendError, ProgramError, UnsupportedError
+from .monitor import Monitor
+from .observe import RunSpans
+from .place import Place, place
 from .recorder import Recorder
+from .scope import inside
 from .stretch import Slot, Stretch
+from .waiter import Waiter
+
+
+class StandIn(Protocol):
+    """Of a program that is being compiled: what stands for what only a run could know of a variable."""
+
+    def __call__(self, entry: Entry, what: Literal["value", "probabilities"]) -> Any: ...
 
 
 class Driver(Protocol):
@@ -32,13 +62,14 @@ class Driver(Protocol):
 
 
 class Settings(NamedTuple):
-    """How to run: `log` keeps every event, for whoever streams them."""
+    """How to run: `log` keeps every event, for whoever streams them; `timeout_s` is of the whole program."""
 
     title: str = "program"
     trace: bool = False
     log: bool = False
     namespace: str = ""
     timeout_s: float | None = None
+    spec_tokens: int = 0
 
 
 class Session:
@@ -53,7 +84,7 @@ class Session:
         self.settings = settings
         self.id = secrets.token_hex(16)
         self.recorder = Recorder()
-        self.changed = threading.Condition()
+        self.changed = Monitor()
         self.stretches: list[Stretch] = []
         self.texts: dict[int, str] = {}
         self.usage = Usage()
@@ -63,10 +94,18 @@ class Session:
         self.body_ended = False
         self.finished = False
         self.state: object = None
+        self.stand_in: StandIn | None = None
         self._driver = driver
-        self._slots: dict[tuple[int, str], Slot] = {}
+        self.arrivals = Arrivals(self.recorder)
+        self.tools: dict[str, ToolCall] = {}
+        self._sent_branches = {0}
+        self._to_cancel: list[int] = []
         self._owner = 0
-        self._wakers: list[Callable[[], object]] = []
+        self._waiters: list[Waiter] = []
+        self._deadline = None if settings.timeout_s is None else time.monotonic() + settings.timeout_s
+        self.spans: RunSpans | None = None
+        self.began = 0.0
+        """On the monotonic clock: when the first request was sent."""
 
     # Sending
 
@@ -76,8 +115,8 @@ class Session:
 
     @property
     def records_here(self) -> bool:
-        """The body is running, on this thread."""
-        return not self.body_ended and self._owner == threading.get_ident()
+        """The body is running, and the caller is part of it."""
+        return not self.body_ended and self._owner == threading.get_ident() and inside(self)
 
     @property
     def may_send(self) -> bool:
@@ -85,8 +124,8 @@ class Session:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """All that was sent."""
-        return tuple(op for stretch in self.stretches for op in stretch.program.ops)
+        """All that was sent, what is in blocks after the instruction that holds it."""
+        return tuple(op for stretch in self.stretches for op in walk(stretch.program.ops))
 
     @property
     def keeps_state(self) -> bool:
@@ -98,28 +137,118 @@ class Session:
         """Nothing is running."""
         return all(stretch.ended for stretch in self.stretches)
 
+    def time_left(self) -> float | None:
+        """Seconds that the program still has.
+
+        Raises:
+            ProgramError: none.
+        """
+        if self._deadline is None:
+            return None
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            limit_s = self.settings.timeout_s
+            message = f"the program was not done within {limit_s:g} s"
+            raise ProgramError(message, code="generation_timeout", param="timeout_s")
+        return left_s
+
     def send(self) -> None:
-        """Sends what has been recorded, if anything has."""
+        """Sends what has been recorded, if anything has.
+
+        Raises:
+            ProgramError: a block is being recorded.
+        """
         with self.changed:
-            if self.recorder.empty or not self.may_send:
+            if not self.may_send:
                 return
-            ops, places, slots = self.recorder.take()
-            program = Program(
-                id=self.id,
-                ops=ops,
-                keep=not self.body_ended,
-                resume=bool(self.stretches),
-                trace=self.settings.trace,
-                namespace=self.settings.namespace,
-                timeout_s=self.settings.timeout_s,
+            self.refuse_in_block()
+            if self.recorder.empty:
+                return
+            ops, places, slots = self.recorder.take(more=not self.body_ended)
+            self._sent_branches.update(child for op in walk(ops) if isinstance(op, Fork) for child in op.children)
+            due = [branch for branch in self._to_cancel if branch in self._sent_branches]
+            self._to_cancel = [branch for branch in self._to_cancel if branch not in due]
+            here = place()
+            self._start((*ops, *map(Cancel, due)), (*places, *(here for _ in due)), slots)
+
+    def _start(
+        self, ops: tuple[Op, ...], places: tuple[Place, ...], slots: list[Slot], *, cancels: bool = False
+    ) -> Stretch:
+        program = Program(
+            id=self.id,
+            ops=ops,
+            keep=not self.body_ended,
+            resume=bool(self.stretches),
+            trace=self.settings.trace,
+            namespace=self.settings.namespace,
+            timeout_s=self.time_left(),
+            spec_tokens=self.settings.spec_tokens,
+        )
+        used = {op.tool for op in walk(ops) if isinstance(op, Use)} if self.tools else ()
+        tools = {name: self.tools[name] for name in used if name in self.tools}
+        if self.spans is not None:
+            self.spans.sent(program)
+            tools = {name: self.spans.watched(tool) for name, tool in tools.items()}
+        stretch = Stretch(program, places, tools=tools, cancels=cancels)
+        self.began = self.began or time.monotonic()
+        self.arrivals.expect(slots, stretch)
+        self.stretches.append(stretch)
+        self._driver.start(self, stretch)
+        self.notify()
+        return stretch
+
+    def refuse_in_block(self, what: str = "the program") -> None:
+        """Raises if the caller is recording a block: it is not known before the run which way it goes, or how often."""
+        if self.recorder.in_block and self.records_here:
+            raise ProgramError(
+                f"{what} cannot be read while a when or repeat_until is recorded: refer to it with s.ref(name), decide "
+                "with bough.when, or read it before the block or after it",
+                code="invalid_program",
+                place=place(),
             )
-            stretch = Stretch(program, places)
-            for slot in slots:
-                slot.stretch = stretch
-                self._slots[slot.branch, slot.name] = slot
-            self.stretches.append(stretch)
-            self._driver.start(self, stretch)
-            self.notify()
+
+    def events(self, stretch: Stretch) -> Iterator[ProgramEvent]:
+        """Has a stretch run by the backend."""
+        return self.backend.run(stretch.program, stretch.tools) if stretch.tools else self.backend.run(stretch.program)
+
+    def aevents(self, stretch: Stretch) -> AsyncIterator[ProgramEvent]:
+        """The same for a task."""
+        return (
+            self.backend.arun(stretch.program, stretch.tools) if stretch.tools else self.backend.arun(stretch.program)
+        )
+
+    def add_tool(self, tool: ToolCall | None) -> None:
+        """The program uses a tool of this process.
+
+        Raises:
+            ProgramError: it uses another of that name, or the backend can use none.
+        """
+        if tool is None:
+            return
+        if "tools" not in inspect.signature(self.backend.run).parameters:
+            raise UnsupportedError(f"{type(self.backend).__name__} cannot use tools", param="tools", place=place())
+        if self.tools.setdefault(tool.name, tool) is not tool:
+            raise ProgramError(
+                f"the program uses two tools of the name {tool.name!r}: give one of them another, with "
+                "@bough.tool(name=...)",
+                code="invalid_program",
+                place=place(),
+            )
+
+    def cancel(self, branch: int) -> None:
+        """Stops a branch and those forked from it, from any thread or task: in a stretch of its own, beside what the
+        body records. A branch that was not sent yet never begins."""
+        with self.changed:
+            if self.error is not None or self.finished or self.arrivals.failure_of(branch) is not None:
+                return
+            if branch not in self._sent_branches:
+                self._to_cancel.append(branch)
+                return
+            if self.quiet and not self.keeps_state:
+                return
+            stretch = self._start((Cancel(branch),), (place(),), [], cancels=True)
+        if stretch.events is not None:  # nobody else brings them
+            self.wait(lambda: stretch.begun, lambda: stretch)
 
     # What comes back
 
@@ -127,23 +256,27 @@ class Session:
         """Takes in an event."""
         with self.changed:
             stretch.begun = True
+            if self.spans is not None:
+                self.spans.take(event)
             match event:
-                case Delta(branch=branch, name=name, text=text):
-                    if (slot := self._slots.get((branch, name))) is not None:
-                        slot.chunks.append(text)
-                case Value(branch=branch, name=name, text=text):
-                    if (slot := self._slots.pop((branch, name), None)) is not None:
-                        slot.chunks[:] = [text]
-                        slot.value = event
+                case BranchFailed(branch=branch, error=info, index=index):
+                    error = explain(stretch.program, stretch.places, info, branch, index)
+                    error.state = self.state
+                    self.arrivals.fail(branch, error)
+                case BranchRestarted(branch=branch):
+                    self.arrivals.restart(branch)
                 case Done(usage=usage, requests=num_requests, texts=texts):
                     stretch.ended = True
                     self.usage += usage
                     self.num_requests += num_requests
                     self.texts |= texts
-                case Failed():
-                    self._fail(self._explain(stretch, event))
+                case Failed(error=info, branch=branch, index=index):
+                    if not (stretch.cancels and info.code == "state_not_found"):  # nothing was left to be cancelled
+                        self._fail(explain(stretch.program, stretch.places, info, branch, index))
                     stretch.ended = True
-            if self.settings.log or (self.settings.trace and isinstance(event, Piece | Value | Done)):
+                case _:
+                    self.arrivals.take(event)
+            if self.settings.log or (self.settings.trace and not isinstance(event, Delta)):
                 self.log.append(event)
             self.notify()
 
@@ -153,7 +286,10 @@ class Session:
             if not stretch.ended:
                 stretch.begun = stretch.ended = True
                 error = error or BackendError("the backend's answer ended in the middle", code="broken_stream")
-                self._fail(_refused(stretch, error) if isinstance(error, BoughError) else error)
+                if not isinstance(error, BoughError):
+                    self._fail(error)
+                elif not (stretch.cancels and error.code == "state_not_found"):
+                    self._fail(refused(stretch.program, stretch.places, error))
             self.notify()
 
     def news(self, num_seen: int) -> bool:
@@ -161,13 +297,14 @@ class Session:
         return len(self.log) > num_seen or self.finished
 
     def notify(self) -> None:
-        """Wakes all who wait."""
+        """Wakes those whose wait is over, and all threads that wait."""
         with self.changed:
             self.changed.notify_all()
-            wakers, self._wakers = self._wakers, []
-        for wake in wakers:
-            with contextlib.suppress(RuntimeError):  # its event loop is closed
-                wake()
+            if self._waiters:
+                over = [waiter for waiter in self._waiters if self.error is not None or waiter.done()]
+                self._waiters = [waiter for waiter in self._waiters if waiter not in over]
+                for waiter in over:
+                    waiter.wake()
 
     def _fail(self, error: BaseException) -> None:
         if self.error is not None:
@@ -175,19 +312,6 @@ class Session:
         if isinstance(error, ProgramError) and error.state is None:
             error.state = self.state
         self.error = error
-
-    def _explain(self, stretch: Stretch, failed: Failed) -> ProgramError:
-        """The error with the line to blame. Every stretch in flight is told of a failure; one holds the instruction."""
-        index, info = failed.index, failed.error
-        known = index is not None and 0 <= index < len(stretch.places)
-        return ProgramError(
-            info.message,
-            code=info.code,
-            param=info.param,
-            branch=failed.branch,
-            place=stretch.places[index] if known else None,  # type: ignore[index]
-            instruction=stretch.program.ops[index] if known else None,  # type: ignore[index]
-        )
 
     # Waiting
 
@@ -197,14 +321,17 @@ class Session:
 
     async def await_until(self, done: Callable[[], bool]) -> None:
         """The same for a task, whose events others bring. Also ends when the program has failed."""
-        loop = asyncio.get_running_loop()
-        while True:
+        with self.changed:
+            if self.error is not None or done():
+                return
+            waiter = Waiter(done)
+            self._waiters.append(waiter)
+        try:
+            await waiter.future
+        finally:
             with self.changed:
-                if self.error is not None or done():
-                    return
-                future: asyncio.Future[None] = loop.create_future()
-                self._wakers.append(lambda future=future: loop.call_soon_threadsafe(_resolve, future))  # type: ignore[misc]
-            await future
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
 
     def wait_quiet(self) -> None:
         """Blocks until nothing is running."""
@@ -274,28 +401,6 @@ class Session:
     def _finished(self) -> None:
         with self.changed:
             self.finished = True
+            if self.spans is not None:
+                self.spans.end(self.error, num_requests=self.num_requests)
             self.notify()
-
-
-def _refused(stretch: Stretch, refusal: BoughError) -> ProgramError:
-    """A refusal, which names no instruction: if only one generates, it is that one's."""
-    if isinstance(refusal, ProgramError):
-        return refusal
-    generating = [index for index, op in enumerate(stretch.program.ops) if isinstance(op, (Gen, Select))]
-    index = generating[0] if len(generating) == 1 else None
-    op = None if index is None else stretch.program.ops[index]
-    error = ProgramError(
-        refusal.message,
-        code=refusal.code,
-        param=refusal.param,
-        place=None if index is None else stretch.places[index],
-        branch=None if op is None else op.branch,
-        instruction=op,
-    )
-    error.__cause__ = refusal
-    return error
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

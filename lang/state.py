@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 import msgspec
 
-from ..runtime.program import JoinMode
+from ..runtime.errors import RequestError
 from ..runtime.request import Usage
 from . import reader, streaming
-from .branch import Branch, Reference
-from .entry import Entry, Gathered
+from .branch import Branch
+from .entry import Entry, Gathered, Kept
 from .errors import ProgramError
 from .expression import Expression, Generate, RoleClose, RoleOpen, Series, items_of
+from .forks import cancel, samples_of
+from .group import Group
+from .notebook import state_view
 from .options import SamplingOptions, clean_options
 from .place import caller
+from .reference import Reference
 from .schema import typed
 from .streaming import Stream
 from .timeline import Timeline
 
+if TYPE_CHECKING:
+    import typing_extensions
+
+    Result = typing_extensions.TypeVar("Result", default=Any)
+else:
+    Result = TypeVar("Result")
 Kind = TypeVar("Kind")
 
-_JOIN_MODES: dict[str, JoinMode] = {
-    "gather": "gather",
-    "append": "append",
-    "gather_variable": "gather",
-    "concate_and_append": "append",
-}
 
-
-class State:
+class State(Generic[Result]):
     """A branch of a program. Appending records; reading sends what is recorded and waits for the value.
 
     A program's states are used by one thread at a time; different programs may run in different threads.
@@ -43,8 +46,11 @@ class State:
     'Blue'
     """
 
-    ret_value: Any = None
-    """What the body returned."""
+    ret_value: Result
+    """What the body returned; None before it has."""
+
+    _group: Group[State[Any]] | None = None
+    """Of a copy: ends with its block."""
 
     def __init__(self, branch: Branch) -> None:
         self._own = branch
@@ -55,6 +61,9 @@ class State:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._branch.session.settings.title}, branch {self._branch.id}>"
+
+    def _repr_html_(self) -> str:
+        return state_view(self._branch)
 
     # Appending
 
@@ -112,23 +121,61 @@ class State:
     @contextlib.contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
         """What is appended inside becomes the variable `name`, without the chat template's own text."""
-        start = len(self._branch.transcript)
+        start = len(self._branch.marks)
         yield
         self._branch.keep_passage(name, start)
 
     # Forks
 
-    def fork(self, size: int = 1) -> Group:
+    def fork(
+        self, size: int = 1, position_ids_offset: object = None, *, isolated: bool = False, retries: int = 0
+    ) -> Group[State[Any]]:
         """`size` branches that go on from here side by side. They share all that is cached.
+
+        isolated   what fails in one of them ends that one only: reading its values raises why; see `Group.join`
+        retries    a branch that fails is begun anew so many times; needs `isolated`
 
         >>> for branch, aspect in zip(s.fork(2), ("price", "quality")):
         ...     branch += f"The {aspect} is" + gen("note")
         """
-        return Group(self, [State(branch) for branch in self._branch.fork(size)])
+        if position_ids_offset is not None:
+            raise RequestError(
+                "position_ids_offset has no effect: leave it out",
+                code="unsupported_parameter",
+                param="position_ids_offset",
+            )
+        return Group(self, [State(branch) for branch in self._branch.fork(size, isolated=isolated, retries=retries)])
 
-    def copy(self) -> State:
-        """A branch for what this one shall not remember; as a context manager it ends with the block."""
-        return self.fork(1)[0]
+    def fork_samples(
+        self, expression: str | Expression, n: int | None = None, *, isolated: bool = False
+    ) -> Group[State[Any]]:
+        """`n` branches, each with a sample of its own of what `expression` generates, that go on from there.
+
+        Without `n`, as many as the first generation in `expression` asks for by `n=`. A `seed` gives the same samples
+        as `gen(n=...)` with it does. After the join, the variable is the list of all samples.
+
+        >>> ideas = s.fork_samples(assistant(gen("idea", temperature=0.9)), 4)
+        >>> ideas += user("Rate this idea.") + assistant(gen("rating", int))
+        >>> ideas.join()
+        """
+        size, samples = samples_of(expression, n, self._branch.defaults)
+        group = self.fork(size, isolated=isolated)
+        for branch, sample in zip(group, samples, strict=True):
+            branch += sample
+        return group
+
+    def copy(self, position_ids_offset: object = None) -> State[Any]:
+        """A branch for text that this one shall not have. As a context manager it is joined when the block ends: the
+        variables that it has set become lists of one."""
+        group = self.fork(1, position_ids_offset)
+        group[0]._group = group
+        return group[0]
+
+    def cancel(self) -> None:
+        """Stops this branch and all that was forked from it, at once, whatever it waits for; also from another thread
+        or task than the body's. Values that have come stay; reading others raises a ProgramError, code "cancelled".
+        """
+        cancel(self._branch)
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +183,10 @@ class State:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._branch.closed = "its block has ended"
+        if error is None and self._group is not None:
+            self._group.join()
+        else:
+            self._branch.end()
 
     # Variables
 
@@ -147,13 +197,48 @@ class State:
         """
         return reader.read(self._branch, self._entry(name))
 
-    async def aget(self, name: str) -> Any:
+    @overload
+    def get(self, name: str, kind: type[Kind]) -> Kind: ...
+    @overload
+    def get(self, name: str, kind: object = None) -> Any: ...
+    def get(self, name: str, kind: object = None) -> Any:
+        """The same as a value of the type `kind`, which type checkers know: text is read as it if it is none yet.
+
+        >>> age = s.get("age", int) + 1
+
+        Raises:
+            ProgramError: it is not of that type, code "invalid_output".
+        """
+        return self[name] if kind is None else reader.as_kind(self._branch, name, self[name], kind)
+
+    @overload
+    async def aget(self, name: str, kind: type[Kind]) -> Kind: ...
+    @overload
+    async def aget(self, name: str, kind: object = None) -> Any: ...
+    async def aget(self, name: str, kind: object = None) -> Any:
         """The same for async programs: `await s.aget("x")`."""
-        return await streaming.aread(self._branch, name)
+        await self._begin()
+        value = await streaming.aread(self._branch, name)
+        return value if kind is None else reader.as_kind(self._branch, name, value, kind)
+
+    async def _begin(self) -> None:
+        """Only a call of another program has something to begin before it can be read from."""
 
     def __setitem__(self, name: str, value: object) -> None:
         """Sets a variable: a Python value, or a reference. Sends nothing."""
         self._branch.assign(name, value)
+
+    def get_var(self, name: str) -> Any:
+        """`s[name]`."""
+        return self[name]
+
+    def set_var(self, name: str, value: object) -> None:
+        """`s[name] = value`."""
+        self[name] = value
+
+    def history(self, name: str) -> list[Any]:
+        """All values of the generations called `name` that this branch has made, in order: of all turns of a loop."""
+        return reader.history(self._branch, name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._branch.variables
@@ -170,6 +255,8 @@ class State:
         >>> s += "Summary: " + s.ref("summary")
         """
         entry: Entry | None = self._entry(name)
+        if isinstance(entry, Kept) and index is not None:
+            entry = entry.before  # what a loop carries; that it may change is found out at the loop's end
         if index is not None:
             if not isinstance(entry, Gathered) or not -len(entry.entries) <= index < len(entry.entries):
                 raise ProgramError(f"{name!r} has no element {index}", code="unknown_variable", place=caller())
@@ -207,9 +294,9 @@ class State:
         """
         return reader.probabilities(self._branch, name, self._entry(name))
 
-    def text_iter(self, name: str | None = None) -> Iterator[str]:
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The variable's text as it comes; without a name, all text of the branch but the chat template's."""
-        return streaming.text_stream(self._branch, name)
+        return streaming.text_stream(self._branch, var_name)
 
     @overload
     def stream(self, what: str, *, partial: Literal[False] = ...) -> Stream[str]: ...
@@ -249,9 +336,30 @@ class State:
         slot.streamed = True
         return streaming.slot_stream(branch, slot)
 
-    def text_async_iter(self, name: str | None = None) -> AsyncIterator[str]:
-        """`text_iter` for async programs and for tasks that watch one."""
-        return streaming.text_stream(self._branch, name)
+    @overload
+    def text_async_iter(
+        self, var_name: str | None = ..., return_meta_data: Literal[False] = ...
+    ) -> AsyncIterator[str]: ...
+    @overload
+    def text_async_iter(
+        self, var_name: str, return_meta_data: Literal[True]
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]: ...
+    def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """`text_iter` for async programs and for tasks that watch one.
+
+        With `return_meta_data`, each piece of the variable's text comes with what is known of the value so far; all of
+        it (`get_meta_info`) comes last, with an empty text.
+        """
+        if not return_meta_data:
+            return streaming.text_stream(self._branch, var_name)
+        if var_name is None:
+            raise ProgramError("return_meta_data needs the name of a variable", param="var_name", place=caller())
+        return self._with_meta_info(var_name)
+
+    async def _with_meta_info(self, name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        async for piece in streaming.text_stream(self._branch, name):
+            yield piece, {"id": self._branch.session.id, "finish_reason": None}
+        yield "", self.get_meta_info(name)
 
     def sync(self) -> None:
         """Sends what is recorded, and waits until all of it is done."""
@@ -283,69 +391,12 @@ class State:
         if not session.settings.trace:
             raise ProgramError("there is no timeline: run the program with trace=True", code="not_traced")
         reader.sync(self._branch)
-        return Timeline.of(session.ops, session.log, title=session.settings.title)
-
-
-class Group:
-    """The branches of a fork.
-
-    >>> branches = s.fork(3)
-    >>> branches += lambda i: f"Idea {i + 1}:" + gen("idea")
-    >>> branches.join()
-    >>> s["idea"]
-    ['...', '...', '...']
-    """
-
-    def __init__(self, parent: State, states: Sequence[State]) -> None:
-        self._parent = parent
-        self._states = tuple(states)
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __iter__(self) -> Iterator[State]:
-        return iter(self._states)
-
-    @overload
-    def __getitem__(self, index: int) -> State: ...
-    @overload
-    def __getitem__(self, index: str) -> list[Any]: ...
-    def __getitem__(self, index: int | str) -> State | list[Any]:
-        """The branch at an index; or for a name, the variable's values in all branches."""
-        if isinstance(index, int):
-            return self._states[index]
-        return [state[index] for state in self._states]
-
-    def __setitem__(self, index: int, state: State) -> None:
-        """Only so that `group[i] += ...` works: a branch cannot be replaced."""
-        if self._states[index] is not state:
-            raise ProgramError("a branch of a fork cannot be replaced", code="invalid_program", place=caller())
-
-    def __iadd__(
-        self, other: str | Expression | Sequence[str | Expression] | Callable[[int], str | Expression]
-    ) -> Self:
-        """Appends to each branch: the same, one of a list for each, or what a function gives for its index."""
-        if isinstance(other, str | Expression):
-            parts: Sequence[str | Expression] = [other] * len(self)
-        elif callable(other):
-            parts = [other(i) for i in range(len(self))]
-        else:
-            parts = other
-        if len(parts) != len(self):
-            raise ProgramError(
-                f"{len(parts)} expressions cannot be appended to {len(self)} branches",
-                code="invalid_program",
-                place=caller(),
-            )
-        for state, part in zip(self._states, parts, strict=True):
-            state += part
-        return self
-
-    def join(self, mode: str = "gather") -> None:
-        """Ends the branches. The variables that they have set become lists of the parent, in their order.
-
-        "append" also appends to the parent what each branch appended, in order.
-        """
-        if mode not in _JOIN_MODES:
-            raise ProgramError(f'mode must be "gather" or "append", got {mode!r}', param="mode", place=caller())
-        self._parent._branch.join([state._branch for state in self._states], _JOIN_MODES[mode])
+        timeline = Timeline.of(
+            session.ops,
+            session.log,
+            title=session.settings.title,
+            num_programs=len(session.stretches),
+            began_s=session.began,
+        )
+        timeline.fail(session.error)
+        return timeline

@@ -3,48 +3,53 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..constrain.partial import PartialReader
 from ..constrain.spec import JsonSchema
 from .branch import Branch
-from .entry import Entry, Gathered, Passage, marks_of
+from .entry import Block, Derived, Kept, marks_of
 from .errors import ProgramError
 from .partial import shape_of
 from .place import caller
-from .reader import converted, entry_of, over, read, value_of
+from .reader import (
+    Wait,
+    converted,
+    entry_of,
+    outcome,
+    over,
+    raise_missing,
+    read,
+    text_of,
+    text_so_far,
+    value_of,
+    waits,
+)
 from .session import Session
 from .stretch import Slot, Stretch
 
 Item = TypeVar("Item")
 
 
-class _Wait(NamedTuple):
-    """The walk cannot go on before `done`; `stretch` is what it waits for, once that is known."""
-
-    done: Callable[[], bool]
-    stretch: Callable[[], Stretch | None]
-
-
 class Stream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
     """What comes, for `for` or for `async for`. Nothing is sent before the first of it is asked for."""
 
-    def __init__(self, session: Session, walk: Iterator[Item | _Wait]) -> None:
+    def __init__(self, session: Session, walk: Iterator[Item | Wait]) -> None:
         self._session = session
         self._walk = walk
 
     def __next__(self) -> Item:
         for item in self._walk:
-            if not isinstance(item, _Wait):
+            if not isinstance(item, Wait):
                 return item
             self._session.wait(*item)
         raise StopIteration
 
     async def __anext__(self) -> Item:
         for item in self._walk:
-            if not isinstance(item, _Wait):
+            if not isinstance(item, Wait):
                 return item
             await self._session.await_until(item.done)
         raise StopAsyncIteration
@@ -75,7 +80,7 @@ def kind_stream(branch: Branch, kind: object) -> Stream[Any]:
     def walk() -> Iterator[Any]:
         session = branch.session
         if slot_of(branch, kind) is None and not session.may_send:
-            yield _Wait(lambda: slot_of(branch, kind) is not None or session.body_ended, _nothing)
+            yield Wait(lambda: slot_of(branch, kind) is not None or session.body_ended, _nothing)
         slot = slot_of(branch, kind)
         if slot is None:
             session.raise_error()
@@ -102,29 +107,39 @@ async def aread(branch: Branch, name: str) -> Any:
     for wait in _until_known(branch, name):
         await session.await_until(wait.done)
     entry = entry_of(branch, name)
-    for slot in _slots_of(entry):
-        for wait in _until_over(branch, slot):
-            await session.await_until(wait.done)
+    for wait in () if session.stand_in is not None else waits(branch, entry):
+        await session.await_until(wait.done)
     return read(branch, entry)
 
 
-def _walk(branch: Branch, name: str | None) -> Iterator[str | _Wait]:
+def _walk(branch: Branch, name: str | None) -> Iterator[str | Wait]:
     if name is not None:
         yield from _until_known(branch, name)
-        for part in marks_of(name, entry_of(branch, name)):
+        entry = entry_of(branch, name)
+        if isinstance(entry, Derived):  # which part of the text is whose is known at its end
+            yield from waits(branch, entry)
+            yield str(read(branch, entry))
+            return
+        for part in marks_of(name, entry):
             yield from _walk_mark(branch, part)
         return
-    session, index = branch.session, 0
+    session, index, num_chars = branch.session, 0, 0
     while True:
         while index < len(branch.transcript):
             mark = branch.transcript[index]
+            if isinstance(mark, Block):
+                index = len(branch.transcript)
+                num_chars = yield from _walk_line(branch, num_chars)
+                break
             index += 1
-            if isinstance(mark, str | Slot):
-                yield from _walk_mark(branch, mark)
+            if isinstance(mark, str | Slot | Kept):
+                for item in _walk_mark(branch, mark):
+                    num_chars += len(item) if isinstance(item, str) else 0
+                    yield item
         session.raise_error()
         if session.may_send:
             return
-        yield _Wait(partial(_longer, branch, index), _nothing)
+        yield Wait(partial(_longer, branch, index), _nothing)
 
 
 def _walk_values(branch: Branch, slot: Slot) -> Iterator[Any]:
@@ -134,7 +149,7 @@ def _walk_values(branch: Branch, slot: Slot) -> Iterator[Any]:
     """
     reader: PartialReader | None = PartialReader(shape_of(slot.kind))
     for item in _walk_mark(branch, slot):
-        if isinstance(item, _Wait):
+        if isinstance(item, Wait):
             yield item
             continue
         try:
@@ -148,9 +163,39 @@ def _walk_values(branch: Branch, slot: Slot) -> Iterator[Any]:
     yield converted(slot, value_of(branch.session, slot), json.loads if is_schema else slot.convert)
 
 
-def _walk_mark(branch: Branch, mark: str | Slot) -> Iterator[str | _Wait]:
+def _walk_line(branch: Branch, num_chars: int) -> Generator[str | Wait, None, int]:
+    """What was really appended to a branch with blocks, after its first `num_chars` characters, as far as the branch is
+    recorded now; returns how many there are then."""
+    session = branch.session
+    session.send()
+    while True:
+        text, slot = text_so_far(branch)
+        if len(text) > num_chars:
+            yield text[num_chars:]
+            num_chars = len(text)
+        elif slot is None:
+            return num_chars
+        elif over(session, slot, whole=True) or session.error is not None:
+            raise_missing(session, slot)
+        else:
+            yield Wait(partial(_moved, session, slot, len(slot.chunks), slot.attempt), partial(_stretch_of, slot))
+
+
+def _moved(session: Session, slot: Slot, num_chunks: int, attempt: int) -> bool:
+    return over(session, slot, whole=True) or len(slot.chunks) > num_chunks or slot.attempt > attempt
+
+
+def _stretch_of(slot: Slot) -> Stretch | None:
+    return slot.stretch
+
+
+def _walk_mark(branch: Branch, mark: str | Slot | Kept) -> Iterator[str | Wait]:
     if isinstance(mark, str):
         yield mark
+        return
+    if isinstance(mark, Kept):
+        yield from waits(branch, mark)
+        yield text_of(outcome(branch, mark))
         return
     session, num_seen = branch.session, 0
     if mark.stretch is None:
@@ -160,12 +205,14 @@ def _walk_mark(branch: Branch, mark: str | Slot) -> Iterator[str | _Wait]:
         if new:
             num_seen += len(new)
             yield new
-        elif mark.value is not None:
+        elif mark.complete and (mark.value is not None or mark.in_block):
+            if mark.failure is not None:
+                raise mark.failure
             return
-        elif over(session, mark) or session.error is not None:
-            value_of(session, mark)  # raises, unless it has come just now
+        elif over(session, mark, whole=True) or session.error is not None:
+            raise_missing(session, mark)
         else:
-            yield _Wait(partial(_grown, session, mark, num_seen), lambda: mark.stretch)
+            yield Wait(partial(_grown, session, mark, num_seen), lambda: mark.stretch)
 
 
 def _longer(branch: Branch, num_marks: int) -> bool:
@@ -173,33 +220,13 @@ def _longer(branch: Branch, num_marks: int) -> bool:
 
 
 def _grown(session: Session, slot: Slot, num_seen: int) -> bool:
-    return over(session, slot) or sum(map(len, slot.chunks)) > num_seen
+    return over(session, slot, whole=True) or sum(map(len, slot.chunks)) > num_seen
 
 
-def _until_known(branch: Branch, name: str) -> Iterator[_Wait]:
+def _until_known(branch: Branch, name: str) -> Iterator[Wait]:
     session = branch.session
     if name not in branch.variables and not session.may_send:
-        yield _Wait(lambda: name in branch.variables or session.body_ended, _nothing)
-
-
-def _until_over(branch: Branch, slot: Slot) -> Iterator[_Wait]:
-    session = branch.session
-    if slot.value is None:
-        if slot.stretch is None:
-            session.send()
-        yield _Wait(lambda: over(session, slot), lambda: slot.stretch)
-
-
-def _slots_of(entry: Entry) -> Iterator[Slot]:
-    match entry:
-        case Slot():
-            yield entry
-        case Passage(marks=marks):
-            yield from (mark for mark in marks if isinstance(mark, Slot))
-        case Gathered(entries=entries):
-            for item in entries:
-                if item is not None:
-                    yield from _slots_of(item)
+        yield Wait(lambda: name in branch.variables or session.body_ended, _nothing)
 
 
 def _nothing() -> None:

@@ -1,17 +1,20 @@
-"""The timeline of a program's run: where each token came from, when, and what the prefix cache saved."""
+"""The timeline of a run, or of a batch of runs: where each token came from, when, and what the prefix cache saved."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
-from ..runtime.program import Done, Fork, Op, Piece, ProgramEvent, Select, Value
-from ..runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, Usage
-from . import timeline_page
+from ..runtime.program import Op, Piece, ProgramEvent
+from ..runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, ErrorInfo, Usage
+from . import timeline_batch_page, timeline_page, timeline_text
+from .html import framed
+from .timeline_batch import Member, Shared, first_tokens, shared_beginnings, summed
+from .timeline_calls import Call, calls_of
+from .timeline_events import Record, read
 from .timeline_tree import Branch, ForkPoint, arrange
-
-_CHART_WIDTH = 48  # characters
 
 
 class Timeline:
@@ -23,48 +26,70 @@ class Timeline:
     probabilities  (branch, value name) -> choice -> probability, of the selects
     usage          the engine's count over all requests; without it the counts are derived from the pieces, taking
                    all that is before a generation as its prompt
+    record         all that the events said, in place of `pieces`, `forks` and `usage`
+    num_programs   stretches that were sent: one, and one more for each read
+    began_s        when the first was sent, on the machine's monotonic clock
     """
 
     def __init__(
         self,
-        pieces: Iterable[Piece],
+        pieces: Iterable[Piece] = (),
         *,
         title: str = "program",
         forks: Iterable[ForkPoint | tuple[int, Iterable[int]]] = (),
         probabilities: Mapping[tuple[int, str], Mapping[str, float]] | None = None,
         usage: Usage | None = None,
+        record: Record | None = None,
+        num_programs: int = 1,
+        began_s: float = 0.0,
     ) -> None:
+        if record is None:
+            points = [fork if isinstance(fork, ForkPoint) else ForkPoint(fork[0], tuple(fork[1])) for fork in forks]
+            record = Record(pieces=list(pieces), forks=points, usage=usage)
         self.title = title
-        self.pieces = tuple(pieces)
-        points = [fork if isinstance(fork, ForkPoint) else ForkPoint(fork[0], tuple(fork[1])) for fork in forks]
-        self.roots: tuple[Branch, ...] = arrange(self.pieces, points)
+        self.record = record
+        self.num_programs = num_programs
+        self.began_s = began_s
+        self.pieces = tuple(record.pieces)
+        self.roots: tuple[Branch, ...] = arrange(self.pieces, record.forks)
         self.probabilities = dict(probabilities or {})
-        self.usage = usage
+        self.usage = record.usage
 
     @classmethod
-    def of(cls, ops: Iterable[Op], events: Iterable[ProgramEvent], *, title: str = "program") -> Timeline:
-        """From the instructions of a program (all its stretches) and the events that its execution sent back."""
-        forks: list[ForkPoint] = []
-        choices: dict[tuple[int, str], tuple[str, ...]] = {}
-        num_ops: Counter[int] = Counter()
-        for op in ops:
-            if isinstance(op, Fork):
-                forks.append(ForkPoint(op.branch, op.children, num_ops[op.branch]))
-            elif isinstance(op, Select):
-                choices[op.branch, op.name] = op.choices
-            num_ops[op.branch] += 1
-        pieces: list[Piece] = []
-        probabilities: dict[tuple[int, str], dict[str, float]] = {}
-        usage: Usage | None = None
-        for event in events:
-            if isinstance(event, Piece):
-                pieces.append(event)
-            elif isinstance(event, Value) and event.probabilities and (event.branch, event.name) in choices:
-                key = event.branch, event.name
-                probabilities[key] = dict(zip(choices[key], event.probabilities, strict=True))
-            elif isinstance(event, Done):
-                usage = event.usage if usage is None else usage + event.usage
-        return cls(pieces, title=title, forks=forks, probabilities=probabilities, usage=usage)
+    def of(
+        cls,
+        ops: Iterable[Op],
+        events: Iterable[ProgramEvent],
+        *,
+        title: str = "program",
+        num_programs: int = 1,
+        began_s: float = 0.0,
+    ) -> Timeline:
+        """From the instructions of a program (all its stretches, what is in blocks after the instruction that holds it)
+        and the events that its execution sent back."""
+        record = read(ops, events)
+        odds = record.probabilities
+        return cls(title=title, record=record, probabilities=odds, num_programs=num_programs, began_s=began_s)
+
+    @staticmethod
+    def of_batch(states: Iterable[Traced]) -> BatchTimeline:
+        """Of many runs on one clock, as `run_batch(..., trace=True)` gives them."""
+        return BatchTimeline([state.timeline() for state in states])
+
+    def fail(self, error: BaseException | None) -> None:
+        """The run has failed with it, if the events do not say so themselves."""
+        if error is not None and self.record.error is None:
+            code = getattr(error, "code", type(error).__name__)
+            self.record.error = ErrorInfo(code=code, message=getattr(error, "message", str(error)))
+
+    @property
+    def num_requests(self) -> int:
+        """That the engine made of it."""
+        return self.record.num_requests
+
+    def calls(self) -> list[Call]:
+        """Generations, selects and calls of tools, in the order in which they began."""
+        return calls_of(self.roots, self.record.values, self.record.tools)
 
     def summary(self) -> dict[str, str | int | float]:
         """The run in numbers.
@@ -83,6 +108,7 @@ class Timeline:
             "title": self.title,
             "branches": sum(1 for root in self.roots for _ in root.walk()),
             "generations": sum(piece.kind in ("gen", "select") for piece in self.pieces),
+            "tools": sum(piece.kind == "tool" for piece in self.pieces),
             "elapsed_s": max((piece.stop_s for piece in self.pieces), default=0.0),
             "cached_tokens": origins[CACHED],
             "prefilled_tokens": origins[PREFILLED],
@@ -96,50 +122,63 @@ class Timeline:
 
     def text(self) -> str:
         """For a terminal: the numbers, and a line for each branch with what it waited for, and when."""
-        summary = self.summary()
-        elapsed_s = float(summary["elapsed_s"])
-        output_tokens = int(summary["sampled_tokens"]) + int(summary["forced_tokens"])
-        lines = [
-            f"{self.title}: {summary['branches']} branches, {summary['generations']} generations, {elapsed_s:.2f} s",
-            f"prompts  {summary['prompt_tokens']:>8,} tokens, {summary['saved_tokens']:,} from the cache "
-            f"({summary['cached_share']:.0%})",
-            f"outputs  {output_tokens:>8,} tokens, {summary['forced_tokens']:,} forced by a grammar",
-        ]
-        branches = [branch for root in self.roots for branch in root.walk()]
-        width = max((len(_indented(branch)) for branch in branches), default=0)
-        if branches:
-            lines.append("")
-        for branch in branches:
-            names = ", ".join(piece.name for piece in branch.pieces if piece.name)
-            lines.append(f"{_indented(branch):{width}}  {_chart(branch, elapsed_s)}  {names}".rstrip())
-        if branches:
-            lines.append(f"{'':{width}}  · queue  ▒ prefill  █ decode")
-        return "\n".join(lines)
+        return timeline_text.chart(self.roots, self.summary(), self.record)
 
     def html(self) -> str:
         """A page that needs nothing from outside itself."""
-        return timeline_page.render(self.roots, summary=self.summary(), probabilities=self.probabilities)
+        return timeline_page.render(
+            self.roots, summary=self.summary(), probabilities=self.probabilities, record=self.record
+        )
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self.html(), encoding="utf-8")
 
+    def _repr_html_(self) -> str:
+        return framed(self.html(), self.text(), "timeline")
 
-def _indented(branch: Branch) -> str:
-    return "  " * branch.depth + branch.label
+
+class Traced(Protocol):
+    """A state whose program was run with `trace=True`."""
+
+    def timeline(self) -> Timeline: ...
 
 
-def _chart(branch: Branch, elapsed_s: float) -> str:
-    cells = [" "] * _CHART_WIDTH
-    for piece in branch.pieces:
-        if piece.stop_s > piece.start_s:
-            edges = (piece.start_s, piece.queue_s, piece.prefill_s)
-            decode_s = piece.stop_s - sum(edges)
-            start = 0.0
-            for mark, length_s in zip(" ·▒█", (*edges, decode_s), strict=True):
-                stop = start + max(0.0, length_s)
-                if mark != " " and length_s > 0:
-                    first = min(_CHART_WIDTH - 1, int(start / elapsed_s * _CHART_WIDTH))
-                    last = min(_CHART_WIDTH, max(first + 1, round(stop / elapsed_s * _CHART_WIDTH)))
-                    cells[first:last] = mark * (last - first)
-                start = stop
-    return "".join(cells)
+class BatchTimeline:
+    """Many runs on one clock, in the order of the batch.
+
+    timelines   of the single runs; `start_s` says when each began after the first
+    """
+
+    def __init__(self, timelines: Iterable[Timeline]) -> None:
+        self.timelines: tuple[Timeline, ...] = tuple(timelines)
+        first = min((timeline.began_s for timeline in self.timelines if timeline.began_s), default=0.0)
+        self.start_s = tuple(max(0.0, timeline.began_s - first) for timeline in self.timelines)
+
+    def members(self) -> list[Member]:
+        """The runs as the page shows them."""
+        return [
+            Member(number, start_s, timeline.title, timeline.roots, timeline.record, timeline.summary())
+            for number, (start_s, timeline) in enumerate(zip(self.start_s, self.timelines, strict=True), start=1)
+        ]
+
+    def shared(self) -> list[Shared]:
+        """The beginnings that several runs have in common, the ones that save most first."""
+        return shared_beginnings([first_tokens(timeline.roots) for timeline in self.timelines])
+
+    def summary(self) -> dict[str, str | int | float]:
+        """The batch in numbers: sums over the runs, and how long they took (half of them, 95 of 100, all)."""
+        return summed(self.members())
+
+    def text(self) -> str:
+        """For a terminal: the numbers, and what the runs share."""
+        return timeline_text.batch(self.summary(), self.shared())
+
+    def html(self) -> str:
+        """A page that needs nothing from outside itself. Tokens are shown of the first runs only if there are many."""
+        return timeline_batch_page.render(self.members(), self.summary(), self.shared())
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.html(), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        return framed(self.html(), self.text(), "timeline of the batch")

@@ -8,6 +8,7 @@ STYLE = """
   --prefilled: #d98b00; --prefilled-tint: #fce9c0; --prefilled-text: #5c3d00;
   --sampled: #00855f; --sampled-tint: #d2f0e3; --sampled-text: #003f2d;
   --forced: #b0468f; --forced-tint: #f7dcee; --forced-text: #63204e;
+  --tool: #6a5acd; --tool-tint: #e5e1fa; --tool-text: #372b86; --dead: #c2382b; --dead-tint: #fbe3e0;
   --queue: #b9bdc2; --shadow: 0 1px 2px rgb(0 0 0 / 5%), 0 4px 16px rgb(0 0 0 / 4%);
   --mono: ui-monospace, "SF Mono", "Cascadia Code", Menlo, Consolas, "DejaVu Sans Mono", monospace;
 }
@@ -18,6 +19,7 @@ STYLE = """
     --prefilled: #f0ad35; --prefilled-tint: #43330f; --prefilled-text: #f8d796;
     --sampled: #35c495; --sampled-tint: #143c2f; --sampled-text: #b4f0da;
     --forced: #e283c2; --forced-tint: #432138; --forced-text: #f6c4e3;
+    --tool: #a99cf5; --tool-tint: #2c2850; --tool-text: #d5cdff; --dead: #f0776b; --dead-tint: #45211d;
     --queue: #565d66; --shadow: none;
   }
 }
@@ -89,6 +91,13 @@ header p { margin: 0; color: var(--quiet); }
   background: var(--sampled-tint); box-shadow: inset 0 0 0 1px var(--sampled);
 }
 .run.tight .name { padding: 0; background: var(--sampled); color: transparent; }
+.run.tool .name { background: var(--tool-tint); color: var(--tool-text); box-shadow: inset 0 0 0 1px var(--tool); }
+.run.tool.tight .name { background: var(--tool); color: transparent; }
+.run.void { opacity: 0.4; }
+.track > b.dead {
+  position: absolute; top: 7px; margin-left: 4px; padding: 0 6px; border-radius: 4px; z-index: 2; white-space: nowrap;
+  font-size: 11.5px; line-height: 16px; font-weight: 600; background: var(--dead-tint); color: var(--dead);
+}
 .axis { height: 26px; }
 .key { display: flex; flex-wrap: wrap; gap: 6px 20px; margin: 12px 0 0; font-size: 12.5px; color: var(--quiet); }
 .key span { display: inline-flex; align-items: center; gap: 7px; }
@@ -96,6 +105,60 @@ header p { margin: 0; color: var(--quiet); }
 .key .wait { background: repeating-linear-gradient(120deg, var(--queue) 0 2px, transparent 2px 5px); }
 .key .fill { background: var(--prefilled); }
 .key .name { background: var(--sampled-tint); box-shadow: inset 0 0 0 1px var(--sampled); }
+.key .tool { background: var(--tool-tint); box-shadow: inset 0 0 0 1px var(--tool); }
+.key .dead { background: var(--dead-tint); box-shadow: inset 0 0 0 1px var(--dead); }
+.card.dead { border-color: var(--dead); }
+.card.dead b, p.dead b { color: var(--dead); margin-right: 8px; }
+.quiet { color: var(--quiet); font-size: 13.5px; margin: -6px 0 14px; }
+.badge {
+  font-style: normal; font-size: 12px; font-weight: 550; padding: 1px 8px; border-radius: 9px; margin-left: 8px;
+  background: var(--grid); color: var(--quiet);
+}
+.badge.dead { background: var(--dead-tint); color: var(--dead); }
+
+.loads { height: 146px; overflow: hidden; }
+.loads .load { position: absolute; inset: 0 0 26px var(--label); width: calc(100% - var(--label)); height: 120px; }
+.loads .peak { position: absolute; top: 0; left: 0; width: calc(var(--label) - 10px); text-align: right; }
+.loads .peak { color: var(--quiet); font-variant-numeric: tabular-nums; }
+.load .name { fill: var(--sampled); } .load .tool { fill: var(--tool); }
+.load .fill { fill: var(--prefilled); } .load .wait { fill: var(--queue); opacity: 0.55; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: 12px 24px; margin: 18px 0 0; }
+.facts dd { margin: 0; font-size: 20px; font-weight: 600; font-variant-numeric: tabular-nums; }
+.facts dt { font-size: 12.5px; color: var(--quiet); }
+.beginnings { list-style: none; margin: 0; padding: 0; display: grid; gap: 12px; }
+.beginnings li { display: grid; grid-template-columns: 230px minmax(40px, 1fr) 190px; gap: 2px 16px; }
+.beginnings li { align-items: center; font-size: 13.5px; }
+.beginnings .who { font-weight: 600; }
+.beginnings .much { height: 10px; border-radius: 5px; background: var(--grid); overflow: hidden; }
+.beginnings .much i { display: block; height: 100%; min-width: 3px; border-radius: 5px; background: var(--cached); }
+.beginnings .saves { text-align: right; color: var(--quiet); font-variant-numeric: tabular-nums; }
+.beginnings + .quiet { margin: 12px 0 0; }
+.beginnings code {
+  grid-column: 1 / -1; font: 12.5px/1.5 var(--mono); color: var(--cached-text); background: var(--cached-tint);
+  padding: 3px 8px; border-radius: 5px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis;
+}
+.programs { --label: clamp(90px, 24vw, 320px); }
+.programs summary { cursor: pointer; list-style: none; }
+.programs summary::-webkit-details-marker { display: none; }
+.programs summary:hover .track, .programs details[open] > summary .track { background: var(--grid); }
+.programs summary .label { display: flex; gap: 8px; padding-right: 12px; overflow: hidden; white-space: nowrap; }
+.programs summary .label { font-variant-numeric: tabular-nums; }
+.programs summary .label small { color: var(--quiet); font-size: 12px; overflow: hidden; text-overflow: ellipsis; }
+.programs summary .label small { line-height: 20px; }
+.programs .track > i { position: absolute; top: 6px; bottom: 6px; min-width: 1px; z-index: 1; }
+.programs .track > i.name { background: var(--sampled); }
+.programs .track > i.tool { background: var(--tool); }
+.programs .track > i.fill { background: var(--prefilled); }
+.programs .track > i.wait { background: var(--queue); opacity: 0.6; top: 45%; bottom: 45%; }
+.programs .dead > summary .label { color: var(--dead); }
+.programs details[open] { border-bottom: 2px solid var(--line); padding-bottom: 10px; }
+.programs .inside { position: relative; z-index: 2; background: var(--card); padding: 14px 0 6px; }
+.dense details:not([open]) > summary.lane { height: 11px; }
+.dense details:not([open]) > summary .track { border: 0; }
+.dense details:not([open]) > summary .track > i { top: 1px; bottom: 1px; }
+.dense details:not([open]) > summary .track > i.wait { top: 4px; bottom: 4px; }
+.dense details:not([open]) > summary .label { font-size: 9.5px; line-height: 11px; color: var(--quiet); }
+.dense details:not([open]) > summary .label small { font-size: 9.5px; line-height: 11px; }
 
 .branch { scroll-margin-top: 12px; min-width: 0; }
 .branch > h3 {
@@ -133,9 +196,19 @@ header p { margin: 0; color: var(--quiet); }
   color: var(--card); background: var(--sampled); border-radius: 4px; padding: 3px 6px; margin: 0 5px 0 3px;
   vertical-align: 1px; user-select: none;
 }
+.tool .chip { background: var(--tool); }
+.chip.skipped { background: none; color: var(--quiet); box-shadow: inset 0 0 0 1px var(--line); font-weight: 500; }
+.again {
+  display: block; margin: 8px 0; padding: 2px 10px; border-left: 3px solid var(--dead); color: var(--dead);
+  font: 12.5px/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
+}
+.shares { margin: 14px 0 -10px 9px; padding-left: 18px; font-size: 13px; color: var(--cached); }
+.chances { display: flex; flex-wrap: wrap; gap: 10px 28px; margin: 10px 0 4px; }
+.chances figure { margin: 0; }
+.chances figcaption { font-size: 12.5px; font-weight: 600; color: var(--sampled); margin-bottom: 3px; }
 .odds {
-  display: grid; grid-template-columns: max-content minmax(60px, 180px) max-content; gap: 5px 12px;
-  align-items: center; margin: 8px 0 4px; font-size: 13px;
+  display: grid; grid-template-columns: max-content 130px max-content; gap: 4px 12px;
+  align-items: center; font-size: 13px;
 }
 .odds code { font-family: var(--mono); max-width: 26ch; }
 .odds code { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
@@ -157,6 +230,8 @@ header p { margin: 0; color: var(--quiet); }
   .children { margin-left: 0; padding-left: 12px; }
   .legend { grid-template-columns: 1fr 1fr; gap: 12px; }
   .legend small { display: none; }
+  .beginnings li { grid-template-columns: 1fr max-content; }
+  .beginnings .much { display: none; }
 }
 @media (prefers-reduced-motion: reduce) { * { transition: none !important; } }
 @media print { .flow.long { max-height: none !important; mask-image: none; } .more { display: none; } }
@@ -174,7 +249,7 @@ function line(text, tag = "div") {
   return element;
 }
 function show(event) {
-  const target = event.target.closest("[data-info], .t");
+  const target = event.target.closest?.("[data-info], .t");
   tip.hidden = !target;
   document.querySelectorAll(".lit").forEach((piece) => piece.classList.remove("lit"));
   if (!target) return;
@@ -186,7 +261,7 @@ function show(event) {
     tip.append(line(JSON.stringify(marks ? target.dataset.text : target.textContent), "code"));
     tip.append(line(origins[target.classList[1]] + " · position " + (Number(piece.dataset.at) + index)));
   } else {
-    document.querySelector(target.hash)?.classList.add("lit");
+    if (target.hash) document.querySelector(target.hash)?.classList.add("lit");
   }
   tip.append(line(piece.dataset.info));
   const box = tip.getBoundingClientRect();
@@ -206,7 +281,11 @@ document.addEventListener("click", (event) => {
   if (event.target.matches(".more")) open(event.target.previousElementSibling);
 });
 function reveal() {
-  const flow = location.hash && document.querySelector(location.hash)?.closest(".flow.long:not(.open)");
+  const target = location.hash && document.querySelector(location.hash);
+  if (!target) return;
+  const details = target.closest("details");
+  if (details) details.open = true;
+  const flow = target.closest(".flow.long:not(.open)");
   if (flow) open(flow);
 }
 addEventListener("hashchange", reveal);

@@ -88,7 +88,7 @@ class _Arrangement:
         if branch in self.seen:
             raise ValueError(f"branch {branch} is forked twice")
         self.seen.add(branch)
-        own = sorted(self.pieces.get(branch, ()), key=lambda piece: piece.op)
+        own = sorted(self.pieces.get(branch, ()), key=lambda piece: (piece.op, piece.kind != "tool"))
         places = [(self._place(fork, own), fork) for fork in self.forks.get(branch, ())]
         items: list[Message | tuple[Branch, ...]] = []
         grouping = _Grouping(position, open_role)

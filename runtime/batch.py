@@ -36,7 +36,7 @@ def build_batch(
     table_row: npt.NDArray[np.int32] | None = None,
     shared: tuple[SharedPrefix, ...] = (),
 ) -> Batch:
-    """Lays the plan's work out in order, one stretch of query tokens a sequence.
+    """Lays the plan's work out in order, one stretch of query tokens a sequence, or several of one that ends as a tree.
 
     With `table_row`, where each work's page table is on the device, the page tables themselves are left out. `shared`
     is as AttentionBatch has it, of the plan's work.
@@ -45,13 +45,12 @@ def build_batch(
     fed: list[int] = []
     fed_rows: list[int] = []
     positions, slots, rows, tables = [], [], [], []
-    query_start = np.zeros(len(plan.work) + 1, dtype=np.int32)
-    context_len = np.empty(len(plan.work), dtype=np.int32)
+    query_start, context_len = [0], []
     for index, work in enumerate(plan.work):
         sequence = work.sequence
         assert sequence.lease is not None
         start, stop = work.start, work.stop
-        offset = int(query_start[index])
+        offset = query_start[-1]
         known = sequence.tokens[start : stop - len(work.drafts)]
         tokens += known
         if len(known) < stop - len(work.drafts) - start:
@@ -60,14 +59,22 @@ def build_batch(
             fed_rows.append(index)
             tokens.append(0)
         tokens += work.drafts
-        query_start[index + 1] = offset + stop - start
-        context_len[index] = stop
         table = np.array(sequence.lease.pages[: -(-stop // page_size)], dtype=np.int32)
         position = np.arange(start, stop, dtype=np.int64)
         page, within = (position, 0) if page_size == 1 else np.divmod(position, page_size)
-        positions.append(position)
         slots.append(table[page].astype(np.int64) * page_size + within)
-        tables.append(table)
+        if sequence.tree is None:
+            query_start.append(offset + stop - start)
+            context_len.append(stop)
+            positions.append(position)
+            tables.append(table)
+        else:
+            assert page_size == 1, "siblings would share a page"
+            for low, high, path in sequence.tree.rows(start, stop):
+                query_start.append(query_start[-1] + high - low)
+                context_len.append(len(path))
+                positions.append(np.arange(len(path) - (high - low), len(path), dtype=np.int64))
+                tables.append(table[path])
         if work.logits_stop > work.logits_start:
             rows.append(np.arange(work.logits_start - start + offset, work.logits_stop - start + offset))
     page_table = np.zeros((len(tables), max(map(len, tables)) if table_row is None else 0), dtype=np.int32)
@@ -80,5 +87,12 @@ def build_batch(
         logit_rows=np.concatenate(rows).astype(np.int64) if rows else np.empty(0, dtype=np.int64),
         fed=np.array(fed, dtype=np.int64),
         fed_rows=np.array(fed_rows, dtype=np.int64),
-        attention=AttentionBatch(query_start, context_len, page_table, np.concatenate(slots), shared, table_row),
+        attention=AttentionBatch(
+            np.array(query_start, dtype=np.int32),
+            np.array(context_len, dtype=np.int32),
+            page_table,
+            np.concatenate(slots),
+            shared,
+            table_row,
+        ),
     )

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import codecs
-import math
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .blocks import Item
 from .errors import RequestError
-from .program import Op, Ref
-from .request import CACHED, PREFILLED
+from .request import CACHED, PREFILLED, ErrorInfo
 from .tokenizer import Tokenizer
 
 
 @dataclass(eq=False, slots=True)
 class Barrier:
-    """Stands in a child's queue for a Join of its parent: passed means that everything before it is done.
+    """Stands in a child's queue for a Join: passed means that everything before it is done, or never will be.
 
-    It keeps where the child stood then, since a child may go on while its parent is busy.
+    It keeps where the child stood then, since a child may go on while who joins it is busy. `joiner` is the branch of
+    the Join; `failed`: the child ended before it came here.
     """
 
+    joiner: int = 0
+    child: Branch | None = None
     passed: bool = False
+    failed: bool = False
     num_tokens: int = 0
     num_texts: int = 0
     num_roles: int = 0
@@ -29,7 +33,7 @@ class Barrier:
     values: dict[str, str] = field(default_factory=dict)
 
     def reach(self, branch: Branch) -> None:
-        self.passed = True
+        self.passed, self.child = True, branch
         self.num_tokens, self.num_texts = len(branch.tokens), len(branch.texts)
         self.num_roles, self.suffix = len(branch.roles), branch.suffix
         self.values = dict(branch.values)
@@ -42,14 +46,36 @@ class Stretch:
     num_left: int
 
 
+Barriers = Mapping[tuple[int, int], Barrier]
+"""By the index of the Join, and the child."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An instruction in a branch's queue, with its place in the stretch that brought it."""
+    """An instruction in a branch's queue, with its place in the stretch that brought it.
+
+    barriers    of a Join, and of the joins in the blocks of a When or Repeat whose children are older than the block
+    turns       how often the body of a Repeat has been done
+    known       the stretch's place is one that its sender can name (False: an earlier stretch brought it)
+    """
 
     stretch: Stretch
-    index: int
-    op: Op
-    barriers: tuple[Barrier, ...] = ()
+    item: Item
+    barriers: Barriers = field(default_factory=dict)
+    turns: int = 0
+    known: bool = True
+
+    @property
+    def index(self) -> int | None:
+        return self.item.index if self.known else None
+
+
+@dataclass(eq=False, slots=True)
+class Failure:
+    """Why the branch `branch`, and with it those forked from it, has ended early."""
+
+    branch: int
+    error: ErrorInfo
 
 
 @dataclass(eq=False, slots=True)
@@ -71,14 +97,25 @@ class Appended:
 
 @dataclass(eq=False, slots=True)
 class Branch:
-    """State of one branch. `tokens` only ever grows. It is `started` once its parent has forked it.
+    """State of one branch. `tokens` only ever grows, but for a branch that begins anew. It is `started` once its
+    parent has forked it.
 
     roles       of the messages so far, the open one included
     suffix      what closes the open message; None if none is open
-    running     ids of the requests it waits for
+    running     ids of the requests and tool calls it waits for
     appended    tokens put in as text that no request has covered yet, and the position of the first of them; shared
                 with the branches forked from here
-    forked_*    how far it was when it was forked
+    made        how many values of each name it has made
+    turns       the same, with what it made before a loop forked it anew
+    inside      the loops that it is in, outermost first
+    looping     of each name the loops, not over yet, that make values of it: the last one is still to come
+    forked_*    how far it was when it was forked (`forked_turns`: and those that it forks)
+    parent, children    who forked it, and whom it forks
+    scope       the block that it belongs to: instructions elsewhere cannot be for it
+    isolated, retries, attempts     as its Fork says; `attempts` are of all that it descends from, itself last
+    given       everything that was put into its queue, kept if it may have to be done again
+    failure     it has ended early
+    counted     tokens of it that the program's bound counts
     """
 
     id: int
@@ -91,19 +128,42 @@ class Branch:
     queue: deque[Step | Barrier] = field(default_factory=deque)
     running: set[str] = field(default_factory=set)
     appended: list[tuple[int, Appended]] = field(default_factory=list)
+    made: Counter[str] = field(default_factory=Counter)
+    turns: Counter[str] = field(default_factory=Counter)
+    inside: list[Item] = field(default_factory=list)
+    looping: dict[str, list[Item]] = field(default_factory=dict)
     num_ops: int = 0
+    forked_inside: int = 0
     forked_tokens: int = 0
     forked_texts: int = 0
     forked_roles: int = 0
     forked_suffix: str | None = None
+    forked_values: dict[str, str] = field(default_factory=dict)
+    forked_turns: dict[int, Counter[str]] = field(default_factory=dict)
+    parent: int | None = None
+    children: dict[int, None] = field(default_factory=dict)
+    scope: int = 0
+    isolated: bool = False
+    retries: int = 0
+    attempts: tuple[int, ...] = ()
+    given: list[Step | Barrier] | None = None
+    failure: Failure | None = None
+    counted: int = 0
 
     @property
     def settled(self) -> bool:
-        return self.started and not self.queue and not self.running
+        """Nothing more comes from what it was given."""
+        return self.failure is not None or (self.started and not self.queue and not self.running)
 
     @property
     def ready(self) -> bool:
         return bool(self.started and self.queue and not self.running)
+
+    def keep(self, name: str, text: str) -> None:
+        """Has made a value."""
+        self.values[name] = text
+        self.made[name] += 1
+        self.turns[name] += 1
 
     @property
     def num_own_text_tokens(self) -> int:
@@ -119,22 +179,33 @@ class Branch:
             _, piece = self.appended[-1]
             del piece.tokens[len(piece.tokens) - num_tokens :]
 
-    def fork(self, branch_id: int, queue: deque[Step | Barrier]) -> Branch:
-        """A branch that goes on from here with the instructions of `queue`."""
-        return Branch(
-            id=branch_id,
-            queue=queue,
-            tokens=list(self.tokens),
-            texts=list(self.texts),
-            values=dict(self.values),
-            roles=self.roles,
-            suffix=self.suffix,
-            appended=list(self.appended),
-            forked_tokens=len(self.tokens),
-            forked_texts=len(self.texts),
-            forked_roles=len(self.roles),
-            forked_suffix=self.suffix,
-        )
+    def check_length(self, limit: int) -> None:
+        """Raises RequestError: it has more tokens than fit into a request."""
+        if len(self.tokens) > limit:
+            message = f"the branch has {len(self.tokens)} tokens, but {limit} in all is the limit"
+            raise RequestError(message, code="context_length_exceeded", param="ops")
+
+    def start_from(self, parent: Branch) -> None:
+        """Begins as a copy of `parent`."""
+        self.started = True
+        self.tokens, self.texts = list(parent.tokens), list(parent.texts)
+        self.values, self.roles, self.suffix = dict(parent.values), parent.roles, parent.suffix
+        self.appended = list(parent.appended)
+        self.made = Counter()
+        self.inside, self.forked_inside = list(parent.inside), len(parent.inside)
+        self.forked_tokens, self.forked_texts = len(self.tokens), len(self.texts)
+        self.forked_roles, self.forked_suffix = len(self.roles), self.suffix
+        self.forked_values = dict(self.values) if self.retries else {}
+        self.attempts = (*parent.attempts, self.attempts[-1] if self.attempts else 0)
+
+    def start_anew(self) -> None:
+        """Goes back to where it was forked."""
+        self.tokens, self.texts = self.tokens[: self.forked_tokens], self.texts[: self.forked_texts]
+        self.values, self.made = dict(self.forked_values), Counter()
+        self.inside = self.inside[: self.forked_inside]
+        self.roles, self.suffix = self.roles[: self.forked_roles], self.forked_suffix
+        self.appended = [(start, piece) for start, piece in self.appended if start < self.forked_tokens]
+        self.attempts = (*self.attempts[:-1], self.attempts[-1] + 1)
 
     def adopt(self, child: Branch, barrier: Barrier) -> None:
         """Appends what `child` has appended from its fork up to `barrier`."""
@@ -177,34 +248,6 @@ class Branch:
             raise RequestError("there is no open message to close", param="role")
         self.append_text(self.suffix, tokenizer, template=True, role=self.roles[-1])
         self.suffix = None
-
-    def resolve(
-        self, parts: tuple[str | Ref, ...], branches: dict[int, Branch], *, max_length: float = math.inf
-    ) -> str | None:
-        """The text of `parts`; None while a value in it is still to come.
-
-        Raises:
-            RequestError: a value that will never come, or more than `max_length` characters in all.
-        """
-        texts: list[str] = []
-        room = max_length
-        for part in parts:
-            if isinstance(part, str):
-                text = part
-            else:
-                source = branches.get(part.branch)
-                if source is not None and part.name in source.values:
-                    text = source.values[part.name]
-                elif source is None or source.settled or source is self:
-                    raise RequestError(f"there is no value named {part.name!r} in branch {part.branch}", param="ops")
-                else:
-                    return None
-            room -= len(text)
-            if room < 0:  # references can name a long value many times
-                message = f"the text has more than {max_length:g} characters, which no context holds"
-                raise RequestError(message, code="context_length_exceeded", param="ops")
-            texts.append(text)
-        return "".join(texts)
 
 
 def keep_text(tokens: list[int], text: str, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> list[int]:

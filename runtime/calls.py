@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import msgspec
@@ -14,9 +15,10 @@ from .choices import probabilities, score_choices
 from .errors import RequestError
 from .healing import Healed, take_back, with_healed
 from .program import Gen, Select, Value
-from .random import derive
-from .request import SAMPLED, RequestOutput, Timings, TokenLogprob, Usage
+from .random import derive, derive_again
+from .request import SAMPLED, RequestOutput, Timings, TokenLogprob, TokenTree, Usage
 from .sampling import SamplingParams
+from .token_tree import ChoiceTree, plant
 from .tokenizer import Tokenizer
 
 MAX_CHOICES = 1024
@@ -33,6 +35,7 @@ class Ask:
     sampling: SamplingParams
     grammar: GrammarSpec | None = None
     score_from: int | None = None
+    tree: TokenTree | None = None
     continues: bool = True
     prefix: bytes = b""
 
@@ -93,12 +96,15 @@ class GenCall:
         self._op = op
         self._branch = branch
         self._tokenizer = tokenizer
+        self._turn = branch.turns[op.name]
         self._samples = [_Sample() for _ in range(op.sampling.n)]
         limit = branch.num_own_text_tokens if op.sampling.token_healing else 0
         self._healed = take_back(branch.tokens, tokenizer, limit=limit)
 
     def asks(self) -> Iterator[Ask]:
         seed, healed = self._op.sampling.seed, self._healed
+        if seed is not None:
+            seed = derive_again(seed, self._branch.attempts, self._turn)
         prompt = self._branch.tokens[: len(self._branch.tokens) - healed.num_tokens]
         self._branch.shorten_own_text(healed.num_tokens)
         params = msgspec.structs.replace(with_healed(self._op.sampling, healed), n=1, token_healing=False)
@@ -132,19 +138,23 @@ class GenCall:
             usage=finish.usage,
             timings=finish.timings,
             logprobs=tuple(first.logprobs) if self._op.sampling.logprobs is not None else None,
+            token_texts=_texts(self._tokenizer, first.logprobs) if self._op.sampling.logprobs is not None else {},
             samples=tuple(sample.text for sample in self._samples) if len(self._samples) > 1 else None,
             constraint=finish.constraint,
+            turn=self._turn,
         )
         origins = tuple(first.origins[: len(kept)])
         return Result(value, kept, origins + (SAMPLED,) * (len(kept) - len(origins)), healed.num_tokens)
 
 
 class SelectCall:
-    """A Select: one scoring request a choice, all over the same prefix, which is computed once."""
+    """A Select: its choices as one tree of tokens behind the branch, computed in one pass; or, where `max_tree` is
+    None, one scoring request a choice, all over the same prefix, which is computed once. A tree has `max_tree` tokens
+    at most, the branch included: choices that need more are several."""
 
     timeout_s: float | None = None
 
-    def __init__(self, op: Select, branch: Branch, tokenizer: Tokenizer) -> None:
+    def __init__(self, op: Select, branch: Branch, tokenizer: Tokenizer, max_tree: int | None = None) -> None:
         if not op.choices or not all(op.choices):
             raise RequestError("a select needs choices, and none of them may be empty", param="choices")
         if len(op.choices) > MAX_CHOICES:
@@ -152,33 +162,48 @@ class SelectCall:
         self._op = op
         self._branch = branch
         self._choices = [tokenizer.encode(choice) for choice in op.choices]
-        self._conditional: list[list[float]] = [[] for _ in self._choices]
+        self._tokenizer = tokenizer
+        self._conditional: list[list[TokenLogprob]] = [[] for _ in self._choices]
         # A first token has nothing before it to be conditioned on, so its unconditional log-probability is left out.
-        self._unconditional: list[list[float]] = [[0.0] for _ in self._choices]
-        self._targets = [*self._conditional]
+        self._unconditional = [[TokenLogprob(tokens[0], 0.0)] for tokens in self._choices]
+        self._max_tree = max_tree
+        self._targets: list[list[TokenLogprob] | tuple[ChoiceTree, list[list[TokenLogprob]]]] = []
         self._usage = Usage()
         self._timings = Timings()
 
     def asks(self) -> Iterator[Ask]:
         sampling = SamplingParams(max_tokens=0, temperature=0.0)
-        prompt = self._branch.tokens
-        for tokens in self._choices:
-            yield Ask([*prompt, *tokens], sampling, score_from=len(prompt))
+        yield from self._asks(self._branch.tokens, self._conditional, sampling)
         if self._op.method == "unconditional_likelihood_normalized":
-            for tokens, values in zip(self._choices, self._unconditional, strict=True):
-                if len(tokens) > 1:
-                    self._targets.append(values)
-                    yield Ask(tokens, sampling, score_from=1, continues=False)
+            yield from self._asks([], self._unconditional, sampling)
+
+    def _asks(self, prompt: Sequence[int], found: list[list[TokenLogprob]], sampling: SamplingParams) -> Iterator[Ask]:
+        """What says the log-probabilities of the choices' tokens after `prompt`; they are added to `found`."""
+        if self._max_tree is not None:
+            for tree in plant(prompt, self._choices, self._max_tree):
+                self._targets.append((tree, found))
+                yield Ask(tree.tokens, sampling, score_from=tree.score_from, tree=tree.tree, continues=bool(prompt))
+            return
+        for tokens, target in zip(self._choices, found, strict=True):
+            if prompt or len(tokens) > 1:
+                self._targets.append(target)
+                yield Ask([*prompt, *tokens], sampling, score_from=max(len(prompt), 1), continues=bool(prompt))
 
     def take(self, index: int, output: RequestOutput) -> str:
-        self._targets[index] += [entry.logprob for entry in output.logprobs or ()]
+        target = self._targets[index]
+        if isinstance(target, list):
+            target += output.logprobs or ()
+        elif output.logprobs:
+            tree, found = target
+            for choice, entries in tree.logprobs(output.logprobs):
+                found[choice] += entries
         if output.finish is not None:
             self._usage += output.finish.usage
             self._timings = output.finish.timings
         return ""
 
     def end(self) -> Result:
-        scores = score_choices(self._op.method, self._conditional, self._unconditional)
+        scores = score_choices(self._op.method, _values(self._conditional), _values(self._unconditional))
         best = max(range(len(scores)), key=scores.__getitem__)
         value = Value(
             branch=self._branch.id,
@@ -188,5 +213,19 @@ class SelectCall:
             timings=self._timings,
             probabilities=probabilities(scores),
             scores=tuple(scores),
+            choice_logprobs=tuple(map(tuple, self._conditional)),
+            token_texts=_texts(self._tokenizer, chain.from_iterable(self._conditional)),
+            turn=self._branch.turns[self._op.name],
         )
         return Result(value, self._choices[best], (SAMPLED,) * len(self._choices[best]))
+
+
+def _values(choices: Sequence[Sequence[TokenLogprob]]) -> list[list[float]]:
+    return [[entry.logprob for entry in entries] for entries in choices]
+
+
+def _texts(tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> dict[int, str]:
+    """The text of each token, and of its alternatives."""
+    tokens = list({token for entry in entries for token in (entry.token, *(other for other, _ in entry.top))})
+    pieces = tokenizer.pieces(tokens, skip_special_tokens=False)
+    return {token: piece.decode(errors="replace") for token, piece in zip(tokens, pieces, strict=True)}

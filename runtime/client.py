@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from .program import Program, ProgramEvent
 from .request import Request, RequestOutput
 from .tokenizer import Tokenizer
+from .tools import ToolCall
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,9 +79,17 @@ class EngineClient(Protocol):
 
     def astream(self, request: Request) -> AsyncIterator[RequestOutput]: ...
 
-    def run(self, program: Program) -> Iterator[ProgramEvent]: ...
+    def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
+        """`tools` are what this program may call besides the registered ones; they run in this process."""
 
-    def arun(self, program: Program) -> AsyncIterator[ProgramEvent]: ...
+    def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]: ...
+
+    @property
+    def tools(self) -> Mapping[str, ToolCall]:
+        """The registered tools, by name: every program may call them."""
+
+    def register_tool(self, tool: ToolCall) -> None:
+        """Raises RequestError: its name is none or taken, or there are too many."""
 
     def drop(self, program_id: str) -> None:
         """Forgets a kept program state. Unknown ids are ignored."""

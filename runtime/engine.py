@@ -31,6 +31,7 @@ from .request_check import check_request
 from .sampler import Row
 from .scheduler import Advance, Plan, Scheduler, Work
 from .sequence import Sequence
+from .token_tree import TreeLayout
 from .tokenizer import Tokenizer
 
 logger = logging.getLogger("bough.engine")
@@ -125,6 +126,7 @@ class Engine:
             priority=request.priority,
             limit=len(request.prompt) + max_tokens if request.score_from is None else len(request.prompt),
             score_from=request.score_from,
+            tree=None if request.tree is None else TreeLayout(len(request.prompt), request.tree),
             deadline=None if request.timeout_s is None else now + request.timeout_s,
         )
         params = request.sampling
@@ -155,6 +157,11 @@ class Engine:
         self._compiling[request.id] = compiling
         compiling.add_done_callback(lambda _: self.wake())
 
+    @property
+    def takes_trees(self) -> bool:
+        """Prompts may end as trees of tokens."""
+        return self._runner.trees
+
     def _compile(self, spec: GrammarSpec) -> Future[Grammar]:
         try:
             return self._grammars.submit(spec)
@@ -168,6 +175,8 @@ class Engine:
             raise RequestError(f"a request with id {request.id!r} is running already", param="id")
         if len(self._live) >= self._max_live:
             raise OverloadedError(f"{len(self._live)} requests are waiting or running, which is the limit")
+        if request.tree is not None and not self.takes_trees:
+            raise RequestError("this engine takes no trees of tokens", param="tree")
         return check_request(request, self.info)
 
     def abort(self, request_id: str) -> None:

@@ -28,12 +28,14 @@ from .messages import (
     Stats,
     Submit,
     ToEngine,
+    ToolResult,
     Unreadable,
     read_frames,
 )
 from .program import Failed
 from .request import ErrorInfo, Finish, RequestOutput
 from .streams import to_info
+from .tool_links import RemoteTools
 
 EXIT_LOAD_FAILED = 3
 EXIT_ENGINE_DIED = 5
@@ -55,12 +57,13 @@ def main(descriptor: int) -> int:
         writer.put(LoadFailed(to_info(error)))
         writer.close()
         return EXIT_LOAD_FAILED
+    tools = RemoteTools(writer.put)
     writer.put(Ready(loop.engine.info))
     for message in messages:
         if not loop.alive:
             break
         with contextlib.suppress(EngineStoppedError):  # seen above, at the next message
-            _serve(message, loop, writer)
+            _serve(message, loop, writer, tools)
     died = not loop.alive
     loop.close()
     writer.close()
@@ -80,12 +83,14 @@ def _load(config: EngineConfig, writer: FrameWriter) -> EngineLoop:
     return EngineLoop(engine, config, on_death=died)
 
 
-def _serve(message: object, loop: EngineLoop, writer: FrameWriter) -> None:
+def _serve(message: object, loop: EngineLoop, writer: FrameWriter, tools: RemoteTools) -> None:
     match message:
         case Submit(key=key, request=request):
             loop.start_request(request, lambda output: writer.put(Output(key, output)))
-        case Run(key=key, program=program):
-            loop.start_program(program, lambda event: writer.put(Event(key, event)))
+        case Run(key=key, program=program, tools=infos):
+            loop.start_program(program, lambda event: writer.put(Event(key, event)), tools.of(key, infos))
+        case ToolResult():
+            tools.take(message)
         case Abort(request_id=request_id):
             loop.abort(request_id)
         case Drop(program_id=program_id):

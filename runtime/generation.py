@@ -101,7 +101,7 @@ class Generation:
         finish, matcher = self.finish, self.matcher
         if finish is None or matcher is None or finish.reason not in ("stop", "length"):
             return False
-        if isinstance(matcher, TokenMatcher | StructuralMatcher) and matcher.closed:
+        if isinstance(matcher, TokenMatcher | StructuralMatcher | RegularMatcher) and matcher.closed:
             return False
         return finish.matched in self._eos_ids or (finish.matched is None and matcher.accepting)
 
@@ -141,6 +141,10 @@ class Generation:
         """How each logits row of `work` is to be drawn from; masks are `first_mask` and the rows after it."""
         sequence, params = self.sequence, self.request.sampling
         if sequence.score_from is not None:
+            if sequence.tree is not None:
+                asked = sequence.tree.targets[work.logits_start + 1 - sequence.score_from :]
+                asked = asked[: work.logits_stop - work.logits_start]
+                return [Row(params, target=first, others=others) for first, *others in asked]
             targets = sequence.tokens[work.logits_start + 1 : work.logits_stop + 1]
             return [Row(params, target=target) for target in targets]
         seen = tuple(set(sequence.tokens)) if params.repetition_penalty != 1.0 else ()
@@ -273,7 +277,7 @@ class Generation:
         assert self.sequence.score_from is not None
         del self._scores[max(work.logits_start + 1 - self.sequence.score_from, 0) :]
         self._scores += [entry for entry in draws.logprobs[first : first + count] if entry is not None]
-        if work.stop < len(work.sequence.tokens) - 1:
+        if work.stop < work.sequence.num_to_score:
             return Advance(), None
         self.finish = Finish(reason="length")
         output = RequestOutput(

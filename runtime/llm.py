@@ -77,6 +77,7 @@ class LLM:
     gpu_memory_utilization   share of the free memory that the KV cache may take (of the device that is used)
     block_size               tokens of a KV page
     num_gpu_blocks_override  KV pages
+
     Further keywords are fields of `EngineConfig`.
 
     Raises:

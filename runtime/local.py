@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from .executor import Executor
 from .program import Failed, Program, ProgramEvent
 from .request import ErrorInfo, Finish, Request, RequestOutput
 from .streams import aiterate, iterate, to_info
+from .tools import ToolCall, ToolRegistry, ToolRunner
 
 logger = logging.getLogger("bough.engine")
 
@@ -37,7 +38,16 @@ class EngineLoop:
     def __init__(self, engine: Engine, config: EngineConfig, on_death: Callable[[], None] | None = None) -> None:
         self.engine = engine
         self._on_death = on_death
-        self._executor = Executor(engine, time.monotonic, max_states=config.max_states)
+        self.tools = ToolRegistry()
+        self._runner = ToolRunner()
+        self._executor = Executor(
+            engine,
+            time.monotonic,
+            max_states=config.max_states,
+            post=self._post,
+            runner=self._runner,
+            tools=self.tools,
+        )
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._stopped = False
         self._lock = threading.Lock()
@@ -62,12 +72,14 @@ class EngineLoop:
 
         self._post(submit)
 
-    def start_program(self, program: Program, listen: Callable[[ProgramEvent], None]) -> None:
+    def start_program(
+        self, program: Program, listen: Callable[[ProgramEvent], None], tools: Mapping[str, ToolCall] | None = None
+    ) -> None:
         """`listen` is called from the engine's thread; a refusal arrives as the terminal event."""
 
         def start() -> None:
             try:
-                self._executor.run(program, listen)
+                self._executor.run(program, listen, tools)
             except Exception as error:  # noqa: BLE001  it goes to who asked
                 listen(Failed(error=_refusal(error)))
 
@@ -108,6 +120,7 @@ class EngineLoop:
         died = False
         try:
             while self._take_calls():
+                self._executor.expire()
                 self.engine.step()
         except Exception:
             logger.exception("the engine has died")
@@ -115,6 +128,7 @@ class EngineLoop:
         with self._lock:
             self._stopped = True
         self._executor.close()
+        self._runner.close()
         self.engine.close()
         while not self._inbox.empty():  # refused by what is closed
             call = self._inbox.get()
@@ -131,7 +145,7 @@ class EngineLoop:
         num_left = self._inbox.qsize()
         while num_left > 0 or self.engine.idle:
             try:
-                call = self._inbox.get(timeout=self.engine.sleep_s() if num_left <= 0 else None)
+                call = self._inbox.get(timeout=self._sleep_s() if num_left <= 0 else None)
             except queue.Empty:
                 return True  # a deadline has come
             if call is None:
@@ -139,6 +153,11 @@ class EngineLoop:
             num_left -= 1
             _make(call)
         return True
+
+    def _sleep_s(self) -> float | None:
+        """How long the idle loop may sleep: until the first deadline of a constraint that is compiled, or of a tool."""
+        ends = [end for end in (self.engine.sleep_s(), self._executor.sleep_s()) if end is not None]
+        return min(ends, default=None)
 
 
 def _end(inbox: queue.SimpleQueue[Callable[[], None] | None], thread: threading.Thread) -> None:
@@ -193,11 +212,18 @@ class LocalClient:
     def astream(self, request: Request) -> AsyncIterator[RequestOutput]:
         return aiterate(lambda listen: self._loop.start_request(request, listen), lambda: self._loop.abort(request.id))
 
-    def run(self, program: Program) -> Iterator[ProgramEvent]:
-        return iterate(lambda listen: self._loop.start_program(program, listen), lambda: self.drop(program.id))
+    def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
+        return iterate(lambda listen: self._loop.start_program(program, listen, tools), lambda: self.drop(program.id))
 
-    def arun(self, program: Program) -> AsyncIterator[ProgramEvent]:
-        return aiterate(lambda listen: self._loop.start_program(program, listen), lambda: self.drop(program.id))
+    def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]:
+        return aiterate(lambda listen: self._loop.start_program(program, listen, tools), lambda: self.drop(program.id))
+
+    @property
+    def tools(self) -> Mapping[str, ToolCall]:
+        return self._loop.tools.tools
+
+    def register_tool(self, tool: ToolCall) -> None:
+        self._loop.tools.register(tool)
 
     def drop(self, program_id: str) -> None:
         self._loop.drop(program_id)

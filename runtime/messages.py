@@ -34,9 +34,27 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     request: Request
 
 
+class ToolInfo(msgspec.Struct, frozen=True):
+    """A tool that the client runs: what the engine has to know of it."""
+
+    name: str
+    timeout_s: float | None
+    max_chars: int
+    parameters: dict[str, Any] | None
+
+
 class Run(msgspec.Struct, frozen=True, tag="run"):
     key: int
     program: Program
+    tools: tuple[ToolInfo, ...] = ()
+
+
+class ToolResult(msgspec.Struct, frozen=True, tag="tool_result"):
+    """What a tool returned, or why it failed; `call` is the engine's."""
+
+    call: int
+    text: str = ""
+    error: ErrorInfo | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -55,7 +73,7 @@ class AskFlush(msgspec.Struct, frozen=True, tag="ask_flush"):
     key: int
 
 
-ToEngine = Start | Submit | Run | Abort | Drop | AskStats | AskFlush
+ToEngine = Start | Submit | Run | ToolResult | Abort | Drop | AskStats | AskFlush
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -92,12 +110,27 @@ class Flushed(msgspec.Struct, frozen=True, tag="flushed"):
     done: bool
 
 
-FromEngine = Loading | Ready | LoadFailed | Output | Event | Stats | Flushed
+class UseTool(msgspec.Struct, frozen=True, tag="use_tool"):
+    """The program `key` calls a tool of the client's: a ToolResult with this `call` is waited for."""
+
+    key: int
+    call: int
+    tool: str
+    arguments: dict[str, Any]
+
+
+class LeaveTool(msgspec.Struct, frozen=True, tag="leave_tool"):
+    """Nobody waits for this call any more."""
+
+    call: int
+
+
+FromEngine = Loading | Ready | LoadFailed | Output | Event | Stats | Flushed | UseTool | LeaveTool
 
 
 class _Head(msgspec.Struct):
     type: str
-    key: int
+    key: int = 0
 
 
 class Unreadable(NamedTuple):
@@ -129,7 +162,7 @@ class FrameWriter:
         """
         try:
             body = msgspec.msgpack.encode(message)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise RequestError(f"it cannot be sent to the engine: {error}") from error
         if len(body) > MAX_FRAME_BYTES:
             raise RequestError(f"it has {len(body)} bytes, more than can be sent to the engine")
@@ -177,7 +210,7 @@ def read_frames(
                 return
             try:
                 message = decoder.decode(body)
-            except msgspec.ValidationError as error:
+            except (msgspec.ValidationError, RecursionError) as error:
                 if refuse is None:
                     raise
                 about = msgspec.msgpack.decode(body, type=_Head)

@@ -49,10 +49,12 @@ class PassRunner(Protocol):
 
     overlaps     a pass can be launched before the one before it is read: `launch` does not wait for the device
     max_steps    plans of one launch at most; 1 if the device cannot draw by itself
+    trees        prompts may end as trees of tokens
     """
 
     overlaps: bool
     max_steps: int
+    trees: bool
 
     def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> Pass:
         """Queues `plans`, one after the other.
@@ -79,6 +81,7 @@ class DirectPasses:
 
     def __init__(self, model: LogitsRunner, page_size: int) -> None:
         self.model = model
+        self.trees = page_size == 1
         self._page_size = page_size
 
     def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> DirectPass:

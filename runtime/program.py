@@ -7,12 +7,16 @@ re-tokenises what is there.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
 
 from ..constrain.receipt import Receipt
 from ..constrain.spec import GrammarSpec
+from .condition import Condition
+from .condition import Hole as Hole
+from .condition import Ref as Ref
 from .request import ErrorInfo, FinishReason, Timings, TokenLogprob, Usage
 from .sampling import SamplingParams
 
@@ -22,18 +26,14 @@ SelectMethod = Literal[
 JoinMode = Literal["gather", "append"]
 
 
-class Ref(msgspec.Struct, frozen=True, tag="ref"):
-    """A value generated earlier, by name, in a branch: it is put in by the engine once it is there."""
-
-    branch: int
-    name: str
+Part = str | Ref | Hole
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
-    """Appends text. `parts` are literal strings and references to generated values."""
+    """Appends text. `parts` are literal strings, references to values, and in a template holes for arguments."""
 
     branch: int
-    parts: tuple[str | Ref, ...]
+    parts: tuple[Part, ...]
 
 
 class RoleBegin(msgspec.Struct, frozen=True, tag="role_begin"):
@@ -69,29 +69,86 @@ class Select(msgspec.Struct, frozen=True, tag="select"):
 
 
 class Assign(msgspec.Struct, frozen=True, tag="assign"):
-    """Keeps `value` as `name`, so that later references find it. Appends nothing."""
+    """Keeps what `parts` say as `name`, so that later references and conditions find it. Appends nothing.
+
+    With `tell` it is sent as a Value, or as Skipped if there are no parts: for results that a condition decides.
+    """
 
     branch: int
     name: str
-    value: str
+    parts: tuple[Part, ...]
+    tell: bool = False
+
+
+class Use(msgspec.Struct, frozen=True, tag="use"):
+    """Calls a tool and waits for it. What it returns is kept as `name`, and with `append` appended.
+
+    `arguments` are given by name, each as the text that its parts say: that is the value where the tool's parameter may
+    be a text, and JSON where not. `timeout_s` counts besides the tool's own limit: the smaller one holds.
+    """
+
+    branch: int
+    name: str
+    tool: str
+    arguments: tuple[tuple[str, tuple[Part, ...]], ...] = ()
+    append: bool = True
+    timeout_s: float | None = None
 
 
 class Fork(msgspec.Struct, frozen=True, tag="fork"):
-    """Starts `children`, new branch ids, as copies of this branch."""
+    """Starts `children`, new branch ids, as copies of this branch.
+
+    isolated    what fails in a child, or in a branch forked from it, ends that child only (BranchFailed)
+    retries     an isolated child that fails is begun anew so many times (BranchRestarted)
+    """
 
     branch: int
     children: tuple[int, ...]
+    isolated: bool = False
+    retries: int = 0
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
-    """Waits for `children` to end. With mode "append", what each appended since the fork is appended here, in order."""
+    """Waits for `children` to end. With mode "append", what each appended since the fork is appended here, in order;
+    of children that failed nothing is."""
 
     branch: int
     children: tuple[int, ...]
     mode: JoinMode = "gather"
 
 
-Op = Text | RoleBegin | RoleEnd | Gen | Select | Assign | Fork | Join
+class When(msgspec.Struct, frozen=True, tag="when"):
+    """Executes `then` if the condition holds, else `otherwise`. Both are instructions of this branch, and of branches
+    that they fork and join again."""
+
+    branch: int
+    condition: Condition
+    then: tuple[Op, ...] = ()
+    otherwise: tuple[Op, ...] = ()
+
+
+class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
+    """Executes `body`, and again until the condition holds after it, `at_most` times in all.
+
+    A reference in it finds the value that was made last; one of a branch outside waits until the loop is over. Branches
+    that the body forks must be joined in it; they are begun anew in each turn.
+    """
+
+    branch: int
+    body: tuple[Op, ...]
+    until: Condition
+    at_most: int
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Stops this branch and all forked from it, at once: it waits for nothing before it. What is not done by then
+    never will be (BranchFailed, code "cancelled"). In a block it can stop the block's own branch only, and waits its
+    turn."""
+
+    branch: int
+
+
+Op = Text | RoleBegin | RoleEnd | Gen | Select | Assign | Use | Fork | Join | When | Repeat | Cancel
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +159,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     keep       the state stays for another stretch; otherwise it is dropped when this one ends
     resume     this stretch continues a kept state; it is an error if the state is gone
     trace      send a Piece for every stretch of tokens (for the timeline)
+    spec_tokens    where each generation is a request of its own: so many tokens more may be asked for, to serve the
+                   generations that come next. An engine has no use for it
     """
 
     id: str
@@ -111,6 +170,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     trace: bool = False
     namespace: str = ""
     timeout_s: float | None = None
+    spec_tokens: int = 0
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):
@@ -125,8 +185,10 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, tag="value"):
     """A finished value, with what is known about it.
 
     `samples` are all texts of a Gen with n > 1 (`text` is the first, with which the branch goes on). `probabilities`
-    and `scores` are a Select's, in the order of its choices; the scores are what its method compares. `constraint` says
-    how a Gen's grammar was kept.
+    and `scores` are a Select's, in the order of its choices; the scores are what its method compares, `choice_logprobs`
+    the log-probabilities of each choice's tokens. `token_texts` are the texts of all tokens in `logprobs` and
+    `choice_logprobs`. `constraint` says how a Gen's grammar was kept. In a Repeat a name gets several values: `turn`
+    counts them from 0.
     """
 
     branch: int
@@ -140,7 +202,38 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, tag="value"):
     samples: tuple[str, ...] | None = None
     probabilities: tuple[float, ...] | None = None
     scores: tuple[float, ...] | None = None
+    choice_logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
+    token_texts: dict[int, str] = {}
     constraint: Receipt | None = None
+    turn: int = 0
+
+
+class Skipped(msgspec.Struct, frozen=True, tag="skipped"):
+    """A value that will not be made: the condition of the When around it went the other way (in a loop: this turn)."""
+
+    branch: int
+    name: str
+
+
+class BranchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="branch_failed"):
+    """An isolated or cancelled branch has ended early, and so have those forked from it. The program goes on.
+
+    Every stretch that loses instructions by that hears of it, also one that comes later. `index` counts the stretch's
+    instructions as in `Failed`, None where another one is to blame. Values that were sent before stay.
+    """
+
+    branch: int
+    error: ErrorInfo
+    index: int | None = None
+
+
+class BranchRestarted(msgspec.Struct, frozen=True, kw_only=True, tag="branch_restarted"):
+    """A branch that failed begins anew from its fork: its values so far, and those of branches forked from it, are void
+    (of one that a loop has forked: from the `turn` on with which they are made again). `attempt` counts from 1."""
+
+    branch: int
+    attempt: int
+    error: ErrorInfo
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
@@ -148,12 +241,13 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
 
     `texts` are the tokens' texts (best effort where a character spans tokens), `origins` where each came from
     (request.CACHED, ...), `start_s` and `stop_s` are seconds since the program began. `op` counts the branch's
-    instructions from 0; `kind` is "text", "gen" or "select"; `name` is the value's, if it is one.
+    instructions from 0; `kind` is "text", "gen", "select" or "tool" (which has a name and times, but no tokens: what it
+    appends is a text of the same `op`); `name` is the value's, if it is one.
     """
 
     branch: int
     op: int
-    kind: Literal["text", "role", "gen", "select"]
+    kind: Literal["text", "role", "gen", "select", "tool"]
     name: str = ""
     role: str = ""
     texts: tuple[str, ...] = ()
@@ -176,8 +270,9 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The stretch has failed at instruction `index` of the program's `ops`. The other branches were stopped.
 
-    `index` is None if no instruction of this stretch is to blame: the program was refused, dropped, or failed in
-    another stretch that was running.
+    `index` counts the instructions in the order in which they were recorded: those in the blocks of a When or Repeat
+    come after it (`walk`). It is None if no instruction of this stretch is to blame: the program was refused, dropped,
+    or failed in another stretch that was running.
     """
 
     error: ErrorInfo
@@ -185,5 +280,20 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     index: int | None = None
 
 
-ProgramEvent = Delta | Value | Piece | Done | Failed
-"""A stretch sends any number of Delta, Value and Piece, and then exactly one Done or Failed."""
+ProgramEvent = Delta | Value | Skipped | BranchFailed | BranchRestarted | Piece | Done | Failed
+"""A stretch sends any number of the others, and then exactly one Done or Failed."""
+
+
+def walk(ops: Iterable[Op]) -> Iterator[Op]:
+    """All instructions, those in blocks after the one that holds them."""
+    stack = [iter(ops)]  # a hostile program may nest deeper than Python recurs
+    while stack:
+        op = next(stack[-1], None)
+        if op is None:
+            stack.pop()
+            continue
+        yield op
+        if isinstance(op, When):
+            stack += [iter(op.otherwise), iter(op.then)]
+        elif isinstance(op, Repeat):
+            stack.append(iter(op.body))

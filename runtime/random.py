@@ -6,6 +6,8 @@ so that a request draws the same numbers alone, in any batch, after a preemption
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _MASK = (1 << 64) - 1
 
 
@@ -24,3 +26,16 @@ def uniform(seed: int, position: int) -> float:
 def derive(seed: int, index: int) -> int:
     """The seed of the `index`-th sample of a request (n > 1), or of a request without a seed of its own."""
     return seed & _MASK if index == 0 else _mix((seed & _MASK) + index * 0xD1B54A32D192ED03)
+
+
+def derive_again(seed: int, attempts: Sequence[int], turn: int) -> int:
+    """The seed of a generation that is made once more, which is not to say the same again.
+
+    `attempts` are the numbers of times that its branch, and those that it descends from, were begun anew; `turn` is how
+    often a loop has made it before. The first time it is `seed` itself.
+    """
+    seed = derive(seed, turn << 16)
+    for depth, attempt in enumerate(attempts):
+        if attempt:
+            seed = derive(seed, (attempt << 32) + (depth << 40))
+    return seed

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ from .messages import (
     Flushed,
     FrameWriter,
     FromEngine,
+    LeaveTool,
     LoadFailed,
     Loading,
     Output,
@@ -36,12 +37,15 @@ from .messages import (
     Start,
     Stats,
     Submit,
+    UseTool,
     read_frames,
 )
 from .program import Done, Failed, Program, ProgramEvent
 from .request import ErrorInfo, Finish, Request, RequestOutput
 from .streams import aiterate, iterate
 from .tokenizer import Tokenizer, load_tokenizer
+from .tool_links import LocalTools
+from .tools import ToolCall, ToolRegistry
 
 logger = logging.getLogger("bough.engine")
 
@@ -65,6 +69,8 @@ class RemoteClient:
         self._requests: dict[int, tuple[str, Callable[[RequestOutput], None]]] = {}
         self._programs: dict[int, Callable[[ProgramEvent], None]] = {}
         self._answers: dict[int, queue.SimpleQueue[Any]] = {}
+        self._registry = ToolRegistry()
+        self._tools = LocalTools(self._send)
         self._alive = True
         self._reader: threading.Thread | None = None
 
@@ -127,11 +133,19 @@ class RemoteClient:
     def astream(self, request: Request) -> AsyncIterator[RequestOutput]:
         return aiterate(lambda listen: self._start(request, listen), lambda: self._send(Abort(request.id)))
 
-    def run(self, program: Program) -> Iterator[ProgramEvent]:
-        return iterate(lambda listen: self._start_program(program, listen), lambda: self.drop(program.id))
+    def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
+        """Tools, the registered ones too, run in this process: only their names and results go to the engine's."""
+        return iterate(lambda listen: self._start_program(program, listen, tools), lambda: self.drop(program.id))
 
-    def arun(self, program: Program) -> AsyncIterator[ProgramEvent]:
-        return aiterate(lambda listen: self._start_program(program, listen), lambda: self.drop(program.id))
+    def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]:
+        return aiterate(lambda listen: self._start_program(program, listen, tools), lambda: self.drop(program.id))
+
+    @property
+    def tools(self) -> Mapping[str, ToolCall]:
+        return self._registry.tools
+
+    def register_tool(self, tool: ToolCall) -> None:
+        self._registry.register(tool)
 
     def drop(self, program_id: str) -> None:
         self._send(Drop(program_id))
@@ -154,6 +168,7 @@ class RemoteClient:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._tools.close()
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join(timeout=10)
         self._connection.close()
@@ -172,15 +187,19 @@ class RemoteClient:
             self._requests.pop(key, None)
             raise
 
-    def _start_program(self, program: Program, listen: Callable[[ProgramEvent], None]) -> None:
+    def _start_program(
+        self, program: Program, listen: Callable[[ProgramEvent], None], tools: Mapping[str, ToolCall] | None
+    ) -> None:
         key = next(self._keys)
+        infos = self._tools.offer(key, program, {**self._registry.tools, **(tools or {})})
         with self._lock:
             self._check()
             self._programs[key] = listen
         try:
-            self._send(Run(key, program))
+            self._send(Run(key, program, infos))
         except RequestError:
             self._programs.pop(key, None)
+            self._tools.over(key)
             raise
 
     def _ask(self, question: type[AskStats] | type[AskFlush]) -> Any:
@@ -236,8 +255,14 @@ class RemoteClient:
                 last = isinstance(event, (Done, Failed))
                 with self._lock:
                     listen = self._programs.pop(key, None) if last else self._programs.get(key)
+                if last:
+                    self._tools.over(key)
                 if listen is not None:
                     listen(event)
+            case UseTool():
+                self._tools.use(message)
+            case LeaveTool():
+                self._tools.leave(message)
             case Stats(key=key, stats=answer) | Flushed(key=key, done=answer):
                 with self._lock:
                     waiting = self._answers.pop(key, None)

@@ -17,6 +17,17 @@ CACHED, PREFILLED, SAMPLED, FORCED, UNUSED = 0, 1, 2, 3, 4
 or appended by a program and never computed, since nothing was generated after it."""
 
 
+class TokenTree(msgspec.Struct, frozen=True, array_like=True):
+    """The last tokens of a prompt as a tree, which is computed as if each path through it were a prompt of its own.
+
+    parents    of each of them, the index in the prompt of the token that it follows; -1: none
+    targets    of each prompt token from `score_from - 1` on, tokens that may follow it
+    """
+
+    parents: tuple[int, ...]
+    targets: tuple[tuple[int, ...], ...]
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One generation to run.
 
@@ -26,6 +37,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     namespace     prefixes are shared only between requests of one namespace
     score_from    if given, nothing is generated (`sampling.max_tokens` is 0): the log-probability of each prompt
                   token from this index (>= 1) on is returned
+    tree          the prompt's last tokens are no line but a tree, which begins at `score_from` (if that is not 1): the
+                  log-probabilities of its targets are returned: one entry a token, with the further ones in its `top`
     prefix        text, possibly of parts of characters, that the output must begin with and that is not returned:
                   the end of a prompt, taken back so that its tokens can be chosen anew
     priority      smaller runs first among waiting requests
@@ -38,6 +51,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     grammar: GrammarSpec | None = None
     namespace: str = ""
     score_from: int | None = None
+    tree: TokenTree | None = None
     prefix: bytes = b""
     priority: int = 0
     timeout_s: float | None = None

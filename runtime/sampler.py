@@ -32,6 +32,7 @@ class Row:
     masked       the row of the mask ring that applies, or None
     matcher      that follows the constraint, if its states may live on the device: it stands before this draw
     target       a token whose log-probability is asked for instead of a draw (scoring)
+    others       further such tokens: they come as the `top` of the first
     """
 
     params: SamplingParams
@@ -44,6 +45,7 @@ class Row:
     masked: int | None = None
     matcher: RegularMatcher | None = None
     target: int | None = None
+    others: Sequence[int] = ()
 
     @property
     def bias(self) -> dict[int, float]:
@@ -100,6 +102,8 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], masks: npt.NDArray[np.int3
     for index, (values, likeliest) in raw.items():
         row = rows[index]
         token = result[index] if row.target is None else row.target
+        if row.others:
+            likeliest = tuple(zip(row.others, values[list(row.others)].tolist(), strict=True))
         final = float(logits[index, token]) - normaliser[index] if row.target is None else None
         logprobs[index] = TokenLogprob(token, float(values[token]), likeliest, final)
     return Draws(result, logprobs, bad.tolist())

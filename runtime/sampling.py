@@ -38,7 +38,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos          the end-of-sequence token does not end it
     seed                makes draws reproducible: they depend on (seed, position) only. None: chosen per request
     logprobs            so many top alternatives with each token, 0 .. 20; None: no logprobs at all
-    skip_special_tokens control tokens are left out of the text
+    skip_special_tokens  control tokens are left out of the text
     token_healing       the prompt's last tokens may be chosen anew, together with what follows: for prompts that end
                         where a token of the model would not
     n                   independent completions of one prompt

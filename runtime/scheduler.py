@@ -161,7 +161,8 @@ class Scheduler:
                 self._release(sequence)
                 continue
             if work.start < sequence.num_prompt - 1:
-                self.cache.commit(sequence.lease, sequence.tokens, sequence.num_settled)
+                num_settled = min(sequence.num_settled, sequence.num_shareable)
+                self.cache.commit(sequence.lease, sequence.tokens, num_settled)
 
     def _plan_running(self, preempted: list[Sequence]) -> list[Work]:
         """Work of the running: who decodes first, then chunks of prompts, both oldest first."""
@@ -233,7 +234,8 @@ class Scheduler:
         for other in computing:
             if other.namespace != sequence.namespace or other.tokens[0] != sequence.tokens[0]:
                 continue
-            shared = min(_common_prefix(other.tokens, sequence.tokens), other.num_prompt, sequence.match_limit)
+            most = min(other.num_prompt, other.num_shareable, sequence.match_limit)
+            shared = min(_common_prefix(other.tokens, sequence.tokens), most)
             if shared < self.limits.hold_back:
                 continue
             if cached < 0:
@@ -253,7 +255,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.lease is not None
-        self.cache.close(sequence.lease, sequence.tokens, min(sequence.num_computed, len(sequence.tokens)))
+        self.cache.close(sequence.lease, sequence.tokens, min(sequence.num_computed, sequence.num_shareable))
         sequence.lease = None
 
 
@@ -261,7 +263,7 @@ def _work(sequence: Sequence, budget: int) -> Work:
     """The next tokens of a sequence, `budget` at most; drafts ride along only with the last real token."""
     start, end, epoch = sequence.num_computed, sequence.length, sequence.epoch
     if sequence.score_from is not None:
-        stop = min(end - 1, start + budget)  # nothing follows the last token, so it need not be computed
+        stop = min(sequence.num_to_score, start + budget)
         return Work(sequence, start, stop, min(max(start, sequence.score_from - 1), stop), stop, (), epoch)
     stop = min(end, start + budget)
     if stop < end:

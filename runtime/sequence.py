@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field
 
 from ..radix import Lease
+from .token_tree import TreeLayout
 
 
 @dataclass(eq=False, slots=True)
@@ -19,6 +20,7 @@ class Sequence:
     num_prompt    how many of them are prompt
     limit         prompt and generated tokens at most: no step is planned past it
     score_from    first prompt token whose log-probability is asked for (None: this is a generation)
+    tree          how its last tokens follow each other, if they are no line
     drafts        proposed next tokens, to be computed and verified together with the last real one
     num_computed  tokens whose keys and values are in `lease`'s pages, or will be once the planned steps have run
     num_pending   tokens that planned steps draw and nobody has read yet; they follow `tokens`
@@ -38,6 +40,7 @@ class Sequence:
     priority: int = 0
     limit: int = sys.maxsize
     score_from: int | None = None
+    tree: TreeLayout | None = None
     deadline: float | None = None
     drafts: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -63,8 +66,18 @@ class Sequence:
     def ready(self) -> bool:
         """Whether a further step can be planned now."""
         if self.score_from is not None:
-            return self.num_computed < len(self.tokens) - 1
+            return self.num_computed < self.num_to_score
         return not self.blocked and self.length < self.limit
+
+    @property
+    def num_to_score(self) -> int:
+        """Tokens to compute for a score: nothing follows the last one of a line, so it need not be."""
+        return len(self.tokens) - (self.tree is None)
+
+    @property
+    def num_shareable(self) -> int:
+        """Tokens that others may find in the cache: those that follow one another."""
+        return len(self.tokens) if self.tree is None else self.tree.num_linear
 
     def rewind(self, num_computed: int) -> None:
         """Makes void what is planned beyond the first `num_computed` tokens."""

@@ -16,8 +16,11 @@ from starlette.types import ASGIApp
 
 from ..constrain.errors import GrammarError
 from ..runtime.errors import BoughError, EngineStoppedError
+from ..runtime.template import Template
+from ..runtime.tools import ToolCall
 from .config import ServerConfig
 from .connection import ClientClosedError
+from .deployed import Deployed
 from .errors import ApiError, ShuttingDownError, invalid, to_api_error
 from .gate import Gate, caller_of, error_response
 from .lifecycle import Lifecycle
@@ -31,11 +34,17 @@ if TYPE_CHECKING:
     from ..runtime.client import EngineClient
 
 
-def create_app(client: EngineClient, config: ServerConfig, lifecycle: Lifecycle | None = None) -> ASGIApp:
-    """The ASGI application that serves `client`. Who calls it closes the client."""
+def create_app(
+    client: EngineClient,
+    config: ServerConfig,
+    lifecycle: Lifecycle | None = None,
+    *,
+    programs: tuple[Template, ...] = (),
+) -> ASGIApp:
+    """The ASGI application that serves `client`, and deployed `programs`. Who calls it closes the client."""
     service = Service(client, config, lifecycle or Lifecycle())
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    routes = Routes(service)
+    routes = Routes(service, programs)
     table = routes.table()
     for method, path, endpoint in table:
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
@@ -72,9 +81,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 class Routes:
     """One method for each route: short, because the work is the service's."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, programs: tuple[Template, ...] = ()) -> None:
         self._service = service
         self._client = service.client
+        self._deployed = Deployed(service, programs)
 
     def table(self) -> list[tuple[str, str, Callable[..., Any]]]:
         return [
@@ -83,6 +93,12 @@ class Routes:
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{model_id:path}", self.model),
             ("POST", "/v1/programs", self._service.run_program),
+            ("GET", "/v1/programs", self._deployed.list),
+            ("POST", "/v1/programs/{name}", self._deployed.call),
+            ("PUT", "/v1/programs/{name}", self._deployed.deploy),
+            ("GET", "/v1/programs/{name}", self._deployed.describe),
+            ("GET", "/v1/tools", self.tools),
+            ("GET", "/openapi.json", self._deployed.openapi),
             ("DELETE", "/v1/programs/{program_id:path}", self.drop_program),
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),
@@ -106,8 +122,17 @@ class Routes:
         info = self._client.info
         return ModelCard(self._service.model_name, self._service.created, info.name, info.max_model_len)
 
+    async def tools(self) -> Response:
+        """What programs that are sent here may use."""
+        tools = self._client.tools.values()
+        return to_json({"object": "list", "data": [_tool_card(tool) for tool in tools]})
+
     async def drop_program(self, request: Request, program_id: str) -> Response:
-        await self._service.drop_program(request, program_id)
+        """Of a deployed program, or of the kept state of one that was sent."""
+        if program_id in self._deployed:
+            self._deployed.remove(request, program_id)
+        else:
+            await self._service.drop_program(request, program_id)
         return to_json({"id": program_id, "object": "program", "deleted": True})
 
     async def tokenize(self, request: Request) -> Response:
@@ -169,3 +194,8 @@ class Routes:
     async def flush_cache(self, request: Request) -> Response:
         require_admin(caller_of(request.scope))
         return to_json({"flushed": await asyncio.to_thread(self._client.flush_cache)})
+
+
+def _tool_card(tool: ToolCall) -> dict[str, Any]:
+    about = {"id": tool.name, "object": "tool", "description": getattr(tool, "description", "")}
+    return {**about, "parameters": tool.parameters, "timeout_s": tool.timeout_s}

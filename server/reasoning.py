@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from ..constrain.spec import GrammarSpec, Structural
+from ..runtime.reasoning import THINK
 from ..runtime.tokenizer import Tokenizer
 
-BEGIN, END = "<think>", "</think>"
+BEGIN, END = THINK
 _TAIL_TOKENS = 16
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from ..runtime.template import Template
 from .app import create_app
 from .config import ServerConfig
 from .lifecycle import Lifecycle
@@ -36,8 +37,11 @@ def serve(
     config: ServerConfig,
     client_factory: Callable[[], EngineClient],
     announce: Callable[[str], None] | None = None,
+    *,
+    programs: tuple[Template, ...] = (),
 ) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code. `client_factory` starts the engine, and may take long.
+    `programs` are deployed from the start.
 
     `announce` is told the address, `http://host:port`, once the server is ready.
 
@@ -57,7 +61,7 @@ def serve(
         client = client_factory()
         try:
             lifecycle = Lifecycle()
-            server = DrainingServer(config, client, lifecycle)
+            server = DrainingServer(config, client, lifecycle, programs)
             host = f"[{config.host}]" if ":" in config.host else config.host
             address = f"http://{host}:{listener.getsockname()[1]}"
             logger.info("serving %s on %s", client.info.name, address)
@@ -90,8 +94,14 @@ def bind(host: str, port: int) -> socket.socket:
 class DrainingServer(uvicorn.Server):
     """uvicorn, but a first signal lets running work finish, and the engine's death ends the server."""
 
-    def __init__(self, config: ServerConfig, client: EngineClient, lifecycle: Lifecycle) -> None:
-        app = create_app(client, config, lifecycle)
+    def __init__(
+        self,
+        config: ServerConfig,
+        client: EngineClient,
+        lifecycle: Lifecycle,
+        programs: tuple[Template, ...] = (),
+    ) -> None:
+        app = create_app(client, config, lifecycle, programs=programs)
         super().__init__(
             uvicorn.Config(
                 app,

@@ -14,11 +14,11 @@ from starlette.responses import Response
 
 from ..constrain.errors import GrammarError
 from ..runtime.errors import BoughError
-from ..runtime.program import Fork, Program
+from ..runtime.program import Fork, Op, Program, walk
 from ..runtime.request import Request, RequestOutput, TokenLogprob
+from . import connection
 from .body import decode, decode_openai
 from .config import ServerConfig
-from .connection import attend, read_body
 from .errors import ApiError, from_error_info, invalid, to_api_error
 from .gate import caller_of, request_id_of
 from .lifecycle import Lifecycle
@@ -58,7 +58,7 @@ class Service:
 
     async def read(self, request: HttpRequest, kind: type[B]) -> B:
         """The body of an OpenAI route."""
-        body, num_unknown = decode_openai(await self._body(request), kind, strict=self.config.strict_params)
+        body, num_unknown = decode_openai(await self.read_body(request), kind, strict=self.config.strict_params)
         self.metrics.unknown_fields += num_unknown
         model = getattr(body, "model", None)
         if model is not None:
@@ -71,22 +71,22 @@ class Service:
 
     async def chat(self, request: HttpRequest) -> Response:
         body = await self.read(request, ChatBody)
-        job = await asyncio.to_thread(chat_job, body, self._context(request, body.cache_salt))
+        job = await asyncio.to_thread(chat_job, body, self.context(request, body.cache_salt))
         reply = ChatReply(body, job, self._header("chatcmpl", request), self.client.tokenizer)
         return await self._answer(request, job, reply, stream=body.stream is True)
 
     async def complete(self, request: HttpRequest) -> Response:
         body = await self.read(request, CompletionBody)
-        job = await asyncio.to_thread(completion_job, body, self._context(request, body.cache_salt))
-        scores = await self._attend(request, self._score(job)) if job.scores else ()
+        job = await asyncio.to_thread(completion_job, body, self.context(request, body.cache_salt))
+        scores = await self.attend(request, self._score(job)) if job.scores else ()
         reply = CompletionReply(body, job, self._header("cmpl", request), self.client.tokenizer, scores=scores)
         return await self._answer(request, job, reply, stream=body.stream is True)
 
     async def run_program(self, request: HttpRequest) -> Response:
         """A stream of ProgramEvents, as JSON."""
-        program = decode(await self._body(request), Program)
+        program = decode(await self.read_body(request), Program)
         _check_size(program)
-        context = self._context(request, program.namespace or None)
+        context = self.context(request, program.namespace or None)
         mine = msgspec.structs.replace(
             program,
             id=self._program_id(request, program.id),
@@ -94,7 +94,7 @@ class Service:
             timeout_s=min(program.timeout_s or context.timeout_s, context.timeout_s),
         )
         events = Merged([self.client.arun(mine)], quiet_s=self.config.ping_interval_s)
-        await self._start(request, events, grammar_param="ops")
+        await self.start(request, events, grammar_param="ops")
         parts = (PING if item is None else event(item[1]) async for item in events)
         return EventStream(parts, close=events.close, lifecycle=self.lifecycle, grammar_param="ops")
 
@@ -106,14 +106,16 @@ class Service:
         name = caller_of(request.scope).name
         return f"{name}/{program_id}" if name else program_id
 
-    async def _body(self, request: HttpRequest) -> bytes:
-        return await read_body(request, limit=self.config.max_body_bytes, timeout_s=self.config.body_timeout_s)
+    async def read_body(self, request: HttpRequest) -> bytes:
+        return await connection.read_body(
+            request, limit=self.config.max_body_bytes, timeout_s=self.config.body_timeout_s
+        )
 
     def _header(self, prefix: str, request: HttpRequest) -> Header:
         name = request_id_of(request.scope).removeprefix("req_")
         return Header(id=f"{prefix}-{name}", model=self.model_name, created=int(time.time()))
 
-    def _context(self, request: HttpRequest, salt: str | None) -> Context:
+    def context(self, request: HttpRequest, salt: str | None) -> Context:
         name = caller_of(request.scope).name
         asked_ms = request.headers.get("x-request-timeout-ms", "")
         timeout_s = self.config.request_timeout_s
@@ -132,25 +134,25 @@ class Service:
         param = job.constraint.param
         streams = [self._outputs(each, param) for each in job.requests]
         outputs = Merged(streams, quiet_s=self.config.ping_interval_s if stream else None)
-        await self._start(request, outputs, grammar_param=param)
+        await self.start(request, outputs, grammar_param=param)
         if stream:
             chunks = _chunks(outputs, reply)
             return EventStream(chunks, close=outputs.close, lifecycle=self.lifecycle, grammar_param=param)
         async with outputs:
-            await self._attend(request, _collect(outputs, reply), grammar_param=param)
+            await self.attend(request, _collect(outputs, reply), grammar_param=param)
         return to_json(reply.result())
 
-    async def _start(self, request: HttpRequest, merged: Merged[Any], *, grammar_param: str) -> None:
+    async def start(self, request: HttpRequest, merged: Merged[Any], *, grammar_param: str) -> None:
         """Waits for the first event, so that refusals are plain HTTP errors."""
         try:
-            await self._attend(request, merged.start(), grammar_param=grammar_param)
+            await self.attend(request, merged.start(), grammar_param=grammar_param)
         except BaseException:
             await merged.close()
             raise
 
-    async def _attend(self, request: HttpRequest, work: Coroutine[Any, Any, T], *, grammar_param: str = "") -> T:
+    async def attend(self, request: HttpRequest, work: Coroutine[Any, Any, T], *, grammar_param: str = "") -> T:
         try:
-            return await attend(work, request.receive, self.lifecycle)
+            return await connection.attend(work, request.receive, self.lifecycle)
         except (BoughError, GrammarError) as error:
             raise to_api_error(error, grammar_param=grammar_param) from error
 
@@ -200,8 +202,14 @@ async def _collect(outputs: Merged[RequestOutput], reply: Reply) -> None:
 def _check_size(program: Program) -> None:
     if not 1 <= len(program.id) <= 256:
         raise invalid("id", "id must have 1 to 256 characters")
-    if len(program.ops) > MAX_OPS:
+    check_ops(program.ops)
+
+
+def check_ops(ops: tuple[Op, ...]) -> None:
+    """Raises ApiError if there are too many instructions, those in blocks included."""
+    everything = list(walk(ops))
+    if len(everything) > MAX_OPS:
         raise invalid("ops", f"ops may have at most {MAX_OPS} entries", code="array_above_max_length")
-    num_branches = sum(len(op.children) for op in program.ops if isinstance(op, Fork))
+    num_branches = sum(len(op.children) for op in everything if isinstance(op, Fork))
     if num_branches > MAX_BRANCHES:
         raise invalid("ops", f"ops may fork at most {MAX_BRANCHES} branches", code="array_above_max_length")

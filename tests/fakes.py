@@ -162,6 +162,7 @@ class AheadPasses:
     def __init__(self, model: FakeRunner, max_steps: int) -> None:
         self.model = model
         self.max_steps = max_steps
+        self.trees = model.page_size == 1
         self.last: dict[Sequence, int] = {}
         self.states: dict[Sequence, tuple[int, int, int]] = {}
         self.num_unread = 0

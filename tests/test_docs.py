@@ -6,7 +6,6 @@ import argparse
 import functools
 import importlib
 import re
-import runpy
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,28 +26,30 @@ from bough.server.config import ServerConfig
 from bough.server.lifecycle import Lifecycle
 from bough.server.service import Service
 
+from .pages import blocks, prose, run_page
 from .server.conftest import running
 from .server.fake_client import FakeClient, Script
 from .tiny_model import write_tiny_model
 
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
 MAKE = re.compile(r"\bmake ((?:[A-Z_]+=\S+ )*)([a-z]+)")
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"`(bough\.[\w.]+)")
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b")
-PYTHON_PAGES = ("README.md", "docs/constraints.md", "docs/language.md", "docs/offline.md", "docs/server.md")
+PYTHON_PAGES = (
+    "README.md",
+    "docs/backends.md",
+    "docs/constraints.md",
+    "docs/language.md",
+    "docs/migrating-from-sglang.md",
+    "docs/offline.md",
+    "docs/seeing.md",
+    "docs/server.md",
+)
+GUIDES = ("docs/cookbook.md", "docs/tutorial.md")  # tests/test_guides.py runs these
 
 
 def documents(repository: Path) -> list[Path]:
     return sorted([*repository.glob("*.md"), *(repository / "docs").rglob("*.md")])
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return [code for name, code in BLOCK.findall(text) if name == language]
-
-
-def prose(text: str) -> str:
-    return BLOCK.sub("", text)
 
 
 # Links
@@ -116,7 +117,7 @@ def command_lines(text: str) -> list[list[str]]:
 
 def parse(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     """What `bough` would return if its commands did nothing; 2 for a line that it does not understand."""
-    for command in ("chat", "pull", "run", "schema", "serve"):
+    for command in ("chat", "deploy", "pull", "run", "schema", "serve"):
         monkeypatch.setattr(importlib.import_module(f"bough.cli.{command}"), "run", lambda parsed: 0)
     monkeypatch.setattr(bench, "run", _parse_bench)
     try:
@@ -133,7 +134,7 @@ def _parse_bench(parsed: argparse.Namespace) -> int:
 def test_command_lines_parse(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line for path in documents(repository) for line in command_lines(path.read_text())]
     assert len(lines) > 15
-    assert {line[0] for line in lines} >= {"bench", "chat", "pull", "run", "schema", "serve"}
+    assert {line[0] for line in lines} >= {"bench", "chat", "deploy", "pull", "run", "schema", "serve"}
     assert [line for line in lines if parse(line, monkeypatch) != 0] == []
 
 
@@ -203,7 +204,7 @@ def test_all_engine_options_are_named_with_their_defaults(repository: Path) -> N
 def test_all_options_of_gen_are_named(repository: Path) -> None:
     rows = first_cells((repository / "docs/language.md").read_text(), "Options of `gen`")
     named = set(re.findall(r"`(\w+)`", "".join(f"{row[0]} {row[1]}" for row in rows)))
-    aliases = {"return_logprob", "top_logprobs_num"}
+    aliases = {"return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs"}
     assert set(SamplingOptions.__annotations__) - aliases <= named
 
 
@@ -216,6 +217,7 @@ def anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.chdir(tmp_path)
     local = functools.partial(bough.MockBackend, {"country": " France"})
     monkeypatch.setattr(bough, "LocalBackend", local)
+    monkeypatch.setattr(bough, "Engine", lambda model_path: local())
     llm = functools.partial(bough.LLM, write_tiny_model(tmp_path / "model"), num_pages=1024)
     monkeypatch.setattr(bough, "LLM", lambda model: llm())
     engine = FakeClient(lambda request: Script(pieces=(_answer(request),)))
@@ -236,29 +238,15 @@ def _answer(request: Request) -> str:
     return "The answer." if request.grammar is None else make_text(request.grammar, "answer")
 
 
-def run_page(page: Path, folder: Path) -> dict[str, Any]:
-    """Runs a page's blocks of Python as one script, whose line numbers are the page's."""
-    text = page.read_text()
-    kept = ["\n"] * text.count("\n")
-    for match in BLOCK.finditer(text):
-        if match[1] == "python":
-            start = text.count("\n", 0, match.start(2))
-            lines = match[2].splitlines(keepends=True)
-            kept[start : start + len(lines)] = lines
-    script = folder / f"{page.stem}.py"
-    script.write_text("".join(kept))
-    return runpy.run_path(str(script), run_name="__main__")
-
-
 @pytest.mark.parametrize("name", PYTHON_PAGES)
 def test_blocks_of_python_run(name: str, repository: Path, tmp_path: Path, anywhere: Callable[[], Any]) -> None:
     names = run_page(repository / name, tmp_path)
-    assert names.keys() & {"accepts", "bough", "client", "openai"}
+    assert names.keys() & {"accepts", "bough", "client", "openai", "sgl"}
 
 
 def test_only_these_pages_have_blocks_of_python(repository: Path) -> None:
     found = [path for path in documents(repository) if blocks(path.read_text(), "python")]
-    assert sorted(path.relative_to(repository).as_posix() for path in found) == sorted(PYTHON_PAGES)
+    assert sorted(path.relative_to(repository).as_posix() for path in found) == sorted((*PYTHON_PAGES, *GUIDES))
 
 
 def test_the_first_program_runs(repository: Path, tmp_path: Path, anywhere: Callable[[], Any]) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from typing import Any, Self
 
 import httpx
 import msgspec
 
 from ...runtime.program import Done, Failed, Program, ProgramEvent
+from ...runtime.tools import ToolCall
 from ..backend import TEXT_ONLY
 from ..errors import BackendError
+from ..observe import trace_headers
+from .tool_runs import NO_TOOLS
 
 MAX_ERROR_BYTES = 65536
 _MAX_CONNECTIONS = 1024
@@ -23,26 +27,32 @@ class HttpBackend:
 
     api_key     sent as a bearer token
     timeout_s   seconds without an event after which the server is given up
+    verify      a file of certificates to trust instead of the system's
 
-    Connections are kept open: close the backend, and `await aclose()` where programs ran on an event loop.
+    Tools run on the server, which must have them: of `tools` nothing is sent but their names.
+    Connections are kept open: close the backend. Those of an event loop are closed with that, or by `await aclose()`.
 
     >>> backend = HttpBackend("http://127.0.0.1:8000")
     """
 
     modalities = TEXT_ONLY
 
-    def __init__(self, base_url: str, api_key: str | None = None, *, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self, base_url: str, api_key: str | None = None, *, timeout_s: float = 600.0, verify: str | None = None
+    ) -> None:
         self._options: dict[str, Any] = {
             "base_url": base_url.rstrip("/").removesuffix("/v1"),
             "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
             "timeout": httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0), pool=None),
             "limits": httpx.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS),
             "trust_env": False,
+            "verify": True if verify is None else ssl.create_default_context(cafile=verify),
         }
         self._client = httpx.Client(**self._options)
+        self._lent: dict[asyncio.AbstractEventLoop, AsyncGenerator[httpx.AsyncClient, None]] = {}
         self._async_clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
 
-    def run(self, program: Program) -> Iterator[ProgramEvent]:
+    def run(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> Iterator[ProgramEvent]:
         events = _Events()
         try:
             with self._client.stream("POST", "/v1/programs", **_body(program)) as response:
@@ -54,10 +64,11 @@ class HttpBackend:
             raise _broken(error) from error
         yield events.last()
 
-    async def arun(self, program: Program) -> AsyncIterator[ProgramEvent]:
+    async def arun(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> AsyncIterator[ProgramEvent]:
         events = _Events()
         try:
-            async with self._async_client().stream("POST", "/v1/programs", **_body(program)) as response:
+            client = await self._async_client()
+            async with client.stream("POST", "/v1/programs", **_body(program)) as response:
                 if response.status_code != httpx.codes.OK:
                     raise _refusal(response.status_code, await _ahead(response.aiter_bytes()))
                 async for line in response.aiter_lines():
@@ -73,39 +84,54 @@ class HttpBackend:
     def flush_cache(self) -> bool:
         return msgspec.json.decode(self._call("POST", "/flush_cache").content, type=_Flushed).flushed
 
+    def server_info(self) -> dict[str, Any]:
+        """What the server says of itself: version, model, settings, counters."""
+        return msgspec.json.decode(self._call("GET", "/server_info").content, type=dict[str, Any])
+
     def close(self) -> None:
         self._client.close()
 
     async def aclose(self) -> None:
         """Closes all, and the connections that were made on this event loop."""
         self.close()
-        client = self._async_clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
+        loop = asyncio.get_running_loop()
+        self._async_clients.pop(loop, None)
+        if loop in self._lent:
+            await self._lent.pop(loop).aclose()
 
-    def __enter__(self) -> HttpBackend:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _call(self, method: str, path: str, *, ignored: int | None = None) -> httpx.Response:
+    def _call(self, method: str, path: str, *, ignored: int | None = None, json: object = None) -> httpx.Response:
         try:
-            response = self._client.request(method, path)
+            response = self._client.request(method, path, json=json)
         except httpx.HTTPError as error:
             raise _broken(error) from error
         if response.is_error and response.status_code != ignored:
             raise _refusal(response.status_code, response.content[:MAX_ERROR_BYTES])
         return response
 
-    def _async_client(self) -> httpx.AsyncClient:
-        """Connections belong to an event loop."""
+    async def _async_client(self) -> httpx.AsyncClient:
+        """Connections belong to an event loop, and are closed with it: its last act is to close the generators begun
+        there."""
         loop = asyncio.get_running_loop()
         for other in [known for known in self._async_clients if known.is_closed()]:
             self._async_clients.pop(other, None)
+            self._lent.pop(other, None)
         if loop not in self._async_clients:
-            self._async_clients[loop] = httpx.AsyncClient(**self._options)
+            self._lent[loop] = _lend(httpx.AsyncClient(**self._options))
+            self._async_clients[loop] = await anext(self._lent[loop])
         return self._async_clients[loop]
+
+
+async def _lend(client: httpx.AsyncClient) -> AsyncGenerator[httpx.AsyncClient, None]:
+    try:
+        yield client
+    finally:
+        await client.aclose()
 
 
 class _Events:
@@ -152,7 +178,7 @@ class _ErrorBody(msgspec.Struct):
 
 def _body(program: Program) -> dict[str, Any]:
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-    return {"content": msgspec.json.encode(program), "headers": headers}
+    return {"content": msgspec.json.encode(program), "headers": {**headers, **trace_headers()}}
 
 
 def _refusal(status: int, body: bytes) -> BackendError:
@@ -162,7 +188,10 @@ def _refusal(status: int, body: bytes) -> BackendError:
     except msgspec.MsgspecError:
         detail = _ErrorDetail(f"the server answered with status {status}: {body[:200].decode(errors='replace')}")
     code = detail.code if isinstance(detail.code, str) else "http_error"
-    return BackendError(detail.message, code=code, param=detail.param, status=status, retryable=status in _RETRYABLE)
+    message = detail.message
+    if code == "unknown_tool":
+        message += ": tools run on the server, so start it with the file that defines them: bough serve --tools FILE.py"
+    return BackendError(message, code=code, param=detail.param, status=status, retryable=status in _RETRYABLE)
 
 
 def _broken(error: httpx.HTTPError) -> BackendError:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Mapping
+from importlib.metadata import version
+from typing import Any, Self
+
+import msgspec
 
 from ...runtime.client import EngineClient
 from ...runtime.program import Program, ProgramEvent
+from ...runtime.tools import ToolCall
 from ..backend import TEXT_ONLY
+from .tool_runs import NO_TOOLS
 
 
 class LocalBackend:
@@ -27,11 +32,11 @@ class LocalBackend:
         self._owns_client = client is None
         self.client = client if client is not None else _load(model, engine_options)
 
-    def run(self, program: Program) -> Iterator[ProgramEvent]:
-        return self.client.run(program)
+    def run(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> Iterator[ProgramEvent]:
+        return self.client.run(program, tools=tools)
 
-    def arun(self, program: Program) -> AsyncIterator[ProgramEvent]:
-        return self.client.arun(program)
+    def arun(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> AsyncIterator[ProgramEvent]:
+        return self.client.arun(program, tools=tools)
 
     def drop(self, program_id: str) -> None:
         self.client.drop(program_id)
@@ -39,12 +44,17 @@ class LocalBackend:
     def flush_cache(self) -> bool:
         return self.client.flush_cache()
 
+    def server_info(self) -> dict[str, Any]:
+        """What the engine says of itself: version, model, counters."""
+        about = {"version": version("bough"), "model": self.client.info, "stats": self.client.stats()}
+        return {name: msgspec.to_builtins(value) for name, value in about.items()}
+
     def close(self) -> None:
         """Stops the engine, if this backend has made it."""
         if self._owns_client:
             self.client.close()
 
-    def __enter__(self) -> LocalBackend:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

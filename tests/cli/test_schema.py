@@ -73,6 +73,16 @@ def test_what_is_checked_counts(write: Callable[[str, Any], str], check: Check) 
     assert "should not be valid" in said
 
 
+def test_what_is_left_out_is_told(write: Callable[[str, Any], str], check: Check) -> None:
+    branches = [{"properties": {"x": {"minimum": i}}, "required": [f"k{i}"]} for i in range(8)]
+    schema = write("s.json", {"properties": {"a": {"type": "object", "oneOf": branches}}})
+    status, said = check(schema)
+    assert status == 0
+    assert "narrowed /properties/a (rare values are left out" in said
+    assert json.loads(check(schema, "--json")[1])["narrowed"] == ["/properties/a"]
+    assert "narrowed" not in check(write("t.json", SCHEMA))[1]
+
+
 def test_a_refused_schema_names_the_place(write: Callable[[str, Any], str], check: Check) -> None:
     schema = write("s.json", {"properties": {"a": {"type": "strnig"}}})
     status, said = check(schema)

@@ -82,6 +82,39 @@ def test_chat_sends_a_request_for_each_turn(use, capsys):
     assert "> second?\ntwo" in capsys.readouterr().out
 
 
+def test_samples_vote(use):
+    use({"thought": [" 1 + 1 = 2.", " 1 + 1 = 3.", " 1 + 1 = 2."], "answer": ["2", "3", "2"]})
+    state = load("self_consistency").consistent.run("1 + 1?", num_samples=3)
+    assert state.ret_value == (2, [2, 3, 2])
+
+
+def test_the_agent_loop_is_one_request_that_calls_a_tool(use):
+    backend = use(
+        {"thought": " Hm.", "action": [" Look up", " Look up", " Answer"], "topic": [" Linz", " Graz"], "answer": " No"}
+    )
+    state = load("react").react.run("Is Linz larger than Graz?")
+    assert len(backend.requests) == 1
+    assert state.history("observation") == ["Linz has 200 thousand inhabitants.", "Graz has 300 thousand inhabitants."]
+    assert state.ret_value.endswith("inhabitants.\nThought: Hm.\nAction: Answer No")
+
+
+def test_summaries_are_summed_up_without_reading_them(use):
+    backend = use({"summary": [" One.", " Two."], "digest": " Both."})
+    state = load("map_reduce").digest.run(["first", "second"])
+    assert state.ret_value == (["One.", "Two."], "Both.")
+    assert len(backend.requests) == 1
+    assert state.text().endswith("Text: One. Two.\nIn short: Both.")
+
+
+def test_each_turn_of_the_constrained_chat_is_an_object(use, capsys):
+    backend = use({"reply": ['{"answer": "A", "sure": true}', '{"answer": "B", "sure": false}']})
+    example = load("constrained_chat")
+    replies = example.chat.run(["a?", "b?"]).ret_value
+    assert replies == [example.Reply(answer="A", sure=True), example.Reply(answer="B", sure=False)]
+    assert [program.resume for program in backend.requests] == [False, True]
+    assert "> b?\n" in capsys.readouterr().out
+
+
 class FakeClient:
     """Stands for `openai.OpenAI`: `chat.completions.create` gives the answers in order."""
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import contextvars
-from typing import Any
+import enum
+from typing import Any, Literal
 
 import pytest
 
 from bough.constrain.spec import Choice, JsonSchema, Lark, Regex
 from bough.lang import api
 from bough.lang.api import gen, image, select, user
+from bough.lang.backend import use_backend
 from bough.lang.backends.mock import MockBackend
-from bough.lang.errors import ProgramError
+from bough.lang.choices import token_length_normalized
+from bough.lang.errors import ProgramError, UnsupportedError
 from bough.lang.expression import Choose, Generate, Picture
 from bough.runtime.errors import RequestError
+
+from .fakes import FakeBackend
 
 
 def test_every_word_is_there():
@@ -133,10 +137,68 @@ def test_image_takes_paths_and_bytes():
 def test_flush_cache_uses_the_default_backend():
     assert api.flush_cache(MockBackend())
 
-    def inside() -> bool:
-        api.set_default_backend(MockBackend())
-        return api.flush_cache()
-
-    assert contextvars.copy_context().run(inside)
+    with use_backend(MockBackend()):
+        assert api.flush_cache()
     with pytest.raises(ProgramError, match="no backend"):
         api.flush_cache()
+
+
+class Level(enum.Enum):
+    LOW = "low"
+    HIGH = "high"
+
+
+@pytest.mark.parametrize("kind", [int, Level, Literal["a", "b"], list[int], {"type": "null"}, '{"type": "null"}'])
+def test_a_type_may_stand_second(kind):
+    second, named = gen("x", kind, max_tokens=7), generation(type=kind, max_tokens=7)
+    assert isinstance(second, Generate)
+    assert (second.grammar, second.options, second.kind) == (named.grammar, named.options, named.kind)
+
+
+def test_a_limit_may_stand_second():
+    expression = gen("x", 7)
+    assert isinstance(expression, Generate)
+    assert expression.options == {"max_tokens": 7}
+    assert expression.grammar is None
+
+
+@pytest.mark.parametrize("arguments", [("x", 7), ("x", int)])
+def test_what_stands_second_is_given_once(arguments):
+    with pytest.raises(RequestError, match="given twice"):
+        gen(*arguments, max_tokens=8, type=float)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("int", int), ("float", float), ("bool", bool), ("string", str), ("str", str)]
+)
+def test_types_by_name(name, kind):
+    assert generation(dtype=name).kind is kind
+
+
+def test_several_patterns_stop():
+    assert generation(stop_regex=["a|b", "c"]).options == {"stop_regex": "(?:a|b)|(?:c)"}
+    assert generation(stop_regex=[]).options == {}
+
+
+def test_choices_by_an_object():
+    expression = select("x", ["a", "b"], 0.0, token_length_normalized)
+    assert expression.method == "token_length_normalized"
+
+
+def test_gen_with_choices_checks_its_options():
+    assert isinstance(gen("x", choices=["a", "b"], max_tokens=3, stop="."), Choose)
+    with pytest.raises(RequestError):
+        gen("x", choices=["a", "b"], max_tokens=-3)
+    with pytest.raises(RequestError, match="temperature must be 0"):
+        gen("x", choices=["a", "b"], temperature=0.5)
+
+
+def test_a_backend_that_says_nothing_of_itself():
+    backend: Any = FakeBackend(lambda program: iter(()))
+    with use_backend(backend), pytest.raises(UnsupportedError, match="FakeBackend"):
+        api.get_server_info()
+
+
+def test_a_video_needs_frames():
+    with pytest.raises(RequestError, match="num_frames"):
+        api.video("cat.mp4", 0)

@@ -7,14 +7,17 @@ import inspect
 import pytest
 
 from bough.lang.backend import Backend
+from bough.lang.backends.anthropic import Anthropic
 from bough.lang.backends.http import HttpBackend
 from bough.lang.backends.local import LocalBackend
 from bough.lang.backends.mock import MockBackend
+from bough.lang.backends.openai import OpenAI
 from bough.lang.errors import BackendError, ProgramError, UnsupportedError
 from bough.lang.place import Place
 from bough.runtime.errors import BoughError
 
-BACKENDS: list[type[Backend]] = [HttpBackend, LocalBackend, MockBackend]  # mypy compares the signatures
+# mypy compares the signatures
+BACKENDS: list[type[Backend]] = [Anthropic, HttpBackend, LocalBackend, MockBackend, OpenAI]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

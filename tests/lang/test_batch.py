@@ -74,23 +74,108 @@ def test_an_empty_batch_is_empty():
 
 
 @pytest.mark.parametrize("num_threads", [1, 4])
-def test_so_many_run_at_once(num_threads: int):
+def test_so_many_run_at_once_each_on_a_thread(num_threads: int):
     running, most = 0, 0
+    threads = set()
     lock = threading.Lock()
 
-    def script(program):
+    @function
+    def blocks(s):
         nonlocal running, most
+        threads.add(threading.get_ident())
         with lock:
             running += 1
             most = max(most, running)
         time.sleep(0.01)
         with lock:
             running -= 1
-        yield value(0, "x", "")
+        s += gen("x")
+
+    blocks.run_batch([()] * 12, backend=MockBackend(), num_threads=num_threads)
+    assert most == len(threads) == num_threads
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_coroutine_bodies_and_tasks_are_bounded_too(num_threads: int):
+    running, most = 0, 0
+
+    @function
+    async def counts(s):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+
+    counts.run_batch([()] * 12, backend=MockBackend(), num_threads=num_threads)
+    assert most == num_threads
+    most = 0
+    asyncio.run(counts.arun_batch([()] * 12, backend=MockBackend(), num_threads=num_threads))
+    assert most == num_threads
+
+
+def test_auto_runs_all_on_the_caller_s_thread_at_once():
+    backend = FakeBackend(held := Held())
+    held.num_wanted = 200
+    threads = set()
+
+    @function
+    def reads(s, index):
+        threads.add(threading.get_ident())
+        s += f"{index}" + gen("x")
+        return s["x"]
+
+    num_threads = threading.active_count()
+    states = reads.run_batch([(index,) for index in range(200)], backend=backend)
+    assert [state.ret_value for state in states] == ["x"] * 200
+    assert threads == {threading.get_ident()} and threading.active_count() == num_threads
+
+
+class Held:
+    """Answers only when so many programs wait at a time."""
+
+    def __init__(self) -> None:
+        self.num_wanted = 0
+        self.num_waiting = 0
+        self.all = threading.Event()
+
+    def __call__(self, program):
+        self.num_waiting += 1
+        if self.num_waiting == self.num_wanted:
+            self.all.set()
+        yield self.all
+        yield value(0, "x", "x")
         yield Done()
 
-    echo.run_batch([(str(i),) for i in range(12)], backend=FakeBackend(script), num_threads=num_threads)
-    assert most == num_threads
+
+def test_auto_on_a_running_loop_has_a_loop_thread_of_its_own():
+    async def main() -> list[str]:
+        return [state["x"] for state in echo.run_batch([("a",), ("b",)], backend=echoing())]
+
+    assert asyncio.run(main()) == ["A", "B"]
+
+
+def test_a_body_that_blocks_the_others_is_told_of_once(caplog, monkeypatch):
+    monkeypatch.setattr("bough.lang.batch._SLOW_S", 0.001)
+
+    @function
+    def blocks(s, index):
+        time.sleep(0.005)
+        s += gen("x")
+
+    blocks.run_batch([(1,), (2,), (3,)], backend=MockBackend())
+    assert [record.message.count("num_threads=N") for record in caplog.records] == [1]
+    caplog.clear()
+    blocks.run_batch([(1,)], backend=MockBackend())
+    blocks.run_batch([(1,), (2,)], backend=MockBackend(), num_threads=2)
+    assert caplog.records == []
+
+
+def test_what_is_wrong_with_one_item_is_that_item_s_failure():
+    for num_threads in ("auto", 2):
+        states = echo.run_batch([("a",), {"text": "b", "temperature": -1}], backend=echoing(), num_threads=num_threads)
+        assert states[0]["x"] == "A"
+        assert isinstance(states[1].error(), RequestError)
 
 
 def test_progress_is_shown_with_its_rate(capsys):
@@ -101,15 +186,21 @@ def test_progress_is_shown_with_its_rate(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_generator_style_runs_ahead_only_a_little_and_stops_when_left():
+@pytest.mark.parametrize(("num_threads", "most"), [(2, 20), ("auto", 16)])
+def test_generator_style_runs_ahead_only_a_little_and_stops_when_left(num_threads, most, monkeypatch):
+    monkeypatch.setattr("bough.lang.batch.MAX_AT_ONCE", 4)
     backend = echoing()
-    states = echo.run_batch([(str(i),) for i in range(100)], backend=backend, num_threads=2, generator_style=True)
+    items = [(str(i),) for i in range(100)]
+    states = echo.run_batch(items, backend=backend, num_threads=num_threads, generator_style=True)
     assert next(states)["x"] == "0"
     states.close()
-    assert len(backend.requests) < 20
+    assert len(backend.requests) < most
+    states = echo.run_batch(items, backend=backend, num_threads=num_threads, generator_style=True)
+    assert [state["x"] for state in states] == [str(i) for i in range(100)]
 
 
-def test_leaving_a_batch_aborts_what_runs():
+@pytest.mark.parametrize("num_threads", [2, "auto"])
+def test_leaving_a_batch_aborts_what_runs(num_threads):
     def script(program):
         if program.ops[0].parts[0] == "0":
             yield value(0, "x", "zero")
@@ -120,7 +211,7 @@ def test_leaving_a_batch_aborts_what_runs():
         yield Done()
 
     backend = FakeBackend(script)
-    states = echo.run_batch([("0",), ("1",)], backend=backend, generator_style=True)
+    states = echo.run_batch([("0",), ("1",)], backend=backend, generator_style=True, num_threads=num_threads)
     assert next(states)["x"] == "zero"
     while len(backend.requests) < 2:
         time.sleep(0.001)

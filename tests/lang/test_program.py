@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextvars
+import asyncio
 import threading
 import time
 
 import pytest
 
 from bough.lang.api import assistant, function, gen, select, set_default_backend, user
+from bough.lang.backend import use_backend
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError
 from bough.lang.program import Function
@@ -34,17 +35,34 @@ def test_run_and_call_give_the_state():
     assert capital.__name__ == "capital" and capital.__doc__ == "Asks for a capital."
 
 
-def test_the_default_backend_is_this_context_s():
+def test_the_default_backend_is_the_process_s():
     backend = MockBackend()
-
-    def inside() -> None:
-        set_default_backend(backend)
-        capital.run("France")
-
-    contextvars.copy_context().run(inside)
-    assert len(backend.requests) == 1
     with pytest.raises(ProgramError, match="no backend"):
         capital.run("France")
+    set_default_backend(backend)
+    thread = threading.Thread(target=capital.run, args=("France",))
+    thread.start()
+    thread.join()
+    capital.run("France")
+    assert len(backend.requests) == 2
+
+
+def test_another_backend_is_used_in_a_block():
+    outside, inside, given = MockBackend(), MockBackend(), MockBackend()
+    set_default_backend(outside)
+    with use_backend(inside) as used:
+        assert used is inside
+        capital.run("France")
+        capital.run("France", backend=given)
+        asyncio.run(capital.arun("France"))
+        capital.run_batch([("France",)])
+        capital.run_batch([("France",)], num_threads=1)
+        capital.run("France", stream=True).sync()
+        other = threading.Thread(target=capital.run, args=("France",))  # its context is its own
+        other.start()
+        other.join()
+    capital.run("France")
+    assert [len(backend.requests) for backend in (outside, inside, given)] == [2, 5, 1]
 
 
 def test_bind_fills_in_what_a_call_may_override():
@@ -280,3 +298,65 @@ def test_a_body_can_stream_what_it_generates():
 
     prints.run(backend=MockBackend({"x": "one two three"}))
     assert seen == ["one", " two", " three"]
+
+
+def test_the_time_limit_is_of_the_whole_program():
+    @function
+    def two(s):
+        s += gen("x")
+        s += s["x"] + gen("y")
+
+    backend = MockBackend()
+    two.run(backend=backend, timeout_s=5.0)
+    first, second = (program.timeout_s or 0.0 for program in backend.requests)
+    assert 0.0 < second < first <= 5.0
+
+    @function
+    def slow(s):
+        s += gen("x")
+        s["x"]
+        time.sleep(0.02)
+        s += gen("y")
+
+    for run in (slow.run, lambda **options: asyncio.run(slow.arun(**options))):
+        with pytest.raises(ProgramError, match=r"not done within 0\.01 s") as caught:
+            run(backend=MockBackend(), timeout_s=0.01)
+        assert caught.value.code == "generation_timeout"
+    with pytest.raises(RequestError, match="timeout_s"):
+        slow.run(backend=backend, timeout_s=float("nan"))
+
+
+def test_a_body_that_waits_for_something_else_is_ended_with_its_time(monkeypatch):
+    monkeypatch.setattr("bough.lang.run._GRACE_S", 0.01)
+    ended = []
+
+    @function
+    async def waits(s):
+        try:
+            await asyncio.sleep(60.0)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(ProgramError, match=r"not done within 0\.01 s") as caught:
+        asyncio.run(waits.arun(backend=MockBackend(), timeout_s=0.01))
+    assert caught.value.code == "generation_timeout" and ended == [True]
+
+    @function
+    def reads(s):
+        s += gen("x")
+        s["x"]
+
+    silent = FakeBackend(lambda p: iter([threading.Event(), Done()]))
+    with pytest.raises(ProgramError, match="not done within"):
+        asyncio.run(reads.arun(backend=silent, timeout_s=0.01))
+    assert silent.aborted == [silent.requests[0].id]
+
+
+def test_a_program_within_another_has_what_is_left_of_its_time():
+    @function
+    def outer(s):
+        s += capital("France")["city"]
+
+    backend = MockBackend()
+    outer.run(backend=backend, timeout_s=5.0)
+    assert 4.0 < (backend.requests[0].timeout_s or 0.0) < 5.0

@@ -312,3 +312,58 @@ def test_values_that_came_before_a_failure_can_be_read():
     assert state.error() is caught.value
     with pytest.raises(ProgramError, match="too long"):
         state.text()
+
+
+def test_an_error_shows_the_lines_that_led_to_it():
+    @function
+    def outer(s):
+        middle(s)
+
+    def middle(s):
+        with s.user():
+            inner(s)
+
+    @function
+    def inner(s):
+        s += gen("a") + gen("b")
+
+    backend = failing(2)
+    with pytest.raises(ProgramError, match="too long") as caught:
+        outer.run(backend=backend)
+    error: Any = caught.value
+    assert [place.function for place in error.stack] == ["outer", "middle", "inner"]
+    assert error.stack[-1] == error.place._replace(callers=())
+    assert error.request_id == backend.requests[0].id
+    lines = str(error).splitlines()
+    assert lines[0] == "too long"
+    assert [line.split(", in ")[1] for line in lines if line.startswith("  at")] == [
+        "outer",
+        "middle",
+        "inner: gen 'b', branch 0",
+    ]
+    assert lines[2] == "    middle(s)"
+    assert lines[-1] == f"  request {error.request_id}"
+
+
+def test_an_expression_is_blamed_where_it_was_written_and_where_it_was_appended():
+    def make():
+        return gen("a") + gen("b")
+
+    @function
+    def body(s):
+        s += make()
+
+    with pytest.raises(ProgramError, match="too long") as caught:
+        body.run(backend=failing(1))
+    assert [place.function for place in caught.value.stack] == ["body", "make"]
+
+
+def test_what_stands_between_two_messages_names_the_line():
+    @function
+    def body(s):
+        with s.user(), s.user():
+            pass
+
+    with pytest.raises(ProgramError, match="cannot begin inside") as caught:
+        body.run(backend=MockBackend())
+    assert caught.value.place is not None and caught.value.place.file == __file__

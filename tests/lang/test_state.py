@@ -6,6 +6,7 @@ from typing import Literal
 
 import pytest
 
+import bough
 from bough.lang.api import assistant, function, gen, gen_int, gen_string, select, system, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError
@@ -189,7 +190,7 @@ def test_meta_info():
     backend = FakeBackend(lambda p: iter([event, Done(usage=event.usage, requests=1)]))
     state = function(lambda s: s.__iadd__(gen("x"))).run(backend=backend)
     info = state.get_meta_info("x")
-    assert info["finish_reason"] == {"type": "length", "matched": None}
+    assert info["finish_reason"] == {"type": "length", "matched": None, "length": 2}
     assert (info["prompt_tokens"], info["cached_tokens"], info["e2e_latency"]) == (10, 8, 6.0)
     assert info["output_token_logprobs"] == [(-0.5, 5, None)]
     assert info["output_top_logprobs"] == [[(-0.5, 5, None), (-2.0, 6, None)]]
@@ -217,3 +218,18 @@ def test_usage_adds_up_over_stretches():
         s += s["x"] + gen("y")
 
     assert run(body, {"x": "one two", "y": "three"}).usage.completion_tokens == 3
+
+
+def test_get_gives_the_type_that_is_asked_for():
+    @bough.function
+    def asked(s):
+        s += bough.gen("number") + bough.gen("typed", int) + bough.gen("word")
+        s["own"] = 3
+
+    state = asked.run(backend=bough.MockBackend({"number": "41", "typed": "7", "word": "x"}))
+    assert state.get("number", int) + 1 == 42
+    assert state.get("typed", int) == 7 and state.get("number") == "41" and state.get("word", str) == "x"
+    assert state.get("own", int) == 3
+    for name, kind in (("word", int), ("typed", list[int]), ("own", str)):
+        with pytest.raises(bough.ProgramError, match=f"'{name}' is no"):
+            state.get(name, kind)

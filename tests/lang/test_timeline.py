@@ -87,6 +87,7 @@ def test_counts_each_token_once_and_each_prompt_in_full(timeline):
         "title": "small <program>",
         "branches": 3,
         "generations": 3,
+        "tools": 0,
         "elapsed_s": 1.0,
         "cached_tokens": 0,
         "prefilled_tokens": 6,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.constrain.spec import Choice
-from bough.runtime.branch import Barrier, Branch, keep_text
-from bough.runtime.errors import RequestError
+from bough.runtime.branch import Barrier, Branch, Failure, keep_text
+from bough.runtime.decide import NotYetError
+from bough.runtime.errors import EngineError, RequestError
 from bough.runtime.executor import Executor
 from bough.runtime.program import Fork, Gen, Join, Op, Piece, Ref, RoleBegin, RoleEnd, Select, Text
-from bough.runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED
+from bough.runtime.references import write
+from bough.runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, ErrorInfo
 from bough.runtime.sampling import SamplingParams
 
 from ..fakes import byte_tokenizer, fake_engine
@@ -100,7 +102,8 @@ def test_text_and_messages() -> None:
 
 def test_a_fork_is_a_copy() -> None:
     parent = Branch(0, tokens=[1], texts=["x"], values={"a": "1"}, roles=("user",), suffix="!")
-    child = parent.fork(1, deque())
+    child = Branch(1)
+    child.start_from(parent)
     child.tokens.append(2)
     child.texts.append("y")
     child.values["b"] = "2"
@@ -110,7 +113,8 @@ def test_a_fork_is_a_copy() -> None:
 
 def test_adopting_keeps_what_is_there() -> None:
     parent = Branch(0, tokens=[1], texts=["x"], values={"a": "1"})
-    child = parent.fork(1, deque())
+    child = Branch(1)
+    child.start_from(parent)
     child.tokens += [2, 3]
     child.texts += ["y", "z"]
     child.values |= {"a": "changed", "b": "2"}
@@ -127,20 +131,23 @@ def test_adopting_keeps_what_is_there() -> None:
     ("source", "expected"),
     [
         (Branch(1, values={"v": "there"}), "a there"),
-        (Branch(1, started=False), None),  # it may come to have one
-        (Branch(1, running={"r"}), None),
+        (Branch(1, started=False), NotYetError),  # it may come to have one
+        (Branch(1, running={"r"}), NotYetError),
+        (Branch(1, values={"v": "there"}, failure=Failure(1, ErrorInfo(code="x", message="no"))), "a there"),
+        (Branch(1, failure=Failure(1, ErrorInfo(code="x", message="no luck"))), EngineError),
         (Branch(1), RequestError),
     ],
-    ids=["there", "not begun", "running", "ended"],
+    ids=["there", "not begun", "running", "failed after it", "failed before it", "ended"],
 )
-def test_references_are_waited_for_while_they_can_come(source: Branch, expected: object) -> None:
+def test_references_are_waited_for_while_they_can_come(source: Branch, expected: Any) -> None:
     branch = Branch(0)
     parts = ("a ", Ref(1, "v"))
-    if expected is RequestError:
-        with pytest.raises(RequestError, match="no value named 'v' in branch 1"):
-            branch.resolve(parts, {0: branch, 1: source})
-    else:
-        assert branch.resolve(parts, {0: branch, 1: source}) == expected
+    if isinstance(expected, str):
+        assert write(parts, branch, {0: branch, 1: source}) == expected
+        return
+    match = {RequestError: "no value named 'v' in branch 1", EngineError: "no luck", NotYetError: None}
+    with pytest.raises(expected, match=match[expected]):
+        write(parts, branch, {0: branch, 1: source})
 
 
 # The timeline

@@ -195,7 +195,7 @@ MANY = 1 << 12
 @pytest.mark.parametrize(
     "ops",
     [
-        [Assign(0, "x", "ab" * 100_000), Text(0, tuple(Ref(0, "x") for _ in range(MANY)))],
+        [Assign(0, "x", ("ab" * 100_000,)), Text(0, tuple(Ref(0, "x") for _ in range(MANY)))],
         [Text(0, ("word " * 1_000_000,))],
         [Text(0, ("word " * 400,)), Text(0, ("word " * 400,))],
         [Text(0, ("word " * 400,)), *(Fork(0, tuple(range(1000 * i + 1, 1000 * i + 1000))) for i in range(4))],
@@ -247,7 +247,7 @@ def test_states_that_wait_are_bounded_by_what_they_hold(monkeypatch: pytest.Monk
     engine, _ = fake_engine()
     executor = Executor(engine, time.monotonic, max_states=100)
     for index in range(20):
-        executor.run(Program(id=str(index), ops=(Assign(0, "x", "y" * 300),), keep=True), ProgramHeard())
+        executor.run(Program(id=str(index), ops=(Assign(0, "x", ("y" * 300,)),), keep=True), ProgramHeard())
     assert list(executor._states) == ["17", "18", "19"]
     executor.close()
     assert_clean(engine)

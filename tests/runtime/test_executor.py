@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bough.runtime.executor import MAX_BRANCHES, MAX_OPS
+from bough.runtime.blocks import MAX_BRANCHES, MAX_OPS
 from bough.runtime.program import Fork, Gen, Join, Op, Ref, RoleBegin, RoleEnd, Select, Text
 from bough.runtime.sampling import SamplingParams
 

@@ -48,7 +48,7 @@ class Number:
         return []
 
     def copy(self) -> Matcher:
-        raise AssertionError
+        return Number(self.number, self.gate)
 
 
 @pytest.mark.parametrize("num_threads", [1, 4])

@@ -11,6 +11,7 @@ from bough.constrain.receipt import Receipt
 from bough.runtime.client import EngineStats, ModelInfo
 from bough.runtime.program import Delta, Done, Gen, Program, ProgramEvent, Value
 from bough.runtime.request import SAMPLED, ErrorInfo, Finish, FinishReason, Request, RequestOutput, TokenLogprob, Usage
+from bough.runtime.tools import ToolCall, ToolRegistry
 
 EOS = 256
 VOCAB_SIZE = 49152
@@ -108,6 +109,7 @@ class FakeClient:
     asked: list[Request] = field(default_factory=list)
     programs: list[Program] = field(default_factory=list)
     open_ids: set[str] = field(default_factory=set)
+    registry: ToolRegistry = field(default_factory=ToolRegistry)
     aborted: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     num_flushes: int = 0
@@ -141,7 +143,7 @@ class FakeClient:
             if not finished:
                 self.aborted.append(request.id)
 
-    async def arun(self, program: Program) -> AsyncIterator[ProgramEvent]:
+    async def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]:
         self.programs.append(program)
         for op in program.ops:
             if isinstance(op, Gen):
@@ -153,8 +155,15 @@ class FakeClient:
     def stream(self, request: Request) -> Iterator[RequestOutput]:
         raise NotImplementedError
 
-    def run(self, program: Program) -> Iterator[ProgramEvent]:
+    def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
         raise NotImplementedError
+
+    @property
+    def tools(self) -> Mapping[str, ToolCall]:
+        return self.registry.tools
+
+    def register_tool(self, tool: ToolCall) -> None:
+        self.registry.register(tool)
 
     def drop(self, program_id: str) -> None:
         self.dropped.append(program_id)

@@ -52,6 +52,12 @@ def test_what_is_wrong_names_its_choice(start: Start) -> None:
     assert told["violations"][1] == {"index": 1, "pointer": "/a", "message": "is bad"}
 
 
+def test_what_was_left_out_is_told(start: Start) -> None:
+    client = serve(start, Receipt(mode="exact", enforced=("oneOf",), narrowed=("", "/properties/a"))).openai()
+    told: Any = client.chat.completions.create(model="m", messages=HI).to_dict()["constraint"]
+    assert told == {"mode": "exact", "enforced": ["oneOf"], "checked": [], "narrowed": ["", "/properties/a"]}
+
+
 def test_without_a_constraint_nothing_is_told(start: Start) -> None:
     client = serve(start, None).openai()
     assert "constraint" not in client.chat.completions.create(model="m", messages=HI).to_dict()

@@ -91,7 +91,7 @@ def test_forks_are_bounded(server: Running) -> None:
 
 def test_a_refusal_comes_before_the_stream(start: Start) -> None:
     class Full(FakeClient):
-        async def arun(self, program: Program) -> Any:
+        async def arun(self, program: Program, tools: object = None) -> Any:
             raise OverloadedError("full")
             yield
 

@@ -283,6 +283,17 @@ def test_error_bodies_become_errors(serve, status, body, code, param, retryable)
     assert message in caught.value.message
 
 
+def test_a_tool_that_the_server_lacks_is_an_error_that_says_what_to_do(serve):
+    body = {"error": {"message": "there is no tool 'search'", "code": "unknown_tool", "param": "ops"}}
+    server = serve(lambda handler, _: handler.send(400, json.dumps(body).encode()))
+    with (
+        HttpBackend(server.url) as backend,
+        pytest.raises(BackendError, match=r"bough serve --tools FILE\.py") as caught,
+    ):
+        next(backend.run(PROGRAM, {}))
+    assert caught.value.code == "unknown_tool"
+
+
 def test_a_huge_error_body_is_not_read_to_its_end(serve):
     def answer(handler: Handler, body: bytes) -> None:
         handler.send_response(500)

@@ -65,7 +65,8 @@ def test_a_model_and_a_client_contradict_each_other():
 
 def test_the_language_never_imports_torch_before_an_engine_is_made():
     program = (
-        "import sys, bough; bough.function, bough.LocalBackend, bough.HttpBackend, bough.MockBackend; "
+        "import sys, bough; bough.function, bough.LocalBackend, bough.HttpBackend, bough.MockBackend, bough.Cassette; "
+        "bough.OpenAI('m'), bough.Anthropic('m'); "
         "print('torch' in sys.modules, 'transformers' in sys.modules, 'pydantic' in sys.modules)"
     )
     loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)

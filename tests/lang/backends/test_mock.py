@@ -15,8 +15,9 @@ from bough.lang.api import assistant, function, gen, select, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.backends.samples import conforms, make_text
 from bough.lang.errors import ProgramError
+from bough.runtime.condition import Ref
 from bough.runtime.errors import RequestError
-from bough.runtime.program import Done, Failed, Fork, Gen, Join, Program, Ref, RoleBegin, RoleEnd, Select, Text, Value
+from bough.runtime.program import Done, Failed, Fork, Gen, Join, Program, RoleBegin, RoleEnd, Select, Text, Value
 
 
 def execute(*ops, answers=None, **fields):
@@ -66,7 +67,6 @@ def test_a_reference_waits_for_a_branch_that_comes_later():
         ((Text(0, (Ref(0, "x"),)),), 0, "no value named 'x'"),
         ((Text(0, ("a",)), RoleEnd(0)), 1, "no open message"),
         ((RoleBegin(0, "user"), RoleBegin(0, "user")), 1, "inside a user message"),
-        ((Text(0, ("a",)), Text(7, ("b",))), 1, "never begins"),
         ((Fork(0, (1,)), Text(1, (Ref(0, "x"),)), Join(0, (1,)), Gen(0, "x")), 2, "waits for it"),
         ((Gen(0, "x", grammar=Regex("[0-9]")),), 0, "not what its constraint allows"),
         ((Select(0, "x", ("a", "b")),), 0, "not among its choices"),
@@ -77,6 +77,11 @@ def test_a_bad_program_fails_at_its_instruction(ops, index, message):
     assert isinstance(failed, Failed)
     assert failed.index == index
     assert message in failed.error.message
+
+
+def test_a_branch_that_nobody_forks_is_refused():
+    with pytest.raises(RequestError, match="instruction 1 is for branch 7, which does not exist"):
+        execute(Text(0, ("a",)), Text(7, ("b",)))
 
 
 def test_a_kept_state_goes_on_and_a_dropped_one_is_gone():

@@ -1,0 +1,78 @@
+"""`bough deploy FILE[:function]`: compiles a program and registers it on a server as an endpoint of its own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import httpx
+
+from ..lang.compile.compiled import CompiledProgram
+from ..lang.compile.placeholder import CompileError
+from ..lang.errors import BackendError
+from ..runtime.errors import RequestError
+from .run import find_program, load_file, parse_argument
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("program", metavar="FILE[:FUNCTION]", help="a Python file, or the JSON of a compiled program")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
+    parser.add_argument("--api-key", help="of that server, with the right `admin`")
+    parser.add_argument("--name", help="of the endpoint (default: the function's)")
+    parser.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="fixes an argument or a sampling option for good: JSON, or else text; @FILE is the text of a file",
+    )
+    parser.add_argument("--show", action="store_true", help="only print the compiled program and what it costs at most")
+    parser.add_argument("--output", metavar="FILE.json", help="only write the compiled program to a file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    program = compiled(arguments.program, dict(parse_argument(text) for text in arguments.arg))
+    name = arguments.name or program.name
+    if arguments.output is not None:
+        program.save(arguments.output)
+        return 0
+    print(program)
+    if arguments.show:
+        return 0
+    _register(program, name, arguments.url, arguments.api_key)
+    names = ", ".join(parameter.name for parameter in program.template.parameters)
+    print(f"\ndeployed: POST {_base(arguments.url)}/v1/programs/{name} with {{{names}}}", file=sys.stderr)
+    return 0
+
+
+def compiled(source: str, known: dict[str, object]) -> CompiledProgram:
+    """The compiled program of a file: `x.json` holds one, `x.py:function` is compiled with what is `known`.
+
+    Raises:
+        RequestError: there is no such program, or it cannot be compiled; the message names the line.
+    """
+    path, _, name = source.partition(":")
+    if path.endswith(".json"):
+        return CompiledProgram.load(path)
+    try:
+        return find_program(load_file(Path(path)), name).compile(**known)
+    except CompileError as error:
+        raise RequestError(str(error), param="program") from error
+
+
+def _register(program: CompiledProgram, name: str, url: str, api_key: str | None) -> None:
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+    try:
+        with httpx.Client(base_url=_base(url), headers=headers, timeout=30.0, trust_env=False) as client:
+            response = client.put(f"/v1/programs/{name}", content=program.to_json().encode())
+    except httpx.HTTPError as error:
+        raise BackendError(f"the server cannot be reached: {error}", code="connection_error", retryable=True) from error
+    if response.is_error:
+        raise BackendError(
+            f"the server refused the program: {response.text[:2000]}", code="refused", status=response.status_code
+        )
+
+
+def _base(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")

@@ -1,0 +1,1 @@
+"""Programs as data: traced with placeholders for their arguments, optimised, printed, estimated, run anywhere."""

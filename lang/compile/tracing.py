@@ -1,0 +1,215 @@
+"""Runs a program's body once, with placeholders for what is not known, and keeps the instructions that it records."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from ...runtime.condition import Condition, Operand, Ref
+from ...runtime.program import Assign, Op, Program, ProgramEvent, Repeat, When, walk
+from ...runtime.rewrite import Parts, joined, rewrite, with_operands
+from ...runtime.tools import ToolCall
+from ..backend import TEXT_ONLY
+from ..branch import Branch
+from ..condition import UndecidedError
+from ..entry import Entry, Kept, Passage
+from ..place import Place, caller
+from ..scope import Scope, current
+from ..session import Session, Settings
+from ..state import State
+from ..stretch import Slot, Stretch
+from .placeholder import CompileError, Marks, Probabilities, Unknown, has_marks
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a body has recorded. `variables` are those of its root branch; `slots` all values, by where they are."""
+
+    ops: tuple[Op, ...]
+    returned: object
+    variables: Mapping[str, Entry]
+    slots: Mapping[Ref, Slot]
+    tools: Mapping[str, ToolCall]
+
+
+def trace(
+    title: str, body: Callable[..., Any], arguments: Mapping[str, Any], defaults: Mapping[str, Any], marks: Marks
+) -> Trace:
+    """Runs `body` on a state that only records.
+
+    Raises:
+        CompileError: it looks at what is not known yet. What it raises itself passes through.
+    """
+    session = _TracingSession(Settings(title=title), marks)
+    state: State[Any] = State(Branch(session, defaults))
+    returned = _run(session, state, body, arguments)
+    recorded, places, slots = session.recorder.take()
+    ops = rewrite(recorded, _Resolving(marks))
+    _check_marks(ops, places)
+    by_ref = {Ref(slot.branch, slot.name): slot for slot in slots}
+    return Trace(ops, returned, dict(state._branch.variables), by_ref, dict(session.tools))
+
+
+def trace_start(
+    title: str, body: Callable[..., Any], arguments: Mapping[str, Any], defaults: Mapping[str, Any], marks: Marks
+) -> tuple[Op, ...]:
+    """What `body` records before it looks at what is not known yet. What it raises itself passes through."""
+    session = _TracingSession(Settings(title=title), marks)
+    with contextlib.suppress(CompileError):
+        _run(session, State(Branch(session, defaults)), body, arguments)
+    recorded, _, _ = session.recorder.take()
+    return rewrite(recorded, _Resolving(marks))
+
+
+def _run(session: _TracingSession, state: State[Any], body: Callable[..., Any], arguments: Mapping[str, Any]) -> object:
+    """What `body` returns."""
+    session.own()
+    token = current.set(Scope(session, state, on_loop=False, outer=current.get()))
+    try:
+        returned = body(state, **arguments)
+        return _finished(returned) if inspect.iscoroutine(returned) else returned
+    except UndecidedError as error:
+        raise CompileError(error.message, place=error.place) from error
+    finally:
+        current.reset(token)
+
+
+def telling(ops: Iterable[Op], wanted: Collection[Ref]) -> tuple[Op, ...]:
+    """The same instructions, where those that assign a wanted value also send it."""
+    return tuple(_telling(op, wanted) for op in ops)
+
+
+def _telling(op: Op, wanted: Collection[Ref]) -> Op:
+    match op:
+        case Assign(branch=branch, name=name):
+            return msgspec.structs.replace(op, tell=Ref(branch, name) in wanted)
+        case When(then=then, otherwise=otherwise):
+            return msgspec.structs.replace(op, then=telling(then, wanted), otherwise=telling(otherwise, wanted))
+        case Repeat(body=body):
+            return msgspec.structs.replace(op, body=telling(body, wanted))
+        case _:
+            return op
+
+
+def _finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    coroutine.close()
+    raise CompileError("the body waits for something other than its own values")
+
+
+def _check_marks(ops: Iterable[Op], places: Iterable[Place]) -> None:
+    for op, place in zip(walk(ops), places, strict=True):
+        if has_marks(msgspec.json.encode(op)):
+            raise CompileError(
+                "a value that is not known yet can stand in text, in a tool's arguments and in conditions, but not in "
+                "options, choices or constraints, nor inside of JSON: give the argument to compile()",
+                place=place,
+            )
+
+
+class _Resolving:
+    """Replaces the marks in instructions by what they stand for."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+
+    def parts(self, parts: Parts) -> Parts:
+        found = (self._marks.parts(part) if isinstance(part, str) else (part,) for part in parts)
+        return joined(part for some in found for part in some)
+
+    argument = parts
+
+    def condition(self, condition: Condition) -> Condition:
+        return with_operands(condition, self._operand)
+
+    def _operand(self, operand: Operand) -> Operand:
+        parts = self._marks.parts(operand) if isinstance(operand, str) else ()
+        return parts[0] if len(parts) == 1 else operand
+
+
+class _TracingSession(Session):
+    """Records, and sends nothing."""
+
+    def __init__(self, settings: Settings, marks: Marks) -> None:
+        super().__init__(_Nowhere(), _Never(), settings)
+        self._marks = marks
+        self.stand_in = self._stand_in
+
+    def _stand_in(self, entry: Entry, what: Literal["value", "probabilities"]) -> Any:
+        if what == "value":
+            return self._text(entry)
+        if not isinstance(entry, Slot) or entry.choices is None:
+            raise CompileError("only the probabilities of a select can be read", place=caller())
+        return Probabilities(entry)
+
+    def _text(self, entry: Entry) -> str:
+        match entry:
+            case Slot(name=name):
+                return self._marks.placeholder(Unknown(entry, f"the value {name!r}"))
+            case Kept(variable=name):
+                entry.referred = True
+                return self._marks.placeholder(Unknown(entry, f"the value {name!r}"))
+            case Passage(marks=marks):
+                return "".join(mark if isinstance(mark, str) else self._text(mark) for mark in marks)
+            case _:
+                _refuse("taking a value apart")
+
+    def send(self) -> None:
+        """Nothing is sent; who waits for it is told so."""
+
+    def wait(self, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
+        _refuse("waiting for a value")
+
+    async def await_until(self, done: Callable[[], bool]) -> None:
+        _refuse("waiting for a value")
+
+
+class _Nowhere:
+    """A backend that is never asked."""
+
+    modalities = TEXT_ONLY
+
+    def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
+        _refuse("running")
+
+    def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]:
+        _refuse("running")
+
+    def drop(self, program_id: str) -> None:
+        """There is nothing."""
+
+    def flush_cache(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """There is nothing."""
+
+
+class _Never:
+    """A driver that is never asked."""
+
+    def start(self, session: Session, stretch: Stretch) -> None:
+        _refuse("running")
+
+    def wait(self, session: Session, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
+        _refuse("waiting")
+
+    def stop(self, session: Session) -> None:
+        """Nothing runs."""
+
+
+def _refuse(what: str) -> NoReturn:
+    raise CompileError(
+        f"{what} is not possible while the program is compiled: only what the engine can decide is, "
+        "with bough.when and bough.repeat_until",
+        place=caller(),
+    )

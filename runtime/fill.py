@@ -1,0 +1,180 @@
+"""Puts arguments into a template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..constrain.errors import GrammarError
+from ..constrain.schemas.document import Document
+from ..constrain.schemas.schema import parse_schema
+from ..constrain.schemas.validate import violations
+from .condition import Condition, Hole, Operand
+from .errors import RequestError
+from .program import Op, walk
+from .rewrite import Parts, condition_of, joined, operands, parts_in, rewrite, with_operands
+from .template import Result, ResultArgument, ResultConstant, ResultList, ResultObject, ResultText, Template
+
+MAX_ARGUMENT_CHARS = 4_000_000
+_MAX_WIDTH = 1_000
+
+
+def check_arguments(template: Template, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with defaults filled in, as JSON values.
+
+    Raises:
+        RequestError: one is missing, unknown, or not of its parameter's schema; `param` names it.
+    """
+    known = {parameter.name: parameter for parameter in template.parameters}
+    for name in arguments:
+        if name not in known:
+            names = ", ".join(known) or "none"
+            raise RequestError(f"{template.name} has no parameter {name[:100]!r}; it has {names}", param=name[:100])
+    found: dict[str, Any] = {}
+    for name, parameter in known.items():
+        if name not in arguments:
+            if parameter.default is None:
+                raise RequestError(f"{template.name} needs the argument {name!r}", param=name)
+            found[name] = json.loads(parameter.default)
+            continue
+        text = _json(name, arguments[name])
+        if len(text) > MAX_ARGUMENT_CHARS:
+            raise RequestError(f"{name} has more than {MAX_ARGUMENT_CHARS} characters", param=name)
+        try:
+            wrong = violations(parameter.schema, text)
+        except GrammarError as error:
+            raise RequestError(f"{name} cannot be checked: {error}", param=name) from error
+        if wrong:
+            where = f"{name}{wrong[0].pointer}"
+            raise RequestError(f"{where}: {wrong[0].message}", param=name)
+        found[name] = json.loads(text)
+    return found
+
+
+def _json(name: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{name} is no JSON value: {error}", param=name) from error
+
+
+def check_template(template: Template) -> None:
+    """Sees that a template can be filled: schemas are ones, defaults fit them, each hole has its parameter.
+
+    Raises:
+        RequestError, GrammarError: what is wrong.
+    """
+    names = [parameter.name for parameter in template.parameters]
+    if len(set(names)) < len(names):
+        raise RequestError("two parameters have the same name", param="parameters")
+    for parameter in template.parameters:
+        Document(parse_schema(parameter.schema))  # raises if it is no schema
+        wrong = [] if parameter.default is None else violations(parameter.schema, parameter.default)
+        if wrong:
+            raise RequestError(f"the default of {parameter.name}: {wrong[0].message}", param="parameters")
+    for hole in (*_holes_in_ops(template.ops), *_holes_in_result(template.result)):
+        if hole.name.partition("/")[0] not in names:
+            raise RequestError(f"there is no parameter for the hole {hole.name[:100]!r}", param="parameters")
+
+
+def _holes_in_ops(ops: Iterable[Op]) -> Iterator[Hole]:
+    for op in walk(ops):
+        condition = condition_of(op)
+        for part in (*parts_in(op), *(operands(condition) if condition is not None else ())):
+            if isinstance(part, Hole):
+                yield part
+
+
+def _holes_in_result(result: Result) -> Iterator[Hole]:
+    match result:
+        case ResultText(parts=parts):
+            yield from (part for part in parts if isinstance(part, Hole))
+        case ResultArgument(hole=hole):
+            yield hole
+        case ResultList(items=items):
+            for item in items:
+                yield from _holes_in_result(item)
+        case ResultObject(fields=fields):
+            for _, field in fields:
+                yield from _holes_in_result(field)
+
+
+class Filled(NamedTuple):
+    """What to run, and what its result is made of."""
+
+    ops: tuple[Op, ...]
+    result: Result
+
+
+def fill(template: Template, arguments: Mapping[str, Any]) -> Filled:
+    """The template with the arguments in its holes.
+
+    Raises:
+        RequestError: an argument does not fit.
+    """
+    filling = _Filling(check_arguments(template, arguments))
+    return Filled(rewrite(template.ops, filling), filling.result(template.result))
+
+
+class _Filling:
+    """Exchanges holes for arguments."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def parts(self, parts: Parts) -> Parts:
+        return joined(_written(part, self._values) if isinstance(part, Hole) else part for part in parts)
+
+    def argument(self, parts: Parts) -> Parts:
+        """What a tool is passed whole and is no text is passed as JSON."""
+        match parts:
+            case (Hole(spec="") as hole,) if not isinstance(value := _looked_up(hole, self._values), str):
+                return (json.dumps(value, ensure_ascii=False),)
+            case _:
+                return self.parts(parts)
+
+    def result(self, result: Result) -> Result:
+        match result:
+            case ResultText(parts=parts):
+                return ResultText(self.parts(parts))
+            case ResultList(items=items):
+                return ResultList(tuple(self.result(item) for item in items))
+            case ResultObject(fields=fields):
+                return ResultObject(tuple((name, self.result(field)) for name, field in fields))
+            case ResultArgument(hole=hole):
+                return ResultConstant(json.dumps(_looked_up(hole, self._values), ensure_ascii=False))
+            case _:
+                return result
+
+    def condition(self, condition: Condition) -> Condition:
+        return with_operands(condition, self._operand)
+
+    def _operand(self, operand: Operand) -> Operand:
+        if not isinstance(operand, Hole):
+            return operand
+        value = _looked_up(operand, self._values)
+        return float(value) if type(value) in (int, float) else _written(operand, self._values)
+
+
+def _looked_up(hole: Hole, values: Mapping[str, Any]) -> Any:
+    """The argument, or the part of it that the hole's name leads to: "person/age"."""
+    name, *path = hole.name.split("/")
+    value = values[name]
+    for step in path:
+        try:
+            value = value[int(step)] if isinstance(value, Sequence) and not isinstance(value, str) else value[step]
+        except (LookupError, TypeError, ValueError):
+            raise RequestError(f"{name} has no {hole.name.removeprefix(name)}", param=name) from None
+    return value
+
+
+def _written(hole: Hole, values: Mapping[str, Any]) -> str:
+    value = _looked_up(hole, values)
+    if any(int(number) > _MAX_WIDTH for number in re.findall(r"[0-9]+", hole.spec)):
+        raise RequestError(f"the format {hole.spec[:100]!r} is wider than {_MAX_WIDTH}", param=hole.name)
+    try:
+        return format(value, hole.spec)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{hole.name} cannot be written as {hole.spec!r}: {error}", param=hole.name) from error

@@ -1,0 +1,90 @@
+"""A compiled program as data: instructions with holes for the arguments, and what its result is made of."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from .condition import Hole, Ref
+from .program import Op, Part
+
+Reading = Literal["text", "json", "int", "float", "bool"]
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An argument that the program takes. `schema` and `default` are JSON texts; without a default it is required."""
+
+    name: str
+    schema: str = "{}"
+    default: str | None = None
+    description: str = ""
+
+
+class ResultValue(msgspec.Struct, frozen=True, tag="value", omit_defaults=True):
+    """A value, read from its text. `turns`: the list of all that a Repeat made. `samples`: the list of a Gen's n.
+    `assigned`: an Assign makes it, which may make nothing of it."""
+
+    ref: Ref
+    reading: Reading = "text"
+    schema: str = "{}"
+    turns: bool = False
+    samples: bool = False
+    assigned: bool = False
+
+
+class ResultProbabilities(msgspec.Struct, frozen=True, tag="probabilities"):
+    """The probability of each choice of a Select, as an object."""
+
+    ref: Ref
+    choices: tuple[str, ...]
+
+
+class ResultText(msgspec.Struct, frozen=True, tag="text"):
+    """A text with values in it."""
+
+    parts: tuple[Part, ...]
+
+
+class ResultConstant(msgspec.Struct, frozen=True, tag="constant"):
+    """What does not depend on any value, as JSON text."""
+
+    json: str
+
+
+class ResultArgument(msgspec.Struct, frozen=True, tag="argument"):
+    """An argument, as it was given."""
+
+    hole: Hole
+
+
+class ResultList(msgspec.Struct, frozen=True, tag="list"):
+    """A list."""
+
+    items: tuple[Result, ...]
+
+
+class ResultObject(msgspec.Struct, frozen=True, tag="object"):
+    """An object with these fields, in this order."""
+
+    fields: tuple[tuple[str, Result], ...]
+
+
+Result = ResultValue | ResultProbabilities | ResultText | ResultConstant | ResultArgument | ResultList | ResultObject
+
+
+class Template(msgspec.Struct, frozen=True, kw_only=True):
+    """A program that any engine or server can run once its holes are filled.
+
+    >>> ops, result = fill(template, {"country": "France"})
+
+    version   of this format: another one is refused
+    ops       instructions of branch 0 and of what it forks
+    """
+
+    name: str
+    description: str = ""
+    parameters: tuple[Parameter, ...] = ()
+    ops: tuple[Op, ...]
+    result: Result
+    version: Literal[1] = 1

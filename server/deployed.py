@@ -1,0 +1,150 @@
+"""Deployed programs: kept by name, called as endpoints with JSON arguments and JSON results."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from ..constrain.errors import GrammarError
+from ..runtime.fill import check_template, fill
+from ..runtime.program import BranchFailed, Delta, Done, Failed, Program, ProgramEvent, Value
+from ..runtime.request import Usage
+from ..runtime.results import Results
+from ..runtime.template import Result, Template
+from .body import decode
+from .errors import ApiError, from_error_info, invalid, to_api_error
+from .gate import caller_of, request_id_of
+from .merge import Merged
+from .openapi import card, document
+from .security import require_admin
+from .service import Service, check_ops, to_json
+from .stream import DONE, PING, EventStream, event
+
+MAX_DEPLOYED = 256
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+
+
+class Deployed:
+    """The programs of a server. Lives on its event loop."""
+
+    def __init__(self, service: Service, templates: tuple[Template, ...] = ()) -> None:
+        self._service = service
+        self._templates: dict[str, Template] = {}
+        for template in templates:
+            self._put(template.name, template)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._templates
+
+    # Keeping
+
+    async def deploy(self, request: HttpRequest, name: str) -> Response:
+        """Registers a compiled program under a name, in the place of one that has it."""
+        require_admin(caller_of(request.scope))
+        template = decode(await self._service.read_body(request), Template)
+        await asyncio.to_thread(_check, template)
+        self._put(name, template)
+        return to_json(self._card(name))
+
+    def _put(self, name: str, template: Template) -> None:
+        if not _NAME.fullmatch(name):
+            raise invalid("name", "a program's name has 1 to 64 letters, digits, '_', '-' and '.', and no digit first")
+        if name not in self._templates and len(self._templates) >= MAX_DEPLOYED:
+            raise ApiError(409, "too_many_programs", f"No more than {MAX_DEPLOYED} programs can be deployed.")
+        self._templates[name] = msgspec.structs.replace(template, name=name)
+
+    def remove(self, request: HttpRequest, name: str) -> None:
+        require_admin(caller_of(request.scope))
+        del self._templates[name]
+
+    async def list(self) -> Response:
+        return to_json({"object": "list", "data": [self._card(name) for name in self._templates]})
+
+    async def describe(self, name: str) -> Response:
+        return to_json(self._card(self._find(name).name))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        return card(self._templates[name])
+
+    def _find(self, name: str) -> Template:
+        template = self._templates.get(name)
+        if template is None:
+            raise ApiError(404, "program_not_found", f"No program {name[:100]!r} is deployed.", param="name")
+        return template
+
+    async def openapi(self) -> Response:
+        return to_json(document(self._templates.values()))
+
+    # Calling
+
+    async def call(self, request: HttpRequest, name: str) -> Response:
+        """Runs a program. The body holds its arguments; with `?stream=true` the answer is a stream of events."""
+        template = self._find(name)
+        arguments = _arguments(await self._service.read_body(request))
+        context = self._service.context(request, None)
+        ops, result = await asyncio.to_thread(fill, template, arguments)
+        program = Program(id=f"{context.id}/{name}", ops=ops, namespace=context.namespace, timeout_s=context.timeout_s)
+        stream = request.query_params.get("stream", "") in ("1", "true")
+        quiet_s = self._service.config.ping_interval_s if stream else None
+        events = Merged([self._service.client.arun(program)], quiet_s=quiet_s)
+        await self._service.start(request, events, grammar_param="")
+        if stream:
+            chunks = _chunks(events, result)
+            return EventStream(chunks, close=events.close, lifecycle=self._service.lifecycle, grammar_param="")
+        async with events:
+            outcome = await self._service.attend(request, _collect(events, result))
+        answer = {"id": request_id_of(request.scope), "object": "program.result", "program": name, **outcome}
+        return to_json(answer)
+
+
+def _arguments(data: bytes) -> dict[str, Any]:
+    try:
+        arguments = msgspec.json.decode(data or b"{}", type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid("", "the body must be a JSON object: the program's arguments", code="invalid_json") from error
+    return arguments
+
+
+def _check(template: Template) -> None:
+    """Raises ApiError if a template cannot be run."""
+    check_ops(template.ops)
+    try:
+        check_template(template)
+    except GrammarError as error:
+        raise to_api_error(error, grammar_param="parameters") from error
+
+
+async def _collect(events: Merged[ProgramEvent], result: Result) -> dict[str, Any]:
+    results, usage = Results(), Usage()
+    async for item in events:
+        if item is not None:
+            results.feed(item[1])
+            usage = _seen(item[1], usage)
+    return {"result": results.read(result), "usage": usage}
+
+
+async def _chunks(events: Merged[ProgramEvent], result: Result) -> AsyncIterator[bytes]:
+    """What happens as it happens, and last the result."""
+    results, usage = Results(), Usage()
+    async for item in events:
+        if item is None:
+            yield PING
+            continue
+        results.feed(item[1])
+        usage = _seen(item[1], usage)
+        if isinstance(item[1], Delta | Value | BranchFailed):
+            yield event(item[1])
+    yield event({"type": "result", "result": results.read(result), "usage": usage})
+    yield DONE
+
+
+def _seen(happened: ProgramEvent, usage: Usage) -> Usage:
+    if isinstance(happened, Failed):
+        raise from_error_info(happened.error, grammar_param="")
+    return usage + happened.usage if isinstance(happened, Done) else usage

@@ -1,0 +1,85 @@
+"""Our own server as the OpenAI endpoint, with the default model: the same programs, in process and over the API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bough.lang.api import assistant, function, gen, select, user
+from bough.lang.backends.local import LocalBackend
+from bough.lang.backends.mock import MockBackend
+from bough.lang.backends.openai import OpenAI
+from bough.lang.backends.tool_runs import NO_TOOLS
+from bough.lang.errors import UnsupportedError
+from bough.runtime.program import Done, ProgramEvent, Value
+from bough.server.config import ServerConfig
+
+from ...server.conftest import running
+
+pytestmark = pytest.mark.model
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def local(default_model: Path) -> Iterator[LocalBackend]:
+    with LocalBackend(str(default_model), num_pages=4096) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="module")
+def url(local: LocalBackend) -> Iterator[str]:
+    client: Any = local.client
+    with running(client, ServerConfig(port=0, served_model_name="m")) as server:
+        yield f"{server.url}/v1"
+
+
+@function
+def chat(s: Any) -> None:
+    s += user("What is the capital of France?") + assistant(gen("city", stop=["\n"]))
+    branches = s.fork(2)
+    branches += lambda i: user(f"Name river {i + 1} of that country.") + assistant(gen("river", stop=["."]))
+    branches.join("append")
+    s += user("How many?") + assistant("I named " + gen("count", int))
+
+
+@function
+def text(s: Any) -> None:
+    s += "Question: How many legs has a spider?\nAnswer: Eight\n\nQuestion: How many days has a week?\nAnswer:"
+    s += gen("days", stop="\n") + "\n\nQuestion: Is the sun hot or cold?\nAnswer:" + select("sun", [" Cold", " Hot"])
+
+
+def values(events: list[ProgramEvent]) -> dict[tuple[int, str], str]:
+    return {(event.branch, event.name): event.text for event in events if isinstance(event, Value)}
+
+
+def test_a_chat_comes_out_as_in_process(local: LocalBackend, url: str) -> None:
+    with OpenAI("m", base_url=url, extensions=True) as api:
+        found, wanted = ([*chat.stream(backend=backend, **GREEDY)] for backend in (api, local))
+        assert api.calls == 4
+    mocked = [*chat.stream(backend=MockBackend())]
+    assert values(found) == values(wanted)
+    assert values(found).keys() == values(mocked).keys()
+    for events in (found, wanted, mocked):
+        assert isinstance(events[-1], Done) and events[-1].requests == 4
+    usage = [event.usage for event in (found[-1], wanted[-1]) if isinstance(event, Done)]
+    assert usage[0].prompt_tokens == usage[1].prompt_tokens and usage[0].cached_tokens > 0
+
+
+def test_completions_and_scores_come_out_as_in_process(local: LocalBackend, url: str) -> None:
+    with OpenAI("m", base_url=url) as api:
+        states = [text.run(backend=backend, **GREEDY) for backend in (api, local)]
+    assert states[0].values() == states[1].values()
+    assert states[0].probabilities("sun") == pytest.approx(states[1].probabilities("sun"), abs=1e-3)
+
+
+def test_without_extensions_a_schema_is_enforced_and_a_begun_message_refused(url: str) -> None:
+    with OpenAI("m", base_url=url) as api:
+        asked = function(lambda s: s.__iadd__(user("Age?") + assistant(gen("x", json_schema={"type": "integer"}))))
+        assert isinstance(asked.run(backend=api, **GREEDY).json("x"), int)
+        with pytest.raises(UnsupportedError, match="continue"):
+            chat.run(backend=api, **GREEDY)
+        assert list(NO_TOOLS) == []
