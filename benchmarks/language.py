@@ -1,7 +1,7 @@
 """Programs as one request, against the same calls from the client: requests, tokens, times, and the same texts.
 
-Everything is done with two models: the one named, and a random one whose forward pass costs next to nothing and that has
-the same tokenizer, which leaves what is not the model.
+Everything is done with two models: the one named, and a random one with the same tokenizer whose forward pass costs
+next to nothing, which leaves what is not the model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from .programs import WORKLOADS
 from .server_process import ServerProcess
 from .workload import Size
 
-_SCALE = 0.05
 _TOOLS = "from bough.benchmarks.language_programs import search\n"
 
 
@@ -43,22 +42,24 @@ class Plan:
 
     levels      programs at once, for the workloads
     at_once     the same, for the programs by hand
+    few         only some of those
     """
 
     light: bool
     levels: tuple[int, ...]
     at_once: int
     num_rounds: int
-    scale: float = _SCALE
+    scale: float
+    few: bool = False
 
 
 _PLANS = (
-    Plan(light=False, levels=(1, 4), at_once=2, num_rounds=3),
-    Plan(light=True, levels=(1, 32), at_once=8, num_rounds=3),
+    Plan(light=False, levels=(1, 4), at_once=1, num_rounds=3, scale=0.02),
+    Plan(light=True, levels=(1, 32), at_once=8, num_rounds=3, scale=0.05),
 )
 _QUICK_PLANS = (
-    Plan(light=False, levels=(2,), at_once=1, num_rounds=1, scale=0.02),
-    Plan(light=True, levels=(8,), at_once=2, num_rounds=1),
+    Plan(light=False, levels=(1,), at_once=1, num_rounds=1, scale=0.02, few=True),
+    Plan(light=True, levels=(8,), at_once=2, num_rounds=1, scale=0.05),
 )
 
 
@@ -147,7 +148,7 @@ async def _measure_all(
     tokenizer = load_tokenizer(source)
     size = Size(plan.scale, max(plan.levels))
     chosen = {name: make(size) for name, make in WORKLOADS.items() if arguments.only is None or name in arguments.only}
-    fights = _fights() if arguments.only is None or "contests" in arguments.only else []
+    fights = _fights(plan) if arguments.only is None or "contests" in arguments.only else []
     total = sum(workloads.num_rounds_of(each, plan.levels, plan.num_rounds) for each in chosen.values())
     total += len(fights) * contests.num_rounds_of(plan.num_rounds)
     with tqdm(total=total, unit="round", disable=None) as bar:
@@ -169,9 +170,10 @@ async def _measure_all(
     return results
 
 
-def _fights() -> list[tuple[contests.Contest, contests.Setting]]:
-    settings = (contests.LONG_PROMPTS, contests.LONG_ANSWERS)
-    fights = [(contest, setting) for contest in contests.CONTESTS for setting in settings]
+def _fights(plan: Plan) -> list[tuple[contests.Contest, contests.Setting]]:
+    settings = (contests.LONG_PROMPTS,) if plan.few else (contests.LONG_PROMPTS, contests.LONG_ANSWERS)
+    chosen = contests.CONTESTS[:2] if plan.few else contests.CONTESTS
+    fights = [(contest, setting) for contest in chosen for setting in settings]
     return [*fights, (contests.REACT, contests.SHORT_QUESTION)]
 
 

@@ -1,4 +1,4 @@
-"""The same programs as `language_programs` as one writes them with the official `openai` client: a call a generation."""
+"""The programs of `language_programs` as one writes them with the official `openai` client: a call a generation."""
 
 from __future__ import annotations
 

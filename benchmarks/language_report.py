@@ -15,8 +15,10 @@ from .language_workloads import WorkloadResult
 _WAYS = (OneRequest.name, GenByGen.name, OpenAICalls.name)
 _COLOURS = {OneRequest.name: "#0072b2", GenByGen.name: "#d98b00", OpenAICalls.name: "#009e73"}
 _WORKLOAD_HEADS = ("workload", "requests", "KB sent", "tokens sent", "tokenised", "prompt computed", "hit rate")
-_CONTEST_HEADS = ("program", "prompts and answers", "requests", "seconds", "ratio", "at most", "in the model")
-_CONTEST_HEADS += ("engine idle", "server CPU s", "client CPU s", "steps", "tokens a step", "prompt tokens", "computed")
+_CONTEST_HEADS = (
+    *("program", "prompts and answers", "requests", "seconds", "ratio", "at most", "in the model", "engine idle"),
+    *("server CPU s", "client CPU s", "steps", "tokens a step", "prompt tokens", "computed"),
+)
 
 Row = Sequence[str]
 
@@ -182,7 +184,7 @@ def _draw_workloads(axes: Any, result: ModelResults) -> None:
 
 
 def _draw_contests(axes: Any, result: ModelResults) -> None:
-    labels, left = [], [0.0] * (2 * len(result.contests))
+    left = [0.0] * (2 * len(result.contests))
     sides = [(each, side) for each in result.contests for side in (OURS, THEIRS)]
     medians = [each.rounds[side].median for each, side in sides]
     scales = [each.rounds[THEIRS].wall_s for each, _ in sides]
@@ -199,7 +201,7 @@ def _draw_contests(axes: Any, result: ModelResults) -> None:
     axes.set_yticks(range(len(sides)), labels, fontsize=6)
     axes.invert_yaxis()
     axes.set(xlabel="time, as a part of the openai client's", title=f"{result.name}: where time goes")
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=8, frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12))
 
 
 def _draw_batches(axes: Any, result: ModelResults) -> None:
@@ -210,5 +212,5 @@ def _draw_batches(axes: Any, result: ModelResults) -> None:
     for side, colour in ((OURS, "#0072b2"), (THEIRS, "#009e73")):
         looks = watched.batches[side]
         axes.step([at for at, _ in looks], [running for _, running in looks], where="post", color=colour, label=side)
-    axes.set(xlabel="seconds", ylabel="generations at once", title=f"{watched.name}: {watched.setting}")
+    axes.set(xlabel="seconds", ylabel="generations at once", title=f"{watched.name}\n{watched.setting}")
     axes.legend(fontsize=8, frameon=False)

@@ -70,8 +70,8 @@ async def measure_workload(
 ) -> WorkloadResult:
     """At each of `levels` so many programs at once. What is counted does not depend on that, and is of the most."""
     programs = workload.programs[: max(levels)]
-    ways = [OneRequest(server.url, tokenizer), GenByGen(server.url, server.model, tokenizer)]
-    chosen: list[Way] = [*ways, *_openai(server, tokenizer, programs)]
+    chosen: list[Way] = [OneRequest(server.url, tokenizer), GenByGen(server.url, server.model, tokenizer)]
+    chosen += _openai(server, tokenizer, programs)
     try:
         records = {way.name: await _record(server, way, programs) for way in chosen}
         for _ in chosen:

@@ -73,8 +73,8 @@ class Shared:
 
 
 def first_tokens(roots: Sequence[Branch], *, template: bool = True) -> list[str]:
-    """The texts of the tokens that a run begins with, up to where it generates or forks for the first time; the chat
-    template's own are left out without `template`."""
+    """The texts of the tokens that a run begins with, up to where it generates or forks for the first time. Without
+    `template`, a space stands for what the chat template has written."""
     texts: list[str] = []
     for item in roots[0].items if roots else ():
         if not isinstance(item, Message):
@@ -82,8 +82,7 @@ def first_tokens(roots: Sequence[Branch], *, template: bool = True) -> list[str]
         for piece in item.pieces:
             if piece.kind in ("gen", "select", "tool"):
                 return texts
-            if template or piece.kind != "role":
-                texts += piece.texts
+            texts += piece.texts if template or piece.kind != "role" else (" ",)
     return texts
 
 

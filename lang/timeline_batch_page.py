@@ -110,10 +110,9 @@ def _program(member: Member, span_s: float, own: str, *, with_tokens: bool) -> I
     """A run: its bars merged in one lane, that opens to its branches and tokens."""
     name = f"m{member.number}"
     summary = member.summary
+    own = own if member.record.error is None else f"{member.record.error.code} {own}"
     facts = [f"#{member.number} {member.title}", duration(member.elapsed_s)]
     facts.append(f"{summary['saved_tokens']:,} of {summary['prompt_tokens']:,} prompt tokens from the cache")
-    if member.record.error is not None:
-        facts.append(f"failed: {member.record.error.code}")
     facts += [own] if own else []
     track = _merged(member, span_s) if span_s > 0 else ""
     dead = ' class="program dead"' if member.failed else ' class="program"'

@@ -111,7 +111,7 @@ header p { margin: 0; color: var(--quiet); }
 .card.dead b, p.dead b { color: var(--dead); margin-right: 8px; }
 .quiet { color: var(--quiet); font-size: 13.5px; margin: -6px 0 14px; }
 .badge {
-  font-style: normal; font-size: 12px; font-weight: 550; padding: 1px 8px; border-radius: 9px; margin-left: 8px;
+  font-style: normal; font-size: 12px; font-weight: 550; padding: 1px 8px; border-radius: 9px; white-space: nowrap;
   background: var(--grid); color: var(--quiet);
 }
 .badge.dead { background: var(--dead-tint); color: var(--dead); }
@@ -120,6 +120,7 @@ header p { margin: 0; color: var(--quiet); }
 .loads .load { position: absolute; inset: 0 0 26px var(--label); width: calc(100% - var(--label)); height: 120px; }
 .loads .peak { position: absolute; top: 0; left: 0; width: calc(var(--label) - 10px); text-align: right; }
 .loads .peak { color: var(--quiet); font-variant-numeric: tabular-nums; }
+header .badge { margin-left: 10px; }
 .load .name { fill: var(--sampled); } .load .tool { fill: var(--tool); }
 .load .fill { fill: var(--prefilled); } .load .wait { fill: var(--queue); opacity: 0.55; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: 12px 24px; margin: 18px 0 0; }
@@ -162,7 +163,8 @@ header p { margin: 0; color: var(--quiet); }
 
 .branch { scroll-margin-top: 12px; min-width: 0; }
 .branch > h3 {
-  display: flex; align-items: baseline; gap: 10px; margin: 0 0 8px; font-size: 14px; font-weight: 600;
+  display: flex; flex-wrap: wrap; align-items: baseline; gap: 4px 10px; margin: 0 0 8px;
+  font-size: 14px; font-weight: 600;
 }
 .branch > h3 small { font-weight: 400; color: var(--quiet); font-variant-numeric: tabular-nums; }
 .children {

@@ -62,6 +62,10 @@ class Process(Protocol):
 
     def say(self, run: Run, piece: Piece) -> None: ...
 
+    def now(self) -> float:
+        """Seconds since the program began."""
+        ...
+
 
 class CancelledError(BoughError):
     """An instruction has cancelled its own branch."""
@@ -126,6 +130,7 @@ def _ask(process: Process, branch: Branch, step: Step, op: Gen | Select | Use) -
         for name, parts in op.arguments:
             arguments[name] = yield from _text(process, branch, parts)
     answer = take(branch.surplus, op) if branch.surplus is not None else None
+    start_s = process.now()
     if answer is None:
         ahead = after(branch.queue, op.branch) if step.run.program.spec_tokens and step is branch.top else ()
         answer = yield process.call(branch, step, arguments, ahead)
@@ -135,10 +140,12 @@ def _ask(process: Process, branch: Branch, step: Step, op: Gen | Select | Use) -
     branch.made[op.name] += 1
     process.keep(branch, step.run, answer)
     if isinstance(op, Use) and step.run.program.trace:
-        process.say(step.run, Piece(branch=branch.id, op=branch.num_ops, kind="tool", name=op.name))
+        stop_s = process.now()
+        tool = Piece(branch=branch.id, op=branch.num_ops, kind="tool", name=op.name, start_s=start_s, stop_s=stop_s)
+        process.say(step.run, tool)
     branch.surplus = None
     if not isinstance(op, Use) or op.append:
-        _append(process, branch, step, text)
+        _append(process, branch, step, text, start_s if isinstance(op, Gen | Select) else None)
     if isinstance(op, Gen):
         branch.surplus = answer.surplus
 
@@ -215,7 +222,8 @@ def _text(process: Process, branch: Branch, parts: Iterable[Part]) -> Generator[
     return "".join(texts)
 
 
-def _append(process: Process, branch: Branch, step: Step, mark: Mark) -> None:
+def _append(process: Process, branch: Branch, step: Step, mark: Mark, start_s: float | None = None) -> None:
+    """Appends to a branch. `start_s`: when the call began that has made it."""
     if branch.surplus is not None:
         branch.surplus = match(branch.surplus, mark)
     if mark == "":
@@ -235,6 +243,8 @@ def _append(process: Process, branch: Branch, step: Step, mark: Mark) -> None:
             role="" if isinstance(mark, str) else mark.role,
             texts=chunks,
             origins=(SAMPLED if generated else PREFILLED,) * len(chunks),
+            start_s=start_s or 0.0,
+            stop_s=0.0 if start_s is None else process.now(),
         ),
     )
 

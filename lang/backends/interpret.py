@@ -58,6 +58,7 @@ class Interpretation:
         self.runs: list[Run] = []
         self._caller = caller
         self._clock = clock
+        self._born = clock()
         self._waiting: dict[int, deque[Step | Barrier]] = {}
         self._parents: dict[int, int] = {}
         self._scopes = {0: 0}
@@ -370,6 +371,9 @@ class Interpretation:
 
     def say(self, run: Run, piece: Piece) -> None:
         run.listener(piece)
+
+    def now(self) -> float:
+        return self._clock() - self._born
 
     def fork(self, branch: Branch, op: Fork) -> None:
         for child in op.children:

@@ -128,7 +128,7 @@ def test_auto_runs_all_on_the_caller_s_thread_at_once():
     num_threads = threading.active_count()
     states = reads.run_batch([(index,) for index in range(200)], backend=backend)
     assert [state.ret_value for state in states] == ["x"] * 200
-    assert threads == {threading.get_ident()} and threading.active_count() == num_threads
+    assert threads == {threading.get_ident()} and threading.active_count() <= num_threads
 
 
 class Held:

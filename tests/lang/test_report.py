@@ -6,7 +6,7 @@ import bough
 from bough.lang.report import report
 from bough.lang.table import aligned
 from bough.lang.timeline import Timeline
-from bough.runtime.program import Done, Failed, Gen, Piece, Text, Value
+from bough.runtime.program import Done, Failed, Gen, Piece, ProgramEvent, Text, Value
 from bough.runtime.request import PREFILLED, SAMPLED, ErrorInfo, Usage
 
 
@@ -18,7 +18,7 @@ def test_columns_stand_below_each_other():
 def test_a_run_in_numbers():
     words = ("a", "b", "c", "d")
     usage = Usage(prompt_tokens=4, cached_tokens=1, completion_tokens=2, forced_tokens=1)
-    events = [
+    events: list[ProgramEvent] = [
         Piece(branch=0, op=0, kind="text", texts=words, origins=(PREFILLED,) * 4),
         Value(branch=0, name="x", text="XY", finish_reason="length", usage=usage),
         Piece(branch=0, op=1, kind="gen", name="x", texts=("X", "Y"), origins=(SAMPLED,) * 2, start_s=0.5, stop_s=2.0),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
+from msgspec.structs import replace
+
 import bough
 from bough.lang.timeline import Timeline
 from bough.lang.timeline_tree import Message
@@ -86,7 +90,8 @@ def test_a_fork_in_a_loop_stands_in_its_first_turn():
         ]
     (root,) = Timeline.of(tuple(walk((Text(0, ("t",)), loop))), events).roots
     assert shape(root) == ["t0", [1], ";1;"]
-    assert shape(next(iter(root.items[1]))) == ["BB"]
+    _, child = root.walk()
+    assert shape(child) == ["BB"]
 
 
 def test_what_was_skipped_is_not_counted():
@@ -143,13 +148,9 @@ def test_the_choices_of_each_turn_have_their_own_odds():
     events = []
     for turn, odds in enumerate(((0.9, 0.1), (0.2, 0.8))):
         value, piece = made(0, 1 + 2 * turn, "select", "s", "x", turn=turn)
-        events += [bough.lang.timeline_events.Value(**{**_fields(value), "probabilities": odds}), piece]
+        events += [replace(value, probabilities=odds), piece]
     words = "".join(Page(Timeline.of((Select(0, "s", ("x", "y")),), events).html()).words)
     assert all(f"{odds}.0%" in words for odds in (90, 10, 20, 80))
-
-
-def _fields(value):
-    return {name: getattr(value, name) for name in value.__struct_fields__}
 
 
 def test_calls_tell_why_tokens_were_computed():
@@ -212,3 +213,16 @@ def test_a_run_with_everything_in_it(tmp_path):
     for said in ("action 3", "found 2 = look_up()", "found skipped", "2 attempts", "failed: tool_failed"):
         assert said in words
     assert [call.name for call in timeline.calls()].count("action") == 3
+
+
+def test_calls_that_the_client_makes_have_times():
+    backend = bough.MockBackend()
+    seconds = itertools.count()
+    backend._programs._clock = lambda: float(next(seconds))
+
+    @bough.function
+    def ask(s):
+        s += "x" + bough.gen("a") + bough.gen("b")
+
+    first, second = ask.run(backend=backend, trace=True).timeline().calls()
+    assert 0 < first.start_s < first.stop_s <= second.start_s < second.stop_s

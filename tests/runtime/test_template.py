@@ -232,7 +232,7 @@ def test_a_branch_that_failed_leaves_its_error():
 
 def test_a_text_that_was_cut_off_is_an_error_with_its_reason():
     cut = Value(branch=0, name="a", text='{"x": ', finish_reason="length")
-    with pytest.raises(EngineError, match="'a' is no json.*ended by 'length'") as caught:
+    with pytest.raises(EngineError, match=r"'a' is no json.*ended by 'length'") as caught:
         read(ResultValue(Ref(0, "a"), "json"), cut)
     assert caught.value.code == "invalid_output"
 

@@ -106,7 +106,8 @@ def test_what_the_body_raises_passes_through():
 
 
 def test_nothing_is_sent():
-    with bough.use_backend(bough.MockBackend()) as backend:
+    backend = bough.MockBackend()
+    with bough.use_backend(backend):
         compare.explain(product="x")
         reading.explain(question="x")
     assert backend.requests == []
