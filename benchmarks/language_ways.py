@@ -18,7 +18,22 @@ from ..lang.backends.kept import Interpreter
 from ..lang.backends.transcript import Prompt
 from ..runtime.choices import score_choices
 from ..runtime.errors import BoughError, EngineError
-from ..runtime.program import Done, Failed, Fork, Gen, Op, Piece, Program, ProgramEvent, Select, Text, Value, walk
+from ..runtime.program import (
+    Done,
+    Failed,
+    Fork,
+    Gen,
+    Op,
+    Piece,
+    Program,
+    ProgramEvent,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Text,
+    Value,
+    walk,
+)
 from ..runtime.tokenizer import Tokenizer
 from .plain_http import PlainClient
 
@@ -104,8 +119,7 @@ class GenByGen:
         self._model = model
         self._tokenizer = tokenizer
         self._interpreter = Interpreter(self)
-        self._records: dict[str, Record] = {}
-        self._full: set[str] = set()
+        self._records: dict[str, Record | None] = {}
         self._tasks: dict[Call, asyncio.Task[None]] = {}
 
     async def run(self, ops: Ops, record: Record, *, full: bool = False) -> None:
@@ -120,15 +134,12 @@ class GenByGen:
             elif isinstance(event, Done):
                 done.set_result(None)
 
-        self._records[program.id] = record
-        if full:
-            self._full.add(program.id)
+        self._records[program.id] = record if full else None
         try:
             self._interpreter.run(program, {}, listen)
             await done
         finally:
             del self._records[program.id]
-            self._full.discard(program.id)
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -145,10 +156,8 @@ class GenByGen:
 
     async def _answer(self, call: Call) -> None:
         result: Answer | BoughError
-        program_id = call.run.program.id
-        record = self._records[program_id] if program_id in self._full else None
         try:
-            text = await self.answer(call, record)
+            text = await self.answer(call, self._records[call.run.program.id])
             result = Answer(Value(branch=call.op.branch, name=call.op.name, text=text))
         except (OSError, EngineError) as error:
             result = EngineError(str(error) or type(error).__name__, code="request_failed")
@@ -262,9 +271,9 @@ def is_chat(ops: Sequence[Op]) -> bool:
             if roles[op.branch] is None:
                 return False
             begun[op.branch] = True
-        elif hasattr(op, "role"):
+        elif isinstance(op, RoleBegin):
             roles[op.branch], begun[op.branch] = op.role, False
-        elif type(op).__name__ == "RoleEnd":
+        elif isinstance(op, RoleEnd):
             roles[op.branch] = None
     return True
 

@@ -10,6 +10,10 @@ from urllib.parse import urlsplit
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+class _IdleTooLongError(ConnectionError):
+    """The connection was closed before anything was answered."""
+
+
 class PlainClient:
     """Posts to one server. Used on one event loop; as many connections as there are requests at once."""
 
@@ -21,12 +25,25 @@ class PlainClient:
 
     async def post(self, path: str, content: bytes) -> tuple[int, Any]:
         """The status and the JSON value of the answer. Raises OSError: the server has gone."""
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, self._port)
+        while self._idle:
+            connection = self._idle.pop()
+            try:
+                return await self._post(connection, path, content)
+            except _IdleTooLongError:
+                continue  # servers close what nobody used for a while
+        return await self._post(await asyncio.open_connection(self._host, self._port), path, content)
+
+    async def _post(self, connection: Connection, path: str, content: bytes) -> tuple[int, Any]:
+        reader, writer = connection
         kept = False
         try:
             head = f"POST {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\nContent-Type: application/json\r\n"
             writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-            status, headers = read_head(await reader.readuntil(b"\r\n\r\n"))
+            try:
+                head_bytes = await reader.readuntil(b"\r\n\r\n")
+            except (asyncio.IncompleteReadError, ConnectionResetError) as error:
+                raise _IdleTooLongError("the server closed the connection") from error
+            status, headers = read_head(head_bytes)
             body = await reader.readexactly(int(headers["content-length"]))
             kept = headers.get("connection") != "close"
         except asyncio.IncompleteReadError as error:

@@ -9,8 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -154,15 +153,6 @@ class ServerProcess:
     def _said(self) -> str:
         self._log.seek(0)
         return self._log.read().decode(errors="replace")[-2000:]
-
-
-@contextmanager
-def observed(server: ServerProcess) -> Iterator[list[Counters]]:
-    """A list with one entry when the block has ended: what the server counted during it."""
-    found: list[Counters] = []
-    before = server.counters()
-    yield found
-    found.append(server.counters() - before)
 
 
 def count_answers(metrics: str) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from ..runtime.program import Program, ProgramEvent
+from ..runtime.errors import BoughError
+from ..runtime.program import Failed, Program, ProgramEvent
 from ..runtime.tools import ToolCall
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class RunSpans(Protocol):
         """The same tool, each call of which is a span."""
         ...
 
-    def end(self, error: BaseException | None, *, num_requests: int) -> None:
+    def end(self, error: BaseException | None) -> None:
         """The run is over. Only the first call counts."""
 
 
@@ -86,6 +87,62 @@ def observe(tracer_provider: TracerProvider | None = None, *, content: bool = Fa
 def begin(title: str, program_id: str, backend: Backend) -> RunSpans | None:
     """The spans of a run that begins now; None if nobody observes."""
     return None if _switch.begin is None else _switch.begin(title, program_id, backend)
+
+
+def run(title: str, backend: Backend, program: Program, tools: Mapping[str, ToolCall]) -> Generator[ProgramEvent]:
+    """The events of a program that is one stretch and has no session, observed if anybody observes."""
+    spans = begin(title, program.id, backend)
+    error: BaseException | None = None
+    events: Any = backend.run(program, _sent(spans, program, tools))
+    try:
+        for event in events:
+            error = _taken(spans, event) or error
+            yield event
+    except Exception as failure:
+        error = failure
+        raise
+    finally:
+        if (close := getattr(events, "close", None)) is not None:
+            close()
+        if spans is not None:
+            spans.end(error)
+
+
+async def arun(
+    title: str, backend: Backend, program: Program, tools: Mapping[str, ToolCall]
+) -> AsyncGenerator[ProgramEvent]:
+    """The same for tasks."""
+    spans = begin(title, program.id, backend)
+    error: BaseException | None = None
+    events: Any = backend.arun(program, _sent(spans, program, tools))
+    try:
+        async for event in events:
+            error = _taken(spans, event) or error
+            yield event
+    except Exception as failure:
+        error = failure
+        raise
+    finally:
+        if (aclose := getattr(events, "aclose", None)) is not None:
+            await aclose()
+        if spans is not None:
+            spans.end(error)
+
+
+def _sent(spans: RunSpans | None, program: Program, tools: Mapping[str, ToolCall]) -> Mapping[str, ToolCall]:
+    """The tools as they are to be called."""
+    if spans is None:
+        return tools
+    spans.sent(program)
+    return {name: spans.watched(tool) for name, tool in tools.items()}
+
+
+def _taken(spans: RunSpans | None, event: ProgramEvent) -> BoughError | None:
+    """What the program has failed with, if it has."""
+    if spans is None:
+        return None
+    spans.take(event)
+    return BoughError(event.error.message, code=event.error.code) if isinstance(event, Failed) else None
 
 
 def current(spans: RunSpans | None) -> AbstractContextManager[object]:

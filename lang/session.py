@@ -402,5 +402,5 @@ class Session:
         with self.changed:
             self.finished = True
             if self.spans is not None:
-                self.spans.end(self.error, num_requests=self.num_requests)
+                self.spans.end(self.error)
             self.notify()

@@ -88,6 +88,7 @@ class ProgramSpans:
         self._last_ns: dict[int, int] = {}
         self._tools: set[str] = set()
         self._usage = Usage()
+        self._num_requests = 0
         self._ended = False
         attributes: Attributes = {
             "gen_ai.operation.name": "invoke_workflow",
@@ -126,18 +127,19 @@ class ProgramSpans:
             case BranchRestarted(branch=branch, attempt=attempt, error=error):
                 attributes: Attributes = {"bough.branch": branch, "bough.attempt": attempt, "error.type": error.code}
                 self._span.add_event("branch begun anew", attributes)
-            case Done(usage=usage):
+            case Done(usage=usage, requests=num_requests):
                 self._usage += usage
+                self._num_requests += num_requests
 
     def watched(self, tool: ToolCall) -> ToolCall:
         self._tools.add(tool.name)
         return _WatchedTool(tool, self._start_tool)
 
-    def end(self, error: BaseException | None, *, num_requests: int) -> None:
+    def end(self, error: BaseException | None) -> None:
         if self._ended:
             return
         self._ended = True
-        self._span.set_attributes({**_usage(self._usage), "bough.requests": num_requests})
+        self._span.set_attributes({**_usage(self._usage), "bough.requests": self._num_requests})
         if error is not None:
             _fail(self._span, error, getattr(error, "code", type(error).__qualname__))
         self._span.end()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing, closing
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from ...runtime.program import Failed, Program, ProgramEvent
 from ...runtime.results import Results
 from ...runtime.template import Result, Template
 from ...runtime.tools import ToolCall
+from .. import observe
 from ..backend import Backend, resolve_backend
 from ..errors import ProgramError
 from ..notebook import text_view
@@ -108,7 +109,7 @@ class CompiledProgram:
         """
         program, result = self._filled(arguments, namespace, timeout_s)
         results = Results()
-        with closing(_run(resolve_backend(backend), program, self.tools)) as events:
+        with closing(observe.run(self.name, resolve_backend(backend), program, self.tools)) as events:
             for event in events:
                 _take(results, event)
         return self._typed(results.read(result))
@@ -124,7 +125,7 @@ class CompiledProgram:
         """`run` for tasks; cancelling the task stops the program."""
         program, result = self._filled(arguments, namespace, timeout_s)
         results = Results()
-        async with aclosing(_arun(resolve_backend(backend), program, self.tools)) as events:
+        async with aclosing(observe.arun(self.name, resolve_backend(backend), program, self.tools)) as events:
             async for event in events:
                 _take(results, event)
         return self._typed(results.read(result))
@@ -139,7 +140,7 @@ class CompiledProgram:
     ) -> Iterator[ProgramEvent]:
         """Runs it, and yields Delta, Value, ... as they come. Leaving early stops it."""
         program, _ = self._filled(arguments, namespace, timeout_s)
-        with closing(_run(resolve_backend(backend), program, self.tools)) as events:
+        with closing(observe.run(self.name, resolve_backend(backend), program, self.tools)) as events:
             yield from events
 
     def _filled(self, arguments: Mapping[str, Any], namespace: str, timeout_s: float | None) -> tuple[Program, Result]:
@@ -167,16 +168,6 @@ def _dumped(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     raise TypeError(f"{type(value).__name__} is no JSON value")
-
-
-async def _arun(backend: Backend, program: Program, tools: Mapping[str, ToolCall]) -> AsyncGenerator[ProgramEvent]:
-    async with aclosing(cast("AsyncGenerator[ProgramEvent]", backend.arun(program, tools))) as events:
-        async for event in events:
-            yield event
-
-
-def _run(backend: Backend, program: Program, tools: Mapping[str, ToolCall]) -> Generator[ProgramEvent]:
-    yield from backend.run(program, tools)
 
 
 def _take(results: Results, event: ProgramEvent) -> None:

@@ -20,6 +20,7 @@ from bough.benchmarks.language_ways import (
     OneRequest,
     OpenAICalls,
     Record,
+    Way,
     is_chat,
     logprobs_after,
     options_of,
@@ -75,7 +76,8 @@ def test_all_ways_generate_the_same_texts_and_count_what_they_send(folder: Path)
     tokenizer = load_tokenizer(folder)
 
     async def run_all(url: str, model: str) -> dict[tuple[str, str], Record]:
-        ways = [OneRequest(url, tokenizer), GenByGen(url, model, tokenizer), OpenAICalls(url, model, tokenizer)]
+        ways: list[Way] = [OneRequest(url, tokenizer), GenByGen(url, model, tokenizer)]
+        ways.append(OpenAICalls(url, model, tokenizer))
         found = {}
         for kind, script in (("chat", chat()), ("text", text())):
             for way in ways:
@@ -129,7 +131,8 @@ def test_a_refusal_ends_the_program(folder: Path) -> None:
         asyncio.run(main())
 
 
-def test_connections_are_kept_until_the_server_closes_them() -> None:
+@pytest.mark.parametrize("says_so", [True, False])
+def test_connections_are_kept_until_the_server_closes_them(says_so: bool) -> None:
     num_connections = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -138,7 +141,7 @@ def test_connections_are_kept_until_the_server_closes_them() -> None:
         for number in range(2):
             head = await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(int(read_head(b"POST 0 x\r\n" + head.partition(b"\r\n")[2])[1]["content-length"]))
-            close = "Connection: close\r\n" if number else ""
+            close = "Connection: close\r\n" if number and says_so else ""
             writer.write(f"HTTP/1.1 200 OK\r\n{close}content-length: 2\r\n\r\n[]".encode())
         await writer.drain()
         writer.close()
@@ -146,7 +149,7 @@ def test_connections_are_kept_until_the_server_closes_them() -> None:
     async def main() -> None:
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             client = PlainClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            assert [await client.post("/x", b"{}") for _ in range(3)] == [(200, [])] * 3
+            assert [await client.post("/x", b"{}") for _ in range(4)] == [(200, [])] * 4
             await client.aclose()
 
     asyncio.run(main())

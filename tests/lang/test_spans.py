@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import bough
 from bough.lang.backends.http import _body
 from bough.lang.observe import trace_headers
-from bough.runtime.program import BranchFailed, Done, Program, Text
+from bough.runtime.program import BranchFailed, Done, Failed, Program, Text
 from bough.runtime.request import ErrorInfo, Timings, Usage
 
 from .fakes import FakeBackend, value
@@ -276,3 +276,44 @@ def test_without_opentelemetry_it_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.delitem(sys.modules, "bough.lang.spans", raising=False)
     with pytest.raises(ImportError, match=r"bough\[otel\]"):
         bough.observe()
+
+
+def test_compiled_programs(recorded):
+    @bough.tool
+    def look_up(topic: str) -> str:
+        return topic
+
+    @bough.function
+    def small(s):
+        s += "x" + bough.gen("a") + bough.use("b", look_up, topic="y")
+
+    program = small.compile()
+    with recorded.tracer.start_as_current_span("around"):
+        program.run(backend=bough.MockBackend())
+    assert recorded.parents() == {
+        ("around", None),
+        ("invoke_workflow small", "around"),
+        ("text_completion", "invoke_workflow small"),
+        ("execute_tool look_up", "invoke_workflow small"),
+    }
+    assert recorded["invoke_workflow small"].attributes["bough.requests"] == 1
+    asyncio.run(program.arun(backend=bough.MockBackend()))
+    assert len([span for span in recorded.spans() if span.name == "invoke_workflow small"]) == 2
+
+
+def test_a_compiled_program_that_fails(recorded):
+    @bough.function
+    def small(s):
+        s += "x" + bough.gen("a")
+
+    def script(program):
+        yield Failed(error=ErrorInfo(code="aborted", message="stopped"))
+
+    with pytest.raises(bough.ProgramError):
+        small.compile().run(backend=FakeBackendWithTools(script))
+    assert recorded["invoke_workflow small"].attributes["error.type"] == "aborted"
+
+
+class FakeBackendWithTools(FakeBackend):
+    def run(self, program, tools=()):
+        return super().run(program)
