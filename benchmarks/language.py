@@ -33,6 +33,9 @@ from .programs import WORKLOADS
 from .server_process import ServerProcess
 from .workload import Size
 
+_MAX_TIES = 0.01
+"""Share of texts that may differ after the same tokens: those at which two tokens were about equally likely."""
+
 _TOOLS = "from bough.benchmarks.language_programs import search\n"
 
 
@@ -97,10 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ImportError:
             print("error: --plot needs matplotlib: pip install matplotlib", file=sys.stderr)
             return 1
-    num_different = sum(result.num_different for result in results)
-    if num_different:
-        print(f"error: {num_different} texts differ that should be the same", file=sys.stderr)
-    return 1 if num_different else 0
+    share = max((result.share_different for result in results), default=0.0)
+    if share > _MAX_TIES:
+        print(f"error: {share:.1%} of the texts differ that should be the same", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

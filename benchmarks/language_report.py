@@ -33,9 +33,11 @@ class ModelResults:
     contests: list[ContestResult] = field(default_factory=list)
 
     @property
-    def num_different(self) -> int:
-        """Texts that should be the same, and are not."""
-        return sum(found.different for result in self.workloads for found in result.agreement.values())
+    def share_different(self) -> float:
+        """Of the texts that were generated after the same tokens on both sides, how many are not the same."""
+        found = [found for result in self.workloads for found in result.agreement.values()]
+        num_different, num_same = sum(each.different for each in found), sum(each.same for each in found)
+        return num_different / max(1, num_different + num_same)
 
     def numbers(self) -> dict[str, Any]:
         return {

@@ -61,7 +61,7 @@ def _typed(kind: Any) -> Typed:
     if kind is float:
         return Typed(Regex(NUMBER), float)
     if kind is bool:
-        return Typed(Regex("True|False"), "True".__eq__)
+        return Typed(Regex("True|False"), _to_bool)
     options = bare_options(kind)
     if options is not None:
         return Typed(Choice(tuple(options)), options.__getitem__)
@@ -70,6 +70,15 @@ def _typed(kind: Any) -> Typed:
     schema = msgspec.json.schema(kind)
     _restore_order(schema, {cls.__name__: cls for cls in _typed_dicts(kind)})
     return Typed(_ordered(_closed(schema)), msgspec.json.Decoder(kind).decode)
+
+
+def _to_bool(text: str) -> bool:
+    """Raises ValueError if it is neither."""
+    words = {"true": True, "false": False}
+    word = text.strip().lower()
+    if word not in words:
+        raise ValueError(f"{text[:40]!r} is neither True nor False")
+    return words[word]
 
 
 def _ordered(schema: str) -> JsonSchema:

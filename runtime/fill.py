@@ -15,10 +15,20 @@ from .condition import Condition, Hole, Operand
 from .errors import RequestError
 from .program import Op, walk
 from .rewrite import Parts, condition_of, joined, operands, parts_in, rewrite, with_operands
-from .template import Result, ResultArgument, ResultConstant, ResultList, ResultObject, ResultText, Template
+from .template import (
+    Result,
+    ResultArgument,
+    ResultConstant,
+    ResultList,
+    ResultObject,
+    ResultText,
+    ResultValue,
+    Template,
+)
 
 MAX_ARGUMENT_CHARS = 4_000_000
 _MAX_WIDTH = 1_000
+_SPEC = re.compile(r"[ -~]{0,32}")
 
 
 def check_arguments(template: Template, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,9 +84,29 @@ def check_template(template: Template) -> None:
         wrong = [] if parameter.default is None else violations(parameter.schema, parameter.default)
         if wrong:
             raise RequestError(f"the default of {parameter.name}: {wrong[0].message}", param="parameters")
+    _check_result(template.result)
     for hole in (*_holes_in_ops(template.ops), *_holes_in_result(template.result)):
+        _check_spec(hole)
         if hole.name.partition("/")[0] not in names:
             raise RequestError(f"there is no parameter for the hole {hole.name[:100]!r}", param="parameters")
+
+
+def _check_result(result: Result) -> None:
+    """Raises RequestError unless the JSON texts in it are JSON."""
+    match result:
+        case ResultConstant(json=text) | ResultValue(schema=text):
+            try:
+                json.dumps(json.loads(text), ensure_ascii=False).encode()
+            except (ValueError, RecursionError) as error:
+                raise RequestError(f"a part of the result is not JSON: {error}", param="result") from error
+            if isinstance(result, ResultValue):
+                Document(parse_schema(text))  # raises if it is no schema
+        case ResultList(items=items):
+            for item in items:
+                _check_result(item)
+        case ResultObject(fields=fields):
+            for _, field in fields:
+                _check_result(field)
 
 
 def _holes_in_ops(ops: Iterable[Op]) -> Iterator[Hole]:
@@ -155,7 +185,10 @@ class _Filling:
         if not isinstance(operand, Hole):
             return operand
         value = _looked_up(operand, self._values)
-        return float(value) if type(value) in (int, float) else _written(operand, self._values)
+        try:
+            return float(value) if type(value) in (int, float) else _written(operand, self._values)
+        except OverflowError as error:
+            raise RequestError(f"{operand.name} is too large a number", param=operand.name) from error
 
 
 def _looked_up(hole: Hole, values: Mapping[str, Any]) -> Any:
@@ -172,9 +205,16 @@ def _looked_up(hole: Hole, values: Mapping[str, Any]) -> Any:
 
 def _written(hole: Hole, values: Mapping[str, Any]) -> str:
     value = _looked_up(hole, values)
-    if any(int(number) > _MAX_WIDTH for number in re.findall(r"[0-9]+", hole.spec)):
-        raise RequestError(f"the format {hole.spec[:100]!r} is wider than {_MAX_WIDTH}", param=hole.name)
+    _check_spec(hole)
     try:
         return format(value, hole.spec)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RequestError(f"{hole.name} cannot be written as {hole.spec!r}: {error}", param=hole.name) from error
+
+
+def _check_spec(hole: Hole) -> None:
+    """Raises RequestError for a format that could ask for a huge text. Python reads digits of all scripts."""
+    if not _SPEC.fullmatch(hole.spec):
+        raise RequestError(f"{hole.spec[:100]!r} is no format of 32 ASCII characters at most", param=hole.name)
+    if any(len(number) > 4 or int(number) > _MAX_WIDTH for number in re.findall(r"[0-9]+", hole.spec)):
+        raise RequestError(f"the format {hole.spec!r} is wider than {_MAX_WIDTH}", param=hole.name)

@@ -27,7 +27,7 @@ _READERS: Mapping[Reading, Callable[[str], Any]] = {
     "json": json.loads,
     "int": int,
     "float": float,
-    "bool": "True".__eq__,
+    "bool": lambda text: text.strip() == "True",
 }
 
 
@@ -104,6 +104,6 @@ class Results:
             if wanted.samples and value.samples is not None:
                 return [read(sample) for sample in value.samples]
             return read(value.text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             message = f"{wanted.ref.name!r} is no {wanted.reading}: {error}; it ended by {value.finish_reason!r}"
             raise EngineError(message, code="invalid_output") from error

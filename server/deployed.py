@@ -12,6 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ..constrain.errors import GrammarError
+from ..runtime.errors import BoughError
 from ..runtime.fill import check_template, fill
 from ..runtime.program import BranchFailed, Delta, Done, Failed, Program, ProgramEvent, Value
 from ..runtime.request import Usage
@@ -36,6 +37,7 @@ class Deployed:
     def __init__(self, service: Service, templates: tuple[Template, ...] = ()) -> None:
         self._service = service
         self._templates: dict[str, Template] = {}
+        self._filling = asyncio.Semaphore(1)
         for template in templates:
             self._put(template.name, template)
 
@@ -48,9 +50,9 @@ class Deployed:
         """Registers a compiled program under a name, in the place of one that has it."""
         require_admin(caller_of(request.scope))
         template = decode(await self._service.read_body(request), Template)
-        await asyncio.to_thread(_check, template)
+        answer = await asyncio.to_thread(_checked, template, name)
         self._put(name, template)
-        return to_json(self._card(name))
+        return answer
 
     def _put(self, name: str, template: Template) -> None:
         if not _NAME.fullmatch(name):
@@ -88,7 +90,8 @@ class Deployed:
         template = self._find(name)
         arguments = _arguments(await self._service.read_body(request))
         context = self._service.context(request, None)
-        ops, result = await asyncio.to_thread(fill, template, arguments)
+        async with self._filling:  # the pool's other threads are for other requests
+            ops, result = await asyncio.to_thread(fill, template, arguments)
         program = Program(id=f"{context.id}/{name}", ops=ops, namespace=context.namespace, timeout_s=context.timeout_s)
         stream = request.query_params.get("stream", "") in ("1", "true")
         quiet_s = self._service.config.ping_interval_s if stream else None
@@ -111,13 +114,18 @@ def _arguments(data: bytes) -> dict[str, Any]:
     return arguments
 
 
-def _check(template: Template) -> None:
-    """Raises ApiError if a template cannot be run."""
+def _checked(template: Template, name: str) -> Response:
+    """The answer that describes it. Raises ApiError if it cannot be run or described."""
     check_ops(template.ops)
     try:
         check_template(template)
+        return to_json(card(msgspec.structs.replace(template, name=name)))
     except GrammarError as error:
         raise to_api_error(error, grammar_param="parameters") from error
+    except BoughError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise invalid("parameters", f"the program cannot be described: {error}") from error
 
 
 async def _collect(events: Merged[ProgramEvent], result: Result) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import httpx
@@ -19,6 +20,7 @@ from .tool_runs import NO_TOOLS
 
 MAX_ERROR_BYTES = 65536
 _MAX_CONNECTIONS = 1024
+_LANE_WIDTH = 8
 _RETRYABLE = frozenset({408, 429, 502, 503, 504})
 
 
@@ -46,11 +48,13 @@ class HttpBackend:
             "timeout": httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0), pool=None),
             "limits": httpx.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS),
             "trust_env": False,
-            "verify": True if verify is None else ssl.create_default_context(cafile=verify),
+            "verify": httpx.create_ssl_context(trust_env=False)
+            if verify is None
+            else ssl.create_default_context(cafile=verify),
         }
         self._client = httpx.Client(**self._options)
-        self._lent: dict[asyncio.AbstractEventLoop, AsyncGenerator[httpx.AsyncClient, None]] = {}
-        self._async_clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self._lent: dict[asyncio.AbstractEventLoop, AsyncGenerator[list[_Lane], None]] = {}
+        self._lanes: dict[asyncio.AbstractEventLoop, list[_Lane]] = {}
 
     def run(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> Iterator[ProgramEvent]:
         events = _Events()
@@ -67,13 +71,14 @@ class HttpBackend:
     async def arun(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> AsyncIterator[ProgramEvent]:
         events = _Events()
         try:
-            client = await self._async_client()
-            async with client.stream("POST", "/v1/programs", **_body(program)) as response:
-                if response.status_code != httpx.codes.OK:
-                    raise _refusal(response.status_code, await _ahead(response.aiter_bytes()))
-                async for line in response.aiter_lines():
-                    for event in events.feed(line):
-                        yield event
+            lane = await self._lane()
+            with lane:
+                async with lane.client.stream("POST", "/v1/programs", **_body(program)) as response:
+                    if response.status_code != httpx.codes.OK:
+                        raise _refusal(response.status_code, await _ahead(response.aiter_bytes()))
+                    async for line in response.aiter_lines():
+                        for event in events.feed(line):
+                            yield event
         except httpx.HTTPError as error:
             raise _broken(error) from error
         yield events.last()
@@ -95,7 +100,7 @@ class HttpBackend:
         """Closes all, and the connections that were made on this event loop."""
         self.close()
         loop = asyncio.get_running_loop()
-        self._async_clients.pop(loop, None)
+        self._lanes.pop(loop, None)
         if loop in self._lent:
             await self._lent.pop(loop).aclose()
 
@@ -114,24 +119,46 @@ class HttpBackend:
             raise _refusal(response.status_code, response.content[:MAX_ERROR_BYTES])
         return response
 
-    async def _async_client(self) -> httpx.AsyncClient:
-        """Connections belong to an event loop, and are closed with it: its last act is to close the generators begun
-        there."""
+    async def _lane(self) -> _Lane:
+        """One that is not full. Connections belong to an event loop, and are closed with it: its last act is to close
+        the generators begun there."""
         loop = asyncio.get_running_loop()
-        for other in [known for known in self._async_clients if known.is_closed()]:
-            self._async_clients.pop(other, None)
+        for other in [known for known in self._lanes if known.is_closed()]:
+            self._lanes.pop(other, None)
             self._lent.pop(other, None)
-        if loop not in self._async_clients:
-            self._lent[loop] = _lend(httpx.AsyncClient(**self._options))
-            self._async_clients[loop] = await anext(self._lent[loop])
-        return self._async_clients[loop]
+        if loop not in self._lanes:
+            lent = self._lent[loop] = _lend()
+            self._lanes[loop] = await anext(lent)
+        lanes = self._lanes[loop]
+        free = next((lane for lane in lanes if lane.num_open < _LANE_WIDTH), None)
+        if free is None:
+            free = _Lane(httpx.AsyncClient(**self._options))
+            lanes.append(free)
+        return free
 
 
-async def _lend(client: httpx.AsyncClient) -> AsyncGenerator[httpx.AsyncClient, None]:
+@dataclass(eq=False)
+class _Lane:
+    """A few of an event loop's connections: httpx goes through all connections of a client at every request, and for
+    each of them through all again."""
+
+    client: httpx.AsyncClient
+    num_open: int = 0
+
+    def __enter__(self) -> None:
+        self.num_open += 1
+
+    def __exit__(self, *exception: object) -> None:
+        self.num_open -= 1
+
+
+async def _lend() -> AsyncGenerator[list[_Lane], None]:
+    lanes: list[_Lane] = []
     try:
-        yield client
+        yield lanes
     finally:
-        await client.aclose()
+        for lane in lanes:
+            await lane.client.aclose()
 
 
 class _Events:

@@ -30,10 +30,14 @@ class CompileError(ProgramError):
 
 @dataclass(frozen=True, eq=False)
 class Unknown:
-    """Something that is not known yet: an argument or a variable, as `what` names it for people."""
+    """Something that is not known yet: an argument or a variable, as `what` names it for people.
+
+    writable   its text is what `str` gives of the value, so that it can stand in text
+    """
 
     source: Hole | Slot | Kept
     what: str
+    writable: bool = True
 
     def parts(self) -> Parts:
         """It as parts of an instruction, once the instructions are made."""
@@ -79,13 +83,23 @@ class Marks:
         return Placeholder(f"{_OPEN}{len(self._unknown) - 1}{_CLOSE}", unknown, self)
 
     def parts(self, text: str) -> Parts:
-        """`text` with its marks replaced by what they stand for."""
+        """`text` with its marks replaced by what they stand for.
+
+        Raises:
+            CompileError: one of them cannot stand in text.
+        """
         return tuple(self._parts(text))
 
     def _parts(self, text: str) -> Iterator[Part]:
         for index, piece in enumerate(_MARK.split(text)):
             if index % 2:
-                yield from self._unknown[int(piece)].parts()
+                unknown = self._unknown[int(piece)]
+                if not unknown.writable:
+                    raise CompileError(
+                        f"{unknown.what} is generated in another form than `str` writes it, and cannot stand in text: "
+                        "append s.ref(name) for the text as it was generated"
+                    )
+                yield from unknown.parts()
             elif piece:
                 yield piece
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_origin
 
 import msgspec
 
+from ...constrain.spec import JsonSchema
 from ...runtime.condition import Condition, Operand, Ref
 from ...runtime.program import Assign, Op, Program, ProgramEvent, Repeat, When, walk
 from ...runtime.rewrite import Parts, joined, rewrite, with_operands
@@ -17,8 +18,9 @@ from ...runtime.tools import ToolCall
 from ..backend import TEXT_ONLY
 from ..branch import Branch
 from ..condition import UndecidedError
-from ..entry import Entry, Kept, Passage
+from ..entry import Entry, Gathered, Kept, Passage
 from ..place import Place, caller
+from ..schema import bare_options
 from ..scope import Scope, current
 from ..session import Session, Settings
 from ..state import State
@@ -48,11 +50,36 @@ def trace(
     session = _TracingSession(Settings(title=title), marks)
     state: State[Any] = State(Branch(session, defaults))
     returned = _run(session, state, body, arguments)
+    if returned is None or isinstance(returned, State):
+        _refer_all((state if returned is None else returned)._branch.variables.values())
     recorded, places, slots = session.recorder.take()
-    ops = rewrite(recorded, _Resolving(marks))
+    ops = _resolved(recorded, places, marks)
     _check_marks(ops, places)
     by_ref = {Ref(slot.branch, slot.name): slot for slot in slots}
     return Trace(ops, returned, dict(state._branch.variables), by_ref, dict(session.tools))
+
+
+def _refer_all(entries: Iterable[Entry | None]) -> None:
+    """What blocks may have set is a result, so that the engine has to know it."""
+    for entry in entries:
+        if isinstance(entry, Kept) and entry.has_text:
+            entry.referred = True
+        elif isinstance(entry, Gathered):
+            _refer_all(entry.entries)
+
+
+def _resolved(ops: Iterable[Op], places: Sequence[Place], marks: Marks) -> tuple[Op, ...]:
+    """The instructions without marks. Raises CompileError with the line of one that cannot have what is in it."""
+    found: list[Op] = []
+    index = 0
+    for op in ops:
+        try:
+            found += rewrite([op], _Resolving(marks))
+        except CompileError as error:
+            error.place = error.place or places[index]
+            raise
+        index += len(list(walk([op])))
+    return tuple(found)
 
 
 def trace_start(
@@ -154,14 +181,20 @@ class _TracingSession(Session):
     def _text(self, entry: Entry) -> str:
         match entry:
             case Slot(name=name):
-                return self._marks.placeholder(Unknown(entry, f"the value {name!r}"))
-            case Kept(variable=name):
+                return self._marks.placeholder(Unknown(entry, f"the value {name!r}", _writable(entry)))
+            case Kept(variable=name) if entry.has_text:
                 entry.referred = True
-                return self._marks.placeholder(Unknown(entry, f"the value {name!r}"))
+                writable = all(map(_writable, entry.slots))
+                return self._marks.placeholder(Unknown(entry, f"the value {name!r}", writable))
+            case Kept(variable=name):
+                raise CompileError(f"{name!r} may be a list made in a block, which cannot be read", place=caller())
             case Passage(marks=marks):
                 return "".join(mark if isinstance(mark, str) else self._text(mark) for mark in marks)
             case _:
                 _refuse("taking a value apart")
+
+    def cancel(self, branch: int) -> None:
+        _refuse("cancelling a branch")
 
     def send(self) -> None:
         """Nothing is sent; who waits for it is told so."""
@@ -171,6 +204,13 @@ class _TracingSession(Session):
 
     async def await_until(self, done: Callable[[], bool]) -> None:
         _refuse("waiting for a value")
+
+
+def _writable(slot: Slot) -> bool:
+    """Its text is what `str` gives of its value."""
+    if slot.kind in (None, int, bool) or isinstance(slot.kind, Mapping | JsonSchema) or type(slot.kind) is str:
+        return True
+    return get_origin(slot.kind) is Literal and bare_options(slot.kind) is not None
 
 
 class _Nowhere:

@@ -206,6 +206,8 @@ def test_texts_that_differ_are_wrong_only_after_the_same_tokens() -> None:
     one = Record({(0, "a"): "x", (0, "b"): "y", (0, "c"): "z"}, {(0, "b"): ("p", "q"), (0, "c"): ("r",)})
     other = Record({(0, "a"): "x", (0, "b"): "Y", (0, "c"): "Z"}, {(0, "b"): ("pq",), (0, "c"): ("r",)})
     assert agreement([one], [other]) == Agreement(same=1, retokenised=1, different=1)
+    one.prompts[0, "c"] = other.prompts[0, "c"] = ("r\ufffd",)  # which part of a character is not told
+    assert agreement([one], [other]) == Agreement(same=1, retokenised=2, different=0)
 
 
 def test_metrics_count_answers_of_the_api_only() -> None:
@@ -272,9 +274,11 @@ def test_texts_that_are_wrong_are_named_and_fail(
 ) -> None:
     monkeypatch.setattr(language, "_measure", lambda arguments, plan: results)
     assert language.main(["--light"]) == 0
-    results.workloads[0].agreement["gen by gen"] = Agreement(3, 0, 1)
+    results.workloads[0].agreement["gen by gen"] = Agreement(3, 90, 1)
     assert language.main(["--light"]) == 1
-    assert "3 same, 1 DIFFERENT" in capsys.readouterr().out
+    assert "3 same, 90 retokenised, 1 DIFFERENT" in capsys.readouterr().out
+    results.workloads[0].agreement["gen by gen"] = Agreement(300, 0, 1)  # a tie
+    assert language.main(["--light"]) == 0
 
 
 def test_the_picture_is_drawn(results: ModelResults, tmp_path: Path) -> None:

@@ -230,6 +230,9 @@ def test_get_gives_the_type_that_is_asked_for():
     assert state.get("number", int) + 1 == 42
     assert state.get("typed", int) == 7 and state.get("number") == "41" and state.get("word", str) == "x"
     assert state.get("own", int) == 3
-    for name, kind in (("word", int), ("typed", list[int]), ("own", str)):
+    for text, expected in (("True", True), (" false", False), ("TRUE\n", True)):
+        backend = bough.MockBackend({"number": text, "typed": "7", "word": "x"})
+        assert asked.run(backend=backend).get("number", bool) is expected
+    for name, kind in (("word", int), ("word", bool), ("typed", list[int]), ("own", str)):
         with pytest.raises(bough.ProgramError, match=f"'{name}' is no"):
             state.get(name, kind)

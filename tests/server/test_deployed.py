@@ -11,7 +11,7 @@ import pytest
 
 from bough.runtime.condition import Hole, Ref
 from bough.runtime.program import Fork, Gen, Text
-from bough.runtime.template import Parameter, Result, ResultObject, ResultText, ResultValue, Template
+from bough.runtime.template import Parameter, Result, ResultConstant, ResultObject, ResultText, ResultValue, Template
 from bough.server.security import parse_keys
 
 from .conftest import Start
@@ -104,6 +104,12 @@ def test_bad_arguments_are_refused_by_name(start: Start, body: Any, param: str, 
         ("multiply", template(ops=(Fork(0, tuple(range(1, 1030))),)), "at most 1024 branches"),
         ("multiply", template(parameters=(Parameter(name="word", schema='{"type": "text"}'),)), ""),
         ("multiply", template(parameters=(Parameter(name="word", schema="{"),)), "not JSON"),
+        ("multiply", template(result=ResultConstant("not json")), "result is not JSON"),
+        ("multiply", template(result=ResultConstant('"\\ud800"')), "result is not JSON"),
+        ("multiply", template(result=ResultConstant("[" * 100_000)), "result is not JSON"),
+        ("multiply", template(result=ResultValue(Ref(0, "x"), "json", "garbage")), "result is not JSON"),
+        ("multiply", template(ops=(Text(0, (Hole("word", "9" * 11),)),)), "wider than 1000"),
+        ("multiply", template(ops=(Text(0, (Hole("word", "\u0669" * 9),)),)), "ASCII"),
     ],
 )
 def test_what_cannot_run_is_not_deployed(start: Start, name: str, made: Template, message: str) -> None:

@@ -342,6 +342,48 @@ def test_probabilities_can_be_returned():
         only(looks)
 
 
+def test_variables_of_blocks_are_results_also_without_a_return():
+    @bough.function
+    def sides(s):
+        s += bough.select("k", ["a", "b"])
+        s += bough.when(bough.var("k") == "b", "A" + bough.gen("a"), "B" + bough.gen("b"))
+        s += bough.repeat_until(bough.var("c") == "x", bough.gen("c"), at_most=2)
+
+    for choice, expected in (("b", {"a": "p", "b": None}), ("a", {"a": None, "b": "q"})):
+        answers = {"k": choice, "a": "p", "b": "q", "c": "x"}
+        found = sides.compile().run(backend=bough.MockBackend(answers))
+        assert found == {"k": choice, **expected, "c": "x"}
+        assert sides.run(backend=bough.MockBackend(answers)).values() == found
+
+
+@pytest.mark.parametrize("kind", [float, str, Color, Person])
+def test_a_value_that_is_generated_in_another_form_cannot_stand_in_text(kind):
+    def written(s):
+        s += bough.gen("a", kind)
+        s += f"{s['a']}"
+
+    with pytest.raises(CompileError, match="another form") as caught:
+        only(written)
+    assert caught.value.place is not None and caught.value.place.function == "written"
+
+    def referred(s):
+        s += bough.gen("a", kind)
+        s += s.ref("a")
+        return s["a"]
+
+    assert isinstance(only(referred).template.result, ResultValue)
+
+
+def test_cancelling_is_refused():
+    def cancels(s):
+        branch = s.fork(2)[0]
+        branch += bough.gen("a")
+        branch.cancel()
+
+    with pytest.raises(CompileError, match="cancelling a branch"):
+        only(cancels)
+
+
 def test_a_failure_is_an_error():
     with pytest.raises(bough.RequestError, match="needs the argument 'country'"):
         capital.compile().run(backend=bough.MockBackend())
