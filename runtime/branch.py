@@ -19,10 +19,11 @@ class Barrier:
     """Stands in a child's queue for a Join: passed means that everything before it is done, or never will be.
 
     It keeps where the child stood then, since a child may go on while who joins it is busy. `joiner` is the branch of
-    the Join; `failed`: the child ended before it came here.
+    the Join; `failed`: the child ended before it came here; `appends`: the Join takes what the child has.
     """
 
     joiner: int = 0
+    appends: bool = False
     child: Branch | None = None
     passed: bool = False
     failed: bool = False
@@ -36,7 +37,7 @@ class Barrier:
         self.passed, self.child = True, branch
         self.num_tokens, self.num_texts = len(branch.tokens), len(branch.texts)
         self.num_roles, self.suffix = len(branch.roles), branch.suffix
-        self.values = dict(branch.values)
+        self.values = dict(branch.values) if self.appends else {}
 
 
 @dataclass(eq=False, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from .blocks import Block, Item, joins_of
 from .branch import Barrier, Barriers, Branch, Step
-from .program import Cancel, Fork
+from .program import Cancel, Fork, Join
 from .program_state import Run, State
 
 NEVER, NOT_YET = -2, -1
@@ -81,7 +81,7 @@ def _enqueue(state: State, run: Run, items: Iterable[Item], inherited: Barriers,
         for key in joins_of(item):
             barrier = inherited.get(key) or barriers.get(key)
             if barrier is None:
-                barrier = Barrier(op.branch)
+                barrier = Barrier(op.branch, appends=not isinstance(op, Join) or op.mode == "append")
                 give(state.branches[key[1]], barrier)
             barriers[key] = barrier
         if branch.failure is not None:

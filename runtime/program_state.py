@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from .branch import Appended, Branch, Failure, Stretch
@@ -95,6 +95,7 @@ class State:
 
     untold      pieces of branches that began anew, of which the timeline has not heard yet
     stirred     something has happened to branches other than the one that was looked at
+    walking     the walk that is under way, an attempt at an instruction at a time; `posted`: it will be gone on with
     """
 
     id: str
@@ -109,6 +110,9 @@ class State:
     work: int = 0
     untold: list[tuple[int, Appended]] = field(default_factory=list)
     stirred: bool = False
+    walking: Iterator[None] | None = None
+    in_walk: bool = False
+    posted: bool = False
 
     def add_tokens(self, count: int, branch: Branch | None = None) -> None:
         """Counts tokens that a program has put in; an instruction of a few bytes can ask for very many.

@@ -21,7 +21,8 @@ logger = logging.getLogger("bough.tools")
 MAX_THREADS = 32
 MAX_WAITING = 1024
 MAX_ABANDONED = 64
-"""Calls that came to their time limit and still occupy a thread: a thread cannot be stopped from outside."""
+"""Calls that came to their time limit, or whose program has ended, and still occupy a thread: a thread cannot be
+stopped from outside."""
 
 MAX_ASYNC = 4096
 MAX_TOOLS = 256
@@ -139,7 +140,7 @@ class ToolRunner:
             if self._closed:
                 raise EngineStoppedError("the engine has stopped")
             if self._num_abandoned >= self._max_abandoned:
-                message = f"{self._num_abandoned} tool calls that passed their time limit have not returned yet"
+                message = f"{self._num_abandoned} tool calls for which nobody waits any more have not returned yet"
                 raise OverloadedError(f"{message}; the tool {tool.name!r} cannot be called")
             if len(self._waiting) >= MAX_WAITING or self._num_async >= MAX_ASYNC:
                 raise OverloadedError(f"too many tool calls wait; the tool {tool.name!r} cannot be called")
@@ -159,7 +160,8 @@ class ToolRunner:
                 self._waiting.remove(ticket)
             elif ticket.stage == "on a thread":
                 self._num_abandoned += 1
-                if self._waiting and self._num_usable < self._max_threads:
+                room = self._num_usable < self._max_threads and self._num_abandoned < self._max_abandoned
+                if self._waiting and room:
                     self._start_thread()
             elif ticket.future is not None:
                 ticket.future.cancel()

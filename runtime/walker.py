@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from .blocks import Block
 from .branch import Barrier, Branch, Failure, Step
@@ -46,6 +47,8 @@ _Entered = tuple[Block, Step | None] | None
 
 MAX_AT_ONCE = 1024
 """Work (see MAX_WORK) after which the engine makes a step before a program goes on."""
+MAX_SLICE_S = 0.02
+"""The same in seconds: what an instruction costs is not always known before."""
 
 
 class Walker:
@@ -88,19 +91,61 @@ class Walker:
             )
 
     def walk(self, state: State) -> None:
-        """Goes on in all branches. A program in which each waits for another fails."""
+        """Goes on in all branches. A program in which each waits for another fails.
+
+        After so much work or time the engine makes a step first. Called from within a walk, it only says that there is
+        more to look at.
+        """
+        state.stirred = True
+        if state.in_walk:
+            return
+        state.in_walk = True
+        try:
+            if not self._slice(state):
+                self._go_on_later(state)
+        finally:
+            state.in_walk = False
+
+    def _slice(self, state: State) -> bool:
+        """Walks for a while; whether all was done that can be done."""
+        work, until = state.work + MAX_AT_ONCE, time.monotonic() + MAX_SLICE_S
+        self._check_time(state)
         while state.runs:
-            if not self._walk_until(state, state.work + MAX_AT_ONCE):
-                assert self._post is not None
-                self._post(lambda: self.walk(state))
-                return
+            if state.walking is None:
+                state.walking = self._rounds(state)
+            for _ in state.walking:
+                if self._post is not None and (state.work >= work or time.monotonic() >= until):
+                    return False
+            state.walking = None
             if not state.runs or any(branch.running for branch in state.branches.values()):
-                return
+                return True
             stuck = [(b, b.queue[0]) for b in state.branches.values() if b.ready]
             branch, step = next((each for each in stuck if isolated(state, each[0]) is not None), stuck[0])
             assert isinstance(step, Step)  # a started branch passes barriers
             message = "the instruction waits for a branch that waits for it, or that never begins"
             self.fail(state, branch, step, ErrorInfo(code="invalid_program", message=message, param="ops"))
+        return True
+
+    def _go_on_later(self, state: State) -> None:
+        if state.posted:
+            return
+        assert self._post is not None
+
+        def go_on() -> None:
+            state.posted = False
+            self.walk(state)
+
+        state.posted = True
+        self._post(go_on)
+
+    def _check_time(self, state: State) -> None:
+        """Ends a program whose time is over while it calls nobody, who would notice."""
+        for run in list(state.runs):
+            try:
+                run.time_left(self._clock())
+            except BoughError as error:
+                if run in state.runs:
+                    self._failed(state, None, 0, to_info(error))
 
     def cancel(self, state: State, run: Run, branch: Branch, index: int) -> None:
         """Ends a branch and those forked from it."""
@@ -158,20 +203,18 @@ class Walker:
 
     # Walking
 
-    def _walk_until(self, state: State, work: int) -> bool:
-        """Whether all was done that can be done; False: so much work was done before."""
-        stirred = True
-        while stirred:
-            stirred, state.stirred = False, False
+    def _rounds(self, state: State) -> Iterator[None]:
+        """Tries the branches in turn until none can go on; after each attempt the caller may pause."""
+        state.stirred = True
+        while state.stirred and state.runs:
+            state.stirred = False
             for branch in list(state.branches.values()):
                 while state.runs and branch.ready:
-                    if state.work >= work and self._post is not None:
-                        return False
                     if not self._advance(state, branch):
+                        yield
                         break
-                    stirred = True
-            stirred = (stirred or state.stirred) and bool(state.runs)
-        return True
+                    state.stirred = True
+                    yield
 
     def _advance(self, state: State, branch: Branch) -> bool:
         """Does a branch's next instruction; False if it has to wait, or has failed."""

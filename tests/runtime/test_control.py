@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from bough.runtime.program import Op, ProgramEvent
+from bough.runtime.condition import Compare, Every
+from bough.runtime.program import Assign, Fork, Op, ProgramEvent, Ref, Repeat, Text
 
 from .control_programs import TOOLS, ControlPrograms
 from .interpreter import EOS, Interpreter, history_of
@@ -56,4 +57,32 @@ def test_random_programs_equal_the_interpreter(seed: int) -> None:
     place.executor.abort("p")
     parts = [ops[start : start + 4] for start in range(0, len(ops), 4)]
     assert outcome(place, parts) == wanted
+    place.close()
+
+
+def test_what_instructions_cost_holds_nobody_up() -> None:
+    """Each branch waits for the next one, and looks at much before it finds that out: the engine goes on meanwhile."""
+    num = 120
+    ops: list[Op] = [Text(0, ("x",)), Fork(0, tuple(range(1, num + 1)))]
+    ops += [Assign(k, "v", (*[""] * 2000, Ref(k + 1, "v") if k < num else "end")) for k in range(1, num + 1)]
+    place = ToolPlace()
+    heard = place.start(ops)
+    assert not heard.over and place.posted.qsize() == 1
+    slices = 0
+    while not heard.over:
+        place.posted.get(timeout=10.0)()
+        slices += 1
+    assert slices > 3 and heard.done.requests == 0
+    place.close()
+
+
+def test_a_program_that_calls_nobody_ends_in_time() -> None:
+    never = Every((*(Compare("1", "eq", "1") for _ in range(5000)), Compare("1", "eq", "2")))
+    place = ToolPlace()
+    heard = place.start([Text(0, ("x",)), Repeat(0, (), never, 1000)], timeout_s=5.0)
+    place.posted.get(timeout=10.0)()
+    assert not heard.over
+    place.clock.now += 6.0
+    place.posted.get(timeout=10.0)()
+    assert heard.failed.error.code == "generation_timeout"
     place.close()

@@ -412,7 +412,7 @@ def test_calls_that_do_not_return_make_room_until_there_are_too_many() -> None:
         runner.start(quick, {}, done)
         runner.abandon(ticket)
         runner.abandon(ticket)
-    with pytest.raises(OverloadedError, match="4 tool calls that passed their time limit have not returned"):
+    with pytest.raises(OverloadedError, match="4 tool calls for which nobody waits any more have not returned"):
         runner.start(quick, {}, done)
     wait_until(lambda: found == ["quick"] * 4)
     gate.set()
@@ -437,4 +437,29 @@ def test_calls_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         runner.abandon(ticket)
     gate.set()
     wait_until(lambda: found == ["True", "quick"])
+    runner.close()
+
+
+def test_a_program_that_is_left_does_not_begin_its_other_calls() -> None:
+    """Its calls are left one after the other; those still waiting must not take the places of those that run."""
+    gate, begun = threading.Event(), []
+
+    class Slow:
+        name, timeout_s, max_chars, parameters = "slow", None, 100, None
+
+        def call(self, arguments: dict[str, object]) -> str:
+            begun.append(1)
+            gate.wait(10.0)
+            return ""
+
+    runner = ToolRunner(max_threads=4, max_abandoned=6)
+    tickets = [runner.start(Slow(), {}, lambda _: None) for _ in range(200)]
+    deadline = time.monotonic() + 5.0
+    while len(begun) < 4 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    for ticket in tickets:
+        runner.abandon(ticket)
+        time.sleep(0.0005)
+    assert len(begun) <= 4 + 6
+    gate.set()
     runner.close()
