@@ -345,6 +345,13 @@ class Branch:
     def check_open(self) -> None:
         """Raises if nothing can be appended any more."""
         self.session.raise_error()
+        if self.session.records_elsewhere:
+            raise ProgramError(
+                "only the thread that runs the program's body can append to its states: append there, to all branches "
+                "of a fork, which are generated side by side without threads",
+                code="invalid_program",
+                place=place(),
+            )
         reason = "the program has ended" if self.session.body_ended else self.closed
         if reason:
             raise ProgramError(f"nothing can be appended to this state: {reason}", code="ended", place=place())

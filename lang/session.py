@@ -119,6 +119,11 @@ class Session:
         return not self.body_ended and self._owner == threading.get_ident() and inside(self)
 
     @property
+    def records_elsewhere(self) -> bool:
+        """The body is running, on another thread."""
+        return not self.body_ended and self._owner not in (0, threading.get_ident())
+
+    @property
     def may_send(self) -> bool:
         return self.error is None and (self.body_ended or self.records_here)
 

@@ -7,6 +7,7 @@ Fixtures: `bough_replay`, a backend that plays back `cassettes/<module>/<test>.j
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -58,10 +59,16 @@ def bough_replay(request: pytest.FixtureRequest) -> Iterator[Cassette]:
 
     mode = _MODES[request.config.getoption("--bough-record")]
     backend: Backend | None = None if mode == "replay" else request.getfixturevalue("bough_backend")
-    name = re.sub(r"[^\w.-]+", "_", request.node.name).strip("_")
-    path = request.path.parent / "cassettes" / request.path.stem / f"{name}.jsonl"
+    path = request.path.parent / "cassettes" / request.path.stem / f"{_file_name(request.node.nodeid)}.jsonl"
     with Cassette(path, backend, mode) as cassette, use_backend(cassette):  # type: ignore[arg-type]
         yield cassette
+
+
+def _file_name(node_id: str) -> str:
+    """A test's name, with those of its classes, as a file's. Where characters were replaced, a digest says which."""
+    name = ".".join(node_id.split("::")[1:])
+    plain = re.sub(r"[^\w.-]+", "_", name).strip("_")
+    return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -324,3 +326,21 @@ def test_a_variable_can_be_set_after_the_end():
     state["y"] = 3
     state["z"] = state.ref("x")
     assert (state["y"], state["z"]) == (3, "(x)")
+
+
+def test_branches_cannot_be_appended_to_from_other_threads() -> None:
+    """Reading there would wait for the body, which waits for the thread."""
+
+    @function
+    def threaded(s: Any) -> None:
+        branch = s.fork(1)[0]
+
+        def work() -> None:
+            nonlocal branch
+            branch += gen("x")
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(work).result(timeout=10)
+
+    with pytest.raises(ProgramError, match="only the thread that runs the program's body"):
+        threaded.run(backend=MockBackend())

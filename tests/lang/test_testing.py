@@ -18,9 +18,14 @@ TEST = """
         s += bough.user(f"The capital of {country}?") + bough.assistant(bough.gen("city"))
 
 
-    @__import__("pytest").mark.parametrize("country", ["France", "Japan"])
+    @__import__("pytest").mark.parametrize("country", ["France", "Japan", "J/pan", "J pan"])
     def test_capital(bough_replay, country):
-        assert capital.run(country)["city"] == country.upper()
+        assert capital.run(country)["city"] == country.split()[-1].upper()
+
+
+    class TestOther:
+        def test_capital(self, bough_replay):
+            assert capital.run("Peru")["city"] == "PERU"
 
 
     def test_mock(bough_mock):
@@ -68,8 +73,13 @@ def test_recordings_are_made_played_back_and_made_anew(project: Path) -> None:
     assert code == 1 and "nothing is recorded" in output and "1 passed" in output
     code, output = run(project, "--bough-record=missing")
     assert code == 0, output
-    tapes = sorted(path.name for path in (project / "cassettes" / "test_capitals").iterdir())
-    assert tapes == ["test_capital_France.jsonl", "test_capital_Japan.jsonl"]
+    tapes = sorted(path.stem for path in (project / "cassettes" / "test_capitals").iterdir())
+    assert len(tapes) == 5 and "TestOther.test_capital" in tapes
+    assert {tape.split("-")[0] for tape in tapes[1:]} == {
+        "test_capital_France",
+        "test_capital_Japan",
+        "test_capital_J_pan",
+    }
     code, output = run(project)
     assert code == 0, output
     assert output.rstrip().endswith("heavy:")
