@@ -202,6 +202,8 @@ async def _collect(outputs: Merged[RequestOutput], reply: Reply) -> None:
 def _check_size(program: Program) -> None:
     if not 1 <= len(program.id) <= 256:
         raise invalid("id", "id must have 1 to 256 characters")
+    if program.timeout_s is not None and not program.timeout_s > 0:
+        raise invalid("timeout_s", "timeout_s must be more than 0")
     check_ops(program.ops)
 
 

@@ -67,6 +67,8 @@ def test_keys_have_programs_and_namespaces_of_their_own(start: Start) -> None:
     [
         ({"id": None}, "invalid_type", "id"),
         ({"id": ""}, "invalid_value", "id"),
+        ({"timeout_s": 0}, "invalid_value", "timeout_s"),
+        ({"timeout_s": -1}, "invalid_value", "timeout_s"),
         ({"ops": [{"type": "gen", "branch": 0}]}, "missing_required_parameter", "ops[0].name"),
         ({"ops": [{"type": "hack", "branch": 0}]}, "invalid_value", "ops[0].type"),
         (
