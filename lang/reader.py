@@ -14,7 +14,7 @@ from .errors import ProgramError
 from .expression import RoleClose, RoleOpen
 from .meta_info import meta_info as describe
 from .place import caller
-from .replay import Line, Outcome, Turn
+from .replay import Line, Outcome, Turn, text_of
 from .replay import Piece as Shown
 from .schema import typed
 from .session import Session
@@ -175,19 +175,6 @@ def outcome(branch: Branch, entry: Entry) -> Outcome:
         case _:
             with branch.session.changed:
                 return branch.session.arrivals.replay().outcome(entry)
-
-
-def text_of(found: Outcome) -> str:
-    """What a variable has come to hold, as text."""
-    match found:
-        case str():
-            return found
-        case Turn(value=value):
-            return value.text
-        case Fixed(value=value):
-            return str(value)
-        case _:
-            return ""
 
 
 def _until_known(session: Session, entry: Slot | Kept) -> Iterator[Wait]:

@@ -62,6 +62,19 @@ class Line:
     unsure: set[int] = field(default_factory=set)
 
 
+def text_of(found: Outcome) -> str:
+    """What a variable has come to hold, as text."""
+    match found:
+        case str():
+            return found
+        case Turn(value=value):
+            return value.text
+        case Fixed(value=value):
+            return str(value)
+        case _:
+            return ""
+
+
 class _StalledError(Exception):
     """The branch cannot go on before a value has come."""
 
@@ -98,7 +111,7 @@ class Replay:
             case None | Fixed() | Gathered() | Derived():
                 return entry
             case Passage(marks=marks):
-                return "".join(mark if isinstance(mark, str) else self._text(self.outcome(mark)) for mark in marks)
+                return "".join(mark if isinstance(mark, str) else text_of(self.outcome(mark)) for mark in marks)
             case Kept(unchanged=True, before=before):
                 return self.outcome(before)
             case Slot() | Kept():
@@ -212,20 +225,9 @@ class Replay:
             if isinstance(part, Slot | Kept):
                 self._await(part)
                 outcome = self.outcome(part)
-                yield outcome if isinstance(outcome, Turn) else self._text(outcome)
+                yield outcome if isinstance(outcome, Turn) else text_of(outcome)
             elif isinstance(part, str):
                 yield part
-
-    def _text(self, outcome: Outcome) -> str:
-        match outcome:
-            case str():
-                return outcome
-            case Turn(value=value):
-                return value.text
-            case Fixed(value=value):
-                return str(value)
-            case _:
-                return ""
 
     def _holds(self, node: Node, lower: Callable[[Callable[[Operand], runtime.Operand]], runtime.Condition]) -> bool:
         """Whether a condition holds; its operands get names that say what they stand for."""
@@ -247,7 +249,7 @@ class Replay:
         if not isinstance(operand, EntryOf):
             return ""
         self._await(operand.entry)
-        return self._text(self.outcome(operand.entry))
+        return text_of(self.outcome(operand.entry))
 
     def times_of(self, operand: Operand) -> int:
         """How many values a slot has."""

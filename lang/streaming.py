@@ -22,11 +22,11 @@ from .reader import (
     over,
     raise_missing,
     read,
-    text_of,
     text_so_far,
     value_of,
     waits,
 )
+from .replay import text_of
 from .session import Session
 from .stretch import Slot, Stretch
 

@@ -24,6 +24,7 @@ from .template import (
     ResultText,
     ResultValue,
     Template,
+    walk_result,
 )
 
 MAX_ARGUMENT_CHARS = 4_000_000
@@ -92,21 +93,16 @@ def check_template(template: Template) -> None:
 
 
 def _check_result(result: Result) -> None:
-    """Raises RequestError unless the JSON texts in it are JSON."""
-    match result:
-        case ResultConstant(json=text) | ResultValue(schema=text):
-            try:
-                json.dumps(json.loads(text), ensure_ascii=False).encode()
-            except (ValueError, RecursionError) as error:
-                raise RequestError(f"a part of the result is not JSON: {error}", param="result") from error
-            if isinstance(result, ResultValue):
-                Document(parse_schema(text))  # raises if it is no schema
-        case ResultList(items=items):
-            for item in items:
-                _check_result(item)
-        case ResultObject(fields=fields):
-            for _, field in fields:
-                _check_result(field)
+    """Raises RequestError unless the JSON texts in it are JSON, GrammarError unless its schemas are ones."""
+    for part in walk_result(result):
+        match part:
+            case ResultConstant(json=text) | ResultValue(schema=text):
+                try:
+                    json.dumps(json.loads(text), ensure_ascii=False).encode()
+                except (ValueError, RecursionError) as error:
+                    raise RequestError(f"a part of the result is not JSON: {error}", param="result") from error
+                if isinstance(part, ResultValue):
+                    Document(parse_schema(text))  # raises if it is no schema
 
 
 def _holes_in_ops(ops: Iterable[Op]) -> Iterator[Hole]:
@@ -118,17 +114,12 @@ def _holes_in_ops(ops: Iterable[Op]) -> Iterator[Hole]:
 
 
 def _holes_in_result(result: Result) -> Iterator[Hole]:
-    match result:
-        case ResultText(parts=parts):
-            yield from (part for part in parts if isinstance(part, Hole))
-        case ResultArgument(hole=hole):
-            yield hole
-        case ResultList(items=items):
-            for item in items:
-                yield from _holes_in_result(item)
-        case ResultObject(fields=fields):
-            for _, field in fields:
-                yield from _holes_in_result(field)
+    for part in walk_result(result):
+        match part:
+            case ResultText(parts=parts):
+                yield from (each for each in parts if isinstance(each, Hole))
+            case ResultArgument(hole=hole):
+                yield hole
 
 
 class Filled(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -71,6 +72,18 @@ class ResultObject(msgspec.Struct, frozen=True, tag="object"):
 
 
 Result = ResultValue | ResultProbabilities | ResultText | ResultConstant | ResultArgument | ResultList | ResultObject
+
+
+def walk_result(result: Result) -> Iterator[Result]:
+    """The result and all that it is made of."""
+    yield result
+    match result:
+        case ResultList(items=items):
+            for item in items:
+                yield from walk_result(item)
+        case ResultObject(fields=fields):
+            for _, field in fields:
+                yield from walk_result(field)
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,8 @@ import httpx
 import msgspec
 
 from ..errors import BackendError
+from .http import ahead
 
-MAX_ERROR_BYTES = 65536
 MAX_LINE_BYTES = 4 << 20
 MAX_ANSWER_BYTES = 64 << 20
 MAX_PAUSE_S = 60.0
@@ -84,7 +84,7 @@ class ApiClient:
                     if response.status_code == httpx.codes.OK:
                         await _read(response, reader)
                         return reader
-                    error = refusal(response.status_code, await _head(response.aiter_bytes()))
+                    error = refusal(response.status_code, await ahead(response.aiter_bytes()))
                     pause_s = _retry_after(response.headers)
             except httpx.HTTPError as broken:
                 error = _broken(broken)
@@ -104,7 +104,7 @@ class ApiClient:
                 async with self._limit, self._open(path, content) as response:
                     if response.status_code == httpx.codes.OK:
                         return await _whole(response.aiter_bytes())
-                    error = refusal(response.status_code, await _head(response.aiter_bytes()))
+                    error = refusal(response.status_code, await ahead(response.aiter_bytes()))
                     pause_s = _retry_after(response.headers)
             except httpx.HTTPError as broken:
                 error = _broken(broken)
@@ -221,15 +221,6 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         except ValueError:
             return None
     return max(0.0, seconds) if seconds < float("inf") else None
-
-
-async def _head(chunks: AsyncIterator[bytes]) -> bytes:
-    body = b""
-    async for chunk in chunks:
-        body += chunk
-        if len(body) >= MAX_ERROR_BYTES:
-            break
-    return body
 
 
 async def _whole(chunks: AsyncIterator[bytes]) -> bytes:

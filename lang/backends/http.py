@@ -75,7 +75,7 @@ class HttpBackend:
             with lane:
                 async with lane.client.stream("POST", "/v1/programs", **_body(program)) as response:
                     if response.status_code != httpx.codes.OK:
-                        raise _refusal(response.status_code, await _ahead(response.aiter_bytes()))
+                        raise _refusal(response.status_code, await ahead(response.aiter_bytes()))
                     async for line in response.aiter_lines():
                         for event in events.feed(line):
                             yield event
@@ -235,7 +235,8 @@ def _head(chunks: Iterator[bytes]) -> bytes:
     return body
 
 
-async def _ahead(chunks: AsyncIterator[bytes]) -> bytes:
+async def ahead(chunks: AsyncIterator[bytes]) -> bytes:
+    """As much of an answer as an error may have."""
     body = b""
     async for chunk in chunks:
         body += chunk

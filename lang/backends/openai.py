@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Literal
 
-from ...runtime.program import Program, ProgramEvent
-from ...runtime.tools import ToolCall
-from ..backend import TEXT_ONLY
-from .answering import Answering, Policy, PrefixPolicy
+from .answering import Policy, PrefixPolicy
+from .api_backend import ApiBackend
 from .api_client import ApiClient
 from .openai_wire import OpenAIWire
-from .programs import Programs
-from .token_usage import TokenUsage
-from .tool_runs import NO_TOOLS
 
 
-class OpenAI:
+class OpenAI(ApiBackend):
     """Runs programs by requests to an endpoint: one for each generation. Safe to use from many threads.
 
     model_name          as the endpoint calls it
@@ -44,8 +39,6 @@ class OpenAI:
     'Paris'
     """
 
-    modalities = TEXT_ONLY
-
     def __init__(  # noqa: PLR0913  one word has to say it all
         self,
         model_name: str,
@@ -67,8 +60,7 @@ class OpenAI:
         max_states: int = 1024,
     ) -> None:
         key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY")
-        self.model_name = model_name
-        self._client = ApiClient(
+        client = ApiClient(
             base_url.rstrip("/"),
             {**({"Authorization": f"Bearer {key}"} if key else {}), **(extra_headers or {})},
             timeout_s=timeout_s,
@@ -76,7 +68,7 @@ class OpenAI:
             max_retries=max_retries,
         )
         wire = OpenAIWire(
-            self._client,
+            client,
             model_name,
             extensions=extensions,
             structured_outputs=structured_outputs,
@@ -90,36 +82,4 @@ class OpenAI:
             chats=is_chat_model is not False,
             completions=is_chat_model is not True,
         )
-        self.token_usage = TokenUsage()
-        self._programs = Programs(Answering(wire, policy), wire.aclose, max_states=max_states)
-
-    def __repr__(self) -> str:
-        return f"OpenAI({self.model_name!r})"
-
-    @property
-    def calls(self) -> int:
-        """Requests made so far, repeated ones included."""
-        return self._client.calls
-
-    def run(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> Iterator[ProgramEvent]:
-        return self.token_usage.counted(self._programs.run(program, tools))
-
-    def arun(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> AsyncIterator[ProgramEvent]:
-        return self.token_usage.acounted(self._programs.arun(program, tools))
-
-    def drop(self, program_id: str) -> None:
-        self._programs.drop(program_id)
-
-    def flush_cache(self) -> bool:
-        """There is no cache to empty from here."""
-        return False
-
-    def close(self) -> None:
-        """Stops what runs, and closes all connections."""
-        self._programs.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        super().__init__(model_name, client, wire, policy, max_states=max_states)

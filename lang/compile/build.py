@@ -26,6 +26,7 @@ from ...runtime.template import (
     ResultText,
     ResultValue,
     Template,
+    walk_result,
 )
 from ..entry import Derived, Entry, Fixed, Gathered, Kept, Passage, parts_of
 from ..schema import bare_options, typed
@@ -86,17 +87,12 @@ def compile_body(
 
 def refs_of(result: Result) -> Iterator[Ref]:
     """The values that a result is made of."""
-    match result:
-        case ResultValue(ref=ref) | ResultProbabilities(ref=ref):
-            yield ref
-        case ResultText(parts=parts):
-            yield from (part for part in parts if isinstance(part, Ref))
-        case ResultList(items=items):
-            for item in items:
-                yield from refs_of(item)
-        case ResultObject(fields=fields):
-            for _, field in fields:
-                yield from refs_of(field)
+    for part in walk_result(result):
+        match part:
+            case ResultValue(ref=ref) | ResultProbabilities(ref=ref):
+                yield ref
+            case ResultText(parts=parts):
+                yield from (each for each in parts if isinstance(each, Ref))
 
 
 class _Reader:

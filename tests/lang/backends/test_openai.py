@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bough.lang.api import assistant, function, gen, select, system, user
+from bough.lang.api import assistant, function, gen, select, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.backends.openai import OpenAI
 from bough.lang.errors import ProgramError, UnsupportedError
@@ -24,21 +24,10 @@ from bough.runtime.program import (
 )
 from bough.runtime.sampling import SamplingParams
 
+from .api_programs import capital, completed
 from .fake_api import Exchange, saying
 
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
-
-
-@function
-def capital(s: Any, country: str) -> None:
-    s += system("Be brief.")
-    s += user(f"The capital of {country}?")
-    s += assistant(gen("city", max_tokens=8, stop=[".", "\n"]))
-
-
-@function
-def completed(s: Any) -> None:
-    s += "One, two," + gen("next", max_tokens=4) + " and" + gen("last", stop="!")
 
 
 # Requests

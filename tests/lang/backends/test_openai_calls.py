@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bough.lang.api import assistant, function, gen, system, user
+from bough.lang.api import assistant, function, gen, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.backends.openai import OpenAI
 from bough.lang.control import repeat_until, times, var, when
@@ -26,22 +26,8 @@ from bough.runtime.program import (
     Text,
 )
 
+from .api_programs import capital, completed
 from .fake_api import Answer, Exchange, saying, serving
-
-AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
-
-
-@function
-def capital(s: Any, country: str) -> None:
-    s += system("Be brief.")
-    s += user(f"The capital of {country}?")
-    s += assistant(gen("city", max_tokens=8, stop=[".", "\n"]))
-
-
-@function
-def completed(s: Any) -> None:
-    s += "One, two," + gen("next", max_tokens=4) + " and" + gen("last", stop="!")
-
 
 # Side by side
 
