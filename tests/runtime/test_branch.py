@@ -118,7 +118,7 @@ def test_adopting_keeps_what_is_there() -> None:
     child.tokens += [2, 3]
     child.texts += ["y", "z"]
     child.values |= {"a": "changed", "b": "2"}
-    barrier = Barrier()
+    barrier = Barrier(appends=True)
     barrier.reach(child)
     child.tokens.append(4)
     child.values["c"] = "later"
