@@ -63,8 +63,8 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/test_facade.py
     from bough.lang.observe import observe as observe
     from bough.lang.program import Function as Function
     from bough.lang.program import State as State
-    from bough.lang.timeline import BatchTimeline as BatchTimeline
-    from bough.lang.timeline import Timeline as Timeline
+    from bough.lang.timelines.timeline import BatchTimeline as BatchTimeline
+    from bough.lang.timelines.timeline import Timeline as Timeline
     from bough.lang.tool import Tool as Tool
     from bough.lang.tool import tool as tool
     from bough.lang.tool import use as use
@@ -122,7 +122,7 @@ _HOMES = {
     "bough.lang.http_tool": ("http_tool",),
     "bough.lang.observe": ("observe",),
     "bough.lang.program": ("Function", "State"),
-    "bough.lang.timeline": ("BatchTimeline", "Timeline"),
+    "bough.lang.timelines.timeline": ("BatchTimeline", "Timeline"),
     "bough.lang.tool": ("Tool", "tool", "use"),
     "bough.runtime.errors": ("BoughError", "EngineError", "RequestError"),
     "bough.runtime.llm": ("LLM",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -115,7 +116,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model")
     arguments = parser.parse_args(argv)
     tokenizer = load_tokenizer(locate(arguments.model))
-    return serve(ENGINES[arguments.engine](tokenizer.vocabulary(tokenizer.vocab_size)))
+    engine = ENGINES[arguments.engine](tokenizer.vocabulary(tokenizer.vocab_size))
+    gc.freeze()  # as the processes that lower schemas do
+    return serve(engine)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from ..lang.backend import Backend
 from ..lang.program import Function
 from ..lang.report import report
 from ..lang.state import State
-from ..lang.timeline import Timeline
+from ..lang.timelines.timeline import Timeline
 from ..runtime.errors import RequestError
 from ..runtime.pull import MODELS, default_cache
 from ..runtime.tokenizer import load_tokenizer

@@ -6,6 +6,7 @@ import hashlib
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from threading import Lock
 
 import msgspec
@@ -15,14 +16,14 @@ from llguidance import LLMatcher, LLParserLimits
 from .backend_errors import to_grammar_error
 from .completion import Completer
 from .distinct.state import DistinctState
-from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError
-from .grammar import Grammar
+from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, MatcherError, UnsupportedKeywordError
+from .grammar import Grammar, Matcher
 from .grammar_state import GrammarState
 from .jobs import Check, Checked, Done, Lower, Tabulate, Tabulated
 from .loose import lower_loosely
 from .lower import lower
 from .lowered import Lowered
-from .matcher import CompiledGrammar
+from .matcher import CompiledGrammar, TokenMatcher
 from .parts import all_schemas, json_parts
 from .receipt import Finding, Receipt, Violation
 from .schemas.schema import checked_formats
@@ -32,7 +33,7 @@ from .service.process import NoProcessError
 from .service.service import CompileLateError, CompileService, Turn
 from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
 from .structural.grammar import compile_structural
-from .tables.matcher import RegularGrammar
+from .tables.matcher import RegularGrammar, RegularMatcher
 from .tables.tables import RegularTables, tabulation
 from .tokens import TokenTable
 from .vocabulary import Vocabulary
@@ -41,6 +42,8 @@ PlainSpec = JsonSchema | Regex | Choice | Lark | Gbnf
 
 LATE_LIFE_S = 5.0
 """How long it is remembered that a constraint took too long: it may have been the others' fault."""
+TABLE_PATIENCE_S = 1.0
+"""What a table may take that spares a generation the search for a way to its end."""
 
 
 class GrammarCompiler:
@@ -96,7 +99,7 @@ class GrammarCompiler:
                 shared.set_running_or_notify_cancel()
                 self._under_way[key] = shared
                 shared.add_done_callback(lambda done: self._keep(key, done))
-                self._service.submit(lambda turn: self._compile(spec, turn), shared)
+                self._service.submit(lambda turn: self._compile(spec, key, turn), shared)
             else:
                 self.cache_hits += 1
             return shared
@@ -134,9 +137,20 @@ class GrammarCompiler:
         """Ends the workers. What is under way or waits fails with GrammarError."""
         self._service.close()
 
-    def _compile(self, spec: GrammarSpec, turn: Turn) -> Grammar:
+    def foresee(self, matcher: Matcher, token: int, remaining: int) -> tuple[Matcher, int]:
+        """A matcher that has accepted `token` in place of `matcher`, which stays as it is, and the token taken.
+
+        It takes as long as it takes: a second, perhaps. A table, which knows all ways to the end, is made for it of a
+        constraint that is regular. Raises MatcherError.
+        """
+        matcher = self._on_table(matcher) or matcher.copy()
+        return matcher, matcher.accept(token, remaining)
+
+    def _compile(self, spec: GrammarSpec, key: bytes, turn: Turn) -> Grammar:
         try:
             grammar = compile_grammar(spec, self.tokens, lambda part: _lower_elsewhere(part, turn))
+            if isinstance(grammar, CompiledGrammar):
+                grammar.key = key
             return self._tables.at_once(grammar)
         except (GrammarTooComplexError, UnsupportedKeywordError):
             if not isinstance(spec, JsonSchema) or spec.policy != "best_effort":
@@ -144,21 +158,39 @@ class GrammarCompiler:
             turn.extend()
             return compile_loosely(spec, self.tokens)
 
+    def _on_table(self, matcher: Matcher) -> RegularMatcher | None:
+        """A matcher that is where `matcher` is, on the table of its constraint; None if there is no table in time."""
+        if not isinstance(matcher, TokenMatcher) or matcher.closed:
+            return None
+        grammar = matcher.grammar
+        with self._lock:
+            self._begin_table(grammar.key, grammar)
+        made = grammar.table
+        if made is None or not wait_for([made], TABLE_PATIENCE_S).done or made.exception() is not None:
+            return None
+        table = made.result()
+        assert isinstance(table, RegularGrammar)
+        try:
+            return table.follow(matcher.taken)
+        except MatcherError:  # a table knows no NUL
+            return None
+
     def _begin_table(self, key: bytes, grammar: Grammar | GrammarError) -> None:
         """Has a table made of a regular constraint, once."""
-        if isinstance(grammar, CompiledGrammar) and grammar.tabulation is not None:
+        if isinstance(grammar, CompiledGrammar) and grammar.tabulation is not None and key:
             job, grammar.tabulation = grammar.tabulation, None
-            made: Future[RegularGrammar] = Future()
+            made: Future[Grammar] = Future()
             made.set_running_or_notify_cancel()
             made.add_done_callback(lambda done: self._keep_table(key, done))
+            grammar.table = made
             self._service.submit(lambda turn: self._tabulate(job, grammar, turn), made)
 
-    def _tabulate(self, job: Tabulate, plain: CompiledGrammar, turn: Turn) -> RegularGrammar:
+    def _tabulate(self, job: Tabulate, plain: CompiledGrammar, turn: Turn) -> Grammar:
         answer = turn.do(job)
         assert isinstance(answer, Tabulated)
         return self._tables.grammar(answer.automaton, plain)
 
-    def _keep_table(self, key: bytes, done: Future[RegularGrammar]) -> None:
+    def _keep_table(self, key: bytes, done: Future[Grammar]) -> None:
         if done.exception() is None:  # without a table it is followed step by step
             with self._lock:
                 self._cache.put(key, done.result())

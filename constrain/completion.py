@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from .errors import SearchLateError
 from .grammar_state import GrammarState
 from .tokens import TokenTable
 
@@ -106,19 +107,22 @@ class Completer:
             self._spelled[name] = [self._tokens.encode((lead + key).encode()) for lead in (", ", " ", "")]
         return self._spelled[name]
 
-    def search(self, matcher: GrammarState, max_tokens: int) -> list[int] | None:
-        """Tokens, at most `max_tokens`, that complete the word; None if none were found. Leaves `matcher` as it is."""
+    def search(self, matcher: GrammarState, max_tokens: int, patience_s: float | None = None) -> list[int] | None:
+        """Tokens, at most `max_tokens`, that complete the word; None if none were found. Leaves `matcher` as it is.
+
+        Raises SearchLateError if it takes longer than `patience_s`.
+        """
         trial = matcher.deep_copy()
         path: list[int] = []
         num_aimless = 0
         used: Counter[str] = Counter()
-        deadline = time.monotonic() + SEARCH_TIME_S
-        while not trial.is_accepting() and time.monotonic() < deadline:
+        time_left = _TimeLeft(patience_s)
+        while not trial.is_accepting() and time_left:
             step: list[int] | None = trial.compute_ff_tokens() or self._step(trial, used)
             aimless = step is not None and len(step) == 1 and (step[0] in self._aimless or step == path[-1:])
             num_aimless = num_aimless + 1 if aimless else 0
             if not self._json or num_aimless > MAX_AIMLESS_STEPS:
-                step = self._way_out(trial, max_tokens - len(path), deadline)
+                step = self._way_out(trial, max_tokens - len(path), time_left)
                 num_aimless = 0
             if not step or len(path) + len(step) > max_tokens or trial.try_consume_tokens(step) != len(step):
                 return None
@@ -170,17 +174,19 @@ class Completer:
         bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         return [int(token) for token in bits if int(token) not in self._tokens.eos_ids][:1]
 
-    def _way_out(self, start: GrammarState, max_tokens: int, deadline: float) -> list[int] | None:
+    def _way_out(self, start: GrammarState, max_tokens: int, time_left: _TimeLeft) -> list[int] | None:
         """Tokens after which the word may end, or the string of a JSON text; found breadth first, within bounds."""
         beam: list[tuple[GrammarState, list[int], Mask]] = [(start.deep_copy(), [], self._mask(start))]
         num_expansions = 0
         seen: set[int] = set()
-        while beam and num_expansions < MAX_EXPANSIONS and time.monotonic() < deadline:
+        while beam and num_expansions < MAX_EXPANSIONS:
             following: list[tuple[GrammarState, list[int], Mask]] = []
             again: list[tuple[GrammarState, list[int], Mask]] = []
             seen_now: set[int] = set()  # states of one length that allow the same tokens are taken for one
             for state, path, mask in beam:
                 for step in self._steps(state, mask):
+                    if not time_left:
+                        return None
                     num_expansions += 1
                     child = state.deep_copy()
                     if len(path) + len(step) > max_tokens or child.try_consume_tokens(step) != len(step):
@@ -210,6 +216,21 @@ class Completer:
             return [forced]
         tokens = [int(token) for token in self._content.allowed(mask)[:MAX_CHILDREN]] or self._any(mask)
         return [[token] for token in tokens]
+
+
+class _TimeLeft:
+    """True while a search may go on. When `patience_s` is over, asking raises SearchLateError."""
+
+    def __init__(self, patience_s: float | None) -> None:
+        self._patient = patience_s is None
+        self._end = time.monotonic() + (SEARCH_TIME_S if patience_s is None else patience_s)
+
+    def __bool__(self) -> bool:
+        if time.monotonic() < self._end:
+            return True
+        if self._patient:
+            return False
+        raise SearchLateError("the search for a way to the end takes longer")
 
 
 class _Preference:

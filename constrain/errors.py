@@ -4,6 +4,7 @@ GrammarError(ValueError)            the constraint cannot be used; `path` says w
 ├── UnsupportedKeywordError         a JSON Schema keyword that would go unenforced
 └── GrammarTooComplexError          it passes a limit of size, depth or compile time
 MatcherError(RuntimeError)          a matcher was asked for something impossible in mid-generation
+└── SearchLateError                 it needs longer for an answer than it was given
 """
 
 from __future__ import annotations
@@ -46,3 +47,7 @@ class GrammarTooComplexError(GrammarError):
 
 class MatcherError(RuntimeError):
     """A matcher was asked for something impossible; its generation must end, and nothing else."""
+
+
+class SearchLateError(MatcherError):
+    """Whether a token leaves a way to the end takes longer to find out than was allowed. The matcher is as before."""

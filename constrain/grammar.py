@@ -31,7 +31,7 @@ class Matcher(Protocol):
     def fill_mask(self, out: MaskRow) -> None:
         """Writes the tokens allowed next. Does not change the state. Raises MatcherError at a dead end."""
 
-    def accept(self, token: int, remaining: int | None = None) -> int:
+    def accept(self, token: int, remaining: int | None = None, patience_s: float | None = None) -> int:
         """Advances by `token` and returns the token taken.
 
         `remaining` is how many further tokens may be generated after this one (None: no limit). When `token` would
@@ -39,7 +39,10 @@ class Matcher(Protocol):
         instead, so that a generation that runs out of budget still ends as a whole word. If no completion fits, a
         JSON text is closed so that it parses; the matcher is then `finished`. The end of sequence may be returned.
 
-        Raises MatcherError if `token` is not allowed here.
+        Raises:
+            SearchLateError: near the end of the budget, when finding a way to the end takes longer than `patience_s`
+                (None: it is waited for). The matcher is as before; who asks again without haste gets an answer.
+            MatcherError: `token` is not allowed here.
         """
 
     def forced_tokens(self) -> list[int]:

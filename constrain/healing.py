@@ -100,15 +100,15 @@ class Healing:
             raise MatcherError(f"no token goes on with {rest!r}")
         out[:] = _row(np.concatenate([np.array(within, dtype=np.int64), beyond]), len(out))
 
-    def accept(self, token: int, remaining: int | None = None) -> int:
+    def accept(self, token: int, remaining: int | None = None, patience_s: float | None = None) -> int:
         """Advances by `token`, or by one that leaves a way to the end within `remaining`, and returns the one taken."""
         if self.over:
-            return self._accept_after(token, remaining)
+            return self._accept_after(token, remaining, patience_s)
         text = self._text(token)
         if not self._agrees(text):
             raise MatcherError(f"token {token} does not go on with {self._rest!r}")
         num_bytes = min(len(text), len(self._rest))
-        num_fed = self._feed(text[num_bytes:], remaining)
+        num_fed = self._feed(text[num_bytes:], remaining, patience_s)
         if num_fed is None or not self._fits(text, remaining):
             token = self._way(self._rest)[0]
             num_bytes, num_fed = len(self._text(token)), 0
@@ -140,9 +140,9 @@ class Healing:
         other._taken = list(self._taken)
         return other
 
-    def _accept_after(self, token: int, remaining: int | None) -> int:
+    def _accept_after(self, token: int, remaining: int | None, patience_s: float | None) -> int:
         if self.inner is not None:
-            token = self.inner.accept(token, remaining)
+            token = self.inner.accept(token, remaining, patience_s)
         if token not in self._tokens.eos_ids:
             self._taken.append(_Mark(0, int(self.inner is not None)))
         return token
@@ -173,7 +173,7 @@ class Healing:
             rest = rest[len(self._text(piece)) :]
         return tokens
 
-    def _feed(self, text: bytes, remaining: int | None) -> int | None:
+    def _feed(self, text: bytes, remaining: int | None, patience_s: float | None) -> int | None:
         """Takes what a token wrote beyond the prefix to `inner`; returns in how many tokens.
 
         None, and nothing is changed, if `inner` knows no way to its end from there within `remaining`.
@@ -187,7 +187,7 @@ class Healing:
                 if piece is None:
                     raise MatcherError(f"no token writes {text!r}")
                 text = text[len(self._text(piece)) :]
-                taken = self.inner.accept(piece, None if text else remaining)
+                taken = self.inner.accept(piece, None if text else remaining, patience_s)
                 num_fed += taken not in self._tokens.eos_ids
                 if taken != piece:
                     self.inner.rollback(num_fed)

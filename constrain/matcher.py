@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import Future
 from ctypes import addressof, c_char
 
 import numpy as np
 
 from .closing import JsonScanner
 from .completion import Completer
-from .errors import MatcherError
-from .grammar import MaskRow
+from .errors import MatcherError, SearchLateError
+from .grammar import Grammar, MaskRow
 from .grammar_state import GrammarState
 from .jobs import Tabulate
 from .receipt import Receipt
+from .searches import Searches
 from .tokens import TokenTable
 
 MAX_WITNESS_TOKENS = 4_096
@@ -22,8 +24,8 @@ MAX_WITNESS_TOKENS = 4_096
 class CompiledGrammar:
     """A `Grammar`. `start` is a matcher in the start state, which is only copied.
 
-    `witness` is a short word, if one is known. `tabulation`, set by who compiles it, makes a table of it; None: it
-    is not regular, or that has been begun.
+    `witness` is a short word, if one is known. Set by who compiles it: `key`, under which it is kept; `tabulation`,
+    which makes a table of it (None: it is not regular, or that has been begun); `table`, that table to come.
     """
 
     def __init__(
@@ -43,7 +45,10 @@ class CompiledGrammar:
         self.num_bytes = num_bytes
         self.receipt = receipt
         self.tabulation: Tabulate | None = None
+        self.table: Future[Grammar] | None = None
+        self.key = b""
         self.completer = completer
+        self.searches = Searches(completer)
         known = tokens.encode(witness.encode()) if witness is not None else []
         self.witness: list[int] | None = known
         if not known or not completer.completes(start, known):
@@ -107,6 +112,11 @@ class TokenMatcher:
         return False
 
     @property
+    def taken(self) -> list[int]:
+        """The tokens accepted so far. Not to be changed."""
+        return self._taken
+
+    @property
     def closed(self) -> bool:
         """The budget cut the word short: its text is JSON, but not a word of the grammar."""
         return self._closing is not None
@@ -137,7 +147,7 @@ class TokenMatcher:
         if not np.count_nonzero(row) or (self.state.is_stopped() and not self.state.is_accepting()):
             raise MatcherError("the grammar allows no token here")
 
-    def accept(self, token: int, remaining: int | None = None) -> int:
+    def accept(self, token: int, remaining: int | None = None, patience_s: float | None = None) -> int:
         """Advances by `token`, or by one that leaves a way to the end within `remaining`, and returns the one taken."""
         if self._closing is not None:
             return self._accept_closing(token)
@@ -148,11 +158,19 @@ class TokenMatcher:
         if remaining is None or remaining >= self.grammar.guarded_tokens:
             self._take(token)
             return token
-        return self._accept_guarded(token, remaining)
+        return self._accept_guarded(token, remaining, patience_s)
 
     def expect(self, witness: list[int]) -> None:
         """Takes note of tokens that complete the word from here."""
         self._keep(witness)
+
+    def search(self, max_tokens: int, patience_s: float | None = None) -> list[int] | None:
+        """At most `max_tokens` tokens that complete the word, or None. Raises SearchLateError after `patience_s`."""
+        return self.grammar.searches.find(self._taken, self.state, max_tokens, patience_s)
+
+    def give_up(self) -> None:
+        """Takes note that there is no way to the end within the budget: none is sought any more."""
+        self._witness, self._next_search = None, -math.inf
 
     def forced_tokens(self) -> list[int]:
         """The tokens that the grammar forces next."""
@@ -203,8 +221,8 @@ class TokenMatcher:
             raise MatcherError(f"the grammar cannot be followed: {_first_line(self.state.get_error())}")
         self._taken.append(token)
 
-    def _accept_guarded(self, token: int, remaining: int) -> int:
-        before = self._known_witness(remaining)
+    def _accept_guarded(self, token: int, remaining: int, patience_s: float | None) -> int:
+        before = self._known_witness(remaining, patience_s)
         if before is None:
             return self._accept_lost(token, remaining)
         if before and token == before[0] and len(before) - 1 <= remaining:
@@ -212,7 +230,12 @@ class TokenMatcher:
             self._keep(before[1:])
             return token
         self._take(token)
-        after = self._witness_after(before, remaining)
+        try:
+            after = self._witness_after(before, remaining, patience_s)
+        except SearchLateError:
+            self._undo()
+            self._keep(before)
+            raise
         if after is not None:
             self._keep(after)
             return token
@@ -227,25 +250,25 @@ class TokenMatcher:
         self._keep(before[1:])
         return before[0]
 
-    def _known_witness(self, remaining: int) -> list[int] | None:
+    def _known_witness(self, remaining: int, patience_s: float | None) -> list[int] | None:
         """A witness for the state as it is that fits, sought only a few times if there seems to be none."""
         if self._witness is not None and self._witness_at == len(self._taken):
             return self._witness
         if remaining > self._next_search:
             return None
-        self._witness = self.grammar.completer.search(self.state, remaining + 1)
+        self._witness = self.search(remaining + 1, patience_s)
         self._witness_at = len(self._taken)
         self._next_search = math.inf if self._witness is not None else remaining // 2
         return self._witness
 
-    def _witness_after(self, before: list[int], remaining: int) -> list[int] | None:
+    def _witness_after(self, before: list[int], remaining: int, patience_s: float | None) -> list[int] | None:
         """A witness of at most `remaining` tokens for the state after a token that was not the witness's."""
         completer = self.grammar.completer
         if len(before) <= remaining and completer.completes(self.state, before):
             return before  # the token was content; what follows it is as before
         if len(before) - 1 <= remaining and completer.completes(self.state, before[1:]):
             return before[1:]
-        return completer.search(self.state, remaining)
+        return self.search(remaining, patience_s)
 
     def _keep(self, witness: list[int]) -> None:
         self._witness, self._witness_at = witness, len(self._taken)

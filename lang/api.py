@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, Unpack, cast, get_args, overload
 
@@ -12,9 +12,11 @@ from ..runtime.errors import RequestError
 from ..runtime.program import SelectMethod
 from .backend import Backend, resolve_backend, set_default_backend
 from .choices import ChoicesSamplingMethod, method_name
+from .constraints import check_constraint
 from .errors import ProgramError, UnsupportedError
 from .expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, Series, items_of
 from .numerals import numeral_of, with_stop
+from .option_kinds import checked_name, checked_option, checked_timeout, refuse_unknown, wrong_kind
 from .options import NamedOptions, SamplingOptions, clean_options
 from .place import caller
 from .program import AsyncFunction, Function
@@ -203,9 +205,10 @@ def gen(  # type: ignore[misc]  # noqa: PLR0913  one word has to say it all; 23 
             raise RequestError("choices cannot be combined with another constraint", param="choices")
         return select(name, choices, temperature or 0.0, choices_method)
     constraint, convert, kind = _constraint(constraints)
+    check_constraint(constraint, "regex" if "regex" in constraints else next(iter(constraints), "grammar"))
     if "regex" not in constraints and (numeral := numeral_of(kind, cleaned)) is not None:
         constraint, cleaned = numeral.grammar, with_stop(cleaned, numeral)
-    return Generate(name, cleaned, constraint, convert, timeout_s, caller(), kind)
+    return Generate(checked_name(name), cleaned, constraint, convert, checked_timeout(timeout_s), caller(), kind)
 
 
 def gen_int(  # noqa: PLR0913  in SGLang's order
@@ -319,17 +322,24 @@ def select(
     Raises:
         RequestError: there are no choices, or one is given twice.
     """
-    if not choices or isinstance(choices, str) or not all(isinstance(choice, str) and choice for choice in choices):
-        raise RequestError("choices must be a list of texts that are not empty", param="choices")
+    refuse_unknown("choices", choices)
+    if isinstance(choices, str) or not isinstance(choices, Iterable):
+        raise wrong_kind("choices", "a list of texts", choices)
+    choices = tuple(choices)
+    wrong = [choice for choice in choices if not isinstance(choice, str) or not choice]
+    if wrong or not choices:
+        given = f"got {wrong[0]!r} among them" if wrong else "got none"
+        raise RequestError(f"choices must be a list of texts that are not empty, {given}", param="choices")
     if len(set(choices)) < len(choices):
-        raise RequestError("choices must differ from each other", param="choices")
-    if temperature > 1e-5:
+        twice = next(choice for choice in choices if choices.count(choice) > 1)
+        raise RequestError(f"choices must differ from each other: {twice!r} is there twice", param="choices")
+    if checked_option("temperature", temperature) > 1e-5:
         raise RequestError("select takes the likeliest choice: temperature must be 0", param="temperature")
     method = method_name(choices_method)
     if method not in get_args(SelectMethod):
         known = ", ".join(get_args(SelectMethod))
         raise RequestError(f"choices_method must be one of {known}; got {method!r}", param="choices_method")
-    return Choose(name, tuple(choices), cast(SelectMethod, method), caller())
+    return Choose(checked_name(name), choices, cast(SelectMethod, method), caller())
 
 
 def image(source: str | Path | bytes) -> Picture:
@@ -339,8 +349,8 @@ def image(source: str | Path | bytes) -> Picture:
 
 def video(path: str | Path, num_frames: int) -> Picture:
     """So many frames of a video. No backend takes one yet: it is refused when it is appended."""
-    if num_frames < 1:
-        raise RequestError(f"num_frames must be at least 1, got {num_frames}", param="num_frames")
+    if type(num_frames) is not int or num_frames < 1:
+        raise RequestError(f"num_frames must be at least 1, got {num_frames!r}", param="num_frames")
     return Picture(str(path))
 
 
@@ -431,6 +441,12 @@ def _given(**constraints: object) -> dict[str, Any]:
 
 def _constraint(given: dict[str, Any]) -> tuple[GrammarSpec | None, Callable[[str], Any], object]:
     """What the text must conform to, how to turn it into a value, and the type that this is."""
+    for name, value in given.items():
+        refuse_unknown(name, value)
+        if name == "regex" and not isinstance(value, str):
+            raise wrong_kind(name, "a regular expression, as text", value)
+        if name in ("type", "dtype", "schema") and isinstance(value, str) and not value.strip().startswith("{"):
+            raise wrong_kind(name, "a type, such as int or a dataclass, or a JSON Schema", value)
     if len(given) == 2 and "regex" in given and (given.keys() & {"type", "dtype"}):
         kind = given["type"] if "type" in given else given["dtype"]
         return Regex(given["regex"]), typed(kind).convert if kind is not str else str, kind

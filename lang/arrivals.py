@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ..runtime.patterns import PatternCache
 from ..runtime.program import Delta, ProgramEvent, Skipped, Value
+from ..runtime.request import Usage
 from .errors import ProgramError
 from .recorder import Recorder
 from .replay import Replay
@@ -69,6 +70,11 @@ class Arrivals:
         if not self._failures:
             return None
         return next((self._failures[line] for line in self._ancestry(branch) if line in self._failures), None)
+
+    def used_in(self, stretch: Stretch) -> Usage:
+        """The tokens of the values that have come of a stretch."""
+        values = (value for slot in self._slots.values() if slot.stretch is stretch for value in slot.values)
+        return sum((value.usage for value in values), Usage())
 
     def replay(self) -> Replay:
         """What has happened so far."""

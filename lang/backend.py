@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Protocol
 
+from ..runtime.errors import RequestError
 from ..runtime.program import Program, ProgramEvent
 from ..runtime.tools import ToolCall
 from .errors import ProgramError
+from .place import caller
 
 
 class Backend(Protocol):
@@ -59,7 +61,7 @@ def set_default_backend(backend: Backend | None) -> None:
 
     >>> bough.set_default_backend(bough.LocalBackend())
     """
-    _default.backend = backend
+    _default.backend = None if backend is None else checked_backend(backend)
 
 
 @contextlib.contextmanager
@@ -70,7 +72,7 @@ def use_backend(backend: Backend) -> Generator[Backend, None, None]:
     >>> with bough.use_backend(bough.MockBackend({"city": "Paris"})):
     ...     state = capital.run("France")
     """
-    token = _used.set(backend)
+    token = _used.set(checked_backend(backend))
     try:
         yield backend
     finally:
@@ -82,6 +84,7 @@ def resolve_backend(backend: Backend | None) -> Backend:
 
     Raises:
         ProgramError: there is none.
+        RequestError: it is none.
     """
     given = (backend, _used.get(), _default.backend)
     chosen = next((candidate for candidate in given if candidate is not None), None)
@@ -91,5 +94,29 @@ def resolve_backend(backend: Backend | None) -> Backend:
             "bough.set_default_backend(...)",
             code="no_backend",
             param="backend",
+            place=caller(),
         )
-    return chosen
+    return checked_backend(chosen)
+
+
+def checked_backend(backend: Backend) -> Backend:
+    """`backend`, if programs can be run on it.
+
+    Raises:
+        RequestError: it is none.
+    """
+    if isinstance(backend, type) or not hasattr(backend, "run"):
+        raise _no_backend(backend)
+    return backend
+
+
+def _no_backend(given: object) -> RequestError:
+    if isinstance(given, type):
+        advice = f"that is a class: make one, backend=bough.{given.__name__}(...)"
+    elif isinstance(given, str):
+        kind = "HttpBackend" if given.startswith(("http://", "https://")) else "LocalBackend"
+        advice = f"use backend=bough.{kind}({given!r})"
+    else:
+        advice = "use a backend, such as bough.LocalBackend() or bough.HttpBackend(url)"
+    message = f"a program cannot be run on {given!r} ({type(given).__name__}): {advice}"
+    return RequestError(message, code="no_backend", param="backend")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
-
 from ..runtime.program import Fork, Gen, Join, JoinMode, RoleBegin, RoleEnd, Select
+from .annotations import as_json
+from .condition import Condition
 from .control_expression import Repeated, Whether
 from .entry import BLOCK, Block, Derived, Entry, Fixed, Gathered, Kept, Mark, Passage, Piece, marks_of
 from .errors import ProgramError, UnsupportedError
 from .expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, items_of
 from .flow import record_repeat, record_when
 from .nodes import AssignNode, UseNode
+from .option_kinds import nearest, refuse_unknown
 from .options import merge_options
 from .place import leading_to, place
 from .reasoning import Reasoned
@@ -23,7 +26,7 @@ from .recorder import Recorder
 from .reference import Reference, Variable
 from .session import Session
 from .stretch import Slot
-from .tool import Using
+from .tool import Tool, Using
 
 __all__ = ["Branch", "Reference"]
 
@@ -52,6 +55,7 @@ class Branch:
         self._set_here: set[str] = set()
         self._forked_at = 0
         self._in_block: list[Mark] | None = None
+        self._forked: list[Branch] = []
 
     @property
     def recorder(self) -> Recorder:
@@ -71,7 +75,7 @@ class Branch:
         self.check_open()
         if not isinstance(expression, str | Expression):
             raise ProgramError(
-                f"only text, expressions and references can be appended, got {type(expression).__name__}",
+                f"only text, expressions and references can be appended, got {_named(expression)}",
                 code="invalid_program",
                 place=place(),
             )
@@ -132,6 +136,9 @@ class Branch:
     def _use(self, item: Using) -> None:
         recorder = self.recorder
         arguments = tuple((key, self._argument(value)) for key, value in item.arguments.items())
+        for key, value in item.arguments.items() if isinstance(item.tool, Tool) else ():
+            if _is_constant(value) and (self.session.stand_in is None or not isinstance(value, str)):
+                item.tool.check_argument(key, value)
         name, sent = recorder.name_for(self.id, item.name, "use")
         slot = Slot(self.id, sent, str, leading_to(item.place), variable=name)
         self.session.add_tool(item.tool)
@@ -142,14 +149,12 @@ class Branch:
         """A tool's argument: text as it is, with references in it; all else as JSON."""
         if isinstance(value, str):
             return (value,)
-        if isinstance(value, Expression) or (
-            isinstance(value, list | tuple) and any(isinstance(item, Expression) for item in value)
-        ):
-            items = items_of(value) if isinstance(value, Expression) else value
+        if not _is_constant(value):
+            items: Any = items_of(value) if isinstance(value, Expression) else value
             return tuple(mark for item in items for mark in self._argument_marks(item))
         try:
-            plain = value.model_dump(mode="json") if hasattr(value, "model_dump") else msgspec.to_builtins(value)
-            return (json.dumps(plain, ensure_ascii=False),)
+            plain = as_json(value)
+            return (plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False),)
         except (TypeError, ValueError) as error:
             raise ProgramError(
                 f"a tool's argument is a JSON value, text or a reference, got {type(value).__name__}: {error}",
@@ -181,7 +186,7 @@ class Branch:
     def _open(self, role: str) -> None:
         if self.open_role is not None:
             raise ProgramError(
-                f"a {role} message cannot begin inside a {self.open_role} message",
+                f"{_a(role)} message cannot begin inside {_a(self.open_role)} message",
                 code="invalid_program",
                 place=place(),
             )
@@ -191,8 +196,10 @@ class Branch:
 
     def _close(self, role: str) -> None:
         if self.open_role != role:
-            there = f"a {self.open_role} message is" if self.open_role else "no message is"
-            raise ProgramError(f"a {role} message cannot end here: {there} open", code="invalid_program", place=place())
+            there = f"{_a(self.open_role)} message is" if self.open_role else "no message is"
+            raise ProgramError(
+                f"{_a(role)} message cannot end here: {there} open", code="invalid_program", place=place()
+            )
         self.recorder.add(RoleEnd(self.id), place())
         self.open_role = None
         self.marks.append(RoleClose(role))
@@ -203,11 +210,20 @@ class Branch:
         """Sets a variable. Allowed after the end, too: those who read the state may keep things in it."""
         if not self.session.finished:
             self.check_open()
+        if not isinstance(name, str):
+            raise ProgramError(_no_name(name), code="invalid_program", place=place())
         match value:
             case Reference():
                 self._set(name, self._as_it_is(name, self.entry_of(value)))
             case Variable(name=other):
                 self._set(name, self._as_it_is(name, self.look_up(other)))
+            case Expression():
+                raise ProgramError(
+                    f"a variable cannot be {type(value).__name__}, which has no value before it is appended: append "
+                    f"it, s += ..., with the name {name!r}",
+                    code="invalid_program",
+                    place=place(),
+                )
             case _:
                 self._set(name, Fixed(value))
 
@@ -230,8 +246,8 @@ class Branch:
             place=place(),
         )
 
-    def look_up(self, name: str) -> Entry:
-        """What a variable holds here and now.
+    def look_up(self, name: str, advice: str = "") -> Entry:
+        """What a variable holds here and now. `advice` is for those who ask for one that is not there.
 
         Raises:
             ProgramError: there is no such variable.
@@ -240,12 +256,22 @@ class Branch:
         if entry is not None:
             return entry
         self.session.raise_error()
+        raise ProgramError(self._unknown(name, advice), code="unknown_variable", place=place())
+
+    def _unknown(self, name: object, advice: str) -> str:
+        """That there is no such variable, which there are, and what may have been meant."""
+        if not isinstance(name, str):
+            return _no_name(name)
         names = ", ".join(map(repr, self.variables)) or "none"
-        raise ProgramError(
-            f"there is no variable {name!r} (there are: {names}); what a block will set is bough.var({name!r})",
-            code="unknown_variable",
-            place=place(),
-        )
+        where = f" in branch {self.id}" if self.id else ""
+        message = f"there is no variable {name!r}{where} (there are: {names})"
+        if any(name in child.variables for child in self._forked):
+            return f"{message}: a branch that was forked has it, so join it first"
+        if nearest(name, self.variables):
+            return message + nearest(name, self.variables)
+        if self.session.body_ended and not self.transcript and not self.variables:
+            return f"{message}: nothing was appended to this state, as with `s += bough.gen({name!r})`"
+        return message + advice
 
     def keep_passage(self, name: str, start: int) -> None:
         """Makes what was appended since `marks` had `start` elements a variable."""
@@ -262,6 +288,14 @@ class Branch:
             self.variables[name] = entry
             self._set_here.add(name)
             self.session.notify()
+
+    def recorded_since(self, before: Mapping[str, Entry]) -> Branch:
+        """The same branch, to be read only: with the variables that were set since they were `before`."""
+        view = copy.copy(self)
+        view.variables = {name: entry for name, entry in self.variables.items() if before.get(name) is not entry}
+        view.transcript, view._in_block = list(self.marks), None
+        view.closed = view.closed or "it was appended to another, which goes on"
+        return view
 
     # Blocks
 
@@ -294,10 +328,18 @@ class Branch:
     def fork(self, count: int, *, isolated: bool = False, retries: int = 0) -> list[Branch]:
         """So many branches that go on from here."""
         self.check_open()
-        if count < 1:
-            raise ProgramError(f"a fork needs at least one branch, got {count}", code="invalid_program", place=place())
-        if retries < 0 or (retries and not isolated):
-            reason = "at least 0" if retries < 0 else "given with isolated=True: only then a branch can fail alone"
+        refuse_unknown("count", count)
+        if type(count) is not int or count < 1:
+            raise ProgramError(
+                f"a fork needs at least one branch: fork takes their number, got {count!r}",
+                code="invalid_program",
+                place=place(),
+            )
+        if type(retries) is not int or retries < 0 or (retries and not isolated):
+            wrong = type(retries) is not int or retries < 0
+            reason = (
+                f"at least 0, got {retries!r}" if wrong else "given with isolated=True: only then a branch fails alone"
+            )
             raise ProgramError(f"retries must be {reason}", code="invalid_program", param="retries", place=place())
         recorder = self.recorder
         ids = recorder.new_branches(count)
@@ -311,6 +353,7 @@ class Branch:
             child.open_role = self.open_role
             child.isolated = isolated
             children.append(child)
+        self._forked += children
         return children
 
     def join(self, children: Sequence[Branch], mode: JoinMode, *, errors_as_values: bool = False) -> None:
@@ -325,10 +368,15 @@ class Branch:
                     code="invalid_program",
                     place=place(),
                 )
-        self.recorder.add(Join(self.id, tuple(child.id for child in children), mode), place())
         changed = [child._changed() for child in children]
-        for name in dict.fromkeys(name for entries in changed for name in entries):
-            self._set(name, Gathered(tuple(entries.get(name) for entries in changed), errors_as_values))
+        gathered = {
+            name: Gathered(tuple(entries.get(name) for entries in changed), errors_as_values)
+            for name in dict.fromkeys(name for entries in changed for name in entries)
+        }
+        join = Join(self.id, tuple(child.id for child in children), mode)
+        self.recorder.add(join, place(), gathered=gathered)
+        for name, entry in gathered.items():
+            self._set(name, entry)
         for child in children:
             child.closed = "it has been joined"
             if mode == "append":
@@ -355,3 +403,39 @@ class Branch:
         reason = "the program has ended" if self.session.body_ended else self.closed
         if reason:
             raise ProgramError(f"nothing can be appended to this state: {reason}", code="ended", place=place())
+
+
+def _no_name(name: object) -> str:
+    return f"a variable's name is text, got {name!r} ({type(name).__name__})"
+
+
+def _a(role: str) -> str:
+    return f"an {role}" if role.startswith("a") else f"a {role}"
+
+
+def _is_constant(value: object) -> bool:
+    """It is no reference, and no text with references in it."""
+    if isinstance(value, list | tuple):
+        return not any(isinstance(item, Expression) for item in value)
+    return not isinstance(value, Expression)
+
+
+def _named(value: object) -> str:
+    """What somebody wanted to append, and what may have been meant."""
+    kind = type(value).__name__
+    if inspect.iscoroutine(value):
+        value.close()
+        return f"a {kind} that was not awaited: await it, or in a plain function read with s[name]"
+    if value is None:
+        return f"{kind}: a function that appends by itself is called without `s +=`"
+    if isinstance(value, int | float):
+        return f"{kind}: write str({value!r})"
+    if isinstance(value, list | tuple):
+        return f"{kind}: append its parts one by one"
+    if isinstance(value, Condition):
+        return f"{kind}, a condition: bough.when(condition, then, otherwise) decides by it"
+    if isinstance(value, Tool):
+        return f"{kind}: a tool is called with bough.use(name, tool, argument=...)"
+    if isinstance(value, dict):
+        return f"{kind}: write json.dumps(...) of it"
+    return f"{kind}: call it, s += {getattr(value, '__name__', 'f')}(...)" if callable(value) else kind

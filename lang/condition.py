@@ -8,9 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..constrain.spec import Regex
 from ..runtime import condition as runtime
 from ..runtime.decide import as_text
+from .constraints import check_constraint
 from .errors import ProgramError
+from .option_kinds import refuse_unknown
 from .place import caller
 
 Relation = Literal["eq", "ne", "lt", "le", "gt", "ge", "contains"]
@@ -61,6 +64,8 @@ class Operand:
                 code="invalid_program",
                 place=caller(),
             )
+        refuse_unknown("pattern", pattern)
+        check_constraint(Regex(pattern), "pattern")
         return Match(self, pattern)
 
 
@@ -223,8 +228,9 @@ def _checked(other: object) -> Condition:
 
 def _not_known() -> UndecidedError:
     return UndecidedError(
-        "whether this holds is not known while the program is recorded: use bough.when or bough.repeat_until, "
-        "or read the value with s[name] and compare that",
+        "whether this holds is not known while the program is recorded: use bough.when or bough.repeat_until, where "
+        "conditions are combined with &, | and ~ (not with and, or, not, in), or read the value with s[name] and "
+        "compare that",
         code="invalid_program",
         place=caller(),
     )

@@ -13,6 +13,7 @@ from .control_expression import Repeated, Whether
 from .errors import ProgramError
 from .expression import Expression
 from .flow import Record
+from .option_kinds import refuse_unknown
 from .place import caller
 from .program import Function
 from .reference import Variable
@@ -50,6 +51,7 @@ def repeat_until(condition: Condition, body: Body, at_most: int = 8) -> Expressi
         RequestError: `at_most` is out of range.
     """
     _check(condition)
+    refuse_unknown("at_most", at_most)
     if not isinstance(at_most, int) or isinstance(at_most, bool) or not 1 <= at_most <= MAX_TURNS:
         raise RequestError(f"at_most must be 1 to {MAX_TURNS}, got {at_most!r}", param="at_most")
     return Repeated(_recording(body, "body"), condition, at_most)

@@ -13,6 +13,7 @@ from ..runtime.program import ProgramEvent
 from . import greenlets
 from .errors import ProgramError
 from .loops import on_a_loop
+from .place import caller
 from .session import Session
 from .stretch import Stretch
 
@@ -44,9 +45,13 @@ class PullDriver:
                     _pull(session, target)
 
     def stop(self, session: Session) -> None:
+        pulled = [stretch for stretch in session.stretches if stretch.pulling]
         for stretch in session.stretches:
-            if not stretch.pulling:  # else the thread that pulls closes it at the next event
+            if stretch not in pulled:
                 _close(session, stretch)
+        if pulled:  # who waits there closes it at the next event, which is now, and not when some tool is done
+            with contextlib.suppress(BoughError):
+                session.backend.drop(session.id)
 
 
 class TaskDriver:
@@ -76,6 +81,7 @@ class TaskDriver:
                 raise ProgramError(
                     "this would block the event loop: in a coroutine, read with `await s.aget(name)`",
                     code="invalid_program",
+                    place=caller(),
                 )
             while not done():
                 session.changed.wait()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.program import Part, Ref
 from .errors import ProgramError
 from .expression import RoleClose, RoleOpen
+from .place import caller
 from .stretch import Slot
 
 
@@ -58,6 +59,7 @@ class Kept:
     sources    what is assigned to it, in all places
     referred   the engine has to know it, since instructions refer to it
     looked_at  of what a loop may carry: the body has read it while it was recorded
+    elements   of what may be a list, gathered in a block: what each of its elements is
     """
 
     branch: int
@@ -69,6 +71,7 @@ class Kept:
     sources: list[Entry | None] = field(default_factory=list)
     referred: bool = False
     looked_at: bool = False
+    elements: list[Kept] = field(default_factory=list)
 
     @property
     def has_text(self) -> bool:
@@ -112,8 +115,10 @@ def marks_of(name: str, entry: Entry) -> tuple[Piece, ...]:
         case Kept():
             if not entry.has_text:
                 raise ProgramError(
-                    f"{name!r} may be a list, gathered from several branches in a block: refer to one of them there",
+                    f"{name!r} may be a list, gathered from several branches in a block: refer to one of them with "
+                    f"s.ref({name!r}, index)",
                     code="invalid_program",
+                    place=caller(),
                 )
             refer(entry)
             return (entry,)
@@ -121,12 +126,28 @@ def marks_of(name: str, entry: Entry) -> tuple[Piece, ...]:
             raise ProgramError(
                 f"{name!r} is a list, gathered from several branches: refer to one of them with s.ref({name!r}, index)",
                 code="invalid_program",
+                place=caller(),
             )
         case Derived():
             raise ProgramError(
                 f"{name!r} is only a part of a generated text: read it with s[{name!r}], and append what you read",
                 code="invalid_program",
+                place=caller(),
             )
+
+
+def elements_of(entry: Entry | None) -> Sequence[Entry | None]:
+    """The elements of what is a list, gathered from several branches. Of what a loop carries: of what it is before the
+    loop; that it changes is found out at the loop's end."""
+    match entry:
+        case Gathered(entries=entries):
+            return entries
+        case Kept(elements=[], before=before):
+            return elements_of(before)
+        case Kept(elements=elements):
+            return elements
+        case _:
+            return ()
 
 
 def parts_of(marks: tuple[Piece, ...]) -> Iterator[Part]:

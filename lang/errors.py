@@ -13,7 +13,9 @@ from typing import Any
 
 from ..runtime.errors import BoughError
 from ..runtime.program import Gen, Op, Select, Use
-from .place import Place
+from ..runtime.request import ErrorInfo
+from ..runtime.streams import to_info
+from .place import UNKNOWN, Place
 
 
 class ProgramError(BoughError):
@@ -49,7 +51,7 @@ class ProgramError(BoughError):
     @property
     def stack(self) -> tuple[Place, ...]:
         """The lines of the program that led to the instruction, from its body inwards; the last is `place`."""
-        return () if self.place is None else self.place.stack
+        return () if self.place is None or self.place == UNKNOWN else self.place.stack
 
     def __str__(self) -> str:
         lines = [self.message]
@@ -92,6 +94,23 @@ class BackendError(BoughError):
         super().__init__(message, code=code, param=param)
         self.status = status
         self.retryable = retryable
+
+
+class CausedInfo(ErrorInfo, frozen=True, kw_only=True):
+    """What a program is told of an error of its backend in this process: with the error itself."""
+
+    cause: Any = None
+
+    def plain(self) -> ErrorInfo:
+        """As it can be written down."""
+        return ErrorInfo(code=self.code, message=self.message, param=self.param)
+
+
+def to_caused_info(error: BoughError) -> ErrorInfo:
+    """Errors of a backend with themselves, others as they are told everywhere."""
+    if isinstance(error, BackendError):
+        return CausedInfo(code=error.code, message=error.message, param=error.param, cause=error)
+    return to_info(error)
 
 
 def _describe(op: Op) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..constrain.spec import GrammarSpec
 from ..runtime.program import SelectMethod
 from .errors import ProgramError
-from .place import Place
+from .place import Place, caller
 
 
 class Expression:
@@ -27,12 +27,29 @@ class Expression:
             return NotImplemented
         return Series((other, *items_of(self)))
 
-    def __format__(self, spec: str) -> str:
+    def __str__(self) -> str:
         raise ProgramError(
-            f"{type(self).__name__} has no text yet, so it cannot stand in an f-string: "
+            f"{type(self).__name__} has no text yet, so it cannot stand in an f-string or be made a text: "
             'write s += "..." + expression + "..." instead',
             code="invalid_program",
+            place=caller(),
         )
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+    def __enter__(self) -> NoReturn:
+        raise ProgramError(
+            "only a state's messages can be blocks: write `with s.user():`", code="invalid_program", place=caller()
+        )
+
+    def __exit__(self, *_: object) -> None:
+        """Never called: it cannot be entered."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"{type(self).__name__} has no text yet, and no {name!r}: append it, and read s[name]")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from .condition import Comparison, Condition, CountOf, Operand, TimesOf
-from .entry import Entry, Fixed, Kept, Passage, marks_of, refer
+from .entry import Entry, Fixed, Kept, Passage, elements_of, marks_of, refer
 from .errors import ProgramError
 from .nodes import AssignNode, CountHolding, EntryOf, Node, RepeatNode, TimesMade, WhenNode
 from .place import Place, place
@@ -69,11 +70,21 @@ def record_when(branch: Branch, condition: Condition, then: Record, otherwise: R
         if first is second and first is not None:
             after[name] = first
         else:
-            kept = after[name] = Kept(branch.id, name)
-            blocks[0].nodes.append(_assigned(kept, first, here))
-            blocks[1].nodes.append(_assigned(kept, second, here))
+            after[name] = _either(branch.id, name, first, second, blocks, here)
     branch.recorder.add_node(WhenNode(branch.id, asked, blocks[0].nodes, blocks[1].nodes, here))
     branch.end_block(after)
+
+
+def _either(
+    branch: int, name: str, first: Entry | None, second: Entry | None, blocks: Sequence[_Recorded], here: Place
+) -> Kept:
+    """What is one thing after the first block and another after the second; of lists, so are their elements."""
+    kept = Kept(branch, name)
+    for block, entry in zip(blocks, (first, second), strict=True):
+        block.nodes.append(_assigned(kept, entry, here))
+    for one, other in zip_longest(elements_of(first), elements_of(second)):
+        kept.elements.append(_either(branch, name, one, other, blocks, here))
+    return kept
 
 
 def record_repeat(branch: Branch, body: Record, until: Condition, at_most: int) -> None:

@@ -10,6 +10,7 @@ from ..runtime.random import derive
 from .branch import Branch
 from .errors import ProgramError
 from .expression import Expression, Generate, Series, items_of
+from .option_kinds import refuse_unknown
 from .place import caller
 from .reasoning import Reasoned
 
@@ -26,8 +27,9 @@ def samples_of(
     if not generations:
         raise ProgramError("there is nothing to sample: give an expression with a gen", place=caller())
     size = n if n is not None else _options(generations[0]).get("n", 1)
-    if not isinstance(size, int) or size < 1:
-        raise ProgramError(f"there must be at least one sample, got {size!r}", param="n", place=caller())
+    refuse_unknown("n", size)
+    if type(size) is not int or size < 1:
+        raise ProgramError(f"n must be the number of samples, at least 1; got {size!r}", param="n", place=caller())
     return size, [Series(tuple(_sampled(expression, index, defaults))) for index in range(size)]
 
 

@@ -67,6 +67,8 @@ class Group(Generic[Branching]):
     def __getitem__(self, index: int | str) -> Branching | list[Any]:
         """The branch at an index; or for a name, the variable's values in all branches."""
         if isinstance(index, int):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"there is no branch {index}: the fork has {len(self)}")
             return self._states[index]
         return [state[index] for state in self._states]
 
@@ -79,12 +81,12 @@ class Group(Generic[Branching]):
         self, other: str | Expression | Sequence[str | Expression] | Callable[[int], str | Expression]
     ) -> Self:
         """Appends to each branch: the same, one of a list for each, or what a function gives for its index."""
-        if isinstance(other, str | Expression):
-            parts: Sequence[str | Expression] = [other] * len(self)
+        if isinstance(other, Sequence | Iterator) and not isinstance(other, str):
+            parts: Sequence[Any] = list(other)
         elif callable(other):
             parts = [other(i) for i in range(len(self))]
         else:
-            parts = other
+            parts = [other] * len(self)
         if len(parts) != len(self):
             raise ProgramError(
                 f"{len(parts)} expressions cannot be appended to {len(self)} branches",

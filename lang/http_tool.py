@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx
-import msgspec
 
 from ..runtime.errors import EngineError, RequestError
 from ..runtime.tools import check_tool
+from .annotations import described
 from .tool import MAX_CHARS, Tool
 
 _MAX_REDIRECTS = 5
@@ -149,10 +149,8 @@ def _schema_of(parameters: object) -> Mapping[str, Any]:
 
 
 def _schema_of_type(kind: Any) -> dict[str, Any]:
-    if hasattr(kind, "model_json_schema"):
-        return dict(kind.model_json_schema())
     try:
-        schema = msgspec.json.schema(kind)
+        schema = described(kind).schema
     except TypeError as error:
         raise RequestError(f"{kind!r} describes no JSON object: {error}", param="parameters") from error
     reference = schema.get("$ref", "").rpartition("/")[2]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..runtime import condition as runtime
 from ..runtime.program import Assign, Op, Part, Repeat, Text, Use, When
 from .condition import Condition, Operand, literal
-from .entry import Entry, Fixed, Kept, Piece, marks_of, parts_of, refer
+from .entry import Entry, Fixed, Gathered, Kept, Piece, marks_of, parts_of, refer
 from .place import Place
 from .stretch import Slot
 
@@ -32,11 +32,16 @@ class TextNode:
 
 @dataclass(eq=False, slots=True)
 class OpNode:
-    """An instruction that is what it is. `slot`: the value that it makes."""
+    """An instruction that is what it is.
+
+    slot       the value that it makes
+    gathered   of a join: the lists that it makes, by name
+    """
 
     op: Op
     place: Place
     slot: Slot | None = None
+    gathered: Mapping[str, Gathered] = field(default_factory=dict)
 
     @property
     def branch(self) -> int:

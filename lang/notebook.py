@@ -8,8 +8,9 @@ from typing import NamedTuple, Protocol
 
 from .branch import Branch
 from .expression import RoleClose, RoleOpen
-from .reader import progress_of, shown
+from .reader import shown
 from .replay import Piece, Turn
+from .texts import progress_of
 
 MAX_MESSAGES = 60
 MAX_TEXT = 6_000  # characters of a message

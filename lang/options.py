@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 from ..runtime.errors import RequestError
 from ..runtime.sampling import SamplingParams
+from .option_kinds import checked_option, nearest
 
 
 class NamedOptions(TypedDict, total=False):
@@ -63,28 +64,26 @@ def clean_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of SamplingParams, with what is None left out.
 
     Raises:
-        RequestError: a value is out of range, or an option is given twice.
+        RequestError: a value is of the wrong type or out of range, or an option is given twice.
         TypeError: there is no such option.
     """
     for name in options:
         if name not in OPTION_NAMES:
-            raise TypeError(f"there is no option {name!r}; there are {', '.join(sorted(OPTION_NAMES))}")
-    fields = {name: value for name, value in options.items() if value is not None}
+            meant = nearest(name, OPTION_NAMES)
+            raise TypeError(f"there is no option {name!r}{meant}; there are {', '.join(sorted(OPTION_NAMES))}")
+    fields = {name: checked_option(name, value) for name, value in options.items() if value is not None}
     if "max_new_tokens" in fields:
         if "max_tokens" in fields:
             raise RequestError("max_tokens and max_new_tokens are the same option; give one", param="max_new_tokens")
         fields["max_tokens"] = fields.pop("max_new_tokens")
+    if fields.get("max_tokens") == 0:
+        raise RequestError("max_tokens must be at least 1, got 0", param="max_tokens")
     _take_logprobs(fields)
     fields.pop("use_thread", None)
-    for name in ("stop", "stop_token_ids"):
-        if name in fields and not isinstance(fields[name], str):
-            fields[name] = tuple(fields[name])
     if "stop_regex" in fields and not isinstance(fields["stop_regex"], str):
         patterns = fields.pop("stop_regex")
         if patterns:
             fields["stop_regex"] = "|".join(f"(?:{pattern})" for pattern in patterns)
-    if "logit_bias" in fields:
-        fields["logit_bias"] = dict(fields["logit_bias"])
     SamplingParams(**fields)  # raises here, where the user can see which line it was
     return fields
 

@@ -14,6 +14,7 @@ import msgspec
 
 from ..constrain.partial import ABSENT, PLAIN, Shape
 from ..constrain.spec import JsonSchema
+from .annotations import is_model
 
 Convert = Callable[[Any], Any]
 MakeConvert = Callable[[Any], Convert]
@@ -32,7 +33,7 @@ def shape_of(kind: object) -> Shape:
     """
     if isinstance(kind, Mapping | str | JsonSchema):
         return PLAIN
-    return _shape(kind, _by_pydantic if _is_model(kind) else _by_msgspec)
+    return _shape(kind, _by_pydantic if is_model(kind) else _by_msgspec)
 
 
 class Partial:
@@ -160,7 +161,7 @@ def _make_shape(kind: Any, make_convert: MakeConvert) -> Shape:
     origin, args = get_origin(bare) or bare, get_args(bare)
     if not isinstance(origin, type):
         return PLAIN if bare is Any else _Atom(convert)
-    if _is_model(origin):
+    if is_model(origin):
         if getattr(origin, "__pydantic_root_model__", False):
             return _Atom(convert)
         fields = {key: (name, kind) for key, name, kind in _model_fields(origin)}
@@ -226,10 +227,6 @@ def _by_msgspec(kind: Any) -> Convert:
 
 
 # Pydantic, which is not imported: its models bring all that is needed.
-
-
-def _is_model(kind: object) -> bool:
-    return isinstance(kind, type) and hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate_json")
 
 
 def _by_pydantic(kind: Any) -> Convert:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from traceback import walk_tb
 from types import FrameType
 from typing import NamedTuple
 
 _THIS_PACKAGE = __name__.rpartition(".")[0]
+_ROOT = _THIS_PACKAGE.rpartition(".")[0]
+_OURS = tuple(f"{_ROOT}.{layer}" for layer in ("lang", "runtime", "constrain"))
+_STANDARD = os.path.dirname(contextlib.__file__) + os.sep
+_INSTALLED = os.path.join(_STANDARD, "site-packages") + os.sep
 _BOUNDARIES = frozenset({f"{_THIS_PACKAGE}.run", f"{_THIS_PACKAGE}.compile.tracing"})
 """The modules that call a program's body."""
 
@@ -29,9 +36,9 @@ UNKNOWN = Place("<unknown>", 0, "<unknown>")
 
 
 def caller() -> Place:
-    """The innermost line that is being executed outside the language itself."""
+    """The innermost line that is being executed outside of this package and of Python's own modules."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_users(_module(frame)):
+    while frame is not None and not _is_users(frame, _module(frame)):
         frame = frame.f_back
     return UNKNOWN if frame is None else _place(frame)
 
@@ -44,7 +51,7 @@ def place() -> Place:
         module = _module(frame)
         if module in _BOUNDARIES:
             break
-        if _is_users(module):
+        if _is_users(frame, module):
             found.append(_place(frame))
         frame = frame.f_back
     if not found:
@@ -59,13 +66,27 @@ def leading_to(written: Place) -> Place:
     return written._replace(callers=here.callers if same_function else here.stack)
 
 
+def raised(error: BaseException) -> Place:
+    """The innermost line of a program on the way to an error that its body has raised, with those that called it."""
+    found: list[Place] = []
+    for frame, line in walk_tb(error.__traceback__):
+        if _module(frame) in _BOUNDARIES:
+            found = []
+        elif _is_users(frame, _module(frame)):
+            found.append(_place(frame)._replace(line=line))
+    return found[-1]._replace(callers=tuple(found[:-1])) if found else UNKNOWN
+
+
 def _module(frame: FrameType) -> str:
     name: str = frame.f_globals.get("__name__", "")
     return name
 
 
-def _is_users(module: str) -> bool:
-    return not module.startswith(_THIS_PACKAGE) and module != "contextlib"
+def _is_users(frame: FrameType, module: str) -> bool:
+    if module.startswith(_OURS):
+        return False
+    file = frame.f_code.co_filename
+    return not file.startswith((_STANDARD, "<frozen ")) or file.startswith(_INSTALLED)
 
 
 def _place(frame: FrameType) -> Place:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
-from ..runtime.errors import BoughError, RequestError
+from ..runtime.errors import BoughError
 from . import greenlets
 from .backend import Backend, resolve_backend
 from .batch import Maker, alist, count_at_once, on_loop, on_threads, split_item
@@ -18,7 +18,9 @@ from .event_stream import EventStream
 from .group import Group
 from .loops import on_a_loop, run_blocking
 from .notebook import text_view
+from .option_kinds import checked_flag, checked_timeout, nearest, wrong_kind
 from .options import OPTION_NAMES, clean_options
+from .place import caller
 from .run import Call, Run
 from .scope import Scope, current
 from .session import Settings
@@ -70,10 +72,16 @@ class Function(Generic[Result]):
                     code="invalid_program",
                     param=parameter.name,
                 )
+        if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+            raise ProgramError(
+                f"{body.__qualname__} has a `yield`: a program's body is a plain function or an `async def`",
+                code="invalid_program",
+            )
         self.body = body
         self.bound = dict(bound or {})
         self.num_api_spec_tokens = num_api_spec_tokens
         self._own_names = {parameter.name for parameter in parameters[1:]}
+        self._takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         functools.update_wrapper(self, body)
 
     def __repr__(self) -> str:
@@ -96,11 +104,13 @@ class Function(Generic[Result]):
         when it is awaited.
         """
         if args and isinstance(args[0], State):
-            names = {**self.bound, **kwargs}
-            return self.body(*args, **names)
+            result = self.body(*args, **{**self.bound, **kwargs})
+            return args[0]._watched(result, f"{self.__name__}(s, ...)") if inspect.iscoroutine(result) else result
         scope = current.get()
         if scope is not None:
-            return NestedState(self, scope, args, kwargs)
+            called = NestedState(self, scope, args, kwargs)
+            scope.session.awaited.expect(called, f"{self.__name__}(...)")
+            return called
         return self.arun(*args, **kwargs) if self.is_async else self.run(*args, **kwargs)
 
     @property
@@ -133,6 +143,7 @@ class Function(Generic[Result]):
                 f"this would block the event loop: {call.name} is a coroutine function, use "
                 f"`await {call.name}.arun(...)`",
                 code="invalid_program",
+                place=caller(),
             )
         return run_blocking(Run(call, TaskDriver()).aexecute())
 
@@ -229,7 +240,7 @@ class Function(Generic[Result]):
             args, own = items[index]
             try:
                 call = self._call(args, {**shared, **own})
-            except BoughError as error:  # what is wrong with one item is that item's failure
+            except (BoughError, TypeError) as error:  # what is wrong with one item is that item's failure
                 call = self._call((), shared)._replace(refusal=error)
             return Run(call, driver)
 
@@ -295,14 +306,18 @@ class Function(Generic[Result]):
         settings = Settings(
             title=self.body.__name__,
             log=log,
-            trace=fields.pop("trace", None) or False,
+            trace=checked_flag("trace", fields.pop("trace", None)),
             namespace=fields.pop("namespace", None) or "",
-            timeout_s=fields.pop("timeout_s", None),
+            timeout_s=checked_timeout(fields.pop("timeout_s", None)),
             spec_tokens=self.num_api_spec_tokens or 0,
         )
-        if settings.timeout_s is not None and not settings.timeout_s > 0:
-            raise RequestError(f"timeout_s must be more than 0, got {settings.timeout_s:g}", param="timeout_s")
+        if not isinstance(settings.namespace, str):
+            raise wrong_kind("namespace", "text", settings.namespace)
         options = {name: fields.pop(name) for name in list(fields) if self._is_option(name)}
+        unknown = () if self._takes_any else fields.keys() - self._own_names
+        for name in unknown:
+            meant = nearest(name, {*self._own_names, *OPTION_NAMES, *_RESERVED})
+            raise TypeError(f"{self.body.__qualname__}() got an unexpected keyword argument {name!r}{meant}")
         return Call(self.body.__name__, self.body, args, fields, clean_options(options), backend, settings)
 
 
@@ -319,7 +334,10 @@ class AsyncFunction(Function[Result]):
 
 
 class NestedState(State[Result]):
-    """A call of a program inside another: recorded there if it is appended, run on its own if it is read from."""
+    """A call of a program inside another: recorded there if it is appended, run on its own if it is read from.
+
+    After it has been appended, it is what was recorded: its values are read there, and nothing is run again.
+    """
 
     def __init__(self, function: Function[Result], scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._function = function
@@ -327,14 +345,24 @@ class NestedState(State[Result]):
         self._args = args
         self._kwargs = kwargs
         self._started: State[Result] | None = None
+        self._num_appended = 0
 
     @property
     def _branch(self) -> Branch:
+        if self._num_appended > 1:
+            raise ProgramError(
+                f"{self._function.__name__}(...) was appended {self._num_appended} times: read from the states that it "
+                "was appended to",
+                code="invalid_program",
+                place=caller(),
+            )
         if self._started is None:
             if self._scope.on_loop and not greenlets.in_body():
                 name = self._function.__name__
                 raise ProgramError(
-                    f"this would block the event loop: in a coroutine, use `await {name}(...)`", code="invalid_program"
+                    f"this would block the event loop: in a coroutine, use `await {name}(...)`",
+                    code="invalid_program",
+                    place=caller(),
                 )
             self._take(self._function.run(*self._args, **self._around()))
         assert self._started is not None
@@ -342,6 +370,11 @@ class NestedState(State[Result]):
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._arun().__await__()
+
+    @property
+    def is_unused(self) -> bool:
+        """Neither appended nor read from."""
+        return self._started is None
 
     def _repr_html_(self) -> str:
         if self._started is None:  # looking at it must not run it
@@ -369,14 +402,21 @@ class NestedState(State[Result]):
         self.ret_value = state.ret_value
 
     def _append_to(self, state: State[Any]) -> None:
-        if self._started is not None:
+        if self._started is not None and not self._num_appended:
             super()._append_to(state)
+        branch = state._branch
+        before = dict(branch.variables)
         result = self._function(state, *self._args, **self._kwargs)
         if inspect.iscoroutine(result):
             if not greenlets.in_body():
                 result.close()
                 name = self._function.__name__
                 raise ProgramError(
-                    f"{name} is a coroutine function: record it with `await {name}(s, ...)`", code="invalid_program"
+                    f"{name} is a coroutine function: record it with `await {name}(s, ...)`",
+                    code="invalid_program",
+                    place=caller(),
                 )
-            greenlets.wait_for(result)
+            result = greenlets.wait_for(result)
+        self._num_appended += 1
+        self._started = State(branch.recorded_since(before))
+        self.ret_value = result

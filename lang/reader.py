@@ -6,16 +6,17 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ..runtime.errors import BoughError
 from ..runtime.program import Value
+from .annotations import described
 from .branch import Branch
-from .entry import Block, Derived, Entry, Fixed, Gathered, Kept, Passage
+from .entry import Derived, Entry, Fixed, Gathered, Kept, Passage
 from .errors import ProgramError
-from .expression import RoleClose, RoleOpen
 from .meta_info import meta_info as describe
 from .place import caller
-from .replay import Line, Outcome, Turn, text_of
-from .replay import Piece as Shown
+from .replay import Joined, Line, Outcome, Turn, text_of
 from .schema import typed
 from .session import Session
 from .stretch import Slot, Stretch
@@ -45,7 +46,7 @@ def parse(branch: Branch, entry: Entry, convert: Callable[[str], Any] | None) ->
     if isinstance(entry, Fixed):
         return entry.value if convert is None else convert(str(entry.value))
     if branch.session.stand_in is not None:
-        return branch.session.stand_in(entry, "value")
+        return branch.session.stand_in(entry, "value" if convert is None else "json")
     for wait in waits(branch, entry):
         branch.session.wait(*wait)
     return _from(branch, outcome(branch, entry), convert)
@@ -57,21 +58,42 @@ def as_kind(branch: Branch, name: str, value: Any, kind: Any) -> Any:
     Raises:
         ProgramError: it is neither.
     """
-    if branch.session.stand_in is not None or (isinstance(kind, type) and isinstance(value, kind)):
-        return value
     slot = branch.variables.get(name)
     if isinstance(slot, Slot) and slot.kind == kind:
         return value
+    if branch.session.stand_in is not None and isinstance(slot, Slot | Kept | Derived):
+        return branch.session.stand_in(slot, "value", kind)
     try:
-        if isinstance(value, str):
-            return typed(kind).convert(value)
-    except (ValueError, LookupError) as error:
+        return read_as(value, kind)
+    except (ValueError, TypeError, LookupError) as error:
         raise _not_of(name, value, kind, str(error)) from error
-    raise _not_of(name, value, kind, f"it is of type {type(value).__name__}")
+
+
+def read_as(value: Any, kind: Any) -> Any:
+    """The value as one of the type `kind`. Raises ValueError, TypeError or LookupError."""
+    return _of_text(value, kind) if isinstance(value, str) else _of_value(value, kind)
+
+
+def _of_text(text: str, kind: Any) -> Any:
+    """The value that a text says: as it is generated for that type, or bare, as in `2020-01-31`."""
+    try:
+        return typed(kind).convert(text)
+    except msgspec.DecodeError:
+        if text.lstrip()[:1] in ("{", "[", '"'):
+            raise
+    return described(kind).convert(text.strip())
+
+
+def _of_value(value: Any, kind: Any) -> Any:
+    """The value of the type `kind` that JSON, as a dict, is."""
+    if isinstance(value, list):  # of samples or branches, each of which may be a text
+        return msgspec.convert(value, kind, strict=False)
+    return described(kind).convert(value)
 
 
 def _not_of(name: str, value: Any, kind: Any, why: str) -> ProgramError:
-    return ProgramError(f"{name!r} is no {kind}: {why}; it is {value!r}", code="invalid_output", place=caller())
+    what = getattr(kind, "__name__", kind)
+    return ProgramError(f"{name!r} is no {what}: {why}; it is {value!r}", code="invalid_output", place=caller())
 
 
 def _gathered(branch: Branch, gathered: Gathered, item: Entry, convert: Callable[[str], Any] | None) -> Any:
@@ -118,17 +140,46 @@ def history(branch: Branch, name: str) -> list[Any]:
     session = branch.session
     session.refuse_in_block(repr(name))
     session.send()
-    for wait in _until_through(branch):
+    for wait in () if session.ended_early else until_through(branch):
         session.wait(*wait)
-    return made(branch, name)
-
-
-def made(branch: Branch, name: str) -> list[Any]:
-    """The same, of what has been made by now."""
-    turns = [turn for turn in _line(branch).made if turn.slot.variable == name]
-    if not turns and name not in branch.variables:
+    made = [one for one in line_of(branch).made if one.variable == name]
+    if not made and name not in branch.variables:
         entry_of(branch, name)  # raises
-    return [converted(turn.slot, turn.value, turn.slot.convert) for turn in turns]
+    return [_made(branch, one) for one in made]
+
+
+def _made(branch: Branch, made: Turn | Joined) -> Any:
+    if isinstance(made, Turn):
+        return converted(made.slot, made.value, made.slot.convert)
+    return [_of_branch(branch, made, entry, found) for entry, found in zip(made.entries, made.found, strict=True)]
+
+
+def _of_branch(branch: Branch, joined: Joined, entry: Entry | None, found: Outcome | Joined) -> Any:
+    """What a branch has brought to a join."""
+    match entry, found:
+        case _, Joined():
+            return _made(branch, found)
+        case (Derived(convert=convert), Turn(slot=slot, value=value)):
+            return converted(slot, value, convert)
+        case (Slot() as slot, None) | (Derived(slot=slot), None):
+            failure = slot.failure or branch.session.arrivals.failure_of(slot.branch)
+            if joined.errors_as_values and failure is not None:
+                return failure
+            raise_missing(branch.session, slot)
+        case _:
+            return _from(branch, found, None)
+
+
+def values(branch: Branch) -> dict[str, Any]:
+    """All variables, read. Of a program that has failed, those that had come."""
+    found: dict[str, Any] = {}
+    for name, entry in list(branch.variables.items()):
+        try:
+            found[name] = read(branch, entry)
+        except ProgramError:
+            if not branch.session.ended_early:
+                raise
+    return found
 
 
 # Waiting
@@ -194,9 +245,9 @@ def _until_known(session: Session, entry: Slot | Kept) -> Iterator[Wait]:
         yield from _for_more(session, slot)
 
 
-def _until_through(branch: Branch) -> Iterator[Wait]:
+def until_through(branch: Branch) -> Iterator[Wait]:
     """Until the branch has done all that was recorded for it."""
-    while (slot := _line(branch).waits_for) is not None:
+    while (slot := line_of(branch).waits_for) is not None:
         yield from _for_more(branch.session, slot)
 
 
@@ -210,7 +261,8 @@ def _for_more(session: Session, slot: Slot) -> Iterator[Wait]:
         raise_missing(session, slot)
 
 
-def _line(branch: Branch) -> Line:
+def line_of(branch: Branch) -> Line:
+    """How far a branch has come."""
     with branch.session.changed:
         return branch.session.arrivals.replay().lines.get(branch.id) or Line()
 
@@ -272,65 +324,6 @@ def _running(session: Session) -> Stretch | None:
     return next((stretch for stretch in session.stretches if not stretch.ended), None)
 
 
-# Text
-
-
-def text(branch: Branch) -> str:
-    """The whole text of a branch. Without roles and blocks it is known here, otherwise the engine says it."""
-    if not any(isinstance(mark, RoleOpen | Block) for mark in branch.marks):
-        return "".join(_text(branch, mark) for mark in branch.marks if isinstance(mark, str | Slot | Kept))
-    sync(branch)
-    session = branch.session
-    session.raise_error()
-    try:
-        return session.texts[branch.id]
-    except KeyError:
-        failure = session.arrivals.failure_of(branch.id)
-        raise failure or ProgramError(
-            f"the backend did not send the text of branch {branch.id}", code="broken_stream", place=caller()
-        ) from None
-
-
-def messages(branch: Branch) -> list[dict[str, str]]:
-    """The messages of a branch; text outside of any is left out."""
-    marks: list[Any] = branch.marks
-    if any(isinstance(mark, Block) for mark in marks):
-        branch.session.refuse_in_block("the messages")
-        branch.session.send()
-        for wait in _until_through(branch):
-            branch.session.wait(*wait)
-        marks = _line(branch).pieces
-    found: list[dict[str, str]] = []
-    inside = False
-    for mark in marks:
-        match mark:
-            case RoleOpen(role=role):
-                found.append({"role": role, "content": ""})
-                inside = True
-            case RoleClose():
-                inside = False
-            case _ if inside:
-                found[-1]["content"] += text_of(mark) if isinstance(mark, Turn) else _text(branch, mark)
-    return found
-
-
-def text_so_far(branch: Branch) -> tuple[str, Slot | None]:
-    """What was really appended to a branch, as far as it has come, and what it waits for. Waits for nothing."""
-    line = _line(branch)
-    slot = line.waits_for
-    texts = [text_of(piece) for piece in line.pieces if isinstance(piece, str | Turn)]
-    return "".join(texts) + (slot.unfinished if slot is not None and slot.branch == branch.id else ""), slot
-
-
-def progress_of(branch: Branch) -> tuple[list[Shown], str, str]:
-    """What was really appended to a branch so far, the value that it waits for, and that one's text as far as it has
-    come. Waits for nothing."""
-    line = _line(branch)
-    slot = line.waits_for
-    own = slot is not None and slot.branch == branch.id
-    return list(line.pieces), "" if slot is None else slot.variable, slot.unfinished if slot is not None and own else ""
-
-
 def shown(branch: Branch, name: str) -> str:
     """A variable for people who look on: its value if it is there, and else what is known. Waits for nothing."""
     entry = branch.variables[name]
@@ -343,16 +336,6 @@ def shown(branch: Branch, name: str) -> str:
     if isinstance(entry, Slot) and entry.value is not None:
         return repr(entry.value.text)
     return "not there yet"
-
-
-def _text(branch: Branch, mark: Any) -> str:
-    if isinstance(mark, str):
-        return mark
-    if branch.session.stand_in is not None:
-        return str(branch.session.stand_in(mark, "value"))
-    for wait in waits(branch, mark):
-        branch.session.wait(*wait)
-    return text_of(outcome(branch, mark))
 
 
 # What is known about values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -33,17 +33,35 @@ _STYLES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Separated:
+    """Reads one of the two from what was written: the reasoning, or the answer, as `convert` says.
+
+    opened   the begin mark was written before
+    """
+
+    which: Literal["reasoning", "answer"]
+    marks: Marks
+    opened: bool
+    convert: Callable[[str], Any] = str
+
+    def part(self, text: str) -> str:
+        """Its text alone."""
+        parts = split_reasoning(text, self.marks, opened=self.opened)
+        return parts.reasoning if self.which == "reasoning" else parts.answer
+
+    def __call__(self, text: str) -> Any:
+        return self.convert(self.part(text))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Reasoned(Expression):
-    """A generation, of which `answer` is kept under its name, and `reasoning` under `{name}_reasoning_content`."""
+    """A generation, of which `convert` reads what is kept under its name, and `reasoning` what is under
+    `{name}_reasoning_content`."""
 
     generate: Generate
-    answer: Callable[[str], str]
-    reasoning: Callable[[str], str]
-
-    def convert(self, text: str) -> Any:
-        """The value: the answer alone, of the type that was asked for."""
-        return self.generate.convert(self.answer(text))
+    convert: Separated
+    reasoning: Separated
 
 
 def separate_reasoning(expression: str | Expression | None = None, model_type: str | None = None) -> Expression:
@@ -75,8 +93,8 @@ def _reasoned(item: Generate, style: _Style) -> Expression:
     grammar, options = alone(item.grammar, item.options)
     return Reasoned(
         replace(item, grammar=_after(grammar, style.marks.end), options=options),
-        lambda text: split_reasoning(text, style.marks, opened=style.opened).answer,
-        lambda text: split_reasoning(text, style.marks, opened=style.opened).reasoning,
+        Separated("answer", *style, convert=item.convert),
+        Separated("reasoning", *style),
     )
 
 

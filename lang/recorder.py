@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..runtime.program import Fork, Join, Op, Part
-from .entry import Kept, Piece
+from .entry import Gathered, Kept, Piece
 from .errors import ProgramError
 from .nodes import Lowering, Node, OpNode, TextNode, UseNode, slots_in
 from .place import Place
 from .stretch import Slot
+
+NOTHING: Mapping[str, Gathered] = {}
 
 
 @dataclass(eq=False, slots=True)
@@ -93,7 +95,7 @@ class Recorder:
         for part in parts:
             text.add(part)
 
-    def add(self, op: Op, place: Place, slot: Slot | None = None) -> None:
+    def add(self, op: Op, place: Place, slot: Slot | None = None, gathered: Mapping[str, Gathered] = NOTHING) -> None:
         recording = self._recordings[-1]
         recording.check(op.branch, place)
         if isinstance(op, Join):
@@ -103,7 +105,7 @@ class Recorder:
         elif isinstance(op, Fork):
             recording.branches.update(op.children)
             recording.unjoined.update(op.children)
-        self.add_node(OpNode(op, place, slot))
+        self.add_node(OpNode(op, place, slot, gathered))
 
     def add_node(self, node: Node) -> None:
         recording = self._recordings[-1]

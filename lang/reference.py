@@ -18,6 +18,9 @@ class Reference(Expression, Operand):
     entry: Entry
     session: Session
 
+    def __repr__(self) -> str:
+        return f"<reference to {self.name!r}>"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variable(Expression, Operand):

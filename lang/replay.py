@@ -37,6 +37,23 @@ class Turn(NamedTuple):
     slot: Slot
     value: Value
 
+    @property
+    def variable(self) -> str:
+        return self.slot.variable
+
+
+class Joined(NamedTuple):
+    """What a join has made of a variable of its branches.
+
+    entries   what it was in each branch; None: it was not there
+    found     what each of these held
+    """
+
+    variable: str
+    entries: tuple[Entry | None, ...]
+    found: tuple[Outcome | Joined, ...]
+    errors_as_values: bool
+
 
 Piece = str | Turn | RoleOpen | RoleClose
 Outcome = str | Turn | Fixed | Derived | Gathered | None
@@ -48,16 +65,17 @@ class Line:
     """How far a branch has come.
 
     pieces      what was appended
-    made        all values in order, also those that were not appended
+    made        all values in order, also those that were not appended; of joined branches, the lists of theirs
     waits_for   the value that has not come yet, or never will
     unsure      slots and variables that will change before the branch goes on to what comes after its block
     """
 
     pieces: list[Piece] = field(default_factory=list)
-    made: list[Turn] = field(default_factory=list)
+    made: list[Turn | Joined] = field(default_factory=list)
     values: dict[int, Outcome] = field(default_factory=dict)
     counts: Counter[int] = field(default_factory=Counter)
     num_inherited: int = 0
+    num_made_before: int = 0
     waits_for: Slot | None = None
     unsure: set[int] = field(default_factory=set)
 
@@ -180,7 +198,12 @@ class Replay:
                 line.pieces.append(RoleClose(opened))
             case Fork(children=children):
                 for child in children:
-                    self.lines[child] = Line(list(line.pieces), list(line.made), num_inherited=len(line.pieces))
+                    self.lines[child] = Line(
+                        list(line.pieces),
+                        list(line.made),
+                        num_inherited=len(line.pieces),
+                        num_made_before=len(line.made),
+                    )
             case Join(children=children, mode=mode):
                 for child in children:
                     if self._has_failed(child):
@@ -190,8 +213,20 @@ class Replay:
                         raise _StalledError(other.waits_for)
                     if mode == "append":
                         line.pieces += other.pieces[other.num_inherited :]
+                lines = [self._line(child) for child in children]
+                made = {one.variable for other in lines for one in other.made[other.num_made_before :]}
+                line.made += [self._joined(name, node.gathered[name]) for name in node.gathered if name in made]
             case _:
                 pass
+
+    def _joined(self, name: str, gathered: Gathered) -> Joined:
+        found = (
+            self._joined(name, entry)
+            if isinstance(entry, Gathered)
+            else self.outcome(entry.slot if isinstance(entry, Derived) else entry)
+            for entry in gathered.entries
+        )
+        return Joined(name, gathered.entries, tuple(found), gathered.errors_as_values)
 
     def _block(self, branch: int, nodes: Sequence[Node]) -> None:
         """Does what is in a block of `branch`. Branches forked in it stop by themselves; that one stops all of it."""

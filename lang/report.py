@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .table import aligned
-from .timeline import Timeline
-from .timeline_calls import Call
+from .timelines.calls import Call
+from .timelines.timeline import Timeline
 
 _MAX_ROWS = 60
 _HEAD = ("value", "branch", "prompt", "cached", "computed because", "output", "seconds", "ended by")

@@ -121,7 +121,8 @@ class Run:
         if self._call.is_async:
             token = self._enter()
             try:
-                self.state.ret_value = await self._call.body(self.state, *self._call.args, **self._call.kwargs)
+                result = await self._call.body(self.state, *self._call.args, **self._call.kwargs)
+                self._returned(result)
             finally:
                 current.reset(token)
         else:
@@ -143,9 +144,13 @@ class Run:
     def _run_body(self) -> None:
         token = self._enter()
         try:
-            self.state.ret_value = self._call.body(self.state, *self._call.args, **self._call.kwargs)
+            self._returned(self._call.body(self.state, *self._call.args, **self._call.kwargs))
         finally:
             current.reset(token)
+
+    def _returned(self, result: Any) -> None:
+        self.session.awaited.check(self._call.body, result)
+        self.state.ret_value = result
 
     def _enter(self) -> Token[Scope | None]:
         self.session.own()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import json
-import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin
-
-import msgspec
-import msgspec.inspect
 
 from ..constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
 from ..runtime.errors import RequestError
+from .annotations import described
 
 INTEGER = r"-?(0|[1-9][0-9]{0,17})"
 NUMBER = r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?"
@@ -65,11 +61,8 @@ def _typed(kind: Any) -> Typed:
     options = bare_options(kind)
     if options is not None:
         return Typed(Choice(tuple(options)), options.__getitem__)
-    if hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate_json"):  # a Pydantic model
-        return Typed(_ordered(_closed(kind.model_json_schema())), kind.model_validate_json)
-    schema = msgspec.json.schema(kind)
-    _restore_order(schema, {cls.__name__: cls for cls in _typed_dicts(kind)})
-    return Typed(_ordered(_closed(schema)), msgspec.json.Decoder(kind).decode)
+    one = described(kind)
+    return Typed(_ordered(_closed(one.schema)), one.read)
 
 
 def _to_bool(text: str) -> bool:
@@ -121,30 +114,3 @@ def _closed(schema: dict[str, Any]) -> str:
 
     close(schema)
     return json.dumps(schema)
-
-
-def _typed_dicts(kind: Any) -> Iterator[Any]:
-    """The TypedDicts that a type is made of."""
-    seen: set[int] = set()
-    left: list[Any] = [msgspec.inspect.type_info(kind)]
-    while left:
-        node = left.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, msgspec.inspect.TypedDictType):
-            yield node.cls
-        if isinstance(node, msgspec.Struct):
-            left += (getattr(node, name) for name in node.__struct_fields__)
-        elif isinstance(node, tuple | list):
-            left += node
-
-
-def _restore_order(schema: dict[str, Any], classes: Mapping[str, Any]) -> None:
-    """Puts the properties of TypedDicts back into the order in which they are declared: msgspec sorts them."""
-    for definition in schema.get("$defs", {}).values():
-        cls = classes.get(definition.get("title", ""))
-        properties = definition.get("properties", {})
-        names = list(typing.get_type_hints(cls)) if cls is not None else []
-        if set(names) == set(properties) and not dataclasses.is_dataclass(cls):
-            definition["properties"] = {name: properties[name] for name in names}

@@ -14,7 +14,7 @@ class Scope(NamedTuple):
     on_loop   it runs on an event loop's thread: a coroutine, or in a greenlet
     """
 
-    session: object
+    session: Any
     state: Any
     on_loop: bool
     outer: Scope | None

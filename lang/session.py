@@ -8,7 +8,7 @@ import inspect
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ..runtime.errors import BoughError
@@ -29,6 +29,7 @@ from ..runtime.program import (
 from ..runtime.request import Usage
 from ..runtime.tools import ToolCall
 from .arrivals import Arrivals
+from .awaited import Awaited
 from .backend import Backend
 from .blame import explain, refused
 from .entry import Entry
@@ -45,7 +46,7 @@ from .waiter import Waiter
 class StandIn(Protocol):
     """Of a program that is being compiled: what stands for what only a run could know of a variable."""
 
-    def __call__(self, entry: Entry, what: Literal["value", "probabilities"]) -> Any: ...
+    def __call__(self, entry: Entry, what: Literal["value", "json", "probabilities"], kind: object = None) -> Any: ...
 
 
 class Driver(Protocol):
@@ -87,6 +88,7 @@ class Session:
         self.changed = Monitor()
         self.stretches: list[Stretch] = []
         self.texts: dict[int, str] = {}
+        self._texts_at: dict[int, int] = {}
         self.usage = Usage()
         self.num_requests = 0
         self.log: list[ProgramEvent] = []
@@ -99,9 +101,10 @@ class Session:
         self.arrivals = Arrivals(self.recorder)
         self.tools: dict[str, ToolCall] = {}
         self._sent_branches = {0}
-        self._to_cancel: list[int] = []
+        self._to_cancel: dict[int, Place] = {}
         self._owner = 0
         self._waiters: list[Waiter] = []
+        self.awaited = Awaited()
         self._deadline = None if settings.timeout_s is None else time.monotonic() + settings.timeout_s
         self.spans: RunSpans | None = None
         self.began = 0.0
@@ -126,6 +129,11 @@ class Session:
     @property
     def may_send(self) -> bool:
         return self.error is None and (self.body_ended or self.records_here)
+
+    @property
+    def ended_early(self) -> bool:
+        """The program has failed, and the caller is no part of it: what had come can be read."""
+        return self.error is not None and not self.records_here
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -172,9 +180,8 @@ class Session:
             ops, places, slots = self.recorder.take(more=not self.body_ended)
             self._sent_branches.update(child for op in walk(ops) if isinstance(op, Fork) for child in op.children)
             due = [branch for branch in self._to_cancel if branch in self._sent_branches]
-            self._to_cancel = [branch for branch in self._to_cancel if branch not in due]
-            here = place()
-            self._start((*ops, *map(Cancel, due)), (*places, *(here for _ in due)), slots)
+            said = [self._to_cancel.pop(branch) for branch in due]
+            self._start((*ops, *map(Cancel, due)), (*places, *said), slots)
 
     def _start(
         self, ops: tuple[Op, ...], places: tuple[Place, ...], slots: list[Slot], *, cancels: bool = False
@@ -247,7 +254,7 @@ class Session:
             if self.error is not None or self.finished or self.arrivals.failure_of(branch) is not None:
                 return
             if branch not in self._sent_branches:
-                self._to_cancel.append(branch)
+                self._to_cancel[branch] = place()
                 return
             if self.quiet and not self.keeps_state:
                 return
@@ -274,24 +281,32 @@ class Session:
                     stretch.ended = True
                     self.usage += usage
                     self.num_requests += num_requests
-                    self.texts |= texts
+                    self._take_texts(self.stretches.index(stretch), texts)
                 case Failed(error=info, branch=branch, index=index):
                     if not (stretch.cancels and info.code == "state_not_found"):  # nothing was left to be cancelled
                         self._fail(explain(stretch.program, stretch.places, info, branch, index))
                     stretch.ended = True
+                    self.usage += self.arrivals.used_in(stretch)
                 case _:
                     self.arrivals.take(event)
             if self.settings.log or (self.settings.trace and not isinstance(event, Delta)):
                 self.log.append(event)
             self.notify()
 
+    def _take_texts(self, index: int, texts: Mapping[int, str]) -> None:
+        """What the stretch `index` says branches hold at its end, unless a later one has said it already."""
+        for branch, text in texts.items():
+            if index >= self._texts_at.get(branch, 0):
+                self.texts[branch], self._texts_at[branch] = text, index
+
     def end(self, stretch: Stretch, error: BaseException | None = None) -> None:
         """No more comes from a stretch. Without a terminal event that is an error."""
         with self.changed:
             if not stretch.ended:
                 stretch.begun = stretch.ended = True
+                self.usage += self.arrivals.used_in(stretch)
                 error = error or BackendError("the backend's answer ended in the middle", code="broken_stream")
-                if not isinstance(error, BoughError):
+                if self.error is not None or not isinstance(error, BoughError):
                     self._fail(error)
                 elif not (stretch.cancels and error.code == "state_not_found"):
                     self._fail(refused(stretch.program, stretch.places, error))

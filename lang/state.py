@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, Unpack, overload
 
 import msgspec
 
 from ..runtime.errors import RequestError
 from ..runtime.request import Usage
-from . import reader, streaming
+from . import reader, streaming, texts
 from .branch import Branch
-from .entry import Entry, Gathered, Kept
+from .constraints import check_constraint
+from .entry import Entry, elements_of
 from .errors import ProgramError
 from .expression import Expression, Generate, RoleClose, RoleOpen, Series, items_of
 from .forks import cancel, samples_of
 from .group import Group
 from .notebook import state_view
+from .option_kinds import wrong_kind
 from .options import SamplingOptions, clean_options
 from .place import caller
 from .reference import Reference
 from .schema import typed
+from .scope import current
 from .streaming import Stream
-from .timeline import Timeline
+from .timelines.timeline import Timeline
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -34,6 +37,18 @@ if TYPE_CHECKING:
 else:
     Result = TypeVar("Result")
 Kind = TypeVar("Kind")
+
+_MEANT = {
+    **dict.fromkeys(("append", "add", "extend", "write"), "append with s += ..."),
+    **{
+        name: f"append it, s += bough.{name}(...)"
+        for name in ("gen", "gen_int", "gen_string", "select", "use", "when", "repeat_until", "image", "video")
+    },
+    "var": "that is bough.var(name), or s.ref(name)",
+    "join": "the group that s.fork(...) gives is joined, branches.join()",
+    "run": "a program is run, f.run(...), not its state",
+}
+"""What was probably meant by attributes that there are not."""
 
 
 class State(Generic[Result]):
@@ -62,6 +77,15 @@ class State(Generic[Result]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._branch.session.settings.title}, branch {self._branch.id}>"
 
+    def __format__(self, spec: str) -> str:
+        if current.get() is not None:
+            raise ProgramError(
+                "a state cannot stand in an f-string: read a variable of it with s[name], or all text with s.text()",
+                code="invalid_program",
+                place=caller(),
+            )
+        return format(repr(self), spec)
+
     def _repr_html_(self) -> str:
         return state_view(self._branch)
 
@@ -74,6 +98,17 @@ class State(Generic[Result]):
         else:
             self._branch.append(other)
         return self
+
+    if not TYPE_CHECKING:  # type checkers say it themselves
+
+        def __add__(self, other: object) -> NoReturn:
+            raise ProgramError("a state is appended to with s += ...", code="invalid_program", place=caller())
+
+        def __getattr__(self, name: str) -> NoReturn:
+            advice = _MEANT.get(name)
+            if advice is None and not name.startswith("_") and name in self._branch.variables:
+                advice = f"read the variable with s[{name!r}]"
+            raise AttributeError(f"a state has no attribute {name!r}" + (f": {advice}" if advice else ""))
 
     def _append_to(self, state: State) -> None:
         raise ProgramError(
@@ -209,14 +244,26 @@ class State(Generic[Result]):
         Raises:
             ProgramError: it is not of that type, code "invalid_output".
         """
+        if isinstance(kind, str) and not kind.strip().startswith("{"):
+            raise wrong_kind("kind", "a type, since there is no default", kind)
         return self[name] if kind is None else reader.as_kind(self._branch, name, self[name], kind)
 
     @overload
-    async def aget(self, name: str, kind: type[Kind]) -> Kind: ...
+    def aget(self, name: str, kind: type[Kind]) -> Coroutine[Any, Any, Kind]: ...
     @overload
-    async def aget(self, name: str, kind: object = None) -> Any: ...
-    async def aget(self, name: str, kind: object = None) -> Any:
+    def aget(self, name: str, kind: object = None) -> Coroutine[Any, Any, Any]: ...
+    def aget(self, name: str, kind: object = None) -> Coroutine[Any, Any, Any]:
         """The same for async programs: `await s.aget("x")`."""
+        return self._watched(self._aget(name, kind), f"s.aget({name!r})")
+
+    def _watched(self, coroutine: Coroutine[Any, Any, Kind], what: str) -> Coroutine[Any, Any, Kind]:
+        """`coroutine`, which somebody in the program's body must await."""
+        scope = current.get()
+        if scope is not None:
+            scope.session.awaited.watch(coroutine, what)
+        return coroutine
+
+    async def _aget(self, name: str, kind: object) -> Any:
         await self._begin()
         value = await streaming.aread(self._branch, name)
         return value if kind is None else reader.as_kind(self._branch, name, value, kind)
@@ -244,8 +291,8 @@ class State(Generic[Result]):
         return name in self._branch.variables
 
     def values(self) -> dict[str, Any]:
-        """All variables of this branch, read."""
-        return {name: self[name] for name in list(self._branch.variables)}
+        """All variables of this branch, read. After the program has failed: those that had come."""
+        return reader.values(self._branch)
 
     def ref(self, name: str, index: int | None = None) -> Reference:
         """The variable's text, to be appended before it is there: reads nothing, so that all stays one request.
@@ -254,13 +301,16 @@ class State(Generic[Result]):
 
         >>> s += "Summary: " + s.ref("summary")
         """
+        branch = self._branch
+        if name not in branch.variables and branch.session.records_here:
+            branch.look_up(name, f"; what a block of a when or repeat_until will set is bough.var({name!r})")
         entry: Entry | None = self._entry(name)
-        if isinstance(entry, Kept) and index is not None:
-            entry = entry.before  # what a loop carries; that it may change is found out at the loop's end
         if index is not None:
-            if not isinstance(entry, Gathered) or not -len(entry.entries) <= index < len(entry.entries):
-                raise ProgramError(f"{name!r} has no element {index}", code="unknown_variable", place=caller())
-            entry = entry.entries[index]
+            elements = elements_of(entry)
+            if type(index) is not int or not -len(elements) <= index < len(elements):
+                of = f"it has {len(elements)}" if elements else "it is no list that a join has gathered"
+                raise ProgramError(f"{name!r} has no element {index!r}: {of}", code="unknown_variable", place=caller())
+            entry = elements[index]
         if entry is None:
             raise ProgramError(f"branch {index} has no {name!r}", code="unknown_variable", place=caller())
         return Reference(name, entry, self._branch.session)
@@ -275,12 +325,16 @@ class State(Generic[Result]):
     # What is known about it
 
     def text(self) -> str:
-        """The whole text of this branch, the chat template's included. Waits for all that is recorded."""
-        return reader.text(self._branch)
+        """The whole text of this branch, the chat template's included. Waits for all that is recorded.
+
+        After the program has failed: what had come, without the template's own.
+        """
+        return texts.text(self._branch)
 
     def messages(self) -> list[dict[str, str]]:
-        """The chat so far, as role and content. Waits for all that is in it."""
-        return reader.messages(self._branch)
+        """The chat so far, as role and content. Waits for all that is in it; after the program has failed: what had
+        come."""
+        return texts.messages(self._branch)
 
     def get_meta_info(self, name: str) -> dict[str, Any]:
         """How a value came about: finish reason, tokens, seconds, log-probabilities if they were asked for."""
@@ -330,6 +384,7 @@ class State(Generic[Result]):
         slot = streaming.slot_of(branch, what)
         if slot is None or slot.streamed or name is not None or options:
             grammar, convert, kind = typed(what)
+            check_constraint(grammar, "what")
             branch.append(Generate(name, clean_options(options), grammar, convert, None, caller(), kind))
             slot = streaming.slot_of(branch, what)
         assert slot is not None
@@ -366,8 +421,11 @@ class State(Generic[Result]):
         reader.sync(self._branch)
         self._branch.session.raise_error()
 
-    async def asettle(self) -> None:
+    def asettle(self) -> Coroutine[Any, Any, None]:
         """`sync` for async programs. After it, nothing that is read from here has to wait."""
+        return self._watched(self._asettle(), "s.asettle()")
+
+    async def _asettle(self) -> None:
         session = self._branch.session
         session.send()
         await session.await_until(lambda: session.quiet)
@@ -382,14 +440,16 @@ class State(Generic[Result]):
 
     @property
     def usage(self) -> Usage:
-        """Tokens of all requests that have ended."""
+        """Tokens of all requests that have ended; of one that has failed, those of the values that had come."""
         return self._branch.session.usage
 
     def timeline(self) -> Timeline:
         """Where each token came from, and when. The program must have been run with `trace=True`."""
         session = self._branch.session
         if not session.settings.trace:
-            raise ProgramError("there is no timeline: run the program with trace=True", code="not_traced")
+            raise ProgramError(
+                "there is no timeline: run the program with trace=True", code="not_traced", place=caller()
+            )
         reader.sync(self._branch)
         timeline = Timeline.of(
             session.ops,

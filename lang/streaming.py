@@ -22,13 +22,13 @@ from .reader import (
     over,
     raise_missing,
     read,
-    text_so_far,
     value_of,
     waits,
 )
 from .replay import text_of
 from .session import Session
 from .stretch import Slot, Stretch
+from .texts import text_so_far
 
 Item = TypeVar("Item")
 

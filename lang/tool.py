@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-import typing
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import msgspec
 
-from ..runtime.errors import RequestError
-from ..runtime.tool_arguments import check_names
+from ..runtime.errors import EngineError, RequestError
+from ..runtime.tool_arguments import check_names, read_arguments
 from ..runtime.tools import check_tool
+from .annotations import annotations_of, as_json, described
 from .expression import Expression
+from .option_kinds import checked_timeout, wrong_kind
 from .place import Place, caller
 
 Params = ParamSpec("Params")
@@ -52,12 +54,39 @@ class Tool(Generic[Params, Result]):
         functools.update_wrapper(self, function)
 
     __name__: str
+    _readers: Mapping[str, _Reader] = MappingProxyType({})
 
     def __repr__(self) -> str:
         return f"<tool {self.name}({', '.join(self._readers)})>"
 
     def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
         return self.function(*args, **kwargs)
+
+    def check_argument(self, name: str, value: object) -> None:
+        """Refuses a value that is known before the call. A text is what a generation might have written.
+
+        Raises:
+            RequestError: it is not of the parameter's type.
+        """
+        plain, reader = as_json(value), self._readers.get(name)
+        schema = reader.schema if reader is not None else self.parameters.get("properties", {}).get(name, {})
+        try:
+            if isinstance(plain, str):
+                plain = read_arguments(self, {name: plain})[name]
+            elif reader is None and schema.get("type") == "string":
+                raise ValueError(f"expected a text, got {type(value).__name__}")
+            elif reader is None:
+                read_arguments(self, {name: msgspec.json.encode(plain).decode()})
+            if reader is not None:
+                reader.convert(plain)
+        except ValueError as error:
+            raise RequestError(
+                f"the argument {name!r} of tool {self.name!r} cannot be {value!r}: {error}",
+                code="invalid_tool_call",
+                param=name,
+            ) from error
+        except EngineError as error:
+            raise RequestError(error.message, code="invalid_tool_call", param=name) from error
 
     def call(self, arguments: dict[str, Any]) -> str | Awaitable[str]:
         """Calls it with JSON values; what it returns is text, or JSON.
@@ -152,13 +181,14 @@ def use(
     Raises:
         RequestError: the tool takes no such argument, or lacks one.
     """
+    if not isinstance(arguments, Mapping | None):
+        raise wrong_kind("arguments", "a dict of arguments by name, or keywords", arguments)
     given = {**(arguments or {}), **more}
     if not isinstance(tool, str | Tool):
         raise RequestError(
             f"use takes a tool made by @bough.tool, or the name of a server's; got {type(tool).__name__}", param="tool"
         )
-    if timeout_s is not None and not timeout_s > 0:
-        raise RequestError(f"timeout_s must be more than 0, got {timeout_s:g}", param="timeout_s")
+    timeout_s = checked_timeout(timeout_s)
     known = None if isinstance(tool, str) else tool
     if known is not None:
         check_names(known, given)
@@ -176,37 +206,28 @@ class _Reader:
 
 
 def _readers(function: Callable[..., Any], name: str) -> dict[str, _Reader]:
-    try:
-        hints = typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError) as error:
-        raise RequestError(f"the annotations of tool {name!r} cannot be resolved: {error}", param="tool") from error
+    kinds = annotations_of(function)
     found: dict[str, _Reader] = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise RequestError(
                 f"the parameter {parameter.name!r} of tool {name!r} cannot be given by name alone", param=parameter.name
             )
-        found[parameter.name] = _reader(name, parameter, hints.get(parameter.name, str))
+        found[parameter.name] = _reader(name, parameter, kinds.get(parameter.name, Any))
     return found
 
 
 def _reader(tool_name: str, parameter: inspect.Parameter, kind: Any) -> _Reader:
-    """What is not annotated is text."""
     required = parameter.default is parameter.empty
     try:
-        if hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate"):  # a Pydantic model
-            schema, convert = dict(kind.model_json_schema()), kind.model_validate
-        elif kind is Any:
-            schema, convert = {}, _same
-        else:
-            schema, convert = dict(msgspec.json.schema(kind)), functools.partial(msgspec.convert, type=kind)
+        schema, convert, _ = described(kind)
+        if not required:
+            schema.setdefault("default", as_json(parameter.default))
     except (TypeError, ValueError) as error:
         raise RequestError(
             f"the parameter {parameter.name!r} of tool {tool_name!r} is of no JSON type: {error}", param=parameter.name
         ) from error
     definitions = schema.pop("$defs", {})
-    if not required:
-        schema.setdefault("default", _plain(parameter.default))
     return _Reader(schema, definitions, convert, required)
 
 
@@ -230,12 +251,4 @@ def _as_text(result: object) -> str:
         return result
     if hasattr(result, "model_dump_json"):
         return str(result.model_dump_json())
-    return msgspec.json.encode(result).decode()
-
-
-def _plain(value: object) -> Any:
-    return value.model_dump(mode="json") if hasattr(value, "model_dump") else msgspec.to_builtins(value)
-
-
-def _same(value: Any) -> Any:
-    return value
+    return msgspec.json.encode(as_json(result)).decode()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .condition import Condition, Hole, Matches
+from .condition import Compare, Condition, Hole, Matches
 from .decide import nodes
 from .errors import RequestError
 from .patterns import Pattern, PatternCache
@@ -20,6 +20,17 @@ MAX_DEPTH = 32
 MAX_TURNS = 1000
 MAX_RETRIES = 16
 MAX_PATTERNS = 64
+MAX_PARTS = 16_384
+"""Of one instruction: parts of its text or its arguments, or of its condition. They are put together in one go."""
+
+PARTS_OF_WORK = 8
+"""So many parts, or instructions that are put into queues, take as long as one instruction."""
+
+CHILDREN_OF_WORK = 4
+"""The same of branches that are made ready to be forked."""
+
+COPIED = 1024
+"""The same of characters or tokens that are copied or compared."""
 
 BranchId = int
 Place = tuple[int, int]
@@ -30,13 +41,15 @@ Place = tuple[int, int]
 class Item:
     """An instruction with its index in recorded order, and its blocks: those of a When, or the one of a Repeat.
 
-    `outer` are the joins in its blocks whose children are older than the block.
+    `outer` are the joins in its blocks whose children are older than the block; `work` is what it takes to go through
+    its parts or its condition once.
     """
 
     index: int
     op: Op
     blocks: tuple[Block, ...] = ()
     outer: tuple[Place, ...] = ()
+    work: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,11 +58,13 @@ class Block:
 
     forks       what is forked in it at any depth: children, with who forks them and how
     values      the values that instructions in it make, at any depth
+    work        what it takes to put it into queues, or to pass over it
     """
 
     items: tuple[Item, ...]
     forks: tuple[Fork, ...]
     values: tuple[tuple[BranchId, str], ...]
+    work: int
 
 
 @dataclass(eq=False)
@@ -83,6 +98,11 @@ class StretchReader:
             number: root if open_ else None for number, open_ in known.items()
         }
 
+    @property
+    def index(self) -> int:
+        """Of the instruction that was looked at last."""
+        return max(self._num_ops - 1, 0)
+
     def read(self, ops: tuple[Op, ...]) -> Block:
         """The whole stretch.
 
@@ -103,12 +123,16 @@ class StretchReader:
                 if scope.last_join.get(child, -1) <= scope.last_use.get(child, index):
                     message = f"instruction {index} forks branch {child} in a block that is repeated"
                     raise _refused(f"{message}: it must be joined there, after all that it does")
-        return Block(tuple(items), tuple(scope.forks), tuple(scope.values))
+        num_entries = len(items) + sum(len(item.outer) for item in items)
+        num_children = sum(len(fork.children) for fork in scope.forks)
+        work = num_entries // PARTS_OF_WORK + num_children // CHILDREN_OF_WORK
+        return Block(tuple(items), tuple(scope.forks), tuple(scope.values), work)
 
     def _item(self, op: Op, scope: _Scope) -> Item:
         index = self._count()
         self._check_branch(op.branch, index, scope)
         scope.last_use[op.branch] = index
+        work = 0
         match op:
             case Fork():
                 self._fork(op, index, scope)
@@ -117,15 +141,15 @@ class StretchReader:
             case When() | Repeat():
                 return self._blocks(op, index, scope)
             case Use():
-                self._check_use(op, index)
+                work = self._check_use(op, index)
                 scope.values.append((op.branch, op.name))
             case Gen() | Select():
                 scope.values.append((op.branch, op.name))
             case Text(parts=parts) | Assign(parts=parts):
-                self._check_parts(parts, index)
+                work = self._check_parts(parts, index)
             case Cancel() if scope.branch is not None and op.branch != scope.branch:
                 raise _refused(f"instruction {index}, in a block, cancels branch {op.branch}, which is not its own")
-        return Item(index, op)
+        return Item(index, op, work=work)
 
     def _count(self) -> int:
         """The index of the next instruction."""
@@ -177,10 +201,10 @@ class StretchReader:
         if scope.depth >= MAX_DEPTH:
             raise _refused(f"instruction {index}: blocks may be nested {MAX_DEPTH} levels deep")
         if isinstance(op, When):
-            self._check_condition(op.condition, index)
+            work = self._check_condition(op.condition, index)
             bodies: tuple[tuple[Op, ...], ...] = (op.then, op.otherwise)
         else:
-            self._check_condition(op.until, index)
+            work = self._check_condition(op.until, index)
             bodies = (op.body,)
             if not 1 <= op.at_most <= MAX_TURNS:
                 raise _refused(f"instruction {index}: at_most must be 1 to {MAX_TURNS}, got {op.at_most}")
@@ -194,32 +218,48 @@ class StretchReader:
             scope.forks += inner.forks
             scope.values += inner.values
             self._scopes.update(dict.fromkeys(inner.forked))
-        return Item(index, op, tuple(blocks), tuple(outer))
+        return Item(index, op, tuple(blocks), tuple(outer), work)
 
-    def _check_condition(self, condition: Condition, index: int) -> None:
+    def _check_condition(self, condition: Condition, index: int) -> int:
+        """Returns what it takes to decide it, but for the values that it asks for."""
+        num_parts = num_chars = 0
         for node in nodes(condition):
             self._add_size(1, "conditions")
+            num_parts += 1
+            if isinstance(node, Compare | Matches):
+                sides = (node.left, node.right) if isinstance(node, Compare) else (node.text,)
+                num_chars += sum(len(side) for side in sides if isinstance(side, str))
             if isinstance(node, Hole):
                 raise _hole(node, index)
             if isinstance(node, Matches) and node.pattern not in self.patterns:
                 if len(self.patterns) >= MAX_PATTERNS:
                     raise _refused(f"the conditions of a program may have {MAX_PATTERNS} patterns at most")
                 self.patterns[node.pattern] = self._cache.get(node.pattern)
+        return self._work_of(num_parts, num_chars, index)
 
-    def _check_parts(self, parts: Iterable[Part], index: int) -> None:
+    def _check_parts(self, parts: Sequence[Part], index: int) -> int:
+        """Returns what it takes to go through them."""
         for part in parts:
             if isinstance(part, Hole):
                 raise _hole(part, index)
+        return self._work_of(len(parts), sum(len(part) for part in parts if isinstance(part, str)), index)
 
-    def _check_use(self, op: Use, index: int) -> None:
+    def _work_of(self, num_parts: int, num_chars: int, index: int) -> int:
+        if num_parts > MAX_PARTS:
+            raise _refused(f"instruction {index} has {num_parts} parts, but {MAX_PARTS} is the limit")
+        return num_parts // PARTS_OF_WORK + num_chars // COPIED
+
+    def _check_use(self, op: Use, index: int) -> int:
         tool = self._tools.get(op.tool)
         if tool is None:
             raise unknown_tool(index, op.tool, self._tools)
         if op.timeout_s is not None and (math.isnan(op.timeout_s) or op.timeout_s <= 0):
             raise _refused(f"instruction {index}: timeout_s must be a positive number of seconds, got {op.timeout_s:g}")
         check_names(tool, [name for name, _ in op.arguments])
+        num_chars = sum(len(part) for _, parts in op.arguments for part in parts if isinstance(part, str))
         for _, parts in op.arguments:
             self._check_parts(parts, index)
+        return self._work_of(sum(1 + len(parts) for _, parts in op.arguments), num_chars, index)
 
 
 def joins_of(item: Item) -> Iterator[Place]:

@@ -9,9 +9,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .blocks import Item
+from .chat import ChatTemplate, Turn
+from .condition import Ref, Times
 from .errors import RequestError
+from .patterns import Matching
 from .request import CACHED, PREFILLED, ErrorInfo
 from .tokenizer import Tokenizer
+from .values import Values
+
+CHARS_OF_TOKEN = 8
+"""A branch whose text has more characters a token counts as one that has more tokens: its text is copied, too."""
 
 
 @dataclass(eq=False, slots=True)
@@ -19,25 +26,24 @@ class Barrier:
     """Stands in a child's queue for a Join: passed means that everything before it is done, or never will be.
 
     It keeps where the child stood then, since a child may go on while who joins it is busy. `joiner` is the branch of
-    the Join; `failed`: the child ended before it came here; `appends`: the Join takes what the child has.
+    the Join; `failed`: the child ended before it came here.
     """
 
     joiner: int = 0
-    appends: bool = False
     child: Branch | None = None
     passed: bool = False
     failed: bool = False
     num_tokens: int = 0
     num_texts: int = 0
     num_roles: int = 0
+    num_values: int = 0
     suffix: str | None = None
-    values: dict[str, str] = field(default_factory=dict)
 
     def reach(self, branch: Branch) -> None:
         self.passed, self.child = True, branch
         self.num_tokens, self.num_texts = len(branch.tokens), len(branch.texts)
         self.num_roles, self.suffix = len(branch.roles), branch.suffix
-        self.values = dict(branch.values) if self.appends else {}
+        self.num_values = branch.values.mark
 
 
 @dataclass(eq=False, slots=True)
@@ -72,6 +78,21 @@ class Step:
 
 
 @dataclass(eq=False, slots=True)
+class Pending:
+    """What is known of an instruction that was tried and has to be tried again.
+
+    lacks       values that it waits for: until all of them have come, nothing else is looked at
+    num_done    children that it has forked, or found at their join
+    matches     of patterns with texts, under way or done
+    """
+
+    step: Step
+    lacks: list[Ref | Times] = field(default_factory=list)
+    num_done: int = 0
+    matches: dict[tuple[str, str], Matching] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
 class Failure:
     """Why the branch `branch`, and with it those forked from it, has ended early."""
 
@@ -101,8 +122,9 @@ class Branch:
     """State of one branch. `tokens` only ever grows, but for a branch that begins anew. It is `started` once its
     parent has forked it.
 
-    roles       of the messages so far, the open one included
+    roles       of the messages so far, the open one included; `turn`: of the first of them what the template writes
     suffix      what closes the open message; None if none is open
+    pending     what is known of the next instruction, if it was tried
     running     ids of the requests and tool calls it waits for
     appended    tokens put in as text that no request has covered yet, and the position of the first of them; shared
                 with the branches forked from here
@@ -123,10 +145,12 @@ class Branch:
     started: bool = True
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    values: dict[str, str] = field(default_factory=dict)
+    values: Values = field(default_factory=Values)
     roles: tuple[str, ...] = ()
+    turn: Turn | None = None
     suffix: str | None = None
     queue: deque[Step | Barrier] = field(default_factory=deque)
+    pending: Pending | None = None
     running: set[str] = field(default_factory=set)
     appended: list[tuple[int, Appended]] = field(default_factory=list)
     made: Counter[str] = field(default_factory=Counter)
@@ -139,7 +163,6 @@ class Branch:
     forked_texts: int = 0
     forked_roles: int = 0
     forked_suffix: str | None = None
-    forked_values: dict[str, str] = field(default_factory=dict)
     forked_turns: dict[int, Counter[str]] = field(default_factory=dict)
     parent: int | None = None
     children: dict[int, None] = field(default_factory=dict)
@@ -160,9 +183,15 @@ class Branch:
     def ready(self) -> bool:
         return bool(self.started and self.queue and not self.running)
 
+    @property
+    def size(self) -> int:
+        """What a copy of it holds."""
+        num_chars = sum(map(len, self.texts))
+        return max(len(self.tokens), num_chars // CHARS_OF_TOKEN) + len(self.texts) + len(self.appended)
+
     def keep(self, name: str, text: str) -> None:
         """Has made a value."""
-        self.values[name] = text
+        self.values.keep(name, text)
         self.made[name] += 1
         self.turns[name] += 1
 
@@ -190,21 +219,23 @@ class Branch:
         """Begins as a copy of `parent`."""
         self.started = True
         self.tokens, self.texts = list(parent.tokens), list(parent.texts)
-        self.values, self.roles, self.suffix = dict(parent.values), parent.roles, parent.suffix
+        self.values, self.roles, self.suffix = parent.values.fork(), parent.roles, parent.suffix
+        self.turn, self.pending = parent.turn, None
         self.appended = list(parent.appended)
         self.made = Counter()
         self.inside, self.forked_inside = list(parent.inside), len(parent.inside)
         self.forked_tokens, self.forked_texts = len(self.tokens), len(self.texts)
         self.forked_roles, self.forked_suffix = len(self.roles), self.suffix
-        self.forked_values = dict(self.values) if self.retries else {}
         self.attempts = (*parent.attempts, self.attempts[-1] if self.attempts else 0)
 
     def start_anew(self) -> None:
         """Goes back to where it was forked."""
         self.tokens, self.texts = self.tokens[: self.forked_tokens], self.texts[: self.forked_texts]
-        self.values, self.made = dict(self.forked_values), Counter()
+        self.values, self.made, self.pending = self.values.anew(), Counter(), None
         self.inside = self.inside[: self.forked_inside]
         self.roles, self.suffix = self.roles[: self.forked_roles], self.forked_suffix
+        while self.turn is not None and self.turn.depth > self.forked_roles:
+            self.turn = self.turn.before
         self.appended = [(start, piece) for start, piece in self.appended if start < self.forked_tokens]
         self.attempts = (*self.attempts[:-1], self.attempts[-1] + 1)
 
@@ -219,14 +250,17 @@ class Branch:
         if barrier.num_roles > child.forked_roles or barrier.suffix != child.forked_suffix:
             self.roles += child.roles[child.forked_roles : barrier.num_roles]
             self.suffix = barrier.suffix
-        for name, value in barrier.values.items():
-            self.values.setdefault(name, value)
+        self.values.adopt(child.values, barrier.num_values)
 
     def append_text(self, text: str, tokenizer: Tokenizer, *, template: bool = False, role: str = "") -> None:
         """Appends `text`; only a template's may hold control tokens."""
-        if not text:
-            return
-        tokens = tokenizer.encode(text, special=template)
+        if text:
+            self.append_tokens(text, tokenizer.encode(text, special=template), tokenizer, template=template, role=role)
+
+    def append_tokens(
+        self, text: str, tokens: list[int], tokenizer: Tokenizer, *, template: bool = False, role: str = ""
+    ) -> None:
+        """The same for a text whose tokens are known."""
         if not self.tokens and not template and tokenizer.adds_bos and tokenizer.bos_id is not None:
             tokens = [tokenizer.bos_id, *tokens]
         kind: Literal["text", "role"] = "role" if template else "text"
@@ -234,15 +268,26 @@ class Branch:
         self.tokens += tokens
         self.texts.append(text)
 
+    def knows_turns(self, chat: ChatTemplate) -> bool:
+        """Whether the template's pieces of all messages so far are known; if not, finds those of one more.
+
+        Raises:
+            RequestError: the template refuses the order of roles.
+        """
+        known = self.turn or chat.start
+        if known.depth == len(self.roles):
+            return True
+        self.turn = chat.after(known, self.roles[known.depth])
+        return False
+
     def open_message(self, role: str, tokenizer: Tokenizer) -> None:
         if self.suffix is not None:
             raise RequestError(f"a {role} message cannot be opened inside a {self.roles[-1]} message", param="role")
-        if tokenizer.chat is None:
-            raise RequestError("the model has no chat template, so roles cannot be used", param="role")
-        pieces = tokenizer.chat.role_pieces(self.roles, role)
-        self.append_text(pieces.prefix, tokenizer, template=True, role=role)
-        self.roles = (*self.roles, role)
-        self.suffix = pieces.suffix
+        while not self.knows_turns(tokenizer.chat):
+            pass
+        turn = tokenizer.chat.after(self.turn or tokenizer.chat.start, role)
+        self.append_text(turn.pieces.prefix, tokenizer, template=True, role=role)
+        self.turn, self.roles, self.suffix = turn, (*self.roles, role), turn.pieces.suffix
 
     def close_message(self, tokenizer: Tokenizer) -> None:
         if self.suffix is None:

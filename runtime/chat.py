@@ -31,7 +31,7 @@ FALLBACK_TEMPLATE = """\
 empty line. Role names end in a line break rather than a space, because a space belongs to the word that follows it."""
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "documents"})
-_CACHED_HISTORIES = 4096
+_CACHED_TURNS = 4096
 # What rendering may raise: a template is a program, so all that expressions can.
 _RENDER_ERRORS = (
     jinja2.TemplateError,
@@ -50,6 +50,34 @@ class RolePieces(NamedTuple):
 
     prefix: str
     suffix: str
+
+
+NO_PIECES = RolePieces("", "")
+
+
+class Turn:
+    """The last of `depth` messages of certain roles: what the template writes around it. A place in a tree of orders.
+
+    Who holds one holds all `before` it. The first one, of no message, has neither a role nor pieces.
+    """
+
+    __slots__ = ("before", "depth", "following", "pieces", "role")
+
+    def __init__(self, before: Turn | None = None, role: str = "", pieces: RolePieces = NO_PIECES) -> None:
+        self.before = before
+        self.role = role
+        self.pieces = pieces
+        self.depth: int = 0 if before is None else before.depth + 1
+        self.following: dict[str, Turn] = {}
+
+    def path(self) -> list[Turn]:
+        """All messages up to this one, without the first of no message."""
+        turns: list[Turn] = []
+        turn = self
+        while turn.before is not None:
+            turns.append(turn)
+            turn = turn.before
+        return turns[::-1]
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -86,7 +114,8 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(f"the chat template is not valid: {error}") from error
-        self._pieces: dict[tuple[str, ...], tuple[RolePieces, ...]] = {(): ()}
+        self.start = Turn()
+        self._num_turns = 0
 
     def render(
         self,
@@ -149,18 +178,30 @@ class ChatTemplate:
         Raises:
             RequestError: the template refuses this order of roles, or a message cannot be appended to what is there.
         """
-        roles = (*history, role)
-        if len(roles) > MAX_HISTORY:
-            raise RequestError(f"a chat may have at most {MAX_HISTORY} messages", param="messages")
-        cache = self._pieces
-        start = next(stop for stop in range(len(roles), -1, -1) if roles[:stop] in cache)
-        pieces = cache[roles[:start]]
-        for stop in range(start + 1, len(roles) + 1):
-            pieces = (*pieces, self._find_pieces(pieces, roles[:stop]))
-            cache[roles[:stop]] = pieces
-        if len(cache) > _CACHED_HISTORIES:
-            self._pieces = {(): ()}  # a new one, since other threads may be reading the old
-        return pieces[-1]
+        if len(history) >= MAX_HISTORY:
+            raise _too_long()
+        turn = self.start
+        for each in (*history, role):
+            turn = self.after(turn, each)
+        return turn.pieces
+
+    def after(self, turn: Turn, role: str) -> Turn:
+        """The message of `role` that follows `turn`. One that was not asked for before renders all messages up to it.
+
+        Raises:
+            RequestError: as `role_pieces`.
+        """
+        found = turn.following.get(role)
+        if found is None:
+            if turn.depth >= MAX_HISTORY:
+                raise _too_long()
+            path = turn.path()
+            pieces = self._find_pieces(tuple(each.pieces for each in path), (*(each.role for each in path), role))
+            found = turn.following[role] = Turn(turn, role, pieces)
+            self._num_turns += 1
+            if self._num_turns > _CACHED_TURNS:  # who holds some of them keeps them
+                self.start, self._num_turns = Turn(), 0
+        return found
 
     def _find_pieces(self, before: tuple[RolePieces, ...], roles: tuple[str, ...]) -> RolePieces:
         """The pieces of the last of `roles`, given those of the messages before it."""
@@ -234,6 +275,10 @@ class ChatTemplate:
             reason = str(error) or type(error).__name__
             raise RequestError(f"the chat template refused the messages: {reason[:500]}", param="messages") from error
         return "".join(chunks)
+
+
+def _too_long() -> RequestError:
+    return RequestError(f"a chat may have at most {MAX_HISTORY} messages", param="messages")
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+"""Of a value, a tool, an argument; errors quote names. The bound holds where programs come in as data."""
+
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What goes into a message between processes."""
 
 
 class Ref(msgspec.Struct, frozen=True, tag="ref"):
     """A value made earlier, by name, in a branch: it is put in by the engine once it is there."""
 
-    branch: int
-    name: str
+    branch: Int
+    name: Name
 
 
 class Hole(msgspec.Struct, frozen=True, tag="hole"):
     """An argument of a program template, written as `format(argument, spec)`. No engine takes a program with holes."""
 
-    name: str
+    name: Name
     spec: str = ""
 
 
 class Times(msgspec.Struct, frozen=True, tag="times"):
     """How many values of this name the branch has made."""
 
-    branch: int
-    name: str
+    branch: Int
+    name: Name
 
 
 class Count(msgspec.Struct, frozen=True, tag="count"):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from .condition import Compare, Condition, Count, Either, Every, Hole, Matches, Negation, Operand, Ref, Times
-from .errors import RequestError
+from .errors import BoughError, RequestError
 
 MAX_DEPTH = 32
 MAX_NUMBER_CHARS = 64
@@ -24,7 +24,11 @@ _RELATIONS = {
 
 
 class NotYetError(Exception):
-    """A value that is asked for is still to come."""
+    """Values that are asked for are still to come: all of `of`, where that is known."""
+
+    def __init__(self, *of: Ref | Times) -> None:
+        super().__init__()
+        self.of = of
 
 
 class Values(Protocol):
@@ -102,11 +106,30 @@ def _value(operand: Operand, values: Values) -> str | float:
         case Times():
             return values.times(operand)
         case Count(of=of):
-            return sum(holds(each, values) for each in of)
+            return _count(of, values)
         case Hole(name=name):
             raise RequestError(f"the argument {name!r} was not put in", code="invalid_program", param="ops")
         case _:
             return operand
+
+
+def _count(of: tuple[Condition, ...], values: Values) -> int:
+    """How many hold. All of them have to be known, so that what is still to come is asked for together."""
+    number, lacking = 0, list[Ref | Times]()
+    waits = False
+    for each in of:
+        try:
+            number += holds(each, values)
+        except NotYetError as error:
+            waits = True
+            lacking += error.of
+        except BoughError:
+            if not waits:
+                raise
+            break  # what is before it may say something else
+    if waits:
+        raise NotYetError(*lacking)
+    return number
 
 
 def _compare(left: str | float, relation: str, right: str | float) -> bool:

@@ -23,6 +23,7 @@ from .detokenizer import Detokenizer
 from .errors import BoughError, DeviceLostError, EngineStoppedError, OverloadedError, RequestError
 from .generation import Generation, Listener
 from .healing import heal
+from .late_masks import LateMasks
 from .masks import MaskFiller, MaskJob
 from .passes import DrawSpec, Pass, PassRunner
 from .random import derive
@@ -93,7 +94,7 @@ class Engine:
         self._healer = Healer(grammars.tokens)
         self._masks = MaskFiller(info.vocab_size)
         self._mask_patience_s = mask_patience_s
-        self._late: dict[Generation, MaskJob] = {}
+        self._late = LateMasks(self._masks)
         self._checks = Checks(grammars.check, lambda: self.wake())
         self._pass_s = 0.0
         self._live: dict[str, Generation] = {}
@@ -216,7 +217,7 @@ class Engine:
         self._admit_compiled(started)
         for generation, output in self._checks.take_done():
             self._emit(generation, output)
-        self._free_late()
+        self._late.free()
         plan = self._scheduler.schedule(started)
         for sequence in plan.expired:
             self._expire(sequence.id, started)
@@ -312,7 +313,7 @@ class Engine:
             expected_s = max(forwarded - started, self._pass_s if self._runner.overlaps else 0.0)
             late = self._masks.finish(filling, max(0.8 * expected_s, self._mask_patience_s))
             for index in [index for index, job in jobs.items() if job in late]:
-                self._sit_out(generations[index], jobs.pop(index))
+                self._late.sit_out(generations[index], jobs.pop(index))
         for index, job in jobs.items():
             if job.right is not None:  # one that was late may have been begun with drafts, which are void by now
                 flight.right[index] = min(job.right, 1 + len(plan.work[index].drafts))
@@ -354,27 +355,8 @@ class Engine:
             matcher = generation.matcher
             if matcher is None or not item.samples or not item.live or matcher.free:
                 continue
-            late = self._late.pop(generation, None)
-            if late is None:
-                jobs[index] = MaskJob(matcher, item.drafts)
-            else:  # still under way, if it was put back to wait and has come again
-                jobs[index] = late if late.right is None else MaskJob(matcher, item.drafts, late.rows, late.right)
+            jobs[index] = self._late.resume(generation, matcher, item.drafts)
         return jobs
-
-    def _sit_out(self, generation: Generation, job: MaskJob) -> None:
-        """The pass has computed what is known of the sequence, but nobody may draw from it: `job` is late."""
-        sequence = generation.sequence
-        sequence.rewind(len(sequence.tokens) - 1)
-        sequence.blocked = True
-        self._late[generation] = job
-
-    def _free_late(self) -> None:
-        """Lets those go on whose masks are there now."""
-        for generation, job in list(self._late.items()):
-            if generation.finish is not None:
-                del self._late[generation]
-            elif job.right is not None:
-                generation.sequence.blocked = False
 
     def _read(self, flight: _Flight) -> list[tuple[Generation, RequestOutput]]:
         """Waits for what was drawn, and takes it in."""
@@ -394,6 +376,8 @@ class Engine:
                     continue
                 advance, output = generation.take(work, draws, flight.first_row[index], flight.right.get(index), now)
                 advances.append(advance)
+                if generation.undecided is not None:
+                    self._late.foresee(generation, self._grammars.foresee)
                 if output is not None:
                     outputs.append((generation, output))
             self._scheduler.apply(plan, advances)

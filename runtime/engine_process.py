@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -32,7 +33,7 @@ from .messages import (
     Unreadable,
     read_frames,
 )
-from .program import Failed
+from .program import Failed, ProgramEvent
 from .request import ErrorInfo, Finish, RequestOutput
 from .streams import to_info
 from .tool_links import RemoteTools
@@ -75,6 +76,9 @@ def _load(config: EngineConfig, writer: FrameWriter) -> EngineLoop:
     from .loading import load_engine  # noqa: PLC0415  pulls torch: only once it is known what to load
 
     engine = load_engine(config, lambda what, done, total: writer.put(Loading(what, done, total)))
+    # The model, the vocabulary and the modules stay: collections that walk them would stop the steps for up to 0.1 s.
+    gc.collect()
+    gc.freeze()
 
     def died() -> None:
         writer.close()
@@ -88,7 +92,7 @@ def _serve(message: object, loop: EngineLoop, writer: FrameWriter, tools: Remote
         case Submit(key=key, request=request):
             loop.start_request(request, lambda output: writer.put(Output(key, output)))
         case Run(key=key, program=program, tools=infos):
-            loop.start_program(program, lambda event: writer.put(Event(key, event)), tools.of(key, infos))
+            loop.start_program(program, lambda event: _tell(writer, key, event), tools.of(key, infos))
         case ToolResult():
             tools.take(message)
         case Abort(request_id=request_id):
@@ -99,6 +103,11 @@ def _serve(message: object, loop: EngineLoop, writer: FrameWriter, tools: Remote
             loop.ask(loop.stats, lambda stats: writer.put(Stats(key, stats)))
         case AskFlush(key=key):
             loop.ask(loop.engine.flush_cache, lambda done: writer.put(Flushed(key, done)))
+
+
+def _tell(writer: FrameWriter, key: int, event: ProgramEvent) -> None:
+    writer.put(Event(key, event))
+    writer.wait_for_room()
 
 
 def _refuse(message: Unreadable, writer: FrameWriter) -> None:

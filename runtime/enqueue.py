@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from .blocks import Block, Item, joins_of
 from .branch import Barrier, Barriers, Branch, Step
-from .program import Cancel, Fork, Join
+from .program import Cancel, Fork
 from .program_state import Run, State
+from .values import Values
 
 NEVER, NOT_YET = -2, -1
 """Scopes of branches that are forked in a block: they will not begin, or nobody knows yet whether they will."""
@@ -58,7 +59,8 @@ def give(branch: Branch, entry: Step | Barrier) -> None:
 def reset(branch: Branch) -> None:
     """Takes a branch back to before it was forked. What it was given is not given again."""
     branch.started = False
-    branch.tokens, branch.texts, branch.values, branch.appended = [], [], {}, []
+    branch.tokens, branch.texts, branch.values, branch.appended = [], [], Values(), []
+    branch.turn = branch.pending = None
     branch.queue.clear()
     branch.running = set()
     branch.attempts = ()
@@ -81,7 +83,7 @@ def _enqueue(state: State, run: Run, items: Iterable[Item], inherited: Barriers,
         for key in joins_of(item):
             barrier = inherited.get(key) or barriers.get(key)
             if barrier is None:
-                barrier = Barrier(op.branch, appends=not isinstance(op, Join) or op.mode == "append")
+                barrier = Barrier(op.branch)
                 give(state.branches[key[1]], barrier)
             barriers[key] = barrier
         if branch.failure is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 
 from .blocks import StretchReader
@@ -14,12 +14,13 @@ from .patterns import PatternCache
 from .program import Cancel, Done, Failed, Program
 from .program_state import ProgramListener, Run, State
 from .request import ErrorInfo
+from .tool_shares import client_of
 from .tool_use import Post
 from .tools import ToolCall, ToolRegistry, ToolRunner
 from .walker import Walker
 
 MAX_KEPT_TOKENS = 1 << 25
-"""Of `State.num_tokens`, over all states that wait for another stretch; the least recently used are dropped."""
+"""Of `State.num_tokens`, over all states that wait for another stretch: past it some are dropped."""
 
 STATE_LIFE_S = 600.0
 
@@ -75,6 +76,7 @@ class Executor:
         state.runs.append(run)
         self._states[program.id] = state
         self._states.move_to_end(program.id)
+        run.work += block.work
         enqueue_stretch(state, run, block)
         run.num_left += 1  # so that it does not end before its cancels are done
         for item in block.items:
@@ -98,6 +100,7 @@ class Executor:
         error = ErrorInfo(code="engine_dead", message="the engine has stopped")
         for state in list(self._states.values()):
             self._fail(state, None, 0, error)
+        self._walker.close()
 
     def expire(self) -> None:
         """Fails the tool calls whose time is over."""
@@ -123,15 +126,20 @@ class Executor:
         return State(program.id, program.namespace, now)
 
     def _trim(self, now: float) -> None:
-        """Drops idle states that are old, and the least recently used of too many."""
+        """Drops idle states that are old; while there are too many, the least recently used of who has the most."""
         idle = [state for state in self._states.values() if not state.runs]
+        while idle and now - idle[0].used >= STATE_LIFE_S:
+            del self._states[idle.pop(0).id]
         num_tokens = sum(state.num_tokens for state in idle)
-        for index, state in enumerate(idle):
-            fits = len(idle) - index <= self._max_states and num_tokens <= MAX_KEPT_TOKENS
-            if now - state.used < STATE_LIFE_S and fits:
-                break
-            num_tokens -= state.num_tokens
-            del self._states[state.id]
+        while len(idle) > self._max_states or num_tokens > MAX_KEPT_TOKENS:
+            shares: Counter[str] = Counter()
+            for state in idle:
+                shares[client_of(state.namespace)] += state.num_tokens if num_tokens > MAX_KEPT_TOKENS else 1
+            most = max(shares.values())
+            dropped = next(state for state in idle if shares[client_of(state.namespace)] == most)
+            idle.remove(dropped)
+            num_tokens -= dropped.num_tokens
+            del self._states[dropped.id]
 
     def _finish(self, state: State, run: Run) -> None:
         """A stretch has done all its instructions."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +15,10 @@ from ..constrain.schemas.validate import violations
 from .condition import Condition, Hole, Operand
 from .errors import RequestError
 from .program import Op, walk
+from .results import read_json
 from .rewrite import Parts, condition_of, joined, operands, parts_in, rewrite, with_operands
 from .template import (
+    Parameter,
     Result,
     ResultArgument,
     ResultConstant,
@@ -28,6 +31,14 @@ from .template import (
 )
 
 MAX_ARGUMENT_CHARS = 4_000_000
+MAX_FILLED_CHARS = 2 * MAX_ARGUMENT_CHARS
+"""Of all that arguments are written as in one program and its result. A template can have a hole for one many times."""
+
+CHECK_TIMEOUT_S = 5.0
+"""Of the processor's time, for looking at the arguments of one call."""
+
+TOO_DEEP = "its blocks and conditions are nested too deeply"
+
 _MAX_WIDTH = 1_000
 _SPEC = re.compile(r"[ -~]{0,32}")
 
@@ -44,6 +55,7 @@ def check_arguments(template: Template, arguments: Mapping[str, Any]) -> dict[st
             names = ", ".join(known) or "none"
             raise RequestError(f"{template.name} has no parameter {name[:100]!r}; it has {names}", param=name[:100])
     found: dict[str, Any] = {}
+    until = time.thread_time() + CHECK_TIMEOUT_S
     for name, parameter in known.items():
         if name not in arguments:
             if parameter.default is None:
@@ -54,7 +66,7 @@ def check_arguments(template: Template, arguments: Mapping[str, Any]) -> dict[st
         if len(text) > MAX_ARGUMENT_CHARS:
             raise RequestError(f"{name} has more than {MAX_ARGUMENT_CHARS} characters", param=name)
         try:
-            wrong = violations(parameter.schema, text)
+            wrong = violations(parameter.schema, text, timeout_s=until - time.thread_time())
         except GrammarError as error:
             raise RequestError(f"{name} cannot be checked: {error}", param=name) from error
         if wrong:
@@ -66,9 +78,11 @@ def check_arguments(template: Template, arguments: Mapping[str, Any]) -> dict[st
 
 def _json(name: str, value: Any) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()  # half of a surrogate pair is a ValueError
+    except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{name} is no JSON value: {error}", param=name) from error
+    return text
 
 
 def check_template(template: Template) -> None:
@@ -82,14 +96,27 @@ def check_template(template: Template) -> None:
         raise RequestError("two parameters have the same name", param="parameters")
     for parameter in template.parameters:
         Document(parse_schema(parameter.schema))  # raises if it is no schema
-        wrong = [] if parameter.default is None else violations(parameter.schema, parameter.default)
-        if wrong:
-            raise RequestError(f"the default of {parameter.name}: {wrong[0].message}", param="parameters")
+        if parameter.default is not None:
+            _check_default(parameter)
     _check_result(template.result)
-    for hole in (*_holes_in_ops(template.ops), *_holes_in_result(template.result)):
-        _check_spec(hole)
-        if hole.name.partition("/")[0] not in names:
-            raise RequestError(f"there is no parameter for the hole {hole.name[:100]!r}", param="parameters")
+    try:
+        for hole in (*_holes_in_ops(template.ops), *_holes_in_result(template.result)):
+            _check_spec(hole)
+            if hole.name.partition("/")[0] not in names:
+                raise RequestError(f"there is no parameter for the hole {hole.name[:100]!r}", param="parameters")
+    except RecursionError as error:
+        raise RequestError(TOO_DEEP, code="invalid_program", param="ops") from error
+
+
+def _check_default(parameter: Parameter) -> None:
+    assert parameter.default is not None
+    wrong = violations(parameter.schema, parameter.default, timeout_s=CHECK_TIMEOUT_S)
+    if wrong:
+        raise RequestError(f"the default of {parameter.name}: {wrong[0].message}", param="parameters")
+    try:
+        read_json(parameter.default)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the default of {parameter.name}: {str(error)[:300]}", param="parameters") from error
 
 
 def _check_result(result: Result) -> None:
@@ -98,7 +125,7 @@ def _check_result(result: Result) -> None:
         match part:
             case ResultConstant(json=text) | ResultValue(schema=text):
                 try:
-                    json.dumps(json.loads(text), ensure_ascii=False).encode()
+                    json.dumps(read_json(text), ensure_ascii=False).encode()
                 except (ValueError, RecursionError) as error:
                     raise RequestError(f"a part of the result is not JSON: {error}", param="result") from error
                 if isinstance(part, ResultValue):
@@ -133,10 +160,13 @@ def fill(template: Template, arguments: Mapping[str, Any]) -> Filled:
     """The template with the arguments in its holes.
 
     Raises:
-        RequestError: an argument does not fit.
+        RequestError: an argument does not fit, or the program becomes too long.
     """
     filling = _Filling(check_arguments(template, arguments))
-    return Filled(rewrite(template.ops, filling), filling.result(template.result))
+    try:
+        return Filled(rewrite(template.ops, filling), filling.result(template.result))
+    except RecursionError as error:
+        raise RequestError(TOO_DEEP, code="invalid_program", param="ops") from error
 
 
 class _Filling:
@@ -144,15 +174,16 @@ class _Filling:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
+        self._room = MAX_FILLED_CHARS
 
     def parts(self, parts: Parts) -> Parts:
-        return joined(_written(part, self._values) if isinstance(part, Hole) else part for part in parts)
+        return joined(self._written(part) if isinstance(part, Hole) else part for part in parts)
 
     def argument(self, parts: Parts) -> Parts:
         """What a tool is passed whole and is no text is passed as JSON."""
         match parts:
             case (Hole(spec="") as hole,) if not isinstance(value := _looked_up(hole, self._values), str):
-                return (json.dumps(value, ensure_ascii=False),)
+                return (self._dumped(value),)
             case _:
                 return self.parts(parts)
 
@@ -165,7 +196,7 @@ class _Filling:
             case ResultObject(fields=fields):
                 return ResultObject(tuple((name, self.result(field)) for name, field in fields))
             case ResultArgument(hole=hole):
-                return ResultConstant(json.dumps(_looked_up(hole, self._values), ensure_ascii=False))
+                return ResultConstant(self._dumped(_looked_up(hole, self._values)))
             case _:
                 return result
 
@@ -177,9 +208,22 @@ class _Filling:
             return operand
         value = _looked_up(operand, self._values)
         try:
-            return float(value) if type(value) in (int, float) else _written(operand, self._values)
+            return float(value) if type(value) in (int, float) else self._written(operand)
         except OverflowError as error:
             raise RequestError(f"{operand.name} is too large a number", param=operand.name) from error
+
+    def _written(self, hole: Hole) -> str:
+        return self._within(_written(hole, self._values))
+
+    def _dumped(self, value: Any) -> str:
+        return self._within(json.dumps(value, ensure_ascii=False))
+
+    def _within(self, text: str) -> str:
+        self._room -= len(text)
+        if self._room < 0:
+            message = f"the arguments are written as more than {MAX_FILLED_CHARS} characters in all"
+            raise RequestError(message, code="program_too_long")
+        return text
 
 
 def _looked_up(hole: Hole, values: Mapping[str, Any]) -> Any:

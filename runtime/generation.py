@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..constrain import Matcher, MatcherError
+from ..constrain.errors import SearchLateError
 from ..constrain.healing import Healing
 from ..constrain.matcher import TokenMatcher
 from ..constrain.receipt import Receipt
@@ -41,6 +42,10 @@ logger = logging.getLogger("bough.engine")
 
 Listener = Callable[[RequestOutput], None]
 MAX_DRAFTS = 32
+SEARCH_PATIENCE_S = 0.001
+"""What the engine's thread waits for a way to a word's end near the end of a budget; past it others seek it."""
+
+Foresee = Callable[[Matcher, int, int], tuple[Matcher, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,15 @@ class _Step:
     replaced: bool
     text: str
     logprobs: tuple[TokenLogprob, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Foreseen:
+    """What accepting a drawn token with so many left came to: the matcher after it and the token taken, or an error."""
+
+    drawn: int
+    remaining: int
+    result: tuple[Matcher, int] | MatcherError
 
 
 class Generation:
@@ -84,6 +98,8 @@ class Generation:
         self._num_forced = 0
         self._counts: Counter[int] = Counter()
         self._closing = False
+        self.undecided: int | None = None
+        self._foreseen: _Foreseen | None = None
         self._scores: list[TokenLogprob] = []
         self._judged = None if request.grammar is None else detokenizer.without_stops()
         self._arrived = now
@@ -191,6 +207,9 @@ class Generation:
         self._first = now if self._first is None else self._first
         try:
             step = self._accept(work.drafts[: count - 1], draws, first)
+        except SearchLateError:
+            self._first = None if begins else self._first
+            return Advance(), None
         except MatcherError as error:
             return self._fail(now, "grammar_dead_end", str(error))
         except BoughError as error:
@@ -214,13 +233,21 @@ class Generation:
     def _accept(self, drafts: AbstractSequence[int], draws: Draws, first: int) -> _Step:
         """Accepts drawn tokens as long as each equals the draft it verifies, and one more."""
         params = self.request.sampling
-        tokens, origins, texts = [], [], []
+        tokens: list[int] = []
+        origins: list[int] = []
+        texts: list[str] = []
         replaced = False
         logprobs: list[TokenLogprob] | None = [] if params.logprobs is not None else None
         for offset in range(len(drafts) + 1):
             draft = drafts[offset] if offset < len(drafts) else None
             drawn = draws.tokens[first + offset]
-            token = self._advance_matcher(drawn)
+            try:
+                token = self._advance_matcher(drawn)
+            except SearchLateError:
+                if not tokens:
+                    self.undecided = drawn
+                    raise
+                break  # what was right is taken; this one is drawn again
             replaced = token != drawn
             logprob = draws.logprobs[first + offset]
             tokens.append(token)
@@ -243,11 +270,27 @@ class Generation:
     def _advance_matcher(self, drawn: int) -> int:
         if self.matcher is None or drawn in self._eos_ids:
             return drawn
-        token = self.matcher.accept(drawn, self._max_tokens - self._num_generated - 1)
+        remaining = self._max_tokens - self._num_generated - 1
+        foreseen, self._foreseen = self._foreseen, None
+        if foreseen is not None and (foreseen.drawn, foreseen.remaining) == (drawn, remaining):
+            if isinstance(foreseen.result, MatcherError):
+                raise foreseen.result
+            self.matcher, token = foreseen.result
+        else:
+            token = self.matcher.accept(drawn, remaining, SEARCH_PATIENCE_S)
         self._closing |= token != drawn
         if isinstance(self.matcher, Healing) and self.matcher.over:
             self.matcher = self.matcher.inner
         return token
+
+    def foresee(self, drawn: int, foresee: Foresee) -> None:
+        """Finds out, on another thread, what accepting `drawn` comes to, for when it is drawn again."""
+        assert self.matcher is not None
+        remaining = self._max_tokens - self._num_generated - 1
+        try:
+            self._foreseen = _Foreseen(drawn, remaining, foresee(self.matcher, drawn, remaining))
+        except MatcherError as error:
+            self._foreseen = _Foreseen(drawn, remaining, error)
 
     def _end_or_text(self, token: int) -> str:
         """The text that `token` made certain; sets `finish` if it ends the generation."""

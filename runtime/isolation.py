@@ -19,15 +19,39 @@ def isolated(state: State, branch: Branch) -> Branch | None:
     return found
 
 
+def within_isolated(state: State) -> set[int]:
+    """The branches that `isolated` finds something for."""
+    found: set[int] = set()
+    for branch in state.branches.values():  # a branch comes after who forks it
+        if branch.isolated or branch.parent in found:
+            found.add(branch.id)
+    return found
+
+
 def subtree(state: State, root: Branch) -> list[Branch]:
     """`root` and all that is forked from it, those that have ended early by themselves included."""
+    return _descendants(state, root, ended=True)
+
+
+def alive(state: State, root: Branch) -> list[Branch]:
+    """The same without those that have ended early: where a branch has, so have those forked from it."""
+    return _descendants(state, root, ended=False)
+
+
+def _descendants(state: State, root: Branch, *, ended: bool) -> list[Branch]:
     found, members = {root.id}, [root]
     for member in members:
-        for child in member.children:
-            if child not in found:
-                found.add(child)
-                members.append(state.branches[child])
+        for number in member.children:
+            child = state.branches[number]
+            if number not in found and (ended or child.failure is None):
+                found.add(number)
+                members.append(child)
     return members
+
+
+def num_given(members: list[Branch]) -> int:
+    """How many instructions and barriers come again if the branches begin anew."""
+    return sum(len(member.given or ()) for member in members)
 
 
 def may_begin_anew(members: list[Branch]) -> bool:
@@ -111,6 +135,7 @@ def _run_of(step: Step) -> Run:
 
 def _drop(member: Branch) -> list[Step | Barrier]:
     """Empties the queue, and returns what was in it."""
+    member.pending = None
     entries = list(member.queue)
     member.queue.clear()
     for entry in entries:

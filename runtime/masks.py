@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -22,6 +22,8 @@ Rows = npt.NDArray[np.int32]
 
 MAX_STUCK = 16
 """Threads beside the usual ones that may be busy with masks that are late."""
+NUM_SLOW = 2
+"""Threads for what is known to be slow."""
 
 
 @dataclass(eq=False, slots=True)
@@ -32,6 +34,7 @@ class MaskJob:
     rows     where they are written, int32 [1 + drafts, W]
     right    how many of them are right, once it is known: fewer if the grammar does not allow a draft, none if it has
              come to a dead end
+    before   what is to be done first
     """
 
     matcher: Matcher
@@ -39,12 +42,15 @@ class MaskJob:
     rows: Rows | None = None
     right: int | None = None
     first: int = 0
+    before: Callable[[], None] | None = None
 
     def run(self) -> None:
         """Fills the rows."""
         assert self.rows is not None
         right = 0
         try:
+            if self.before is not None:
+                self.before()
             right = fill_along(self.matcher, self.drafts, self.rows)
         except BaseException:  # a panic of native code is no Exception, and somebody waits here too
             logger.exception("a grammar mask could not be filled")
@@ -120,6 +126,7 @@ class MaskFiller:
         self._buffers = [np.zeros((0, self._words), dtype=np.int32) for _ in range(2)]
         self._turn = 0
         self._pool = ThreadPoolExecutor(self.num_threads + MAX_STUCK, thread_name_prefix="bough-masks")
+        self._slow_pool = ThreadPoolExecutor(NUM_SLOW, thread_name_prefix="bough-slow-masks")
 
     def start(self, jobs: list[MaskJob]) -> Filling | None:
         """Begins filling."""
@@ -147,8 +154,15 @@ class MaskFiller:
             self._buffers[self._turn] = np.zeros((0, self._words), dtype=np.int32)
         return late
 
+    def begin_slow(self, matcher: Matcher, before: Callable[[], None]) -> MaskJob:
+        """A job that is late from the beginning: its mask is filled after `before`, which takes long."""
+        job = MaskJob(matcher, rows=np.zeros((1, self._words), dtype=np.int32), before=before)
+        self._slow_pool.submit(job.run)
+        return job
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._slow_pool.shutdown(wait=False, cancel_futures=True)
 
     def _add_threads(self, filling: Filling, num_threads: int) -> None:
         for _ in range(min(num_threads, filling.num_waiting)):

@@ -21,6 +21,8 @@ from .program import Program, ProgramEvent
 from .request import ErrorInfo, Request, RequestOutput
 
 MAX_FRAME_BYTES = 1 << 30
+ROOM_BYTES = 256 << 10
+ROOM_TIMEOUT_S = 1.0
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -144,12 +146,16 @@ class Unreadable(NamedTuple):
 class FrameWriter:
     """Sends messages from a thread of its own, several to a system call when they come faster than they go.
 
-    `put` never blocks. What waits is bounded by what is live: each request and program has a bounded number of
-    events, and the peer reads all the time.
+    `put` never blocks. What waits is bounded by what is live, and the peer reads all the time; but a program can say
+    more than it reads meanwhile. Who speaks for programs calls `wait_for_room`, so that others need not wait for what
+    one of them has said.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._num_bytes = 0
+        self._ended = False
+        self._sent = threading.Condition()
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="bough-writer", daemon=True)
         self._thread.start()
@@ -163,27 +169,67 @@ class FrameWriter:
         try:
             body = msgspec.msgpack.encode(message)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise RequestError(f"it cannot be sent to the engine: {error}") from error
+            place = _unsendable(message)
+            reason = f"{place or 'it'} cannot be sent between processes: {error}"
+            raise RequestError(reason, param=place or None) from error
         if len(body) > MAX_FRAME_BYTES:
-            raise RequestError(f"it has {len(body)} bytes, more than can be sent to the engine")
+            raise RequestError(f"it has {len(body)} bytes, more than can be sent between processes")
+        with self._sent:
+            self._num_bytes += 4 + len(body)
         self._queue.put(len(body).to_bytes(4, "little") + body)
 
-    def close(self) -> None:
-        """Sends what waits, then ends the thread."""
+    def wait_for_room(self) -> None:
+        """Returns once no more than ROOM_BYTES wait to be sent, or after ROOM_TIMEOUT_S."""
+        with self._sent:
+            self._sent.wait_for(lambda: self._ended or self._num_bytes <= ROOM_BYTES, ROOM_TIMEOUT_S)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Sends what waits, as far as the peer reads it in time, then ends the thread."""
         self._queue.put(None)
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout=timeout_s)
 
     def _run(self) -> None:
+        with contextlib.suppress(OSError):  # the peer is gone; the reader notices
+            self._send_all()
+        with self._sent:
+            self._ended = True
+            self._sent.notify_all()
+
+    def _send_all(self) -> None:
         while True:
             frames = [self._queue.get()]
             while len(frames) < 256 and not self._queue.empty():
                 frames.append(self._queue.get())
-            try:
-                self._connection.sendall(b"".join(frame for frame in frames if frame is not None))
-            except OSError:
-                return  # the peer is gone; the reader notices
+            data = b"".join(frame for frame in frames if frame is not None)
+            self._connection.sendall(data)
+            with self._sent:
+                self._num_bytes -= len(data)
+                self._sent.notify_all()
             if None in frames:
                 return
+
+
+def _unsendable(message: msgspec.Struct) -> str:
+    """Where in a message a value is that no frame can hold: "sampling.seed"; "" if that is not known."""
+    stack: list[tuple[str, Any]] = [("", message)]
+    while stack:
+        place, value = stack.pop()
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            break
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                break
+        elif isinstance(value, msgspec.Struct):
+            stack += [(f"{place}.{name}", getattr(value, name)) for name in value.__struct_fields__]
+        elif isinstance(value, dict):
+            stack += [(f"{place}.{str(name)[:100]}", item) for name, item in value.items()]
+        elif isinstance(value, tuple | list):
+            stack += [(f"{place}[{index}]", item) for index, item in enumerate(value)]
+    else:
+        return ""
+    return place.removeprefix(".").removeprefix("request.").removeprefix("program.")
 
 
 def read_frames(

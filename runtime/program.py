@@ -14,7 +14,7 @@ import msgspec
 
 from ..constrain.receipt import Receipt
 from ..constrain.spec import GrammarSpec
-from .condition import Condition
+from .condition import Condition, Int, Name
 from .condition import Hole as Hole
 from .condition import Ref as Ref
 from .request import ErrorInfo, FinishReason, Timings, TokenLogprob, Usage
@@ -32,28 +32,28 @@ Part = str | Ref | Hole
 class Text(msgspec.Struct, frozen=True, tag="text"):
     """Appends text. `parts` are literal strings, references to values, and in a template holes for arguments."""
 
-    branch: int
+    branch: Int
     parts: tuple[Part, ...]
 
 
 class RoleBegin(msgspec.Struct, frozen=True, tag="role_begin"):
     """Opens a message of the chat: appends what the model's chat template puts before its content."""
 
-    branch: int
-    role: str
+    branch: Int
+    role: Name
 
 
 class RoleEnd(msgspec.Struct, frozen=True, tag="role_end"):
     """Closes the open message: appends what the template puts after its content."""
 
-    branch: int
+    branch: Int
 
 
 class Gen(msgspec.Struct, frozen=True, tag="gen"):
     """Generates and appends; the text is kept as `name`."""
 
-    branch: int
-    name: str
+    branch: Int
+    name: Name
     sampling: SamplingParams = SamplingParams()
     grammar: GrammarSpec | None = None
     timeout_s: float | None = None
@@ -62,8 +62,8 @@ class Gen(msgspec.Struct, frozen=True, tag="gen"):
 class Select(msgspec.Struct, frozen=True, tag="select"):
     """Appends the likeliest of `choices`, kept as `name`, with the probability of each."""
 
-    branch: int
-    name: str
+    branch: Int
+    name: Name
     choices: tuple[str, ...]
     method: SelectMethod = "likelihood"
 
@@ -74,8 +74,8 @@ class Assign(msgspec.Struct, frozen=True, tag="assign"):
     With `tell` it is sent as a Value, or as Skipped if there are no parts: for results that a condition decides.
     """
 
-    branch: int
-    name: str
+    branch: Int
+    name: Name
     parts: tuple[Part, ...]
     tell: bool = False
 
@@ -87,10 +87,10 @@ class Use(msgspec.Struct, frozen=True, tag="use"):
     be a text, and JSON where not. `timeout_s` counts besides the tool's own limit: the smaller one holds.
     """
 
-    branch: int
-    name: str
-    tool: str
-    arguments: tuple[tuple[str, tuple[Part, ...]], ...] = ()
+    branch: Int
+    name: Name
+    tool: Name
+    arguments: tuple[tuple[Name, tuple[Part, ...]], ...] = ()
     append: bool = True
     timeout_s: float | None = None
 
@@ -102,18 +102,18 @@ class Fork(msgspec.Struct, frozen=True, tag="fork"):
     retries     an isolated child that fails is begun anew so many times (BranchRestarted)
     """
 
-    branch: int
-    children: tuple[int, ...]
+    branch: Int
+    children: tuple[Int, ...]
     isolated: bool = False
-    retries: int = 0
+    retries: Int = 0
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
     """Waits for `children` to end. With mode "append", what each appended since the fork is appended here, in order;
     of children that failed nothing is."""
 
-    branch: int
-    children: tuple[int, ...]
+    branch: Int
+    children: tuple[Int, ...]
     mode: JoinMode = "gather"
 
 
@@ -121,7 +121,7 @@ class When(msgspec.Struct, frozen=True, tag="when"):
     """Executes `then` if the condition holds, else `otherwise`. Both are instructions of this branch, and of branches
     that they fork and join again."""
 
-    branch: int
+    branch: Int
     condition: Condition
     then: tuple[Op, ...] = ()
     otherwise: tuple[Op, ...] = ()
@@ -134,10 +134,10 @@ class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
     that the body forks must be joined in it; they are begun anew in each turn.
     """
 
-    branch: int
+    branch: Int
     body: tuple[Op, ...]
     until: Condition
-    at_most: int
+    at_most: Int
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -145,7 +145,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     never will be (BranchFailed, code "cancelled"). In a block it can stop the block's own branch only, and waits its
     turn."""
 
-    branch: int
+    branch: Int
 
 
 Op = Text | RoleBegin | RoleEnd | Gen | Select | Assign | Use | Fork | Join | When | Repeat | Cancel
@@ -168,9 +168,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     keep: bool = False
     resume: bool = False
     trace: bool = False
-    namespace: str = ""
+    namespace: Name = ""
     timeout_s: float | None = None
-    spec_tokens: int = 0
+    spec_tokens: Int = 0
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):

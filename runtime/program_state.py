@@ -24,8 +24,9 @@ MAX_WORK = 200_000
 """What one stretch may do: an instruction is 1, and so are a branch that is forked or joined and a thousand characters
 or tokens that are copied or compared. With loops a few instructions can ask for very many."""
 
-COPIED = 1024
 RESTART_WORK = 100
+ENCODED = 64
+"""Characters that are encoded, or told to who listens, in the time of one instruction."""
 
 
 @dataclass(eq=False)
@@ -95,6 +96,8 @@ class State:
 
     untold      pieces of branches that began anew, of which the timeline has not heard yet
     stirred     something has happened to branches other than the one that was looked at
+    certain     nothing has happened since all that waits was tried from its beginning
+    num_looked  branches that were looked at and not counted as work yet
     walking     the walk that is under way, an attempt at an instruction at a time; `posted`: it will be gone on with
     """
 
@@ -110,9 +113,24 @@ class State:
     work: int = 0
     untold: list[tuple[int, Appended]] = field(default_factory=list)
     stirred: bool = False
+    certain: bool = False
+    num_looked: int = 0
     walking: Iterator[None] | None = None
     in_walk: bool = False
     posted: bool = False
+
+    def spend(self, run: Run, work: int) -> None:
+        """Counts what is done for `run`, also for the slice of time that the program has.
+
+        Raises:
+            EngineError: it is too much.
+        """
+        self.work += work
+        run.spend(work)
+
+    @property
+    def traced(self) -> bool:
+        return any(run.program.trace for run in self.runs)
 
     def add_tokens(self, count: int, branch: Branch | None = None) -> None:
         """Counts tokens that a program has put in; an instruction of a few bytes can ask for very many.
@@ -130,11 +148,15 @@ class State:
 
     def recount(self, branch: Branch) -> None:
         """The branch has gone back to a part of what it had."""
-        branch.counted = len(branch.tokens) + len(branch.texts) + len(branch.values)
+        branch.counted = branch.size
         self.num_tokens += branch.counted
 
     def forget(self, branch: Branch) -> None:
-        """What the branch has is about to go."""
+        """What the branch has is about to go; but what is to be told of it stays, and counts."""
         self.num_tokens -= branch.counted
         branch.counted = 0
-        self.untold += [(start, piece) for start, piece in branch.appended if piece.origins is None]
+        if self.traced:
+            own = [(start, piece) for start, piece in branch.appended if start >= branch.forked_tokens]
+            untold = [(start, piece) for start, piece in own if piece.origins is None]
+            self.num_tokens += sum(1 + len(piece.tokens) for _, piece in untold)
+            self.untold += untold

@@ -49,6 +49,9 @@ from .tools import ToolCall, ToolRegistry
 
 logger = logging.getLogger("bough.engine")
 
+CLOSE_TIMEOUT_S = 3.0
+"""Seconds that an engine may take to end by itself; one that is stuck in a step or a program is killed."""
+
 ANSWER_TIMEOUT_S = 60.0
 """Seconds that an engine may take for the step it is in before it answers a question."""
 
@@ -160,11 +163,11 @@ class RemoteClient:
 
     def close(self) -> None:
         """Ends the engine process; what is running in it fails. Closing twice is fine."""
-        self._writer.close()
+        self._writer.close(timeout_s=1.0)
         with contextlib.suppress(OSError):  # it has gone already
             self._connection.shutdown(socket.SHUT_WR)
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

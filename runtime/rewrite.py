@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from itertools import groupby
+from typing import Protocol, cast
 
 from msgspec.structs import replace
 
@@ -110,9 +111,9 @@ def refs_in(op: Op) -> Iterator[Ref]:
 def joined(parts: Iterable[Part]) -> Parts:
     """The same parts, with texts that follow each other made one, and empty ones left out."""
     found: list[Part] = []
-    for part in parts:
-        if isinstance(part, str) and found and isinstance(found[-1], str):
-            found[-1] += part
-        elif part != "":
-            found.append(part)
+    for is_text, run in groupby(parts, lambda part: isinstance(part, str)):
+        if not is_text:
+            found += run
+        elif text := "".join(cast("Iterator[str]", run)):
+            found.append(text)
     return tuple(found)

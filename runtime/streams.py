@@ -38,8 +38,15 @@ def to_exception(error: ErrorInfo) -> BoughError:
     return EngineError(error.message, code=error.code, param=error.param)
 
 
+MAX_MESSAGE_CHARS = 2000
+"""Of an error as data: errors may quote errors, and names."""
+
+
 def to_info(error: BoughError) -> ErrorInfo:
-    return ErrorInfo(code=error.code, message=error.message, param=error.param)
+    message = error.message
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = f"{message[: MAX_MESSAGE_CHARS - 3]}..."
+    return ErrorInfo(code=error.code, message=message, param=error.param)
 
 
 def iterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[], None]) -> Iterator[Event]:
@@ -128,8 +135,8 @@ class _Post:
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._called = False  # before the letters are taken: one that comes now is taken, or calls again
-        while self._letters:
+        self._called = False  # before the letters are counted: one that comes later calls again
+        for _ in range(len(self._letters)):  # no more, so that a flood of them leaves the loop's time to others
             receiver, letter = self._letters.popleft()
             receiver(letter)
 

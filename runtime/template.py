@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from .condition import Hole, Ref
+from .condition import Hole, Name, Ref
 from .program import Op, Part
 
 Reading = Literal["text", "json", "int", "float", "bool"]
@@ -16,15 +16,25 @@ Reading = Literal["text", "json", "int", "float", "bool"]
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An argument that the program takes. `schema` and `default` are JSON texts; without a default it is required."""
 
-    name: str
+    name: Name
     schema: str = "{}"
     default: str | None = None
     description: str = ""
 
 
+class ResultPart(msgspec.Struct, frozen=True):
+    """What a model wrote before it answered, or the answer alone: `begin` and `end` are around the reasoning, `opened`
+    says that `begin` was written before."""
+
+    which: Literal["reasoning", "answer"]
+    begin: str
+    end: str
+    opened: bool = False
+
+
 class ResultValue(msgspec.Struct, frozen=True, tag="value", omit_defaults=True):
     """A value, read from its text. `turns`: the list of all that a Repeat made. `samples`: the list of a Gen's n.
-    `assigned`: an Assign makes it, which may make nothing of it."""
+    `assigned`: an Assign makes it, which may make nothing of it. `part`: of a text with reasoning in it, only that."""
 
     ref: Ref
     reading: Reading = "text"
@@ -32,6 +42,7 @@ class ResultValue(msgspec.Struct, frozen=True, tag="value", omit_defaults=True):
     turns: bool = False
     samples: bool = False
     assigned: bool = False
+    part: ResultPart | None = None
 
 
 class ResultProbabilities(msgspec.Struct, frozen=True, tag="probabilities"):
@@ -95,7 +106,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
     ops       instructions of branch 0 and of what it forks
     """
 
-    name: str
+    name: Name
     description: str = ""
     parameters: tuple[Parameter, ...] = ()
     ops: tuple[Op, ...]

@@ -20,6 +20,9 @@ Description = Mapping[str, Any]
 Rewrite = Callable[[Description], Description | None]
 Variant = Literal["own", "plain", "exact"]
 
+LONG_TEXT = 4096
+"""Characters that are encoded in some milliseconds. A longer text may take seconds."""
+
 END_OF_TURN = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -79,7 +82,11 @@ class TextPipeline:
         """
         backend = {"own": self.own, "plain": self.plain, "exact": self.exact}[variant]
         try:
-            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+            if len(text) > LONG_TEXT:  # as a batch it leaves the interpreter to other threads
+                found = backend.encode_batch_fast([text], add_special_tokens=False)[0]
+            else:
+                found = backend.encode(text, add_special_tokens=False)
+            ids: list[int] = found.ids
         except (TypeError, UnicodeError) as error:  # which of them depends on the library's version
             raise RequestError("the text holds a lone surrogate, which is not a Unicode character") from error
         return [self._renumbered.get(token, token) for token in ids] if self._renumbered else ids

@@ -13,6 +13,7 @@ from .messages import LeaveTool, ToolInfo, ToolResult, UseTool
 from .program import Program, Use, walk
 from .request import ErrorInfo
 from .streams import to_info
+from .tool_shares import Owner
 from .tools import Ticket, ToolCall, ToolCallError, ToolRunner, check_tool, tool_failed, unknown_tool
 
 Send = Callable[[Any], None]
@@ -92,7 +93,7 @@ class LocalTools:
         self._send = send
         self._runner = ToolRunner()
         self._lock = threading.Lock()
-        self._tools: dict[int, Mapping[str, ToolCall]] = {}
+        self._tools: dict[int, tuple[Owner, Mapping[str, ToolCall]]] = {}
         self._tickets: dict[int, Ticket] = {}
 
     def offer(self, key: int, program: Program, tools: Mapping[str, ToolCall]) -> tuple[ToolInfo, ...]:
@@ -111,7 +112,7 @@ class LocalTools:
             check_tool(tool)
         if used:
             with self._lock:
-                self._tools[key] = used
+                self._tools[key] = Owner.of(program.namespace, program.id), used
         return tuple(_info(name, tool) for name, tool in used.items())
 
     def over(self, key: int) -> None:
@@ -130,13 +131,14 @@ class LocalTools:
                 self._send(ToolResult(message.call, outcome))
 
         with self._lock:
-            tool = self._tools.get(message.key, {}).get(message.tool)
+            owner, tools = self._tools.get(message.key, (None, {}))
+        tool = tools.get(message.tool)
         if tool is None:
             done(tool_failed(message.tool, "the program that called it is over"))
             return
         try:
             with self._lock:  # its end must not come before it is known
-                self._tickets[message.call] = self._runner.start(tool, message.arguments, done)
+                self._tickets[message.call] = self._runner.start(tool, message.arguments, done, owner)
         except BoughError as error:
             done(to_info(error))
 

@@ -18,6 +18,7 @@ from .request import ErrorInfo
 from .streams import to_info
 from .tokenizer import Tokenizer
 from .tool_arguments import MAX_ARGUMENT_CHARS, read_arguments
+from .tool_shares import Owner
 from .tools import DEFAULT_TIMEOUT_S, Ticket, ToolRunner
 
 logger = logging.getLogger("bough.engine")
@@ -83,7 +84,7 @@ class ToolUses:
             with contextlib.suppress(EngineStoppedError):
                 self._post(lambda: self._take(call_id, outcome))
 
-        ticket = self._runner.start(tool, arguments, done)
+        ticket = self._runner.start(tool, arguments, done, Owner.of(state.namespace, state.id))
         self._flights[call_id] = _Flight(state, branch, step, ticket, now, limit_s)
         branch.running.add(call_id)
 

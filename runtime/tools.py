@@ -15,16 +15,23 @@ from typing import Any, Literal, Protocol
 
 from .errors import EngineStoppedError, OverloadedError, RequestError
 from .request import ErrorInfo
+from .tool_shares import Owner, Shares
 
 logger = logging.getLogger("bough.tools")
 
-MAX_THREADS = 32
-MAX_WAITING = 1024
+MAX_THREADS = 64
+"""Half of them for one program, three quarters for one client."""
+
+MAX_WAITING = 4096
+"""A quarter of them for one program, three quarters for one client."""
+
 MAX_ABANDONED = 64
 """Calls that came to their time limit, or whose program has ended, and still occupy a thread: a thread cannot be
 stopped from outside."""
 
-MAX_ASYNC = 4096
+MAX_ASYNC = 16384
+"""Calls that are awaited; shared like those that wait."""
+
 MAX_TOOLS = 256
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -104,6 +111,7 @@ class Ticket:
     tool: ToolCall
     arguments: dict[str, Any]
     done: Callable[[str | ErrorInfo], None]
+    owner: Owner | None = None
     stage: Literal["waiting", "on a thread", "awaited", "over"] = "waiting"
     abandoned: bool = False
     future: Future[str] | None = None
@@ -113,14 +121,20 @@ class ToolRunner:
     """Runs tools: functions on a bounded number of threads, coroutines on one event loop. Thread-safe.
 
     Threads are started when they are first needed. A call that is abandoned keeps its thread until it returns, and
-    another takes its place; while too many do that no more calls are taken.
+    another takes its place; while too many do that no more calls are taken. Who has the fewest calls on threads comes
+    first, a client before its programs, so that slow tools hold up those who called them.
     """
 
     def __init__(self, *, max_threads: int = MAX_THREADS, max_abandoned: int = MAX_ABANDONED) -> None:
         self._max_threads = max_threads
         self._max_abandoned = max_abandoned
         self._changed = threading.Condition()
-        self._waiting: deque[Ticket] = deque()
+        self._waiting: dict[Owner | None, deque[Ticket]] = {}
+        self._num_waiting = 0
+        self._on_threads = Shares(max_threads // 2, 3 * max_threads // 4)
+        self._in_queues = Shares(MAX_WAITING // 4, 3 * MAX_WAITING // 4)
+        self._awaited = Shares(MAX_ASYNC // 4, 3 * MAX_ASYNC // 4)
+        self._left_alone = Shares(max_abandoned, 3 * max_abandoned // 4)
         self._num_threads = 0
         self._num_idle = 0
         self._num_abandoned = 0
@@ -129,26 +143,45 @@ class ToolRunner:
         self._loop_thread: threading.Thread | None = None
         self._closed = False
 
-    def start(self, tool: ToolCall, arguments: dict[str, Any], done: Callable[[str | ErrorInfo], None]) -> Ticket:
+    def start(
+        self,
+        tool: ToolCall,
+        arguments: dict[str, Any],
+        done: Callable[[str | ErrorInfo], None],
+        owner: Owner | None = None,
+    ) -> Ticket:
         """Begins a call; `done` gets what it returns, or why it failed, on another thread.
 
         Raises:
-            OverloadedError: too many calls wait or do not return.
+            OverloadedError: too many calls wait or do not return, of all or of the owner's.
         """
-        ticket = Ticket(tool, arguments, done)
+        ticket = Ticket(tool, arguments, done, owner)
         with self._changed:
             if self._closed:
                 raise EngineStoppedError("the engine has stopped")
-            if self._num_abandoned >= self._max_abandoned:
-                message = f"{self._num_abandoned} tool calls for which nobody waits any more have not returned yet"
-                raise OverloadedError(f"{message}; the tool {tool.name!r} cannot be called")
-            if len(self._waiting) >= MAX_WAITING or self._num_async >= MAX_ASYNC:
-                raise OverloadedError(f"too many tool calls wait; the tool {tool.name!r} cannot be called")
-            self._waiting.append(ticket)
-            if self._num_idle < len(self._waiting) and self._num_usable < self._max_threads:
+            self._check_room(ticket)
+            self._waiting.setdefault(owner, deque()).append(ticket)
+            self._num_waiting += 1
+            self._in_queues.add(owner)
+            if self._num_idle < self._num_waiting and self._may_begin(owner):
                 self._start_thread()
             self._changed.notify()
         return ticket
+
+    def _check_room(self, ticket: Ticket) -> None:
+        name, owner = ticket.tool.name, ticket.owner
+        if self._num_abandoned >= self._max_abandoned or self._left_alone.who_is_full(owner):
+            message = f"{self._num_abandoned} tool calls for which nobody waits any more have not returned yet"
+            raise OverloadedError(f"{message}; the tool {name!r} cannot be called")
+        full = self._in_queues.who_is_full(owner) or self._awaited.who_is_full(owner)
+        if full:
+            raise OverloadedError(f"too many tool calls of this {full} wait; the tool {name!r} cannot be called")
+        if self._num_waiting >= MAX_WAITING or self._num_async >= MAX_ASYNC:
+            raise OverloadedError(f"too many tool calls wait; the tool {name!r} cannot be called")
+
+    def _may_begin(self, owner: Owner | None) -> bool:
+        """Whether there is room for another thread, and the owner may have it."""
+        return self._num_usable < self._max_threads and not self._on_threads.who_is_full(owner)
 
     def abandon(self, ticket: Ticket) -> None:
         """Nobody waits for the call any more: it is taken back, cancelled, or left to itself."""
@@ -157,12 +190,16 @@ class ToolRunner:
                 return
             ticket.abandoned = True
             if ticket.stage == "waiting":
-                self._waiting.remove(ticket)
+                self._waiting[ticket.owner].remove(ticket)
+                self._left_queue(ticket)
             elif ticket.stage == "on a thread":
                 self._num_abandoned += 1
+                self._left_alone.add(ticket.owner)
+                self._on_threads.remove(ticket.owner)
                 room = self._num_usable < self._max_threads and self._num_abandoned < self._max_abandoned
-                if self._waiting and room:
+                if self._num_waiting and room:
                     self._start_thread()
+                self._changed.notify()
             elif ticket.future is not None:
                 ticket.future.cancel()
 
@@ -173,10 +210,11 @@ class ToolRunner:
                 return
             self._closed = True
             self._waiting.clear()
+            self._num_waiting = 0
             self._changed.notify_all()
         if self._loop is not None and self._loop_thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop_thread.join(timeout=5.0)
+            self._loop_thread.join(timeout=2.0)
 
     def _start_thread(self) -> None:
         self._num_threads += 1
@@ -195,17 +233,34 @@ class ToolRunner:
     def _next(self) -> Ticket | None:
         """The next call; None if this thread is to end: too many were started in place of those that have come back."""
         with self._changed:
-            while not self._waiting:
-                if self._closed or self._num_usable > self._max_threads:
+            while True:
+                if self._num_usable > self._max_threads:
+                    self._changed.notify()  # another one looks
                     return None
+                ticket = None if self._closed else self._first()
+                if ticket is not None or self._closed:
+                    return ticket
                 self._num_idle += 1
                 self._changed.wait()
                 self._num_idle -= 1
-            if self._num_usable > self._max_threads:
-                return None
-            ticket = self._waiting.popleft()
-            ticket.stage = "on a thread"
-            return ticket
+
+    def _first(self) -> Ticket | None:
+        """Takes the call whose turn it is out of its queue; None if none of those that wait may begin."""
+        owners = [owner for owner in self._waiting if not self._on_threads.who_is_full(owner)]
+        if not owners:
+            return None
+        ticket = self._waiting[min(owners, key=self._on_threads.load)].popleft()
+        self._left_queue(ticket)
+        self._on_threads.add(ticket.owner)
+        ticket.stage = "on a thread"
+        return ticket
+
+    def _left_queue(self, ticket: Ticket) -> None:
+        self._num_waiting -= 1
+        self._in_queues.remove(ticket.owner)
+        queue = self._waiting.pop(ticket.owner)
+        if queue:
+            self._waiting[ticket.owner] = queue  # behind those that have as few
 
     def _call(self, ticket: Ticket) -> None:
         try:
@@ -223,7 +278,14 @@ class ToolRunner:
     def _leave(self, ticket: Ticket) -> None:
         with self._changed:
             ticket.stage = "over"
-            self._num_abandoned -= ticket.abandoned
+            self._left_thread(ticket)
+
+    def _left_thread(self, ticket: Ticket) -> None:
+        if ticket.abandoned:
+            self._num_abandoned -= 1
+            self._left_alone.remove(ticket.owner)
+        else:
+            self._on_threads.remove(ticket.owner)
 
     def _await(self, ticket: Ticket, result: Awaitable[str]) -> None:
         async def wait() -> str:
@@ -232,6 +294,7 @@ class ToolRunner:
         def ended(future: Future[str]) -> None:
             with self._changed:
                 self._num_async -= 1
+                self._awaited.remove(ticket.owner)
                 ticket.stage = "over"
             if future.cancelled():
                 self._deliver(ticket, tool_failed(ticket.tool.name, "it was cancelled"))
@@ -242,10 +305,11 @@ class ToolRunner:
 
         with self._changed:
             self._num_async += 1
+            self._awaited.add(ticket.owner)
+            self._left_thread(ticket)
             ticket.stage = "awaited"
             future = ticket.future = asyncio.run_coroutine_threadsafe(wait(), self._event_loop())
             if ticket.abandoned:  # while the function ran that began it
-                self._num_abandoned -= 1
                 future.cancel()
         future.add_done_callback(ended)
 

@@ -4,51 +4,32 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 
-from .blocks import Block
-from .branch import Barrier, Branch, Failure, Step
-from .condition import Condition
-from .decide import NotYetError, holds
+from .blocks import COPIED, PARTS_OF_WORK
+from .branch import Barrier, Branch, Failure, Pending, Step
+from .decide import NotYetError
 from .engine import Engine
-from .enqueue import enter, pass_over
+from .enqueue import enter
 from .errors import BoughError
-from .isolation import CANCELLED, begin_anew, end, isolated, may_begin_anew, subtree
-from .model_calls import ModelCalls
-from .program import (
-    Assign,
-    BranchRestarted,
-    Cancel,
-    Fork,
-    Gen,
-    Join,
-    Repeat,
-    RoleBegin,
-    RoleEnd,
-    Select,
-    Skipped,
-    Text,
-    Use,
-    Value,
-    When,
-)
-from .program_state import COPIED, MAX_STATE_TOKENS, RESTART_WORK, Run, State
-from .references import ConditionValues, write
+from .instructions import Entered, Instructions, Slice
+from .isolation import CANCELLED, alive, begin_anew, end, isolated, may_begin_anew, num_given, subtree, within_isolated
+from .program import BranchRestarted
+from .program_state import RESTART_WORK, Run, State
+from .references import PausedError, lacks
 from .request import ErrorInfo
 from .streams import to_info
-from .tool_use import Post, ToolUses
+from .tool_use import Post
 from .tools import ToolRunner
 
 logger = logging.getLogger("bough.engine")
-
-_Entered = tuple[Block, Step | None] | None
-"""The block that an instruction enters, and what comes after it in a loop."""
 
 MAX_AT_ONCE = 1024
 """Work (see MAX_WORK) after which the engine makes a step before a program goes on."""
 MAX_SLICE_S = 0.02
 """The same in seconds: what an instruction costs is not always known before."""
+LOOKED = 64
+"""Looking whether an instruction can go on takes as long as looking at so many branches that have nothing to do."""
 
 
 class Walker:
@@ -72,23 +53,21 @@ class Walker:
         self._finished = finished
         self._failed = failed
         self._post = post
-        # A text that is longer fits into no context. Some tokenizers write a few characters as one, hence the 4.
-        longest = max((len(text) for text in engine.tokenizer.token_bytes if text is not None), default=1)
         self._max_tokens = engine.info.max_request_tokens
-        self._max_text = 4 * longest * self._max_tokens
-        self.calls = ModelCalls(engine, clock, self._ended, self._fail_and_walk)
-        self.tools: ToolUses | None = None
-        if runner is not None and post is not None:
-            self.tools = ToolUses(
-                runner,
-                post,
-                engine.tokenizer,
-                clock,
-                self._ended,
-                self._fail_and_walk,
-                max_text=self._max_text,
-                max_tokens=self._max_tokens,
-            )
+        self._instructions = Instructions(
+            engine,
+            clock,
+            ended=self._ended,
+            failed=self._fail_and_walk,
+            cancel=self.cancel,
+            post=post,
+            runner=runner,
+        )
+        self.calls, self.tools = self._instructions.calls, self._instructions.tools
+
+    def close(self) -> None:
+        """Waits for nothing that is beside the engine."""
+        self._instructions.close()
 
     def walk(self, state: State) -> None:
         """Goes on in all branches. A program in which each waits for another fails.
@@ -96,9 +75,11 @@ class Walker:
         After so much work or time the engine makes a step first. Called from within a walk, it only says that there is
         more to look at.
         """
-        state.stirred = True
-        if state.in_walk:
-            return
+        state.stirred, state.certain = True, False
+        if not state.in_walk:
+            self._go_on(state)
+
+    def _go_on(self, state: State) -> None:
         state.in_walk = True
         try:
             if not self._slice(state):
@@ -108,23 +89,34 @@ class Walker:
 
     def _slice(self, state: State) -> bool:
         """Walks for a while; whether all was done that can be done."""
-        work, until = state.work + MAX_AT_ONCE, time.monotonic() + MAX_SLICE_S
+        if self._post is not None:
+            self._instructions.slice = Slice(state.work + MAX_AT_ONCE, time.monotonic() + MAX_SLICE_S)
         self._check_time(state)
         while state.runs:
             if state.walking is None:
                 state.walking = self._rounds(state)
             for _ in state.walking:
-                if self._post is not None and (state.work >= work or time.monotonic() >= until):
+                if self._instructions.slice.over(state):
                     return False
             state.walking = None
             if not state.runs or any(branch.running for branch in state.branches.values()):
                 return True
-            stuck = [(b, b.queue[0]) for b in state.branches.values() if b.ready]
-            branch, step = next((each for each in stuck if isolated(state, each[0]) is not None), stuck[0])
-            assert isinstance(step, Step)  # a started branch passes barriers
-            message = "the instruction waits for a branch that waits for it, or that never begins"
-            self.fail(state, branch, step, ErrorInfo(code="invalid_program", message=message, param="ops"))
+            if state.certain:
+                self._fail_stuck(state)
+            else:  # what was found before may be gone
+                state.certain = True
+                for branch in state.branches.values():
+                    branch.pending = None
         return True
+
+    def _fail_stuck(self, state: State) -> None:
+        """Each of the branches waits for another: an isolated one fails if there is one, else the program does."""
+        stuck, found = [b for b in state.branches.values() if b.ready], within_isolated(state)
+        branch = next((each for each in stuck if each.id in found), stuck[0])
+        step = branch.queue[0]
+        assert isinstance(step, Step)  # a started branch passes barriers
+        message = "the instruction waits for a branch that waits for it, or that never begins"
+        self.fail(state, branch, step, ErrorInfo(code="invalid_program", message=message, param="ops"))
 
     def _go_on_later(self, state: State) -> None:
         if state.posted:
@@ -133,7 +125,7 @@ class Walker:
 
         def go_on() -> None:
             state.posted = False
-            self.walk(state)
+            self._go_on(state)
 
         state.posted = True
         self._post(go_on)
@@ -151,7 +143,7 @@ class Walker:
         """Ends a branch and those forked from it."""
         if branch.failure is None:
             info = ErrorInfo(code=CANCELLED, message=f"branch {branch.id} was cancelled")
-            self._end(state, subtree(state, branch), info, run, index)
+            self._end(state, alive(state, branch), info, run, index)
 
     def fail(self, state: State, branch: Branch, step: Step, info: ErrorInfo) -> None:
         """An instruction has failed: ends the isolated branch around it, or has it begin anew, or ends the program."""
@@ -161,12 +153,12 @@ class Walker:
         if root is None or run.must_end(self._clock()):
             self._failed(state, step, branch.id, info)
             return
-        members = subtree(state, root)
-        if not may_begin_anew(members):
-            self._end(state, members, info, run, step.index)
+        members = subtree(state, root) if root.retries else []
+        if not members or not may_begin_anew(members):
+            self._end(state, alive(state, root), info, run, step.index)
             return
         try:
-            run.spend(RESTART_WORK + len(members))
+            state.spend(run, RESTART_WORK + len(members) + num_given(members) // PARTS_OF_WORK)
         except BoughError as error:
             self._failed(state, step, branch.id, to_info(error))
             return
@@ -183,11 +175,12 @@ class Walker:
         for branch in branches:
             running, branch.running = branch.running, set()
             for call_id in running:
-                if self.tools is None or not self.tools.stop(call_id):
-                    self._engine.abort(call_id)
+                self._instructions.stop(call_id)
 
     def _end(self, state: State, members: list[Branch], info: ErrorInfo, run: Run, index: int | None) -> None:
         self.stop(members)
+        state.work += len(members)
+        run.work += len(members)
         failure = Failure(members[0].id, info)
         concerned = end(members, failure) | {run}
         state.stirred = True
@@ -208,6 +201,7 @@ class Walker:
         state.stirred = True
         while state.stirred and state.runs:
             state.stirred = False
+            state.num_looked += len(state.branches)
             for branch in list(state.branches.values()):
                 while state.runs and branch.ready:
                     if not self._advance(state, branch):
@@ -223,14 +217,23 @@ class Walker:
             step.reach(branch)
             branch.queue.popleft()
             return True
+        if branch.pending is not None and self._waits(state, branch, branch.pending):
+            return False
         num_tokens = len(branch.tokens)
         try:
-            entered = self._do(state, branch, step)
+            self._pay_looking(state, step)
+            entered = self._instructions.do(state, branch, step)
             if branch.failure is not None:  # it has cancelled itself
                 return False
             state.add_tokens(len(branch.tokens) - num_tokens, branch)
             branch.check_length(self._max_tokens)
-        except NotYetError:
+        except NotYetError as error:
+            if error.of:
+                branch.pending = branch.pending or Pending(step)
+                branch.pending.lacks = list(error.of)
+            return False
+        except PausedError:
+            state.stirred, state.certain = True, False
             return False
         except BoughError as error:
             self.fail(state, branch, step, to_info(error))
@@ -239,9 +242,25 @@ class Walker:
             logger.exception("an instruction of a program failed")
             self.fail(state, branch, step, ErrorInfo(code="internal_error", message="the instruction failed"))
             return False
+        state.certain = False
         if not branch.running:
             self._done(state, branch, step, entered)
         return True
+
+    def _waits(self, state: State, branch: Branch, pending: Pending) -> bool:
+        """Whether the branch's next instruction still lacks something that it was found to lack."""
+        state.num_looked += LOOKED
+        while pending.lacks:
+            if lacks(pending.lacks[-1], branch, state.branches):
+                return True
+            pending.lacks.pop()
+        return False
+
+    def _pay_looking(self, state: State, step: Step) -> None:
+        """Raises EngineError: the program has its branches looked at too often."""
+        assert isinstance(step.stretch, Run)
+        work, state.num_looked = divmod(state.num_looked, COPIED)
+        state.spend(step.stretch, work)
 
     def _ended(self, state: State, branch: Branch, step: Step) -> None:
         self._done(state, branch, step, None)
@@ -251,11 +270,12 @@ class Walker:
         self.fail(state, branch, step, info)
         self.walk(state)
 
-    def _done(self, state: State, branch: Branch, step: Step, entered: _Entered) -> None:
+    def _done(self, state: State, branch: Branch, step: Step, entered: Entered) -> None:
         """An instruction has ended: goes on with its block or the next one, and ends the stretch if it was its last."""
         run = step.stretch
         assert isinstance(run, Run)
         branch.queue.popleft()
+        branch.pending = None
         branch.num_ops += 1
         if entered is not None:
             block, again = entered
@@ -264,99 +284,3 @@ class Walker:
         run.num_left -= 1
         if run.num_left == 0:
             self._finished(state, run)
-
-    def _do(self, state: State, branch: Branch, step: Step) -> _Entered:
-        """Executes one instruction, or begins to; returns the block that it enters.
-
-        Raises:
-            NotYetError: nothing was done, it has to wait.
-            BoughError: it has failed.
-        """
-        run, tokenizer = step.stretch, self._engine.tokenizer
-        assert isinstance(run, Run)
-        match step.item.op:
-            case Text(parts=parts):
-                branch.append_text(write(parts, branch, state.branches, max_length=self._max_text), tokenizer)
-            case RoleBegin(role=role):
-                branch.open_message(role, tokenizer)
-            case RoleEnd():
-                branch.close_message(tokenizer)
-            case Assign(name=name, parts=parts, tell=tell):
-                text = write(parts, branch, state.branches, max_length=MAX_STATE_TOKENS)
-                state.add_tokens(len(text), branch)
-                branch.keep(name, text)
-                if tell:
-                    run.listener(Value(branch=branch.id, name=name, text=text) if parts else Skipped(branch.id, name))
-            case Fork() as op:
-                self._fork(state, run, branch, op)
-            case Join() as op:
-                self._join(state, run, branch, step, op)
-            case When(condition=condition):
-                return self._when(state, run, branch, step, condition)
-            case Repeat() as op:
-                return self._repeat(state, run, branch, step, op)
-            case Gen() | Select():
-                self.calls.begin(state, branch, step)
-            case Use():
-                assert self.tools is not None
-                self.tools.begin(state, branch, step)
-            case Cancel():
-                self.cancel(state, run, branch, step.item.index)
-        self._spend(state, run, 1)
-        return None
-
-    def _fork(self, state: State, run: Run, branch: Branch, op: Fork) -> None:
-        size = len(branch.tokens) + len(branch.texts) + len(branch.values)
-        self._spend(state, run, len(op.children) * (1 + size // COPIED))
-        for child in (state.branches[number] for number in op.children):
-            if child.failure is None:
-                state.add_tokens(size, child)
-                child.start_from(branch)
-                if child.retries:
-                    child.forked_turns = {member.id: Counter(member.turns) for member in subtree(state, child)}
-        state.stirred = True
-
-    def _join(self, state: State, run: Run, branch: Branch, step: Step, op: Join) -> None:
-        barriers = [step.barriers[step.item.index, child] for child in op.children]
-        if not all(barrier.passed for barrier in barriers):
-            raise NotYetError
-        self._spend(state, run, len(barriers) + sum(len(barrier.values) for barrier in barriers) // COPIED)
-        for barrier in barriers if op.mode == "append" else ():
-            if not barrier.failed:
-                assert barrier.child is not None
-                branch.adopt(barrier.child, barrier)
-
-    def _when(self, state: State, run: Run, branch: Branch, step: Step, condition: Condition) -> _Entered:
-        then, otherwise = step.item.blocks
-        holds_now = self._holds(state, run, branch, condition)
-        entered, passed = (then, otherwise) if holds_now else (otherwise, then)
-        pass_over(state, passed)
-        for number, name in passed.values:
-            run.tell(Skipped(number, name))
-        return entered, None
-
-    def _repeat(self, state: State, run: Run, branch: Branch, step: Step, op: Repeat) -> _Entered:
-        item, body = step.item, step.item.blocks[0]
-        if not step.turns:
-            self._spend(state, run, len(body.values) // 16)
-            branch.inside.append(item)
-            for number, name in body.values:
-                state.branches[number].looping.setdefault(name, []).append(item)
-        elif step.turns >= op.at_most or self._holds(state, run, branch, op.until):
-            branch.inside.remove(item)
-            for number, name in body.values:
-                state.branches[number].looping[name].remove(item)
-            state.stirred = True
-            return None
-        self._spend(state, run, 1)
-        return body, Step(run, item, step.barriers, step.turns + 1, step.known)
-
-    def _holds(self, state: State, run: Run, branch: Branch, condition: Condition) -> bool:
-        values = ConditionValues(run, branch, state.branches)
-        found = holds(condition, values)
-        self._spend(state, run, 1 + values.work)
-        return found
-
-    def _spend(self, state: State, run: Run, work: int) -> None:
-        state.work += work
-        run.spend(work)

@@ -128,12 +128,12 @@ class Routes:
         return to_json({"object": "list", "data": [_tool_card(tool) for tool in tools]})
 
     async def drop_program(self, request: Request, program_id: str) -> Response:
-        """Of a deployed program, or of the kept state of one that was sent."""
-        if program_id in self._deployed:
+        """Of a deployed program, or of the kept state of one that was sent: the caller's state comes first."""
+        if program_id in self._deployed and not self._service.may_keep(request, program_id):
             self._deployed.remove(request, program_id)
-        else:
-            await self._service.drop_program(request, program_id)
-        return to_json({"id": program_id, "object": "program", "deleted": True})
+            return to_json({"id": program_id, "object": "program", "deleted": True})
+        await self._service.drop_program(request, program_id)
+        return to_json({"id": program_id, "object": "program.state", "deleted": True})
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._service.read(request, TokenizeBody)

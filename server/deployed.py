@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
@@ -13,11 +13,14 @@ from starlette.responses import Response
 
 from ..constrain.errors import GrammarError
 from ..runtime.errors import BoughError
-from ..runtime.fill import check_template, fill
+from ..runtime.fill import Filled, check_template, fill
 from ..runtime.program import BranchFailed, Delta, Done, Failed, Program, ProgramEvent, Value
+from ..runtime.rehearse import rehearse
 from ..runtime.request import Usage
 from ..runtime.results import Results
 from ..runtime.template import Result, Template
+from ..runtime.tools import ToolCall
+from .backlog import Backlog
 from .body import decode
 from .errors import ApiError, from_error_info, invalid, to_api_error
 from .gate import caller_of, request_id_of
@@ -28,6 +31,10 @@ from .service import Service, check_ops, to_json
 from .stream import DONE, PING, EventStream, event
 
 MAX_DEPLOYED = 256
+MAX_DEPLOYED_BYTES = 64 << 20
+MANY_BYTES = 64 << 10
+"""Arguments that are larger are checked one call at a time; they do not keep the smaller ones waiting."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -37,7 +44,9 @@ class Deployed:
     def __init__(self, service: Service, templates: tuple[Template, ...] = ()) -> None:
         self._service = service
         self._templates: dict[str, Template] = {}
-        self._filling = asyncio.Semaphore(1)
+        self._num_bytes: dict[str, int] = {}
+        self._filling = {large: asyncio.Semaphore(1 if large else 4) for large in (False, True)}
+        service.names = self._templates.keys()
         for template in templates:
             self._put(template.name, template)
 
@@ -49,21 +58,27 @@ class Deployed:
     async def deploy(self, request: HttpRequest, name: str) -> Response:
         """Registers a compiled program under a name, in the place of one that has it."""
         require_admin(caller_of(request.scope))
-        template = decode(await self._service.read_body(request), Template)
-        answer = await asyncio.to_thread(_checked, template, name)
-        self._put(name, template)
+        body = await self._service.read_body(request)
+        template = decode(body, Template)
+        answer = await asyncio.to_thread(_checked, template, name, self._service.client.tools)
+        self._put(name, template, len(body))
         return answer
 
-    def _put(self, name: str, template: Template) -> None:
+    def _put(self, name: str, template: Template, num_bytes: int = 0) -> None:
         if not _NAME.fullmatch(name):
             raise invalid("name", "a program's name has 1 to 64 letters, digits, '_', '-' and '.', and no digit first")
         if name not in self._templates and len(self._templates) >= MAX_DEPLOYED:
             raise ApiError(409, "too_many_programs", f"No more than {MAX_DEPLOYED} programs can be deployed.")
+        others = sum(size for other, size in self._num_bytes.items() if other != name)
+        if others + num_bytes > MAX_DEPLOYED_BYTES:
+            message = f"The programs that are deployed may have {MAX_DEPLOYED_BYTES >> 20} MiB in all."
+            raise ApiError(409, "too_many_programs", message)
         self._templates[name] = msgspec.structs.replace(template, name=name)
+        self._num_bytes[name] = num_bytes
 
     def remove(self, request: HttpRequest, name: str) -> None:
         require_admin(caller_of(request.scope))
-        del self._templates[name]
+        del self._templates[name], self._num_bytes[name]
 
     async def list(self) -> Response:
         return to_json({"object": "list", "data": [self._card(name) for name in self._templates]})
@@ -88,14 +103,15 @@ class Deployed:
     async def call(self, request: HttpRequest, name: str) -> Response:
         """Runs a program. The body holds its arguments; with `?stream=true` the answer is a stream of events."""
         template = self._find(name)
-        arguments = _arguments(await self._service.read_body(request))
+        body = await self._service.read_body(request)
+        arguments = _arguments(body)
         context = self._service.context(request, None)
-        async with self._filling:  # the pool's other threads are for other requests
-            ops, result = await asyncio.to_thread(fill, template, arguments)
+        ops, result = await self._service.attend(request, self._fill(template, arguments, len(body)))
         program = Program(id=f"{context.id}/{name}", ops=ops, namespace=context.namespace, timeout_s=context.timeout_s)
         stream = request.query_params.get("stream", "") in ("1", "true")
         quiet_s = self._service.config.ping_interval_s if stream else None
-        events = Merged([self._service.client.arun(program)], quiet_s=quiet_s)
+        happens = Backlog(self._service.client.arun(program), self._service.budget)
+        events = Merged([happens], quiet_s=quiet_s, room=1)
         await self._service.start(request, events, grammar_param="")
         if stream:
             chunks = _chunks(events, result)
@@ -104,6 +120,10 @@ class Deployed:
             outcome = await self._service.attend(request, _collect(events, result))
         answer = {"id": request_id_of(request.scope), "object": "program.result", "program": name, **outcome}
         return to_json(answer)
+
+    async def _fill(self, template: Template, arguments: dict[str, Any], num_bytes: int) -> Filled:
+        async with self._filling[num_bytes > MANY_BYTES]:  # the pool's other threads are for other requests
+            return await asyncio.to_thread(fill, template, arguments)
 
 
 def _arguments(data: bytes) -> dict[str, Any]:
@@ -114,11 +134,12 @@ def _arguments(data: bytes) -> dict[str, Any]:
     return arguments
 
 
-def _checked(template: Template, name: str) -> Response:
+def _checked(template: Template, name: str, tools: Mapping[str, ToolCall]) -> Response:
     """The answer that describes it. Raises ApiError if it cannot be run or described."""
     check_ops(template.ops)
     try:
         check_template(template)
+        rehearse(template, tools)
         return to_json(card(msgspec.structs.replace(template, name=name)))
     except GrammarError as error:
         raise to_api_error(error, grammar_param="parameters") from error
@@ -129,17 +150,17 @@ def _checked(template: Template, name: str) -> Response:
 
 
 async def _collect(events: Merged[ProgramEvent], result: Result) -> dict[str, Any]:
-    results, usage = Results(), Usage()
+    results, usage = Results(result), Usage()
     async for item in events:
         if item is not None:
             results.feed(item[1])
             usage = _seen(item[1], usage)
-    return {"result": results.read(result), "usage": usage}
+    return {"result": await asyncio.to_thread(results.read), "usage": usage}
 
 
 async def _chunks(events: Merged[ProgramEvent], result: Result) -> AsyncIterator[bytes]:
     """What happens as it happens, and last the result."""
-    results, usage = Results(), Usage()
+    results, usage = Results(result), Usage()
     async for item in events:
         if item is None:
             yield PING
@@ -148,7 +169,7 @@ async def _chunks(events: Merged[ProgramEvent], result: Result) -> AsyncIterator
         usage = _seen(item[1], usage)
         if isinstance(item[1], Delta | Value | BranchFailed):
             yield event(item[1])
-    yield event({"type": "result", "result": results.read(result), "usage": usage})
+    yield event({"type": "result", "result": await asyncio.to_thread(results.read), "usage": usage})
     yield DONE
 
 

@@ -39,6 +39,7 @@ _STATUS_OF_CODE = {
     "generation_timeout": 504,
     "invalid_value": 400,
     "invalid_pattern": 400,
+    "invalid_program": 400,
     "invalid_tool_call": 400,
     "unknown_tool": 400,
     "program_too_long": 400,
@@ -49,6 +50,8 @@ _STATUS_OF_CODE = {
     "invalid_output": 422,
     "tool_failed": 502,
     "tool_timeout": 504,
+    "reader_too_slow": 408,
+    "result_too_long": 422,
     "empty_prompt": 400,
     "invalid_token_id": 400,
     "context_length_exceeded": 400,
@@ -132,6 +135,8 @@ _NOUNS = {"int": "integer", "float": "decimal", "str": "string", "array": "array
 
 def from_decode_error(error: msgspec.DecodeError | UnicodeDecodeError | RecursionError) -> ApiError:
     """Why a body is not what a route expects, with the path of the field to blame."""
+    if isinstance(error, RecursionError):
+        return ApiError(400, "invalid_json", "The body is nested too deeply.")
     if not isinstance(error, msgspec.ValidationError):
         return ApiError(400, "invalid_json", "The body is not valid JSON in UTF-8.")
     if isinstance(error.__cause__, BoughError):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .config import ServerConfig
+from .connection import ClientClosedError
 from .errors import ApiError, ShuttingDownError, to_api_error
 from .lifecycle import Lifecycle
 from .metrics import ServerMetrics
@@ -81,14 +83,20 @@ class Gate:
                 if self._lifecycle.draining:
                     headers["connection"] = "close"
                 self._metrics.responses[path if path in self._paths else "other", message["status"]] += 1
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError as error:
+                if "closed" not in str(error):
+                    raise
+                raise ClientClosedError from error
 
         try:
             scope["bough.caller"] = self._guard.admit(path, scope["headers"])
             scope["bough.request_id"] = request_id
-            if self._lifecycle.draining and path not in ALWAYS_SERVED:
-                raise ShuttingDownError
-            await self._app(scope, receive_watched, send_named)
+            with self._counted(path):
+                await self._app(scope, receive_watched, send_named)
+        except ClientClosedError:
+            gone = True
         except Exception as error:
             answer = to_api_error(error)
             if answer.status == 500:
@@ -96,3 +104,17 @@ class Gate:
             if not started:
                 await error_response(answer)(scope, receive, send_named)
         self._metrics.disconnects += gone
+
+    @contextmanager
+    def _counted(self, path: str) -> Iterator[None]:
+        """Raises ShuttingDownError if no new work is taken."""
+        if path in ALWAYS_SERVED:
+            yield
+            return
+        if self._lifecycle.draining:
+            raise ShuttingDownError
+        self._lifecycle.num_running += 1
+        try:
+            yield
+        finally:
+            self._lifecycle.num_running -= 1

@@ -6,10 +6,14 @@ import asyncio
 
 
 class Lifecycle:
-    """Serving, then draining, then expired. Only moves on. Changed and awaited on the event loop."""
+    """Serving, then draining, then expired. Only moves on. Changed and awaited on the event loop.
+
+    num_running     requests that are being answered, but for those that look at the server itself
+    """
 
     def __init__(self) -> None:
         self.draining = False
+        self.num_running = 0
         self.expired = asyncio.Event()
 
     def drain(self) -> None:

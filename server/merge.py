@@ -14,12 +14,14 @@ class Merged(Generic[T]):
     """Iterates over (index of the stream, item) in order of arrival, and None after each `quiet_s` without any.
 
     The first exception of any stream is raised here. `close` (or leaving `async with`) closes every stream, which
-    aborts its work, and returns once they are closed.
+    aborts its work, and returns once they are closed. `room` items of each stream may wait to be taken.
     """
 
-    def __init__(self, streams: Sequence[AsyncIterator[T]], *, quiet_s: float | None = None) -> None:
+    def __init__(self, streams: Sequence[AsyncIterator[T]], *, quiet_s: float | None = None, room: int = 4) -> None:
         self._quiet_s = quiet_s
-        self._arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(maxsize=4 * len(streams) + 4)
+        self._arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(
+            maxsize=room * (len(streams) + 1)
+        )
         self._num_open = len(streams)
         self._first: tuple[int, T] | None = None
         self._pumps = [asyncio.ensure_future(self._pump(index, stream)) for index, stream in enumerate(streams)]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
+from ..runtime.program import Fork, Op, walk
 from ..runtime.template import (
     Result,
     ResultArgument,
@@ -20,6 +21,18 @@ from ..runtime.template import (
 )
 
 Schema = dict[str, Any] | bool
+_NULL: Schema = {"type": "null"}
+_ERROR: Schema = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["code", "message"],
+        }
+    },
+    "required": ["error"],
+}
 _KINDS = {"text": "string", "int": "integer", "float": "number", "bool": "boolean"}
 
 
@@ -123,8 +136,18 @@ def _arguments(template: Template, definitions: Definitions) -> Schema:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
+def _failing(ops: Iterable[Op]) -> set[int]:
+    """The branches that may fail alone: in the place of their values stands the error."""
+    found: set[int] = set()
+    for op in walk(ops):
+        if isinstance(op, Fork) and (op.isolated or op.branch in found):
+            found.update(op.children)
+    return found
+
+
 def _result(template: Template, definitions: Definitions) -> Schema:
     schemas = {parameter.name: parameter.schema for parameter in template.parameters}
+    failing = _failing(template.ops)
 
     def of(result: Result) -> Schema:
         match result:
@@ -143,9 +166,12 @@ def _result(template: Template, definitions: Definitions) -> Schema:
                 properties = {name: of(field) for name, field in fields}
                 return {"type": "object", "properties": properties, "required": list(properties)}
             case ResultValue(reading=reading, schema=text, ref=ref):
-                kind = _KINDS.get(reading)
                 owner = f"{template.name}.result.{ref.name}"
-                one = definitions.take(text, owner) if kind is None else {"type": kind}
-                return {"type": "array", "items": one} if result.turns or result.samples else one
+                one = {"type": _KINDS[reading]} if reading in _KINDS and text == "{}" else definitions.take(text, owner)
+                if result.turns or result.samples:
+                    one = {"type": "array", "items": one}
+                others = [_NULL] if result.assigned else []
+                others += [_ERROR] if ref.branch in failing else []
+                return {"anyOf": [one, *others]} if others else one
 
     return of(template.result)

@@ -27,7 +27,7 @@ EXIT_USAGE = 2
 EXIT_PORT_IN_USE = 4
 EXIT_ENGINE_DIED = 5
 
-_GRACE_S = 5.0
+_GRACE_S = 2.0
 """For answers that end because their time is over to reach their clients."""
 
 logger = logging.getLogger("bough.server")
@@ -92,7 +92,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn, but a first signal lets running work finish, and the engine's death ends the server."""
+    """uvicorn, but after a first signal it goes on listening, and refuses, until what runs is done or its time is over;
+    and the engine's death ends it. At the end it closes the client."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class DrainingServer(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 timeout_keep_alive=75,
-                timeout_graceful_shutdown=int(config.drain_timeout_s + _GRACE_S),
+                timeout_graceful_shutdown=int(_GRACE_S),
             )
         )
         self.engine_died = False
@@ -120,14 +121,14 @@ class DrainingServer(uvicorn.Server):
         self._lifecycle = lifecycle
         self._drain_delay_s = config.drain_delay_s
         self._drain_timeout_s = config.drain_timeout_s
-        self._exit_at: float | None = None
+        self._drains_since: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal starts the drain; the second ends it."""
-        if self._exit_at is None:
+        if self._drains_since is None:
             logger.info("%s: finishing what runs; a second signal ends it", signal.Signals(sig).name)
             self._lifecycle.drain()
-            self._exit_at = time.monotonic() + self._drain_delay_s
+            self._drains_since = time.monotonic()
         else:
             self.should_exit = True
             self.force_exit = True
@@ -138,12 +139,18 @@ class DrainingServer(uvicorn.Server):
             self.engine_died = True
             self._lifecycle.drain()
             return True
-        if self._exit_at is not None and time.monotonic() >= self._exit_at:
-            return True
-        return await super().on_tick(counter)
+        return self._drained or await super().on_tick(counter)
+
+    @property
+    def _drained(self) -> bool:
+        if self._drains_since is None:
+            return False
+        left_s = self._drains_since + self._drain_delay_s - time.monotonic()
+        return left_s <= 0 and (self._lifecycle.num_running == 0 or left_s <= -self._drain_timeout_s)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        timeout_s = 1.0 if self.engine_died else self._drain_timeout_s  # the streams' own errors come first
+        timeout_s = 1.0 if self.engine_died else 0.0  # the streams' own errors come first
         timer = asyncio.get_running_loop().call_later(timeout_s, self._lifecycle.expire)
         await super().shutdown(sockets)
         timer.cancel()
+        self._client.close()  # or threads that wait for its answers would keep the event loop from ending

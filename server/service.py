@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Container, Coroutine
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -17,6 +17,7 @@ from ..runtime.errors import BoughError
 from ..runtime.program import Fork, Op, Program, walk
 from ..runtime.request import Request, RequestOutput, TokenLogprob
 from . import connection
+from .backlog import Backlog, Budget
 from .body import decode, decode_openai
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, invalid, to_api_error
@@ -39,6 +40,8 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 MAX_OPS = 4096
 MAX_BRANCHES = 1024
+MAX_KEPT = 4096
+STATE_LIFE_S = 600.0
 
 
 def to_json(value: object, status: int = 200) -> Response:
@@ -55,6 +58,9 @@ class Service:
         self.metrics = ServerMetrics()
         self.model_name = config.served_model_name or client.info.name
         self.created = int(time.time())
+        self.budget = Budget()
+        self.names: Container[str] = ()  # of deployed programs
+        self._kept: dict[str, float] = {}  # ids of states that may be there, and when they were used last
 
     async def read(self, request: HttpRequest, kind: type[B]) -> B:
         """The body of an OpenAI route."""
@@ -86,6 +92,8 @@ class Service:
         """A stream of ProgramEvents, as JSON."""
         program = decode(await self.read_body(request), Program)
         _check_size(program)
+        if program.id in self.names and not program.resume:
+            raise invalid("id", f"{program.id!r} is the name of a deployed program: choose another id")
         context = self.context(request, program.namespace or None)
         mine = msgspec.structs.replace(
             program,
@@ -93,13 +101,30 @@ class Service:
             namespace=context.namespace,
             timeout_s=min(program.timeout_s or context.timeout_s, context.timeout_s),
         )
-        events = Merged([self.client.arun(mine)], quiet_s=self.config.ping_interval_s)
+        self._remember(mine)
+        happens = Backlog(self.client.arun(mine), self.budget)
+        events = Merged([happens], quiet_s=self.config.ping_interval_s, room=1)
         await self.start(request, events, grammar_param="ops")
         parts = (PING if item is None else event(item[1]) async for item in events)
         return EventStream(parts, close=events.close, lifecycle=self.lifecycle, grammar_param="ops")
 
+    def _remember(self, program: Program) -> None:
+        """What is dropped by its id may be a state or a deployed program: the state comes first, while there is one."""
+        self._kept.pop(program.id, None)
+        if program.keep:
+            self._kept[program.id] = time.monotonic()
+        if len(self._kept) > MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+
+    def may_keep(self, request: HttpRequest, program_id: str) -> bool:
+        """Whether the caller may have a state of this id."""
+        used = self._kept.get(self._program_id(request, program_id))
+        return used is not None and time.monotonic() - used < STATE_LIFE_S + self.config.request_timeout_s
+
     async def drop_program(self, request: HttpRequest, program_id: str) -> None:
-        await asyncio.to_thread(self.client.drop, self._program_id(request, program_id))
+        scoped = self._program_id(request, program_id)
+        self._kept.pop(scoped, None)
+        await asyncio.to_thread(self.client.drop, scoped)
 
     def _program_id(self, request: HttpRequest, program_id: str) -> str:
         """A key's programs are its own."""

@@ -65,7 +65,7 @@ class EventStream(Response):
         try:
             async for part in self._events:
                 await _send_part(send, part)
-        except OSError:
+        except (ClientClosedError, OSError):
             raise
         except Exception as error:  # the status is sent, so the error goes into the stream
             answer = to_api_error(error, grammar_param=self._grammar_param)

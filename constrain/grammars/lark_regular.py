@@ -19,6 +19,8 @@ _TOKEN = re.compile(
     r"""\s*(?:(?P<string>"(?:\\.|[^"\\\n])*")|(?P<regex>/(?:\\.|[^/\\\n])+/)|(?P<name>[A-Za-z_]\w*)"""
     r"""|(?P<count>\{[0-9]+(?:,[0-9]*)?\})|(?P<mark>[()|*+?&~]))"""
 )
+_CONDITIONAL = re.compile(r"^[a-z]\w*::", re.MULTILINE)
+"""A rule with a parameter."""
 _DEFINITION = re.compile(r"^([A-Za-z_]\w*):", re.MULTILINE)
 _SLASH = re.compile(r"\\(.)", re.DOTALL)
 
@@ -40,6 +42,8 @@ def regular_parts(source: str) -> tuple[Conjunction, ...] | None:
     What repeats without end must be within one terminal: where terminals follow each other, each is as long as it can
     be, which is the same as any if what follows it begins otherwise, as it does in JSON.
     """
+    if _CONDITIONAL.search(source):
+        return None
     places = list(_DEFINITION.finditer(source))
     stops = [*(place.start() for place in places[1:]), len(source)]
     bodies = {place[1]: source[place.end() : stop] for place, stop in zip(places, stops, strict=True)}

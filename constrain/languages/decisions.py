@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from functools import lru_cache
 
 from .charsets import END, READABLE, CharSet
-from .derivatives import Derivatives
+from .derivatives import Derivatives, OutOfBudgetError
 from .language_algebra import EMPTY
 from .language_nodes import Chars, Complement, Concat, Intersection, Node, Repeat, Union, Words, parts
 from .products import common_word
 
+SHORTENING_BUDGET = 2_000
+"""For a word that is shorter than one that is known."""
 MAX_RECURSION = 120
 """The depth up to which `matches` recurs; below that, it goes by derivatives."""
 
@@ -124,7 +127,18 @@ def _bits(positions: int) -> Iterator[int]:
 
 
 def shortest(node: Node, budget: int) -> str | None:
-    """A shortest word, of characters that read well; None if there is none. Raises OutOfBudgetError."""
+    """A shortest word, of characters that read well; None if there is none. Raises OutOfBudgetError.
+
+    Where expressions have to agree, a word that is found soon is made do with if none shorter is found as soon.
+    """
+    if isinstance(node, Intersection | Complement) and not node.nullable:
+        found = _some_word(node, budget)
+        if found is None or len(found) <= node.minimum:
+            return found
+        try:
+            return common_word(node, Derivatives(min(budget, SHORTENING_BUDGET)), matches, shortest=True)
+        except OutOfBudgetError:
+            return found
     return _Shortest(Derivatives(budget)).of(node)
 
 
@@ -189,7 +203,33 @@ def _by_reading(text: str) -> tuple[int, list[int]]:
 
 def is_empty(node: Node, budget: int) -> bool:
     """`node` has no word. Raises OutOfBudgetError."""
+    if isinstance(node, Intersection | Complement) and not node.nullable:
+        return _some_word(node, budget) is None
     return not _has_word(node, Derivatives(budget))
+
+
+def sample(node: Node, budget: int) -> str | None:
+    """Some word of `node`, if looking for it is what deciding whether there is one takes."""
+    if node.nullable:
+        return ""
+    return _known_word(node, budget)[1] if isinstance(node, Intersection | Complement) else None
+
+
+def _some_word(node: Node, budget: int) -> str | None:
+    """A word of `node`, None if it has none. Raises OutOfBudgetError."""
+    decided, found = _known_word(node, budget)
+    if not decided:
+        raise OutOfBudgetError
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _known_word(node: Node, budget: int) -> tuple[bool, str | None]:
+    """Whether it was decided, and the word: both whether there is one and which is the shortest are asked for."""
+    try:
+        return True, common_word(node, Derivatives(budget), matches, shortest=False)
+    except OutOfBudgetError:
+        return False, None
 
 
 def _has_word(node: Node, derivatives: Derivatives) -> bool:

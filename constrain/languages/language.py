@@ -111,6 +111,10 @@ class Language:
         """There is no text in the language."""
         return _is_empty(self.node, budget)
 
+    def sample(self, budget: int = BUDGET) -> str | None:
+        """Some text that is found when `is_empty` is decided; None if there is none, or none was found so."""
+        return decisions.sample(self.node, budget)
+
     def disjoint(self, other: Language, budget: int = BUDGET) -> bool | None:
         """No text is in both."""
         return (self & other).is_empty(budget)

@@ -21,6 +21,8 @@ MAX_PARTS = 50_000
 """Of an expression, each counted as often as it is written."""
 MAX_DEPTH = 150
 """How deep intersections and complements may be within others."""
+MAX_REMEMBERED = 2_048
+MAX_REMEMBERED_LENGTH = 4_096
 MAX_COMPARED = 1_000
 """Of listed texts, how many are compared with what else is allowed."""
 MAX_BRANCHINGS = 16
@@ -88,6 +90,19 @@ def _sooner(node: Node) -> Node:
     return concat(items)
 
 
+def _turned(node: Node) -> Node:
+    """`(xy){n}x` as `x(yx){n}`: within the first x it is then plain that all of x may come."""
+    if not isinstance(node, Concat):
+        return node
+    items = list(node.items)
+    for at in range(len(items) - 1):
+        inner, least, most = counted(items[at])
+        if isinstance(inner, Concat) and most != 1 and inner.items[0] is items[at + 1]:
+            first, rest = inner.items[0], concat(inner.items[1:])
+            items[at : at + 2] = [first, repeat(concat((rest, first)), least, most)]
+    return concat(items)
+
+
 def _characters(node: Node) -> CharSet | None:
     if isinstance(node, Words) and len(node.texts) == 1 and len(node.texts[0]) == 1:
         return CharSet.of(node.texts[0])
@@ -116,9 +131,14 @@ def _check_size(node: Node) -> None:
 def _expression(node: Node, quote: str, after: str = "") -> str:
     """A Lark expression for `node` between two of `quote`, and then `after`; it binds as a name does."""
     if node.plain:
-        if isinstance(node, Words) and len(node.texts) > 1 and all(map(_ONE_WRITING, node.texts)):
-            return _followed(f"({' | '.join(_lark_string(text, quote) for text in node.texts)})", after)
-        return _followed(f"/{quote}{_regex(_sooner(node)).within(_SEQUENCE)}{quote}/", after)
+        written = _remembered.get((node, quote))
+        if written is None:
+            written = _plain(node, quote)
+            if len(written) <= MAX_REMEMBERED_LENGTH:
+                if len(_remembered) >= MAX_REMEMBERED:
+                    _remembered.clear()
+                _remembered[node, quote] = written
+        return _followed(written, after)
     match node:
         case Union(items=items):
             return f"({' | '.join(_expression(item, quote, after) for item in items)})"
@@ -129,6 +149,17 @@ def _expression(node: Node, quote: str, after: str = "") -> str:
         case Concat(items=items):
             return _followed(_in_sequence(items, quote), after)
     return _followed(_in_sequence((node,), quote), after)
+
+
+_remembered: dict[tuple[Node, str], str] = {}
+"""What parts that many expressions share are written as: key sets, formats, patterns."""
+
+
+def _plain(node: Node, quote: str) -> str:
+    if isinstance(node, Words) and len(node.texts) > 1 and all(map(_ONE_WRITING, node.texts)):
+        return f"({' | '.join(_lark_string(text, quote) for text in node.texts)})"
+    alternatives = [_turned(_sooner(item)) for item in (node.items if isinstance(node, Union) else (node,))]
+    return f"/{quote}{_regex(union(alternatives)).within(_SEQUENCE)}{quote}/"
 
 
 def _followed(expression: str, after: str) -> str:

@@ -13,7 +13,18 @@ from .document import pointer_of
 from .facts import COMBINATIONS, REFERENCES, Facts
 from .keywords import Keywords
 from .plans import MAX_COUNTS
-from .shapes import TOPS, ArrayShape, KeySet, Node, NumberShape, ObjectShape, SeenItems, Shape, StringShape
+from .shapes import (
+    TOPS,
+    ArrayShape,
+    KeySet,
+    Node,
+    NumberShape,
+    ObjectShape,
+    SeenItems,
+    Shape,
+    StringShape,
+    common_strings,
+)
 from .subschemas import Subschemas
 from .values import structure, value_key
 
@@ -66,10 +77,8 @@ class Expander:
         if any(literal ^ 1 in node for literal in node):
             return []
         outer, self._opening = self._opening, node
-        for literal in sorted(node):
-            if not found:
-                break
-            found = self._product(found, self._of_literal(literal, kind))
+        parts = (self._of_literal(literal, kind) for literal in sorted(node))
+        found = self._conjunction(found, parts, kind)
         self._opening = outer
         return found
 
@@ -139,10 +148,7 @@ class Expander:
             result = self._product(self._values(facts.values, kind), result)
         if not facts.applied and not own:
             return result
-        for part in self._applied(literal, schema, kind, annotate or own):
-            if not result:
-                return []
-            result = self._product(result, part)
+        result = self._conjunction(result, self._applied(literal, schema, kind, annotate or own), kind)
         if own:
             closed = (self._keywords.close(literal, unevaluated, shape, bool(annotate)) for shape in result)
             result = [shape for shape in closed if shape is not None]
@@ -365,6 +371,25 @@ class Expander:
         if len(result) > max(MAX_SHAPES, len(first), len(second)):
             self.subschemas.narrow(self._opening)
             result = sorted(result, key=_num_demands)[: max(MAX_SHAPES, len(first), len(second))]
+        return result
+
+    def _conjunction(self, first: list[Shape], parts: Iterator[list[Shape]], kind: str) -> list[Shape]:
+        """What is in all of the unions. Whether strings of several languages are none at all is asked once."""
+        result, strings = first, []
+        for part in parts:
+            if not result or not part:
+                return []
+            if kind == "string" and len(part) == 1:
+                strings += part
+            else:
+                result = self._product(result, part)
+        if not strings:
+            return result
+        common = strings[0] if len(strings) == 1 else common_strings(strings)  # type: ignore[arg-type]  # they are
+        result = self._product(result, [common])
+        if len(strings) > 1 and result and result[0] is common:  # it was not merged with anything, nor looked at
+            merged = self._merged(common, common)
+            return [] if merged is None else [merged]
         return result
 
     def _merged(self, one: Shape, other: Shape) -> Shape | None:

@@ -233,9 +233,11 @@ def _atoms(rest: Language, languages: tuple[Language, ...]) -> list[_Atom]:
         parted: list[_Atom] = []
         for atom, members in atoms:
             inside, outside = atom & language, atom & ~language
-            if not inside.is_empty():
+            word = atom.sample()  # one of the two parts has it: that one need not be searched
+            within = word is not None and language.contains(word)
+            if within or not inside.is_empty():
                 parted.append((inside, members | {language}))
-            if not outside.is_empty():
+            if (word is not None and not within) or not outside.is_empty():
                 parted.append((outside, members))
         atoms = parted
     return atoms

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias, TypeVar
@@ -91,6 +91,13 @@ def string_shape(language: Language, bound: Language | None) -> StringShape | No
     if bound.is_empty():
         return None
     return StringShape(Language.EMPTY if language.is_empty() else language, bound)
+
+
+def common_strings(shapes: Sequence[StringShape]) -> StringShape:
+    """What several shapes have in common. It may be nothing: that is not looked at."""
+    language = Language.intersection(shape.language for shape in shapes)
+    bounded = any(shape.bound is not None for shape in shapes)
+    return StringShape(language, Language.intersection(shape.widest for shape in shapes) if bounded else None)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
@@ -27,8 +30,13 @@ MAX_DIGITS = 5_000
 """Digits of a number that is still looked at: arithmetic on more could take very long."""
 REGEX_TIMEOUT_S = 2.0
 
+_deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
+"""Of the check that is under way; validators are made anew for each place, so that they cannot hold it."""
 
-def violations(schema_text: str, value_text: str, *, formats: Iterable[str] = ()) -> list[Violation]:
+
+def violations(
+    schema_text: str, value_text: str, *, formats: Iterable[str] = (), timeout_s: float = math.inf
+) -> list[Violation]:
     """What is wrong with the JSON text of a value, at most `MAX_VIOLATIONS`; empty if it satisfies the schema.
 
     The draft is the one that `$schema` names, else 2020-12. References lead to places in the schema; nothing is
@@ -36,7 +44,8 @@ def violations(schema_text: str, value_text: str, *, formats: Iterable[str] = ()
 
     Raises:
         InvalidSchemaError: the schema is not one, or a reference leads nowhere.
-        GrammarTooComplexError: its references do not end, or a pattern takes too long.
+        GrammarTooComplexError: its references do not end, a pattern takes too long, or all of it more than `timeout_s`
+            of the processor's time.
     """
     try:
         schema = json.loads(schema_text, parse_float=_decimal)
@@ -46,6 +55,7 @@ def violations(schema_text: str, value_text: str, *, formats: Iterable[str] = ()
         value = json.loads(value_text, parse_float=_decimal, parse_constant=_refuse)
     except ValueError as error:
         return [Violation("", f"the text is not JSON: {error}")]
+    before = _deadline.set(time.thread_time() + timeout_s)
     try:
         found = validator(schema, frozenset(formats)).iter_errors(value)
         return [_violation(error) for error, _ in zip(found, range(MAX_VIOLATIONS), strict=False)]
@@ -55,8 +65,12 @@ def violations(schema_text: str, value_text: str, *, formats: Iterable[str] = ()
         raise GrammarTooComplexError("checking the value does not end: references lead round") from None
     except re.error as error:  # of `unevaluatedProperties`, which looks at patterns by itself
         raise UnsupportedKeywordError("patternProperties", reason=f"it cannot be checked: {error}") from None
+    except _LateError:
+        raise GrammarTooComplexError("checking the value takes too long") from None
     except TimeoutError:
         raise GrammarTooComplexError("a pattern takes too long on the value") from None
+    finally:
+        _deadline.reset(before)
 
 
 def validator(schema: Any, formats: frozenset[str] = frozenset()) -> Validator:
@@ -73,12 +87,28 @@ def _extended(base: type[Validator]) -> type[Validator]:
     """`base` with exact numbers, ECMA's regular expressions, and `1.0` an integer in each draft."""
     types = base.TYPE_CHECKER.redefine_many({"integer": _is_integer, "number": _is_number})
     keywords = {"pattern": _pattern, "patternProperties": _pattern_properties}
-    keywords["multipleOf"] = _multiple_of
+    keywords |= {"multipleOf": _multiple_of, "uniqueItems": _unique_items}
     known = {name: check for name, check in keywords.items() if name in base.VALIDATORS}
     additional = base.VALIDATORS.get("additionalProperties")
     if additional is not None:
         known["additionalProperties"] = _additional_properties
-    return extend(base, validators=known, type_checker=types)  # type: ignore[no-any-return]
+    timed = {name: _timed(check) for name, check in {**base.VALIDATORS, **known}.items()}
+    return extend(base, validators=timed, type_checker=types)  # type: ignore[no-any-return]
+
+
+class _LateError(TimeoutError):
+    """The time for a value is over."""
+
+
+def _timed(check: Callable[..., Any]) -> Callable[..., Any]:
+    """A keyword's check that looks at the time first."""
+
+    def timed(validator: Validator, wanted: Any, value: Any, schema: Any) -> Any:
+        if time.thread_time() > _deadline.get():
+            raise _LateError
+        return check(validator, wanted, value, schema)
+
+    return timed
 
 
 def _format_checker(formats: frozenset[str]) -> FormatChecker | None:
@@ -123,6 +153,26 @@ def _is_integer(checker: object, value: object) -> bool:
 def _multiple_of(validator: Validator, divisor: int | Decimal, value: Any, schema: object) -> Iterator[ValidationError]:
     if validator.is_type(value, "number") and Fraction(value) % Fraction(divisor) != 0:
         yield ValidationError(f"{value} is not a multiple of {divisor}")
+
+
+def _unique_items(validator: Validator, wanted: Any, value: Any, schema: object) -> Iterator[ValidationError]:
+    if wanted and validator.is_type(value, "array"):
+        keys = set(map(_key, value))
+        if len(keys) < len(value):
+            yield ValidationError(f"{repr(value[:100])[:MAX_MESSAGE]} has non-unique elements")
+
+
+def _key(value: Any) -> Any:
+    """The same for equal values only: 1 is 1.0, but not true."""
+    match value:
+        case bool():
+            return bool, value
+        case list():
+            return list, tuple(map(_key, value))
+        case dict():
+            return dict, frozenset((name, _key(item)) for name, item in value.items())
+        case _:
+            return value
 
 
 # Regular expressions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -151,6 +152,7 @@ def main() -> int:
     """Serves the process at the other end of standard input and output."""
     target = os.dup(1)
     os.dup2(2, 1)  # what anything prints is no answer
+    gc.freeze()  # what is there by now stays: collections need not look through it
     with contextlib.suppress(BrokenPipeError):
         Worker(0, target).run()
     return 0

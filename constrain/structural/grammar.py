@@ -219,14 +219,14 @@ class _TagCompleter(Completer):
         self._rests = sorted((encode(tokens, rest) for rest in rests), key=len)
         self._known = sorted((encode(tokens, word) for word in known), key=len)
 
-    def search(self, matcher: GrammarState, max_tokens: int) -> list[int] | None:
+    def search(self, matcher: GrammarState, max_tokens: int, patience_s: float | None = None) -> list[int] | None:
         """Tokens, at most `max_tokens`, that complete the word; None if none were found. Leaves `matcher` as it is."""
         if matcher.is_accepting():
             return []
         for rest in self._rests:
             if len(rest) <= max_tokens and self.completes(matcher, rest):
                 return list(rest)
-        found = super().search(matcher, max_tokens)
+        found = super().search(matcher, max_tokens, patience_s)
         if found is None:
             found = next((word for word in self._known if self.completes(matcher, word)), None)
         return None if found is None or len(found) > max_tokens else list(found)

@@ -196,7 +196,7 @@ class StructuralMatcher:
         allowed = suspects[out[suspects // 32] >> (suspects % 32) & 1 != 0].tolist()
         out[:] = _without(out, [token for token in allowed if not self._possible(token)])
 
-    def accept(self, token: int, remaining: int | None = None) -> int:
+    def accept(self, token: int, remaining: int | None = None, patience_s: float | None = None) -> int:
         """Advances by `token`, or by one that leaves a way to the end within `remaining`, and returns the one taken."""
         if self._pass_by(token):
             return token
@@ -211,9 +211,9 @@ class StructuralMatcher:
         taken = token
         try:
             if body is not None:
-                taken = self._accept_inside(body, mark, token, remaining)
+                taken = self._accept_inside(body, mark, token, remaining, patience_s)
             else:
-                taken = self._accept_free(mark, token, remaining)
+                taken = self._accept_free(mark, token, remaining, patience_s)
         except MatcherError:
             self._restore(mark)
             raise
@@ -331,18 +331,20 @@ class StructuralMatcher:
         self._state = state
         return True
 
-    def _accept_inside(self, body: Body, mark: _Mark, token: int, remaining: int | None) -> int:
-        taken = self._take_inside(body, token, remaining)
+    def _accept_inside(
+        self, body: Body, mark: _Mark, token: int, remaining: int | None, patience_s: float | None
+    ) -> int:
+        taken = self._take_inside(body, token, remaining, patience_s)
         begun = len(self._insides) > mark.num_insides
-        if taken in self.grammar.tokens.eos_ids or not begun or self._fits(remaining):
+        if taken in self.grammar.tokens.eos_ids or not begun or self._fits(remaining, patience_s):
             return taken
         self._restore(mark)  # the token ends this part, and begins another one that would be cut off
-        short = body.grammar.completer.search(self._insides[-1].matcher.state, (remaining or 0) + 1)
-        return self._take_inside(body, short[0] if short else token, remaining)
+        short = self._insides[-1].matcher.search((remaining or 0) + 1, patience_s)
+        return self._take_inside(body, short[0] if short else token, remaining, patience_s)
 
-    def _take_inside(self, body: Body, token: int, remaining: int | None) -> int:
+    def _take_inside(self, body: Body, token: int, remaining: int | None, patience_s: float | None) -> int:
         inside = self._insides[-1]
-        taken = inside.matcher.accept(token, remaining)
+        taken = inside.matcher.accept(token, remaining, patience_s)
         if taken in self.grammar.tokens.eos_ids:
             return taken
         inside.num_fed += 1
@@ -366,11 +368,11 @@ class StructuralMatcher:
             count += length
         return symbols[count:]
 
-    def _accept_free(self, mark: _Mark, token: int, remaining: int | None) -> int:
+    def _accept_free(self, mark: _Mark, token: int, remaining: int | None, patience_s: float | None) -> int:
         """Takes `token`; or ends the text if it begins a part that would be cut off; or goes to what must come."""
         grammar, scan = self.grammar, self._scan
         self.follow(grammar.symbols(token))
-        if self._fits(remaining):
+        if self._fits(remaining, patience_s):
             return token
         self._restore(mark)
         if scan.may_end:
@@ -379,7 +381,7 @@ class StructuralMatcher:
         self.follow(grammar.symbols(taken))
         return taken
 
-    def _fits(self, remaining: int | None) -> bool:
+    def _fits(self, remaining: int | None, patience_s: float | None) -> bool:
         """Whether what must still come fits into `remaining` tokens, as far as that is known."""
         if remaining is None:
             return True
@@ -389,7 +391,7 @@ class StructuralMatcher:
         if remaining >= body.grammar.guarded_tokens or body.grammar.witness is None:
             return True
         inside = self._insides[-1].matcher
-        witness = body.grammar.completer.search(inside.state, remaining)
+        witness = inside.search(remaining, patience_s)
         if witness is not None:
             inside.expect(witness)
         return witness is not None

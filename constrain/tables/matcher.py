@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -55,6 +56,13 @@ class RegularGrammar:
     def matcher(self) -> RegularMatcher:
         """A fresh matcher at the start state."""
         return RegularMatcher(self)
+
+    def follow(self, tokens: Sequence[int]) -> RegularMatcher:
+        """A matcher that has taken `tokens`. Raises MatcherError if one is not allowed."""
+        matcher = self.matcher()
+        for token in tokens:
+            matcher.accept(token)
+        return matcher
 
     def min_tokens(self) -> int | None:
         """Tokens of the shortest word."""
@@ -197,10 +205,10 @@ class RegularMatcher:
         except ValueError:
             raise MatcherError(f"a mask row must be {len(row)} int32 words, got {out.shape}") from None
 
-    def accept(self, token: int, remaining: int | None = None) -> int:
+    def accept(self, token: int, remaining: int | None = None, patience_s: float | None = None) -> int:
         """Advances by `token`, or by one that leaves a way to the end within `remaining`, and returns the one taken."""
         if self._plain is not None:
-            return self._plain.accept(token, remaining)
+            return self._plain.accept(token, remaining, patience_s)
         grammar, state = self.grammar, self._states[-1]
         if token in grammar.tokens.eos_ids:
             if not grammar.ends[state]:
@@ -215,13 +223,19 @@ class RegularMatcher:
             if grammar.distance[state] <= remaining + 1:
                 token, target = grammar.nearer(state)
             else:
-                self._plain = grammar.plain.matcher()
-                for before in self._taken:
-                    self._plain.accept(before)
-                return self._plain.accept(token, remaining)
+                return self._closing().accept(token, remaining)
         self._states.append(target)
         self._taken.append(token)
         return token
+
+    def _closing(self) -> Matcher:
+        """A matcher to go on with where the budget is known to be too small for any word."""
+        self._plain = self.grammar.plain.matcher()
+        for token in self._taken:
+            self._plain.accept(token)
+        if isinstance(self._plain, TokenMatcher):
+            self._plain.give_up()
+        return self._plain
 
     def forced_tokens(self) -> list[int]:
         """The tokens that the grammar forces next."""

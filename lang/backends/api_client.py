@@ -18,7 +18,9 @@ from .http import ahead
 MAX_LINE_BYTES = 4 << 20
 MAX_ANSWER_BYTES = 64 << 20
 MAX_PAUSE_S = 60.0
-RETRYABLE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_RETRYABLE = frozenset({408, 409, 425, 429})
+_CODES = {401: "invalid_api_key", 403: "permission_denied", 404: "not_found", 429: "rate_limit_exceeded"}
+"""Of answers that name none themselves."""
 
 
 class Reader(Protocol):
@@ -193,19 +195,22 @@ def refusal(status: int, body: bytes) -> BackendError:
         found = _Detail()
     detail = _Detail(found) if isinstance(found, str) else found
     said = detail.message or body[:200].decode(errors="replace")
-    code = next((code for code in (detail.code, detail.type) if isinstance(code, str) and code), "http_error")
+    named = next((code for code in (detail.code, detail.type) if isinstance(code, str) and code), None)
+    code = named or _CODES.get(status) or ("server_error" if status >= 500 else "http_error")
     return BackendError(
         f"the API answered with status {status}: {said}",
         code=code,
         param=detail.param,
         status=status,
-        retryable=status in RETRYABLE,
+        retryable=status in _RETRYABLE or (status >= 500 and status != 501),
     )
 
 
 def _broken(error: httpx.HTTPError) -> BackendError:
-    reason = str(error) or type(error).__name__
-    return BackendError(f"the API cannot be reached: {reason}", code="connection_error", retryable=True)
+    reason = "nothing came in time" if isinstance(error, httpx.TimeoutException) else str(error) or type(error).__name__
+    broken = BackendError(f"the API cannot be reached: {reason}", code="connection_error", retryable=True)
+    broken.__cause__ = error
+    return broken
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -17,7 +17,7 @@ from ...runtime.streams import to_info
 from ...runtime.tools import ToolCall
 from ..backend import TEXT_ONLY, Backend
 from ..errors import ProgramError, UnsupportedError
-from .cassette_file import Record, Refused, Secrets, difference, key_of, load, matter, save, still
+from .cassette_file import Record, Refused, Secrets, difference, key_of, load, matter, save
 from .tool_runs import NO_TOOLS
 
 Mode = Literal["auto", "record", "replay"]
@@ -73,7 +73,7 @@ class Cassette:
             return
         try:
             for event in backend.run(program, tools) if tools else backend.run(program):
-                record.events.append(still(event))
+                record.take(event)
                 yield event
         except BoughError as error:
             self._refused(record, error)
@@ -91,7 +91,7 @@ class Cassette:
         events = backend.arun(program, tools) if tools else backend.arun(program)
         try:
             async for event in events:
-                record.events.append(still(event))
+                record.take(event)
                 yield event
         except BoughError as error:
             self._refused(record, error)
@@ -161,6 +161,8 @@ class Cassette:
             record.events.clear()
 
     def _recorded(self, record: Record) -> None:
+        if record.lost:
+            record.events.clear()
         over = bool(record.events) and isinstance(record.events[-1], Done | Failed)
         record.left = not over and record.refused is None
         with self._lock:

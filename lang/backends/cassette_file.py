@@ -8,16 +8,16 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ...runtime.program import Done, Piece, Program, ProgramEvent, Value
+from ...runtime.program import BranchFailed, BranchRestarted, Done, Failed, Piece, Program, ProgramEvent, Value
 from ...runtime.request import ErrorInfo, Timings
-from ..errors import ProgramError
+from ..errors import BackendError, CausedInfo, ProgramError
 
 VERSION = 1
 MAX_BYTES = 64 << 20
@@ -37,6 +37,7 @@ class Record:
     number     of the stretches that are alike, from 0
     refused    the error that was raised instead of events
     left       whoever ran it left before the last event
+    lost       it ended in an error of the backend that need not come again: not worth keeping
     """
 
     program: dict[str, Any]
@@ -45,7 +46,14 @@ class Record:
     events: list[ProgramEvent] = field(default_factory=list)
     refused: Refused | None = None
     left: bool = False
+    lost: bool = False
     key: str = ""
+
+    def take(self, event: ProgramEvent) -> None:
+        """One more event has come."""
+        self.events.append(plain(still(event)))
+        cause = event.error.cause if isinstance(event, Failed) and isinstance(event.error, CausedInfo) else None
+        self.lost = isinstance(cause, BackendError) and cause.retryable
 
     @property
     def name(self) -> str:
@@ -121,6 +129,13 @@ def still(event: ProgramEvent) -> ProgramEvent:
             return msgspec.structs.replace(event, elapsed_s=0.0)
         case Piece():
             return msgspec.structs.replace(event, start_s=0.0, stop_s=0.0, queue_s=0.0, prefill_s=0.0)
+    return event
+
+
+def plain(event: ProgramEvent) -> ProgramEvent:
+    """An event as it can be written down."""
+    if isinstance(event, Failed | BranchFailed | BranchRestarted) and isinstance(event.error, CausedInfo):
+        return msgspec.structs.replace(event, error=event.error.plain())
     return event
 
 
@@ -224,17 +239,28 @@ def difference(program: Mapping[str, Any], records: Sequence[Record]) -> str:
             where = "its settings differ" if index == 0 else f"instruction {index - 1} differs"
             return f"{where}.\n  recorded: {_shown(old, new)}\n  now:      {_shown(new, old)}"
     if len(recorded) != len(lines):
-        longer, which = (recorded, "recorded") if len(recorded) > len(lines) else (lines, "new")
-        extra = longer[min(len(recorded), len(lines))][:MAX_SHOWN]
+        same = min(len(recorded), len(lines))
+        longer, which = (
+            (recorded, "recorded one") if len(recorded) > same else (lines, f"new one, instruction {same - 1}")
+        )
         counts = f"it has {len(lines) - 1} instructions, the recorded one {len(recorded) - 1}"
-        return f"{counts}; the first {which} one: {extra}"
+        return f"{counts}; the first {which}: {longer[same][:MAX_SHOWN]}"
     return "it is the same, but follows something else" if nearest.after else "it was recorded less often"
 
 
 def _lines(program: Mapping[str, Any]) -> list[str]:
-    """The settings, and each instruction."""
+    """The settings, and each instruction: those in a block after the one that holds them."""
     settings = {name: value for name, value in program.items() if name != "ops"}
-    return [json.dumps(part, ensure_ascii=False, sort_keys=True) for part in (settings, *program.get("ops", ()))]
+    parts = (settings, *_walked(program.get("ops", ())))
+    return [json.dumps(part, ensure_ascii=False, sort_keys=True) for part in parts]
+
+
+def _walked(ops: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for op in ops:
+        inner = [name for name in ("then", "otherwise", "body") if name in op]
+        yield {**op, **{name: len(op[name]) for name in inner}}
+        for name in inner:
+            yield from _walked(op[name])
 
 
 def _shown(line: str, other: str) -> str:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import ssl
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
+from urllib.parse import unquote_to_bytes
 
 import httpx
 import msgspec
 
+from ...runtime.errors import RequestError
 from ...runtime.program import Done, Failed, Program, ProgramEvent
 from ...runtime.tools import ToolCall
 from ..backend import TEXT_ONLY
 from ..errors import BackendError
 from ..observe import trace_headers
+from .connections import Address, Answer, Connections
 from .tool_runs import NO_TOOLS
 
 MAX_ERROR_BYTES = 65536
 _MAX_CONNECTIONS = 1024
-_LANE_WIDTH = 8
 _RETRYABLE = frozenset({408, 429, 502, 503, 504})
+_EVENTS: msgspec.json.Decoder[ProgramEvent] = msgspec.json.Decoder(ProgramEvent)
 
 
 class HttpBackend:
@@ -42,19 +47,29 @@ class HttpBackend:
     def __init__(
         self, base_url: str, api_key: str | None = None, *, timeout_s: float = 600.0, verify: str | None = None
     ) -> None:
-        self._options: dict[str, Any] = {
-            "base_url": base_url.rstrip("/").removesuffix("/v1"),
-            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
-            "timeout": httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0), pool=None),
-            "limits": httpx.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS),
-            "trust_env": False,
-            "verify": httpx.create_ssl_context(trust_env=False)
-            if verify is None
-            else ssl.create_default_context(cafile=verify),
-        }
-        self._client = httpx.Client(**self._options)
-        self._lent: dict[asyncio.AbstractEventLoop, AsyncGenerator[list[_Lane], None]] = {}
-        self._lanes: dict[asyncio.AbstractEventLoop, list[_Lane]] = {}
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise RequestError("an api_key has visible ASCII characters only", param="api_key")
+        base = _base_of(base_url)
+        fields = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        tls = httpx.create_ssl_context(trust_env=False) if verify is None else ssl.create_default_context(cafile=verify)
+        connect_s = min(timeout_s, 10.0)
+        self._client = httpx.Client(
+            base_url=base,
+            headers=fields,
+            timeout=httpx.Timeout(timeout_s, connect=connect_s, pool=None),
+            limits=httpx.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS),
+            trust_env=False,
+            verify=tls,
+        )
+        self._end = weakref.finalize(self, self._client.close)  # who forgets to close it
+        if base.userinfo:
+            fields = {"Authorization": f"Basic {base64.b64encode(unquote_to_bytes(base.userinfo)).decode()}"} | fields
+        self._head = _head_of(base, fields)
+        secure = base.scheme == "https"
+        address = Address(base.raw_host.decode(), base.port or (443 if secure else 80), tls if secure else None)
+        self._make = partial(_lend, address, connect_s, timeout_s)
+        self._lent: dict[asyncio.AbstractEventLoop, AsyncGenerator[Connections, None]] = {}
+        self._connections: dict[asyncio.AbstractEventLoop, Connections] = {}
 
     def run(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> Iterator[ProgramEvent]:
         events = _Events()
@@ -62,24 +77,28 @@ class HttpBackend:
             with self._client.stream("POST", "/v1/programs", **_body(program)) as response:
                 if response.status_code != httpx.codes.OK:
                     raise _refusal(response.status_code, _head(response.iter_bytes()))
-                for line in response.iter_lines():
-                    yield from events.feed(line)
+                for part in response.iter_bytes():
+                    yield from events.feed(part)
         except httpx.HTTPError as error:
             raise _broken(error) from error
         yield events.last()
 
     async def arun(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> AsyncIterator[ProgramEvent]:
         events = _Events()
+        content = msgspec.json.encode(program)
+        more = "".join(f"{name}: {value}\r\n" for name, value in trace_headers().items())
+        head = f"{self._head}{more}Content-Length: {len(content)}\r\n"
         try:
-            lane = await self._lane()
-            with lane:
-                async with lane.client.stream("POST", "/v1/programs", **_body(program)) as response:
-                    if response.status_code != httpx.codes.OK:
-                        raise _refusal(response.status_code, await ahead(response.aiter_bytes()))
-                    async for line in response.aiter_lines():
-                        for event in events.feed(line):
-                            yield event
-        except httpx.HTTPError as error:
+            answer = await (await self._of_loop()).request(head.encode("latin-1"), content)
+            try:
+                if answer.status != httpx.codes.OK:
+                    raise _refusal(answer.status, await ahead(_parts(answer)))
+                while part := await answer.read():
+                    for event in events.feed(part):
+                        yield event
+            finally:
+                answer.close()
+        except OSError as error:
             raise _broken(error) from error
         yield events.last()
 
@@ -94,13 +113,13 @@ class HttpBackend:
         return msgspec.json.decode(self._call("GET", "/server_info").content, type=dict[str, Any])
 
     def close(self) -> None:
-        self._client.close()
+        self._end()
 
     async def aclose(self) -> None:
         """Closes all, and the connections that were made on this event loop."""
         self.close()
         loop = asyncio.get_running_loop()
-        self._lanes.pop(loop, None)
+        self._connections.pop(loop, None)
         if loop in self._lent:
             await self._lent.pop(loop).aclose()
 
@@ -119,69 +138,54 @@ class HttpBackend:
             raise _refusal(response.status_code, response.content[:MAX_ERROR_BYTES])
         return response
 
-    async def _lane(self) -> _Lane:
-        """One that is not full. Connections belong to an event loop, and are closed with it: its last act is to close
-        the generators begun there."""
+    async def _of_loop(self) -> Connections:
+        """Those of the running event loop. They are closed with it: its last act is to close the generators begun
+        there."""
         loop = asyncio.get_running_loop()
-        for other in [known for known in self._lanes if known.is_closed()]:
-            self._lanes.pop(other, None)
-            self._lent.pop(other, None)
-        if loop not in self._lanes:
-            lent = self._lent[loop] = _lend()
-            self._lanes[loop] = await anext(lent)
-        lanes = self._lanes[loop]
-        free = next((lane for lane in lanes if lane.num_open < _LANE_WIDTH), None)
-        if free is None:
-            free = _Lane(httpx.AsyncClient(**self._options))
-            lanes.append(free)
-        return free
+        found = self._connections.get(loop)
+        if found is None:
+            for other in [known for known in self._connections if known.is_closed()]:
+                self._connections.pop(other, None)
+                self._lent.pop(other, None)
+            lent = self._lent[loop] = self._make()
+            found = self._connections[loop] = await anext(lent)
+        return found
 
 
-@dataclass(eq=False)
-class _Lane:
-    """A few of an event loop's connections: httpx goes through all connections of a client at every request, and for
-    each of them through all again."""
-
-    client: httpx.AsyncClient
-    num_open: int = 0
-
-    def __enter__(self) -> None:
-        self.num_open += 1
-
-    def __exit__(self, *exception: object) -> None:
-        self.num_open -= 1
-
-
-async def _lend() -> AsyncGenerator[list[_Lane], None]:
-    lanes: list[_Lane] = []
+async def _lend(address: Address, connect_s: float, silence_s: float) -> AsyncGenerator[Connections, None]:
+    connections = Connections(address, connect_s=connect_s, silence_s=silence_s)
     try:
-        yield lanes
+        yield connections
     finally:
-        for lane in lanes:
-            await lane.client.aclose()
+        await connections.aclose()
 
 
 class _Events:
     """Reads server-sent events. The last one is held back until the answer is complete."""
 
     def __init__(self) -> None:
-        self._decoder: msgspec.json.Decoder[ProgramEvent] = msgspec.json.Decoder(ProgramEvent)
+        self._rest = b""
         self._last: ProgramEvent | None = None
 
-    def feed(self, line: str) -> Iterator[ProgramEvent]:
-        if not line.startswith("data:") or self._last is not None:
-            return
-        try:
-            event = self._decoder.decode(line.removeprefix("data:"))
-        except msgspec.MsgspecError as error:
-            raise BackendError(
-                f"the server sent an event that is not one: {error}; does it speak the same version?",
-                code="broken_stream",
-            ) from error
-        if isinstance(event, (Done, Failed)):
-            self._last = event
-        else:
-            yield event
+    def feed(self, part: bytes) -> list[ProgramEvent]:
+        """The events that a part of the answer completes."""
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        found: list[ProgramEvent] = []
+        for line in lines:
+            if not line.startswith(b"data:") or self._last is not None:
+                continue
+            try:
+                event = _EVENTS.decode(line[5:])
+            except msgspec.MsgspecError as error:
+                raise BackendError(
+                    f"the server sent an event that is not one: {error}; does it speak the same version?",
+                    code="broken_stream",
+                ) from error
+            if isinstance(event, Done | Failed):
+                self._last = event
+            else:
+                found.append(event)
+        return found
 
     def last(self) -> ProgramEvent:
         if self._last is None:
@@ -203,9 +207,35 @@ class _ErrorBody(msgspec.Struct):
     error: _ErrorDetail
 
 
+def _base_of(url: str) -> httpx.URL:
+    try:
+        base = httpx.URL(url.rstrip("/").removesuffix("/v1"))
+    except httpx.InvalidURL as error:
+        raise RequestError(f"{url!r} is no URL: {error}", param="base_url") from None
+    if base.scheme not in ("http", "https") or not base.host:
+        raise RequestError(f"base_url must be as http://host:port, got {url!r}", param="base_url")
+    return base
+
+
+def _head_of(base: httpx.URL, fields: Mapping[str, str]) -> str:
+    """The lines that begin every request for a program."""
+    host = base.netloc.decode("ascii")
+    path = base.raw_path.decode("ascii").rstrip("/")
+    more = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return (
+        f"POST {path}/v1/programs HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Accept: text/event-stream\r\n{more}"
+    )
+
+
 def _body(program: Program) -> dict[str, Any]:
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
     return {"content": msgspec.json.encode(program), "headers": {**headers, **trace_headers()}}
+
+
+async def _parts(answer: Answer) -> AsyncIterator[bytes]:
+    while part := await answer.read():
+        yield part
 
 
 def _refusal(status: int, body: bytes) -> BackendError:
@@ -221,8 +251,8 @@ def _refusal(status: int, body: bytes) -> BackendError:
     return BackendError(message, code=code, param=detail.param, status=status, retryable=status in _RETRYABLE)
 
 
-def _broken(error: httpx.HTTPError) -> BackendError:
-    reason = str(error) or type(error).__name__
+def _broken(error: httpx.HTTPError | OSError) -> BackendError:
+    reason = str(error) or ("nothing came in time" if isinstance(error, TimeoutError) else type(error).__name__)
     return BackendError(f"the server cannot be reached: {reason}", code="connection_error", retryable=True)
 
 

@@ -28,6 +28,7 @@ from ...runtime.program import (
 )
 from ...runtime.request import ErrorInfo
 from ...runtime.streams import to_info
+from ..errors import to_caused_info
 from .branches import Answer, Barrier, Barriers, Branch, Call, Failure, Run, Step
 from .instructions import CancelledError, carry_out
 from .transcript import prompt_of, written
@@ -143,7 +144,7 @@ class Interpretation:
             self._end(branch.id, to_info(error), branch.step.run, branch.step.index)
             return True
         except BoughError as error:
-            self._fail(branch, to_info(error))
+            self._fail(branch, to_caused_info(error))
             return True
         if call is None:
             return branch.num_ops > num_ops  # something was done before it came to wait

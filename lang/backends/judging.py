@@ -6,9 +6,18 @@ import json
 import re
 import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ...constrain.errors import GrammarError
+from ...constrain.grammar import Grammar
 from ...constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
+
+_LAST_BYTE = 255
+_MASK_WORDS = 9
+"""Of a mask for 256 bytes and the end."""
+
+if TYPE_CHECKING:
+    from ...constrain.compiler import GrammarCompiler
 
 _FENCE = re.compile(r"```[\w-]*\n(.*?)\n?```", re.DOTALL)
 
@@ -17,7 +26,7 @@ class Judge:
     """Judges texts by constraints; compiled ones are kept. Safe to use from many threads."""
 
     def __init__(self) -> None:
-        self._compiler: object | None = None
+        self._compiler: GrammarCompiler | None = None
         self._lock = threading.Lock()
 
     def fault(self, text: str, grammar: GrammarSpec) -> str | None:
@@ -39,23 +48,68 @@ class Judge:
         """Raises GrammarError if the constraint is wrong."""
         self.fault("", grammar)
 
-    def _by_grammar(self, text: str, grammar: GrammarSpec) -> str | None:
+    def close(self) -> None:
+        """Lets go of what compiling needed."""
+        with self._lock:
+            compiler, self._compiler = self._compiler, None
+        if compiler is not None:
+            compiler.close()
+
+    def follows(self, text: str, grammar: GrammarSpec) -> bool:
+        """Whether decoding under the constraint could write `text`."""
+        return self._by_grammar(text, grammar) is None
+
+    def shortest(self, grammar: GrammarSpec) -> str | None:
+        """About the shortest text that decoding under the constraint could write; None if none was found.
+
+        Raises:
+            GrammarError: the constraint itself is wrong.
+        """
+        compiled = self._compiled(grammar)
+        return None if (room := compiled.min_tokens()) is None else _completed(compiled, room)
+
+    def _compiled(self, grammar: GrammarSpec) -> Grammar:
+        """Compiled for bytes."""
         from ...constrain.as_vocabulary import byte_vocabulary  # noqa: PLC0415  # llguidance, only if it is needed
         from ...constrain.compiler import GrammarCompiler  # noqa: PLC0415
-        from ...constrain.walk import walk  # noqa: PLC0415
 
         with self._lock:
             if self._compiler is None:
                 self._compiler = GrammarCompiler(byte_vocabulary(), num_threads=1, cache_bytes=16 << 20)
             compiler = self._compiler
-        assert isinstance(compiler, GrammarCompiler)
-        refused = walk(compiler.compile(grammar), text, byte_vocabulary())
+        return compiler.compile(grammar)
+
+    def _by_grammar(self, text: str, grammar: GrammarSpec) -> str | None:
+        from ...constrain.as_vocabulary import byte_vocabulary  # noqa: PLC0415  # as above
+        from ...constrain.walk import walk  # noqa: PLC0415
+
+        refused = walk(self._compiled(grammar), text, byte_vocabulary())
         if refused is None:
             return None
         data = text.encode(errors="replace")
         if refused.offset >= len(data):
             return "it ends too early"
         return f"it goes wrong at {data[refused.offset : refused.offset + 20].decode(errors='replace')!r}"
+
+
+def _completed(grammar: Grammar, room: int) -> str | None:
+    """The text that comes of asking for any byte, with room for so many: those that lead to no end are replaced."""
+    import numpy as np  # noqa: PLC0415  # as above
+
+    matcher = grammar.matcher()
+    allowed = np.zeros(_MASK_WORDS, dtype=np.int32)
+    data = bytearray()
+    while len(data) < room and not matcher.finished:
+        matcher.fill_mask(allowed)
+        first = int(np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little"))[0])
+        token = matcher.accept(first, room - len(data) - 1)
+        if token > _LAST_BYTE:
+            break
+        data.append(token)
+    try:
+        return data.decode() if matcher.accepting or matcher.finished else None
+    except UnicodeDecodeError:
+        return None
 
 
 def candidates(text: str) -> list[str]:

@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 
+from ...constrain.errors import GrammarError
 from ...runtime.errors import BoughError, RequestError
-from ...runtime.program import Gen, Program, ProgramEvent, Select, Use, Value, walk
-from ...runtime.request import Usage
-from ...runtime.tools import ToolCall
+from ...runtime.program import Program, ProgramEvent, Use
+from ...runtime.streams import aiterate, iterate
+from ...runtime.tools import Ticket, ToolCall
 from ..backend import TEXT_ONLY
+from ..errors import BackendError
 from .branches import Answer, Call
+from .cassette_file import still
 from .kept import Interpreter
-from .samples import conforms, make_text
-from .tool_runs import NO_TOOLS, ToolRuns
-from .transcript import words
-
-Scripted = str | Sequence[str] | Callable[[str, str], str]
+from .scripted import Answers, Script
+from .tool_runs import NO_TOOLS, ToolRuns, late, limit_of
 
 
 class MockBackend:
     """Executes programs as an engine does, but takes each generated text from `answers`.
 
-    answers    by variable name: a text; a list of texts, used up in order; or a function of (the text before it, name).
-               A function in place of the dict answers all generations. What has no answer gets one made up that its
-               constraint allows: "(name)" if there is none, the first choice of a select. A tool without an answer is
-               called
+    answers    by variable name: an answer; a list of answers, used up in order; or a function of (the text before it,
+               name). A function in place of the dict answers all generations. What has no answer, or None, gets one
+               made up that its constraint allows: "(name)" if there is none, the first choice of a select. A tool
+               without an answer is called
     requests   the programs that were run, one for each request that a real backend would have got
     dropped    the ids that were dropped
 
+    An answer is a text, or the value itself (a number, an Enum's member, an object, a dict): it is written so that the
+    type that is asked for reads it back. An answer that is a list stands in a list.
+
     A name that is generated again in the same branch is sent as "name#2"; its answers are those of "name". Branches
-    take turns, each as far as it gets, so that lists of answers are always used up in the same order.
+    take turns, each as far as it gets, so that lists of answers are always used up in the same order: branches that
+    wait for tools then go on in the order in which those were called.
 
     >>> backend = MockBackend({"city": ["Paris", "Tokyo"]})
     >>> capital.run("France", backend=backend)["city"]
@@ -44,168 +50,136 @@ class MockBackend:
 
     modalities = TEXT_ONLY
 
-    def __init__(self, answers: Mapping[str, Scripted] | Callable[[str, str], str] | None = None) -> None:
-        self._script = _Script(answers if answers is not None else {})
-        self._programs = Interpreter(self._script, clock=lambda: 0.0)
-        self._lock = threading.Lock()
+    def __init__(self, answers: Answers | None = None) -> None:
+        self._runs = _Runs(Script(answers if answers is not None else {}))
+        self._end = weakref.finalize(self, self._runs.close)  # of those that nobody closes
         self.requests: list[Program] = []
         self.dropped: list[str] = []
 
     @property
-    def answers(self) -> Mapping[str, Scripted] | Callable[[str, str], str]:
+    def answers(self) -> Answers:
         """What is answered; can be set anew."""
-        return self._script.answers
+        return self._runs.script.answers
 
     @answers.setter
-    def answers(self, answers: Mapping[str, Scripted] | Callable[[str, str], str]) -> None:
-        with self._lock:
-            self._script.learn(answers)
+    def answers(self, answers: Answers) -> None:
+        with self._runs.lock:
+            self._runs.script.learn(answers)
 
     def run(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> Iterator[ProgramEvent]:
-        yield from self._events(program, tools)
+        self.requests.append(program)
+        yield from iterate(partial(self._runs.start, program, tools), partial(self._runs.drop, program.id))
 
     async def arun(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> AsyncIterator[ProgramEvent]:
-        if any(isinstance(op, Use) for op in walk(program.ops)):  # a tool may take its time
-            events = await asyncio.to_thread(self._events, program, tools)
-        else:
-            events = self._events(program, tools)
-        for event in events:
-            yield event
-            await asyncio.sleep(0)  # as others would, so that tasks take turns
+        self.requests.append(program)
+        events = aiterate(partial(self._runs.start, program, tools), partial(self._runs.drop, program.id))
+        try:
+            async for event in events:
+                yield event
+                await asyncio.sleep(0)  # as others would, so that tasks take turns
+        finally:
+            await events.aclose()  # type: ignore[attr-defined]  # it is a generator
 
     def drop(self, program_id: str) -> None:
         self.dropped.append(program_id)
-        with self._lock:
-            self._programs.drop(program_id)
+        self._runs.drop(program_id)
 
     def flush_cache(self) -> bool:
         return True
 
     def close(self) -> None:
-        with self._lock:
+        self._end()
+
+
+@dataclass(eq=False, slots=True)
+class _Flight:
+    """A tool that runs, and what has come of it while those before it are waited for."""
+
+    ticket: Ticket | None = None
+    timer: threading.Timer | None = None
+    result: Answer | BoughError | None = None
+
+    def stop(self, tools: ToolRuns) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.ticket is not None:
+            tools.abandon(self.ticket)
+
+
+class _Runs:
+    """The programs. Generations are answered at once; tools run beside them, and bring their programs on when they
+    return. `lock` guards all: one thread at a time does what can be done."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.lock = threading.RLock()  # an answer may be a function that runs a program
+        self._programs = Interpreter(self)
+        self._tools = ToolRuns()
+        self._flights: dict[Call, _Flight] = {}
+
+    def start(self, program: Program, tools: Mapping[str, ToolCall], put: Callable[[ProgramEvent], None]) -> None:
+        with self.lock:
+            known = {**self.script.stand_ins(program), **tools}
+            self._programs.run(program, known, lambda event: put(still(event)))
+
+    def drop(self, program_id: str) -> None:
+        with self.lock:
+            self._programs.drop(program_id)
+
+    def close(self) -> None:
+        with self.lock:
             self._programs.close()
-            self._script.tools.close()
+        with contextlib.suppress(RuntimeError):  # a collected backend may be closed on a tool's own thread
+            self._tools.close()
 
-    def _events(self, program: Program, tools: Mapping[str, ToolCall]) -> list[ProgramEvent]:
-        events: list[ProgramEvent] = []
-        with self._lock:  # one at a time, so that lists of answers are used up in a known order
-            self.requests.append(program)
-            self._programs.run(program, {**self._script.stand_ins(program), **tools}, events.append)
-        return events
-
-
-class _StandIn(NamedTuple):
-    """A tool that is never called."""
-
-    name: str
-    timeout_s: float | None = None
-    max_chars: int = 1
-    parameters: Mapping[str, Any] | None = None
-
-    def call(self, arguments: dict[str, Any]) -> str:
-        raise AssertionError(f"the tool {self.name!r} was to be answered")
-
-
-class _Script:
-    """Answers each call at once."""
-
-    def __init__(self, answers: Mapping[str, Scripted] | Callable[[str, str], str]) -> None:
-        self.tools = ToolRuns()
-        self.learn(answers)
-
-    def learn(self, answers: Mapping[str, Scripted] | Callable[[str, str], str]) -> None:
-        """These are the answers from now on."""
-        self.answers = answers
-        self.names = frozenset(answers) if isinstance(answers, Mapping) else frozenset[str]()
-        self._lists = {
-            name: deque(answer)
-            for name, answer in (answers.items() if isinstance(answers, Mapping) else ())
-            if not isinstance(answer, str) and not callable(answer)
-        }
-
-    def stand_ins(self, program: Program) -> dict[str, ToolCall]:
-        """For tools that need not be there, since what they would give is answered."""
-        uses = [op for op in walk(program.ops) if isinstance(op, Use) and self._is_answered(op.name)]
-        return {op.tool: _StandIn(op.tool) for op in uses}
-
-    def _is_answered(self, name: str) -> bool:
-        return not {name, name.partition("#")[0]}.isdisjoint(self.names)
+    # For the interpreter
 
     def begin(self, call: Call) -> None:
         try:
-            call.finish(self._reply(call))
+            if isinstance(call.op, Use) and not self.script.has(call.op.name):
+                self._begin_tool(call)
+                return
+            result: Answer | BoughError = self.script.reply(call)
         except BoughError as error:
-            call.finish(error)
-
-    def _reply(self, call: Call) -> Answer:
-        match call.op:
-            case Gen():
-                return Answer(self._generate(call, call.op))
-            case Select():
-                return Answer(self._select(call, call.op))
-            case Use(branch=branch, name=name) if self._is_answered(name):
-                return Answer(Value(branch=branch, name=name, text=self._answer(call, str)), num_requests=0)
-        return self.tools.run(call)
+            result = error
+        except GrammarError as error:
+            result = RequestError(str(error), code=error.code)
+        except Exception as error:  # noqa: BLE001  of a function that answers, on whatever thread
+            name = call.op.name
+            result = BackendError(f"there is no answer to {name!r}: {error!r}", code="answer_failed", param="answers")
+            result.__cause__ = error
+        call.finish(result)
 
     def cancel(self, call: Call) -> None:
-        """Nothing is ever under way."""
+        flight = self._flights.pop(call, None)
+        if flight is not None:
+            flight.stop(self._tools)
 
-    def _generate(self, call: Call, op: Gen) -> Value:
-        samples = [self._text_for(call, op) for _ in range(op.sampling.n)]
-        text, matched = samples[0]
-        for chunk in words(text):
-            call.emit(chunk)
-        return Value(
-            branch=op.branch,
-            name=op.name,
-            text=text,
-            matched=matched,
-            usage=_usage(call, text),
-            samples=tuple(text for text, _ in samples) if op.sampling.n > 1 else None,
-        )
+    def _begin_tool(self, call: Call) -> None:
+        flight = _Flight(self._tools.start(call, partial(self._returned, call)))
+        limit_s = limit_of(call)
+        flight.timer = threading.Timer(min(limit_s, threading.TIMEOUT_MAX), self._returned, (call, late(call, limit_s)))
+        flight.timer.name, flight.timer.daemon = "bough-mock-limit", True
+        flight.timer.start()
+        self._flights[call] = flight
 
-    def _text_for(self, call: Call, op: Gen) -> tuple[str, str | None]:
-        """An answer, cut at the first stop string, and that string."""
-        text = self._answer(call, lambda: make_text(op.grammar, op.name))
-        if not conforms(text, op.grammar):
-            raise RequestError(f"the answer {text!r} to {op.name!r} is not what its constraint allows", param="answers")
-        found = [(text.index(stop), stop) for stop in op.sampling.stop_strings if stop in text]
-        if not found:
-            return text, None
-        start, stop = min(found)
-        return text[: start + len(stop) if op.sampling.include_stop else start], stop
+    def _returned(self, call: Call, result: Answer | BoughError) -> None:
+        """A tool has come to its end, or to its limit."""
+        with self.lock:
+            flight = self._flights.get(call)
+            if flight is None or flight.result is not None:
+                return
+            flight.result = result
+            flight.stop(self._tools)
+            while (ended := self._next_ended(call.run.program.id)) is not None:
+                found = self._flights.pop(ended).result
+                assert found is not None
+                ended.finish(found)
 
-    def _select(self, call: Call, op: Select) -> Value:
-        text = self._answer(call, lambda: op.choices[0])
-        if text not in op.choices:
-            raise RequestError(f"the answer {text!r} to {op.name!r} is not among its choices", param="answers")
-        weights = [3.0 if choice == text else 1.0 for choice in op.choices]
-        return Value(
-            branch=op.branch,
-            name=op.name,
-            text=text,
-            usage=_usage(call, text),
-            probabilities=tuple(weight / sum(weights) for weight in weights),
-            scores=tuple(weights),
-        )
-
-    def _answer(self, call: Call, fallback: Callable[[], str]) -> str:
-        name = call.op.name
-        if not isinstance(self.answers, Mapping):
-            return self.answers(call.prompt.text, name)
-        name = name if name in self.answers else name.partition("#")[0]
-        answer = self.answers.get(name)
-        if answer is None:
-            return fallback()
-        if isinstance(answer, str):
-            return answer
-        if name not in self._lists:
-            assert callable(answer)
-            return str(answer(call.prompt.text, call.op.name))
-        if not self._lists[name]:
-            raise RequestError(f"the answers to {name!r} are used up", param="answers")
-        return self._lists[name].popleft()
-
-
-def _usage(call: Call, text: str) -> Usage:
-    return Usage(prompt_tokens=len(words(call.prompt.text)), completion_tokens=len(words(text)))
+    def _next_ended(self, program_id: str) -> Call | None:
+        """The tool of a program to go on with: where the order matters, the one that was called first."""
+        line = [call for call in self._flights if call.run.program.id == program_id]
+        ended = [call for call in line if self._flights[call].result is not None]
+        if self.script.in_order and line[:1] != ended[:1]:
+            return None
+        return ended[0] if ended else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -57,21 +56,6 @@ class ToolRuns:
     def abandon(self, ticket: Ticket) -> None:
         self._runner.abandon(ticket)
 
-    def run(self, call: Call) -> Answer:
-        """Runs a tool and waits for it. Raises BoughError."""
-        outcomes: queue.SimpleQueue[Answer | BoughError] = queue.SimpleQueue()
-        ticket = self.start(call, outcomes.put)
-        limit = limit_of(call)
-        try:
-            outcome = outcomes.get(timeout=limit)
-        except queue.Empty:
-            outcome = late(call, limit)
-        finally:
-            self.abandon(ticket)
-        if isinstance(outcome, BoughError):
-            raise outcome
-        return outcome
-
     def close(self) -> None:
         self._runner.close()
 
@@ -84,7 +68,10 @@ def limit_of(call: Call) -> float:
 
 
 def late(call: Call, limit: float) -> EngineError:
-    """The error of a tool that takes too long."""
+    """The error of a tool that takes too long: longer than it may, or than the program has left."""
     assert isinstance(call.op, Use)
+    if call.timeout_s is not None and limit >= call.timeout_s:
+        whole = call.run.program.timeout_s
+        return EngineError(f"the program was not done within {whole:g} s", code="generation_timeout")
     message = f"the tool {call.op.tool!r} was not done within {limit:g} s"
     return EngineError(message, code="tool_timeout", param=call.op.tool)

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from ...runtime.errors import RequestError
+from ...runtime.errors import BoughError, RequestError
 from ...runtime.fill import fill
-from ...runtime.program import Failed, Program, ProgramEvent
+from ...runtime.program import Failed, Gen, Program, ProgramEvent, Select, Use, walk
 from ...runtime.results import Results
 from ...runtime.template import Result, Template
 from ...runtime.tools import ToolCall
 from .. import observe
+from ..annotations import as_json
 from ..backend import Backend, resolve_backend
+from ..batch import count_at_once, split_item
 from ..errors import ProgramError
+from ..loops import run_blocking
 from ..notebook import text_view
+from ..option_kinds import checked_timeout
+from ..options import OPTION_NAMES
 from .cost import Cost, Encoder, estimate
 from .listing import listing
 
-Kind = TypeVar("Kind")
+
+class Local(NamedTuple):
+    """What only the process has that compiled the program: its types.
+
+    texts      its result, of the texts of all values
+    make       of these and the arguments, what the body returns
+    defaults   of its parameters
+    """
+
+    texts: Result
+    make: Callable[[Any, Mapping[str, Any]], Any]
+    defaults: Mapping[str, Any]
 
 
 class CompiledProgram:
@@ -40,10 +58,12 @@ class CompiledProgram:
     {'answer': 'Paris'}
     """
 
-    def __init__(self, template: Template, *, tools: Mapping[str, ToolCall] | None = None, kind: Any = None) -> None:
+    def __init__(
+        self, template: Template, *, tools: Mapping[str, ToolCall] | None = None, local: Local | None = None
+    ) -> None:
         self.template = template
         self.tools = dict(tools or {})
-        self._kind = kind
+        self._local = local
 
     @property
     def name(self) -> str:
@@ -86,91 +106,183 @@ class CompiledProgram:
         """Reads what `save` has written. Raises as `from_json`."""
         return cls.from_json(Path(path).read_bytes(), tools=tools)
 
-    def cost(self, *, tokenizer: Encoder | None = None, **arguments: Any) -> Cost:
+    def cost(self, *args: Any, tokenizer: Encoder | None = None, **arguments: Any) -> Cost:
         """What a run with these arguments costs at most. With the model's tokenizer, tokens are counted exactly."""
-        ops, _ = fill(self.template, _plain(arguments))
+        ops, _ = fill(self.template, _plain(self._named(args, arguments)))
         return estimate(ops, tokenizer)
 
     # Running
 
     def run(
         self,
-        *,
+        *args: Any,
         backend: Backend | None = None,
         namespace: str = "",
         timeout_s: float | None = None,
         **arguments: Any,
     ) -> Any:
-        """Runs it, in one request, and returns its result: what the body returned, or all variables by name.
+        """Runs it, in one request, and returns its result: what the body returned, or all variables by name. The types
+        are those of the body; of a program that was loaded, which does not know them, those of JSON.
 
         Raises:
             RequestError: an argument is missing, unknown or of the wrong type.
             ProgramError: it failed.
         """
-        program, result = self._filled(arguments, namespace, timeout_s)
-        results = Results()
-        with closing(observe.run(self.name, resolve_backend(backend), program, self.tools)) as events:
-            for event in events:
-                _take(results, event)
-        return self._typed(results.read(result))
+        filled = self._filled(args, arguments, namespace, timeout_s)
+        if filled.generates:
+            with closing(observe.run(self.name, resolve_backend(backend), filled.program, self.tools)) as events:
+                for event in events:
+                    filled.take(event)
+        return filled.result()
 
     async def arun(
         self,
-        *,
+        *args: Any,
         backend: Backend | None = None,
         namespace: str = "",
         timeout_s: float | None = None,
         **arguments: Any,
     ) -> Any:
         """`run` for tasks; cancelling the task stops the program."""
-        program, result = self._filled(arguments, namespace, timeout_s)
-        results = Results()
-        async with aclosing(observe.arun(self.name, resolve_backend(backend), program, self.tools)) as events:
-            async for event in events:
-                _take(results, event)
-        return self._typed(results.read(result))
+        filled = self._filled(args, arguments, namespace, timeout_s)
+        if filled.generates:
+            arun = observe.arun(self.name, resolve_backend(backend), filled.program, self.tools)
+            async with aclosing(arun) as events:
+                async for event in events:
+                    filled.take(event)
+        return filled.result()
+
+    def run_batch(
+        self,
+        batch: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Runs it for each item, a dict or tuple of arguments, many at once; results in order.
+
+        A run that fails spoils no other: its error stands in the place of its result. `kwargs` are those of `run`.
+        `num_threads` says how many run at once.
+
+        >>> program.run_batch([{"country": "France"}, {"country": "Japan"}])
+        [{'answer': 'Paris'}, {'answer': 'Tokyo'}]
+        """
+        return run_blocking(self.arun_batch(batch, num_threads=num_threads, **kwargs))
+
+    async def arun_batch(
+        self,
+        batch: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        **kwargs: Any,
+    ) -> list[Any]:
+        """`run_batch` for tasks."""
+        items = [split_item(item) for item in batch]
+        permits = asyncio.Semaphore(count_at_once(num_threads))
+        shared = {**kwargs, "backend": resolve_backend(kwargs.get("backend"))}
+
+        async def one(args: tuple[object, ...], own: Mapping[str, Any]) -> Any:
+            async with permits:
+                try:
+                    return await self.arun(*args, **{**shared, **own})
+                except BoughError as error:
+                    return error
+
+        return await asyncio.gather(*(one(args, own) for args, own in items))
 
     def stream(
         self,
-        *,
+        *args: Any,
         backend: Backend | None = None,
         namespace: str = "",
         timeout_s: float | None = None,
         **arguments: Any,
     ) -> Iterator[ProgramEvent]:
         """Runs it, and yields Delta, Value, ... as they come. Leaving early stops it."""
-        program, _ = self._filled(arguments, namespace, timeout_s)
-        with closing(observe.run(self.name, resolve_backend(backend), program, self.tools)) as events:
+        filled = self._filled(args, arguments, namespace, timeout_s)
+        with closing(observe.run(self.name, resolve_backend(backend), filled.program, self.tools)) as events:
             yield from events
 
-    def _filled(self, arguments: Mapping[str, Any], namespace: str, timeout_s: float | None) -> tuple[Program, Result]:
-        ops, result = fill(self.template, _plain(arguments))
-        program = Program(id=secrets.token_hex(16), ops=ops, namespace=namespace, timeout_s=timeout_s)
-        return program, result
+    def _filled(
+        self, args: tuple[Any, ...], by_name: Mapping[str, Any], namespace: str, timeout_s: float | None
+    ) -> _Filled:
+        arguments = self._named(args, by_name)
+        template = self.template
+        if self._local is not None:
+            template = msgspec.structs.replace(template, result=self._local.texts)
+            arguments = {**self._local.defaults, **arguments}
+        ops, result = fill(template, _plain(arguments))
+        program = Program(
+            id=secrets.token_hex(16), ops=ops, namespace=namespace or "", timeout_s=checked_timeout(timeout_s)
+        )
+        return _Filled(program, Results(result), self._local, arguments)
 
-    def _typed(self, value: Any) -> Any:
-        """The result as what the body says that it returns, where that is a type that can be made of JSON."""
-        if self._kind is None:
-            return value
-        if hasattr(self._kind, "model_validate"):
-            return self._kind.model_validate(value)
-        return msgspec.convert(value, self._kind)
+    def _named(self, args: tuple[Any, ...], by_name: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments by name. Raises RequestError for one that is given twice, or is none."""
+        names = [parameter.name for parameter in self.template.parameters]
+        if len(args) > len(names):
+            there = ", ".join(names) or "none"
+            raise RequestError(
+                f"{self.name} takes {len(names)} arguments ({there}), got {len(args)}", param="arguments"
+            )
+        placed = dict(zip(names, args, strict=False))
+        if twice := placed.keys() & by_name.keys():
+            raise RequestError(f"{min(twice)} was given twice", param=min(twice))
+        for name in by_name:
+            if name not in names and name in _HINTS:
+                raise RequestError(_HINTS[name].format(name=name, program=self.name), param=name)
+        return {**placed, **by_name}
+
+
+_HINTS = {
+    **dict.fromkeys(
+        OPTION_NAMES,
+        "{name} is a sampling option, and part of what is compiled: give it to {program}.compile({name}=...)",
+    ),
+    "trace": "a compiled program keeps no timeline: use {program}.run(trace=True)",
+    "stream": "use the method stream() of the compiled program",
+}
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """A run: what is sent, and what comes back."""
+
+    program: Program
+    results: Results
+    local: Local | None
+    arguments: Mapping[str, Any]
+
+    @property
+    def generates(self) -> bool:
+        """There is something to be generated: text alone is not worth a request, as in any program."""
+        return any(isinstance(op, Gen | Select | Use) for op in walk(self.program.ops))
+
+    def take(self, event: ProgramEvent) -> None:
+        if isinstance(event, Failed):
+            raise ProgramError(event.error.message, code=event.error.code, param=event.error.param, branch=event.branch)
+        self.results.feed(event)
+
+    def result(self) -> Any:
+        found = self.results.read()
+        if self.local is None:
+            return found
+        try:
+            return self.local.make(found, self.arguments)
+        except ValueError as error:
+            raise ProgramError(str(error), code="invalid_output") from error
 
 
 def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as JSON values."""
-    plain: dict[str, Any] = msgspec.to_builtins(arguments, enc_hook=_dumped)
+    """Arguments as JSON values.
+
+    Raises:
+        RequestError: one has no such form.
+    """
+    plain: dict[str, Any] = {}
+    for name, value in arguments.items():
+        try:
+            plain[name] = as_json(value)
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"{name} is no JSON value: {error}", param=name) from error
     return plain
-
-
-def _dumped(value: Any) -> Any:
-    """A Pydantic model's fields."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    raise TypeError(f"{type(value).__name__} is no JSON value")
-
-
-def _take(results: Results, event: ProgramEvent) -> None:
-    if isinstance(event, Failed):
-        raise ProgramError(event.error.message, code=event.error.code, param=event.error.param, branch=event.branch)
-    results.feed(event)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from ...runtime.condition import Ref
 from ...runtime.program import Assign, Fork, Gen, Join, Op, Part, Repeat, RoleBegin, RoleEnd, Select, Text, Use, When
+from .token_tree import HOLD_BACK, ROOT, TokenTree
 
 
 class Encoder(Protocol):
@@ -20,17 +20,18 @@ class Encoder(Protocol):
 
 _ROLE_TOKENS = 4
 """What a chat template writes before and after a message, if no tokenizer is there to say."""
-_BYTES_PER_TOKEN = 4.0
+_BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """An upper bound: generations as long as they may be, loops as often, of two ways the dearer one.
+    """An upper bound: generations as long as they may be, loops as often, of two ways the dearer one. What tools return
+    is not counted.
 
     calls             generations and selections
     tool_calls        calls of tools
     prompt_tokens     in the prompts of all calls together, as an API that keeps no state would bill them
-    computed_tokens   of these, the ones that are computed: each token of the tree once
+    computed_tokens   of these, the ones that the cache does not have
     generated_tokens  at most
     critical_calls    in the longest chain of calls that wait for each other
     critical_tokens   generated in that chain
@@ -60,6 +61,7 @@ class Cost:
                 f"prompt tokens     {about}{self.prompt_tokens:,}, of which {share:.0%} come from the cache",
                 f"generated tokens  {self.generated_tokens:,} at most",
                 f"longest chain     {self.critical_calls} calls, {self.critical_tokens:,} tokens",
+                *(["not counted       what tools return"] if self.tool_calls else []),
             )
         )
 
@@ -117,8 +119,12 @@ class _Moment:
     calls: int = 0
     last: _Link | None = None
 
+    @property
+    def time(self) -> tuple[float, float]:
+        return self.tokens, self.calls
+
     def later(self, other: _Moment) -> _Moment:
-        return max(self, other, key=lambda moment: (moment.tokens, moment.calls))
+        return max(self, other, key=lambda moment: moment.time)
 
     def after(self, tokens: int, name: str) -> _Moment:
         return _Moment(self.tokens + tokens, self.calls + 1, _Link(name, self.last))
@@ -133,36 +139,23 @@ class _Moment:
         return tuple(Counter(reversed(names)).items())
 
 
-@dataclass(eq=False)
-class _Debt:
-    """Tokens before a fork that no call has covered yet."""
-
-    tokens: int
-
-
 @dataclass
 class _Line:
-    """A branch: its tokens, how many of the last ones no call has covered yet, when it has come so far, and the roles
-    of its messages. `owed` are those of branches around it: the first call in any of them pays."""
+    """A branch: how long it is and was when it was forked, its place in the tree, when it has come so far, and the
+    roles of its messages."""
 
     length: int = 0
-    forked_at: int = 0
-    uncovered: int = 0
-    owed: tuple[_Debt, ...] = ()
+    node: int = ROOT
+    forked_at: int = ROOT
     moment: _Moment = field(default_factory=_Moment)
     roles: tuple[str, ...] = ()
 
-    def append(self, count: int) -> None:
-        self.length += count
-        self.uncovered += count
 
-    def pay(self) -> int:
-        """A call covers all that is uncovered: how much."""
-        total = self.uncovered + sum(debt.tokens for debt in self.owed)
-        for debt in self.owed:
-            debt.tokens = 0
-        self.uncovered, self.owed = 0, ()
-        return total
+class _Made(NamedTuple):
+    """The tokens of a value, and when it is there."""
+
+    tokens: tuple[Hashable, ...]
+    moment: _Moment
 
 
 def estimate(ops: Iterable[Op], tokenizer: Encoder | None = None) -> Cost:
@@ -175,20 +168,23 @@ def itemise(ops: Iterable[Op], tokenizer: Encoder | None = None) -> Bill:
     return _Estimate(tokenizer).run(tuple(ops))
 
 
-def _count(text: str) -> int:
-    return math.ceil(len(text.encode()) / _BYTES_PER_TOKEN)
+def _chunks(text: str) -> list[Hashable]:
+    """A text cut into pieces of the length of a token."""
+    data = text.encode(errors="replace")
+    return [data[start : start + _BYTES_PER_TOKEN] for start in range(0, len(data), _BYTES_PER_TOKEN)]
 
 
 class _Estimate:
     """Walks the instructions in the order in which they were recorded, which is one that respects all waiting."""
 
     def __init__(self, tokenizer: Encoder | None) -> None:
-        self._count = _count if tokenizer is None else lambda text: len(tokenizer.encode(text))
+        self._encode: Callable[[str], Sequence[Hashable]] = _chunks if tokenizer is None else tokenizer.encode
         self._tokenizer: Any = tokenizer
+        self._tree = TokenTree()
         self._items: dict[Ref, Item] = {}
         self._shares: list[Share] = []
         self._lines: dict[int, _Line] = {0: _Line()}
-        self._values: dict[Ref, tuple[int, _Moment]] = {}
+        self._values: dict[Ref, _Made] = {}
         self._calls = self._tool_calls = self._prompt = self._computed = self._generated = 0
 
     def run(self, ops: tuple[Op, ...]) -> Bill:
@@ -211,7 +207,7 @@ class _Estimate:
             items=tuple(self._items.values()),
             chain=last.chain(),
             shares=tuple(dict.fromkeys(self._shares)),
-            uncovered_tokens=self._lines[0].uncovered,
+            uncovered_tokens=self._tree.missing(self._lines[0].node),
         )
 
     def _all(self, ops: Iterable[Op]) -> None:
@@ -223,31 +219,24 @@ class _Estimate:
             case Text(parts=parts):
                 self._append(line, parts)
             case RoleBegin(role=role):
-                line.append(self._role_tokens(line, role, opens=True))
+                self._extend(line, self._role_tokens(line, role, opens=True))
                 line.roles = (*line.roles, role)
             case RoleEnd():
-                line.append(self._role_tokens(line, line.roles[-1] if line.roles else "", opens=False))
+                self._extend(line, self._role_tokens(line, line.roles[-1] if line.roles else "", opens=False))
             case Assign(name=name, parts=parts):
-                aside = replace(line, length=0)
+                aside = _Line(moment=line.moment)
                 self._append(aside, parts)
-                self._values[Ref(op.branch, name)] = (aside.length, aside.moment)
-            case Gen(name=name, sampling=sampling):
-                tokens = sampling.max_tokens or 0
-                item = self._call(op, line, sampling.n, 0)
-                item.generated_tokens += tokens * sampling.n
-                self._generated += tokens * sampling.n
-                self._made(line, name, tokens, op.branch)
-            case Select(name=name, choices=choices):
-                lengths = [self._count(choice) for choice in choices]
-                self._call(op, line, 1, sum(lengths))
-                self._made(line, name, 0, op.branch)
-                line.length += max(lengths, default=0)
+                self._values[Ref(op.branch, name)] = _Made(self._text(parts), aside.moment)
+            case Gen():
+                self._gen(op, line)
+            case Select():
+                self._select(op, line)
             case Use(name=name, arguments=arguments):
                 self._tool_calls += 1
                 self._item(op, name).times += 1
                 for _, parts in arguments:
                     line.moment = self._append(replace(line), parts)
-                self._values[Ref(op.branch, name)] = (0, line.moment)
+                self._values[Ref(op.branch, name)] = _Made((), line.moment)
             case _:
                 self._structure(op, line)
 
@@ -255,37 +244,69 @@ class _Estimate:
         match op:
             case Fork(children=children):
                 self._shares += [Share(op.branch, children, line.length)] if len(children) > 1 else []
-                if line.uncovered:
-                    line.owed = (*line.owed, _Debt(line.uncovered))
-                    line.uncovered = 0
-                self._lines |= {child: replace(line, forked_at=line.length) for child in children}
+                self._lines |= {child: replace(line, forked_at=line.node) for child in children}
             case Join(children=children, mode=mode):
                 for child in (self._lines[child] for child in children):
                     line.moment = line.moment.later(child.moment)
                     if mode == "append":
-                        line.append(child.length - child.forked_at)
+                        self._extend(line, self._tree.between(child.forked_at, child.node))
             case When(then=then, otherwise=otherwise):
                 self._dearer(then, otherwise)
             case Repeat(body=body, at_most=at_most):
                 for _ in range(at_most):
                     self._all(body)
 
+    def _gen(self, op: Gen, line: _Line) -> None:
+        """What is generated is computed as it comes, but for its last token."""
+        count, samples = op.sampling.max_tokens or 0, op.sampling.n
+        now = line.moment.time
+        first = max(1, self._tree.compute(line.node, now)) if line.length else 0
+        computed = first + (samples - 1) * (first if first < HOLD_BACK else 1)
+        item = self._call(op, line.length * samples, computed)
+        item.generated_tokens += count * samples
+        self._generated += count * samples
+        made = tuple((op.branch, op.name, item.times, index) for index in range(count))
+        self._tree.compute(self._tree.after(line.node, made[:-1]), now)
+        self._made(op, line, made, count)
+
+    def _select(self, op: Select, line: _Line) -> None:
+        """The choices are computed as one tree, but for the last token of each."""
+        choices = [tuple(self._encode(choice)) for choice in op.choices]
+        computed = max(1, self._tree.compute_all(line.node, choices, line.moment.time)) if line.length else 0
+        prompt = line.length + _num_inner(choices)
+        if op.method == "unconditional_likelihood_normalized":
+            computed, prompt = computed + _num_inner(choices), prompt + _num_inner(choices)
+        self._call(op, prompt, computed)
+        self._made(op, line, max(choices, key=len, default=()), 0)
+
+    def _made(self, op: Gen | Select, line: _Line, tokens: tuple[Hashable, ...], num_steps: int) -> None:
+        self._extend(line, tokens)
+        line.moment = line.moment.after(max(num_steps, 1), op.name)
+        self._values[Ref(op.branch, op.name)] = _Made(tokens, line.moment)
+
     def _append(self, line: _Line, parts: Iterable[Part]) -> _Moment:
         """Text waits for the values in it."""
-        text: list[str] = []
         for part in parts:
-            if isinstance(part, Ref):
-                length, moment = self._values.get(part, (0, _Moment()))
-                line.append(length)
-                line.moment = line.moment.later(moment)
-            elif isinstance(part, str):
-                text.append(part)
-        line.append(self._count("".join(text)) if text else 0)
+            if isinstance(part, Ref) and part in self._values:
+                line.moment = line.moment.later(self._values[part].moment)
+        self._extend(line, self._text(parts))
         return line.moment
 
-    def _call(self, op: Gen | Select, line: _Line, count: int, extra: int) -> Item:
+    def _text(self, parts: Iterable[Part]) -> tuple[Hashable, ...]:
+        tokens: list[Hashable] = []
+        for part in parts:
+            if isinstance(part, Ref):
+                tokens += self._values[part].tokens if part in self._values else ()
+            elif isinstance(part, str):
+                tokens += self._encode(part)
+        return tuple(tokens)
+
+    def _extend(self, line: _Line, tokens: Sequence[Hashable]) -> None:
+        line.length += len(tokens)
+        line.node = self._tree.after(line.node, tokens)
+
+    def _call(self, op: Gen | Select, prompt: int, computed: int) -> Item:
         item = self._item(op, op.name)
-        prompt, computed = line.length * count + extra, line.pay() + extra
         item.times += 1
         item.prompt_tokens += prompt
         item.computed_tokens += computed
@@ -298,19 +319,15 @@ class _Estimate:
         new = Item(kind=type(op).__name__.lower(), branch=op.branch, name=name)
         return self._items.setdefault(Ref(op.branch, name), new)
 
-    def _role_tokens(self, line: _Line, role: str, *, opens: bool) -> int:
+    def _role_tokens(self, line: _Line, role: str, *, opens: bool) -> Sequence[Hashable]:
         """Tokens of the chat template before a message, or after it."""
         chat = getattr(self._tokenizer, "chat", None)
         if chat is None:
-            return _ROLE_TOKENS
+            return [(role, opens, index) for index in range(_ROLE_TOKENS)]
         before = line.roles if opens else line.roles[:-1]
         pieces = chat.role_pieces(before, role)
-        return len(self._tokenizer.encode(pieces.prefix if opens else pieces.suffix, special=True))
-
-    def _made(self, line: _Line, name: str, tokens: int, branch: int) -> None:
-        line.length += tokens
-        line.moment = line.moment.after(max(tokens, 1), name)
-        self._values[Ref(branch, name)] = (tokens, line.moment)
+        tokens: Sequence[Hashable] = self._tokenizer.encode(pieces.prefix if opens else pieces.suffix, special=True)
+        return tokens
 
     def _dearer(self, then: tuple[Op, ...], otherwise: tuple[Op, ...]) -> None:
         """Goes on with the side that generates more."""
@@ -330,3 +347,8 @@ def _weight(ops: Iterable[Op]) -> int:
             case Repeat(body=body, at_most=at_most):
                 total += at_most * _weight(body)
     return total
+
+
+def _num_inner(choices: Sequence[Sequence[Hashable]]) -> int:
+    """Tokens of the choices, as a tree, that something follows."""
+    return len({tuple(choice[:stop]) for choice in choices for stop in range(1, len(choice))})

@@ -14,13 +14,14 @@ from ...runtime.program import Op, walk
 from ...runtime.rewrite import parts_in
 from ...runtime.template import ResultConstant, Template
 from ..table import aligned
-from .build import compile_body, refs_of
+from .build import compile_body
 from .cost import Bill, Cost, Encoder, Item, itemise
 from .listing import MAX_TEXT, listing
 from .optimise import optimise
 from .placeholder import CompileError, Marks
 from .prefix import constant_start
-from .signature import hints_of, parameters_of, stand_in
+from .result import refs_of
+from .signature import parameters_of, stand_ins
 from .tracing import trace_start
 
 _HEAD = ("value", "branch", "times", "prompt", "computed", "generated")
@@ -42,7 +43,7 @@ def explain(
         plain = compile_body(body, {**bound, **arguments}, defaults, optimisations=()).template
     except CompileError as error:
         return "\n".join(_partly(title, body, {**bound, **arguments}, defaults, error, tokenizer))
-    ops = optimise(plain.ops, set(refs_of(plain.result)))
+    ops = optimise(plain.ops, set(refs_of(plain.result))) or plain.ops
     return "\n".join(_whole(plain, replace(plain, ops=ops), start, tokenizer))
 
 
@@ -50,8 +51,8 @@ def _first_ops(
     title: str, body: Callable[..., Any], known: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[Op, ...]:
     """What the body records before it looks at what it does not know."""
-    marks, hints = Marks(), hints_of(body)
-    arguments = {one.name: stand_in(hints.get(one.name, str), one.name, marks) for one in parameters_of(body, known)}
+    marks = Marks(title)
+    arguments = stand_ins(body, known, marks)
     return trace_start(title, body, {**arguments, **known}, defaults, marks)
 
 
@@ -62,7 +63,11 @@ def _whole(plain: Template, template: Template, start: Sequence[Op], tokenizer: 
     bill = itemise(ops, tokenizer)
     yield listing(template)
     yield ""
-    yield f"runs as one request to the engine, with {_calls(bill.cost)}"
+    if bill.items:
+        yield f"runs as one request to the engine, with {_calls(bill.cost)}"
+    else:
+        yield "sends no request: nothing is generated, and no tool is used"
+        return
     holes = sorted({part.name for op in walk(ops) for part in parts_in(op) if isinstance(part, Hole)})
     yield from _bill(bill, tokenizer)
     if holes:

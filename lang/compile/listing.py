@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from ...constrain.spec import GrammarSpec
+from ...constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
 from ...runtime.condition import Compare, Condition, Count, Either, Every, Hole, Matches, Negation, Operand, Ref, Times
 from ...runtime.program import (
     Assign,
@@ -39,6 +40,8 @@ from ...runtime.template import (
 )
 
 MAX_TEXT = 72
+_MAX_LINE = 110
+_MAX_DEPTH = 6
 _RELATIONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "contains": "contains"}
 
 
@@ -53,36 +56,49 @@ def listing(template: Template) -> str:
     """
     parameters = ", ".join(map(_parameter, template.parameters))
     lines = [f"program {template.name}({parameters})"]
-    lines += [f"{branch:>5} | {text}" for branch, text in _lines(template.ops, 0)]
+    lines += [f"{branch:>5} | {'  ' * depth}{text}" for branch, depth, text in _Lines().of(template.ops, 0)]
     return "\n".join([*lines, f"result {_result(template.result)}"])
 
 
 def _parameter(parameter: Parameter) -> str:
-    schema = json.loads(parameter.schema)
-    kind = schema.get("type", "any") if isinstance(schema, dict) else "any"
-    default = "" if parameter.default is None else f" = {_short(parameter.default)}"
-    return f"{parameter.name}: {kind if isinstance(kind, str) else 'any'}{default}"
+    default = "" if parameter.default is None else f" = {_cut(parameter.default)}"
+    return f"{parameter.name}: {schema_text(json.loads(parameter.schema))}{default}"
 
 
-def _lines(ops: Iterable[Op], depth: int) -> Iterator[tuple[int, str]]:
-    indent = "  " * depth
-    inside: set[int] = set()
-    for op in ops:
-        if isinstance(op, RoleEnd):
-            inside.discard(op.branch)
-            continue
-        yield op.branch, indent + "  " * (op.branch in inside) + _line(op)
-        match op:
-            case RoleBegin():
-                inside.add(op.branch)
-            case When(then=then, otherwise=otherwise):
-                yield from _lines(then, depth + 1)
-                if otherwise:
-                    yield op.branch, f"{indent}otherwise"
-                    yield from _lines(otherwise, depth + 1)
-            case Repeat(body=body, until=until, at_most=at_most):
-                yield from _lines(body, depth + 1)
-                yield op.branch, f"{indent}until {condition_text(until)}, {at_most} times at most"
+class _Lines:
+    """Lines with their branches and depths: what is in a message, a block or a branch stands below it."""
+
+    def __init__(self) -> None:
+        self._depths: dict[int, int] = {}
+        self._open: set[int] = set()
+
+    def of(self, ops: Iterable[Op], depth: int) -> Iterator[tuple[int, int, str]]:
+        for op in ops:
+            own = self._depths.setdefault(op.branch, 0)
+            here = depth + own
+            if isinstance(op, RoleEnd):
+                self._close(op.branch)
+                continue
+            if isinstance(op, RoleBegin):
+                self._open.add(op.branch)
+                self._depths[op.branch] = own + 1
+            if isinstance(op, Fork):
+                self._depths |= dict.fromkeys(op.children, own + 1)
+            yield op.branch, here - (isinstance(op, Join) and op.branch in self._open), _line(op)
+            match op:
+                case When(then=then, otherwise=otherwise):
+                    yield from self.of(then, depth + 1)
+                    if otherwise:
+                        yield op.branch, here, "otherwise"
+                        yield from self.of(otherwise, depth + 1)
+                case Repeat(body=body, until=until, at_most=at_most):
+                    yield from self.of(body, depth + 1)
+                    yield op.branch, here, f"until {condition_text(until)}, {at_most} times at most"
+
+    def _close(self, branch: int) -> None:
+        """A message ends; one that was open before a fork does so in each branch."""
+        self._open.discard(branch)
+        self._depths[branch] = max(0, self._depths[branch] - 1)
 
 
 def _line(op: Op) -> str:
@@ -94,7 +110,7 @@ def _line(op: Op) -> str:
         case Gen():
             return f"gen {op.name}{_options(op)}"
         case Select(name=name, choices=choices, method=method):
-            return f"select {name} of {_short(', '.join(map(json.dumps, choices)))}, {method}"
+            return f"select {name} of {_cut(', '.join(map(_quoted, choices)))}, {method}"
         case Assign(name=name, parts=parts):
             return f"{name} = {_parts(parts)}"
         case Use(name=name, tool=tool, arguments=arguments):
@@ -116,7 +132,7 @@ def _line(op: Op) -> str:
 
 def _options(op: Gen) -> str:
     """What is not the default: sampling parameters, the constraint, the time-out."""
-    given = [f"{name}={_short(json.dumps(value))}" for name, value in msgspec.to_builtins(op.sampling).items()]
+    given = [f"{name}={_cut(json.dumps(value))}" for name, value in msgspec.to_builtins(op.sampling).items()]
     if op.grammar is not None:
         given.append(_grammar(op.grammar))
     if op.timeout_s is not None:
@@ -125,9 +141,50 @@ def _options(op: Gen) -> str:
 
 
 def _grammar(grammar: GrammarSpec) -> str:
+    match grammar:
+        case JsonSchema(schema=schema):
+            return f"schema {schema_text(json.loads(schema))}"
+        case Regex(pattern=pattern):
+            return f"regex /{_cut(pattern)}/"
+        case Choice(options=choices):
+            return f"one of {_cut(', '.join(map(_quoted, choices)))}"
     fields = msgspec.to_builtins(grammar)
     first = next((value for name, value in fields.items() if name != "type"), "")
-    return f"{type(grammar).__name__} {_short(first if isinstance(first, str) else json.dumps(first))}"
+    return f"{type(grammar).__name__} {_cut(first if isinstance(first, str) else json.dumps(first))}"
+
+
+def schema_text(schema: Any) -> str:
+    """A JSON Schema in a few words, without what narrows its types further."""
+    return _cut(_words(schema, schema.get("$defs", {}) if isinstance(schema, dict) else {}, 0))
+
+
+def _words(schema: Any, definitions: Mapping[str, Any], depth: int) -> str:
+    def inner(one: Any) -> str:
+        return _words(one, definitions, depth + 1)
+
+    match schema:
+        case _ if depth > _MAX_DEPTH:
+            return "..."
+        case {"$ref": str(reference)}:
+            return inner(definitions.get(reference.rpartition("/")[2], {}))
+        case {"enum": [*values]}:
+            return " | ".join(map(_quoted, values))
+        case {"const": value}:
+            return _quoted(value)
+        case {"anyOf": [*several]} | {"oneOf": [*several]}:
+            return " | ".join(map(inner, several))
+        case {"properties": {**properties}}:
+            return "{" + ", ".join(f"{name}: {inner(one)}" for name, one in properties.items()) + "}"
+        case {"prefixItems": [*items]}:
+            return f"[{', '.join(map(inner, items))}]"
+        case {"type": "array", "items": items}:
+            return f"[{inner(items)}, ...]"
+        case {"type": [*kinds]}:
+            return " | ".join(map(str, kinds))
+        case {"type": kind}:
+            return str(kind)
+        case _:
+            return "any"
 
 
 def _parts(parts: Iterable[Part]) -> str:
@@ -137,7 +194,7 @@ def _parts(parts: Iterable[Part]) -> str:
 def _part(part: Part) -> str:
     match part:
         case str():
-            return _short(json.dumps(part, ensure_ascii=False))
+            return _quoted(part)
         case Hole(name=name, spec=spec):
             return "{" + name + (f":{spec}" if spec else "") + "}"
         case Ref(branch=branch, name=name):
@@ -150,7 +207,7 @@ def condition_text(condition: Condition) -> str:
         case Compare(left=left, relation=relation, right=right):
             return f"{_operand(left)} {_RELATIONS[relation]} {_operand(right)}"
         case Matches(text=text, pattern=pattern):
-            return f"{_operand(text)} matches /{_short(pattern)}/"
+            return f"{_operand(text)} matches /{_cut(pattern)}/"
         case Every(of=of):
             return "(" + " and ".join(map(condition_text, of)) + ")"
         case Either(of=of):
@@ -171,23 +228,42 @@ def _operand(operand: Operand) -> str:
             return f"{operand:g}"
 
 
-def _result(result: Result) -> str:
+def _result(result: Result, margin: str = "") -> str:
+    """In one line, or with a line for each item if that would be a long one."""
     match result:
         case ResultConstant(json=text):
-            return _short(text)
+            return _cut(text)
         case ResultText(parts=parts):
             return _parts(parts)
         case ResultList(items=items):
-            return f"[{', '.join(map(_result, items))}]"
+            return _several("[]", [("", item) for item in items], margin)
         case ResultObject(fields=fields):
-            return "{" + ", ".join(f"{name}: {_result(field)}" for name, field in fields) + "}"
+            return _several("{}", [(f"{name}: ", field) for name, field in fields], margin)
         case ResultProbabilities(ref=ref):
             return f"probabilities of {_part(ref)}"
         case ResultArgument(hole=hole):
             return _part(hole)
-        case ResultValue(ref=ref, reading=reading):
-            return f"{_part(ref)} as {reading}"
+        case ResultValue(ref=ref, reading=reading, part=part):
+            whole = _part(ref) if part is None else f"the {part.which} in {_part(ref)}"
+            return f"{whole} as {reading}"
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 20]} ... ({len(text):,} characters)"
+def _several(marks: str, items: Sequence[tuple[str, Result]], margin: str) -> str:
+    line = marks[0] + ", ".join(name + _result(item) for name, item in items) + marks[1]
+    if len(line) + len(margin) <= _MAX_LINE:
+        return line
+    deeper = margin + "  "
+    lines = [f"{deeper}{name}{_result(item, deeper)}" for name, item in items]
+    return "\n".join([marks[0], *lines, margin + marks[1]])
+
+
+def _quoted(value: Any) -> str:
+    """A text in quotes, without its end if it is long."""
+    text = value if isinstance(value, str) else ""
+    if len(text) <= MAX_TEXT:
+        return json.dumps(value, ensure_ascii=False)
+    return f"{json.dumps(text[: MAX_TEXT - 20] + '...', ensure_ascii=False)}[{len(text):,} characters]"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 20]} ... [{len(text):,} characters]"

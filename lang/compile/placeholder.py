@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any, NoReturn
 
+from ...runtime import condition as conditions
 from ...runtime.condition import Hole
 from ...runtime.program import Part
 from ...runtime.rewrite import Parts
-from ..condition import Condition, Operand
-from ..entry import Kept, parts_of
+from ..condition import Comparison, Condition, Operand
+from ..entry import Derived, Kept, parts_of
 from ..errors import ProgramError
-from ..place import caller
+from ..place import place
 from ..stretch import Slot
 
 _OPEN, _CLOSE = "\ue0b0", "\ue0b1"
@@ -30,18 +33,36 @@ class CompileError(ProgramError):
 
 @dataclass(frozen=True, eq=False)
 class Unknown:
-    """Something that is not known yet: an argument or a variable, as `what` names it for people.
+    """Something that is not known yet: an argument or a variable.
 
+    kind       what it is read as; of a variable, None: as its generation says
     writable   its text is what `str` gives of the value, so that it can stand in text
+    plain      so it is with a format, too
     """
 
-    source: Hole | Slot | Kept
-    what: str
+    source: Hole | Slot | Kept | Derived
+    kind: Any = None
     writable: bool = True
+    plain: bool = True
+
+    @property
+    def what(self) -> str:
+        """Its name for people."""
+        match self.source:
+            case Hole(name=name):
+                return f"the argument {name!r}"
+            case Slot(variable=name) | Kept(variable=name) | Derived(slot=Slot(variable=name)):
+                return f"the value {name!r}"
 
     def parts(self) -> Parts:
         """It as parts of an instruction, once the instructions are made."""
-        return (self.source,) if isinstance(self.source, Hole) else tuple(parts_of((self.source,)))
+        match self.source:
+            case Hole():
+                return (self.source,)
+            case Slot() | Kept():
+                return tuple(parts_of((self.source,)))
+            case Derived():
+                raise AssertionError("a part of a value is not writable")
 
 
 class Probabilities:
@@ -58,7 +79,7 @@ class Probabilities:
     def _unknown(self) -> CompileError:
         return CompileError(
             f"the probabilities of {self.slot.name!r} are not known when the program is compiled: they can be returned",
-            place=caller(),
+            place=place(),
         )
 
     def __getitem__(self, choice: str) -> Any:
@@ -72,9 +93,13 @@ class Probabilities:
 
 
 class Marks:
-    """The unknown values of one compilation. In text, each is a mark: two characters of private use, and its number."""
+    """The unknown values of one compilation. In text, each is a mark: two characters of private use, and its number.
 
-    def __init__(self) -> None:
+    title   of the program, for messages
+    """
+
+    def __init__(self, title: str = "f") -> None:
+        self.title = title
         self._unknown: list[Unknown] = []
 
     def placeholder(self, unknown: Unknown) -> Placeholder:
@@ -95,13 +120,46 @@ class Marks:
             if index % 2:
                 unknown = self._unknown[int(piece)]
                 if not unknown.writable:
-                    raise CompileError(
-                        f"{unknown.what} is generated in another form than `str` writes it, and cannot stand in text: "
-                        "append s.ref(name) for the text as it was generated"
-                    )
+                    raise CompileError(self._not_written(unknown))
                 yield from unknown.parts()
             elif piece:
                 yield piece
+
+    def operand(self, text: str) -> conditions.Operand:
+        """The same of an operand of a condition. An argument is compared by its JSON."""
+        only = _MARK.fullmatch(text)
+        source = self._unknown[int(only[1])].source if only is not None else None
+        if isinstance(source, Hole):
+            return source
+        parts = self.parts(text)
+        return parts[0] if len(parts) == 1 else text
+
+    def _not_written(self, unknown: Unknown) -> str:
+        match unknown.source:
+            case Hole():
+                return (
+                    f"{unknown.what} is given in another form than `str` writes it, and cannot stand in text: take a "
+                    f"str in its place, or {self.advice(unknown)}"
+                )
+            case Derived():
+                return f"{unknown.what} is a part of what is generated: it can be returned, but not stand in text"
+            case _:
+                return (
+                    f"{unknown.what} is generated in another form than `str` writes it, and cannot stand in text: "
+                    "append s.ref(name) for the text as it was generated"
+                )
+
+    def advice(self, unknown: Unknown) -> str:
+        """What to do instead of looking at it."""
+        if not isinstance(unknown.source, Hole):
+            return "use bough.when or bough.repeat_until"
+        name = unknown.source.name.partition("/")[0]
+        return f"pass it as known, {self.title}.compile({name}=...)"
+
+
+def clean(text: str) -> str:
+    """`text` for people: with `...` for marks."""
+    return re.sub(rf"{_OPEN}[0-9]+{_CLOSE}", "...", text)
 
 
 def has_marks(encoded: bytes) -> bool:
@@ -117,6 +175,21 @@ class _Marked(Operand):
 
     def lowered(self) -> str:
         return self.text
+
+
+class _Asked(Comparison):
+    """A comparison with a placeholder. Python cannot decide by it."""
+
+    __slots__ = ("placeholder",)
+
+    placeholder: Placeholder
+
+    def __init__(self, compared: Comparison, placeholder: Placeholder) -> None:
+        super().__init__(compared.left, compared.relation, compared.right)
+        object.__setattr__(self, "placeholder", placeholder)
+
+    def __bool__(self) -> bool:
+        self.placeholder.refuse("deciding by")
 
 
 class Placeholder(str):
@@ -136,17 +209,42 @@ class Placeholder(str):
     def refuse(self, what: str) -> NoReturn:
         raise CompileError(
             f"{what} {self.unknown.what} needs its value, which is not known when the program is compiled: "
-            "use bough.when or bough.repeat_until, or give it to compile()",
-            place=caller(),
+            f"{self.marks.advice(self.unknown)}",
+            place=place(),
         )
 
     def __format__(self, spec: str) -> str:
         if not spec:
             return str.__str__(self)
-        if not isinstance(self.unknown.source, Hole):
+        if not isinstance(self.unknown.source, Hole) or not self.unknown.plain:
             self.refuse(f"formatting with {spec!r}")
         hole = Hole(self.unknown.source.name, spec)
-        return str.__str__(self.marks.placeholder(Unknown(hole, self.unknown.what)))
+        return str.__str__(self.marks.placeholder(Unknown(hole)))
+
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, str):
+            return str.__str__(self) + str.__str__(other)
+        return self._beside(other, "__radd__")
+
+    def __radd__(self, other: Any) -> Any:
+        if isinstance(other, str):
+            return str.__str__(other) + str.__str__(self)
+        return self._beside(other, "__add__")
+
+    def _beside(self, other: Any, method: str) -> Any:
+        """What is no text: expressions know what to do with one, numbers and lists do not."""
+        if isinstance(other, Number | list | tuple) or not hasattr(other, method):
+            self.refuse("calculating with")
+        return NotImplemented
+
+    def __rmod__(self, template: Any) -> Any:
+        """`"%s" % placeholder`."""
+        if not isinstance(template, str):
+            self.refuse("calculating with")
+        try:
+            return template % (str.__str__(self),)
+        except TypeError:
+            self.refuse("formatting with % of")
 
     def contains(self, text: str | Operand) -> Condition:
         """Its text contains `text`."""
@@ -169,6 +267,9 @@ class Placeholder(str):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        kind = self.unknown.kind
+        if name == "value" and isinstance(kind, type) and issubclass(kind, enum.Enum):
+            return self.marks.placeholder(Unknown(self.unknown.source))  # it is what the argument's JSON is
         self.refuse(f"the attribute {name!r} of")
 
 
@@ -181,20 +282,22 @@ def _refusing(what: str) -> Callable[..., Any]:
 
 def _comparing(name: str) -> Callable[[Placeholder, object], Condition]:
     def compared(self: Placeholder, other: object) -> Condition:
-        condition: Condition = getattr(self._operand, name)(other)
-        return condition
+        return _Asked(getattr(self._operand, name)(other), self)
 
     return compared
 
 
+_OPERATORS = ("sub", "mul", "matmul", "truediv", "floordiv", "divmod", "pow", "lshift", "rshift", "and", "xor", "or")
 _LOOKING = {
     "bool": "deciding by",
     "len": "the length of",
     "iter": "a loop over",
+    "reversed": "a loop over",
     "contains": "looking into",
     "getitem": "an element of",
-    **dict.fromkeys(("int", "float", "index", "complex"), "a number made of"),
-    **dict.fromkeys(("mul", "rmul", "mod", "rmod", "sub", "rsub", "truediv", "floordiv"), "calculating with"),
+    **dict.fromkeys(("int", "float", "index", "complex", "round", "trunc", "floor", "ceil"), "a number made of"),
+    **dict.fromkeys(("mod", "neg", "pos", "abs", "invert", *_OPERATORS), "calculating with"),
+    **dict.fromkeys((f"r{name}" for name in _OPERATORS), "calculating with"),
 }
 for _name, _what in _LOOKING.items():
     setattr(Placeholder, f"__{_name}__", _refusing(_what))

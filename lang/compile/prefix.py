@@ -12,7 +12,7 @@ from ...runtime.sampling import SamplingParams
 from ..backend import Backend
 from ..errors import ProgramError
 from .placeholder import Marks
-from .signature import hints_of, parameters_of, stand_in
+from .signature import stand_ins
 from .tracing import trace_start
 
 _FIRST_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
@@ -26,8 +26,8 @@ def cache_prefix(
     Raises:
         ProgramError: the backend refused it. What the body raises passes through.
     """
-    marks, hints = Marks(), hints_of(body)
-    arguments = {one.name: stand_in(hints.get(one.name, str), one.name, marks) for one in parameters_of(body, known)}
+    marks = Marks(title)
+    arguments = stand_ins(body, known, marks)
     prefix = tuple(constant_start(trace_start(title, body, {**arguments, **known}, defaults, marks)))
     if any(isinstance(op, Text) for op in prefix):
         _compute(backend, prefix)

@@ -1,110 +1,152 @@
-"""The parameters of a program's body as JSON: for compiled programs and for the tools that people register."""
+"""The parameters of a program's body: as JSON, and what stands for them while it is compiled."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import datetime
+import decimal
+import enum
 import inspect
 import json
-import sys
 import types
 import typing
+import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, get_origin
-
-import msgspec
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from ...runtime.condition import Hole
 from ...runtime.template import Parameter
+from ..annotations import annotations_of, as_json, described, fields_of
+from ..place import place
 from .placeholder import CompileError, Marks, Unknown
 
+_PLAIN = (str, int, float, bool, type(None), Any, object)
+_WRITABLE = (*_PLAIN, decimal.Decimal, uuid.UUID, datetime.date, datetime.time)
+_MIXED = (enum.StrEnum, enum.IntEnum)
 
-def hints_of(body: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a function, resolved as far as they can be."""
-    try:
-        return typing.get_type_hints(body)
-    except (NameError, TypeError):  # of names that exist for type checkers only
-        return {name: value for name, value in body.__annotations__.items() if not isinstance(value, str)}
+
+def open_parameters(body: Callable[..., Any], known: Mapping[str, Any]) -> list[inspect.Parameter]:
+    """The parameters after the state that are not `known`."""
+    after_state = list(inspect.signature(body).parameters.values())[1:]
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one for one in after_state if one.name not in known and one.kind not in several]
 
 
 def parameters_of(body: Callable[..., Any], known: Mapping[str, Any]) -> Iterator[Parameter]:
-    """The parameters after the state that are not `known`.
+    """The same as data.
 
     Raises:
         CompileError: one cannot be given as JSON.
     """
-    hints = hints_of(body)
-    for parameter in list(inspect.signature(body).parameters.values())[1:]:
-        if parameter.name in known:
-            continue
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
+    kinds = annotations_of(body)
+    for parameter in open_parameters(body, known):
         yield Parameter(
             name=parameter.name,
-            schema=schema_of(hints.get(parameter.name, Any), parameter.name),
+            schema=_schema_of(kinds.get(parameter.name, Any), parameter.name),
             default=None if parameter.default is parameter.empty else _default(parameter),
         )
 
 
-def schema_of(kind: Any, name: str) -> str:
-    """The JSON Schema of a type.
-
-    Raises:
-        CompileError: it has none.
-    """
+def _schema_of(kind: Any, name: str) -> str:
     try:
-        return json.dumps(msgspec.json.schema(kind))
+        return json.dumps(described(kind).schema)
     except TypeError as error:
-        if (pydantic := sys.modules.get("pydantic")) is not None:  # a model, or a type that holds some
-            with contextlib.suppress(pydantic.PydanticUserError):
-                return json.dumps(pydantic.TypeAdapter(kind).json_schema())
         raise CompileError(f"the parameter {name!r} cannot be given as JSON: {error}", param=name) from error
 
 
 def _default(parameter: inspect.Parameter) -> str:
     try:
-        return json.dumps(msgspec.to_builtins(parameter.default), ensure_ascii=False)
+        return json.dumps(as_json(parameter.default), ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise CompileError(
             f"the default of {parameter.name!r} is no JSON value: give the argument to compile()", param=parameter.name
         ) from error
 
 
-def stand_in(kind: Any, path: str, marks: Marks) -> Any:
-    """What the body gets for an argument that is not known: a placeholder, or an object with one for each field."""
-    fields = _fields(kind)
+def stand_ins(body: Callable[..., Any], known: Mapping[str, Any], marks: Marks) -> dict[str, Any]:
+    """What the body gets for the arguments that are not `known`."""
+    kinds = annotations_of(body)
+    return {one.name: _stand_in(kinds.get(one.name, Any), one.name, marks) for one in open_parameters(body, known)}
+
+
+def _stand_in(kind: Any, path: str, marks: Marks) -> Any:
+    """A placeholder, or an object with one for each field."""
+    fields = fields_of(kind)
     if fields is None:
-        return marks.placeholder(Unknown(Hole(path), f"the argument {path!r}"))
-    return Fields(path, {name: stand_in(inner, f"{path}/{name}", marks) for name, inner in fields.items()})
+        plain = _is_written(kind, _PLAIN)
+        writable = plain or _is_written(kind, _WRITABLE)
+        return marks.placeholder(Unknown(Hole(path), kind, writable=writable, plain=plain))
+    inner = {name: _stand_in(one, f"{path}/{name}", marks) for name, one in fields.items()}
+    return Fields(path, kind, inner, marks)
 
 
-def _fields(kind: Any) -> dict[str, Any] | None:
-    """The fields of a dataclass, Pydantic model, msgspec Struct or TypedDict, with their types."""
-    if get_origin(kind) in (typing.Union, types.UnionType) or not isinstance(kind, type):
-        return None
-    if hasattr(kind, "model_fields"):
-        return {name: field.annotation for name, field in kind.model_fields.items()}
-    if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind) or issubclass(kind, msgspec.Struct):
-        return typing.get_type_hints(kind)
-    return None
+def _is_written(kind: Any, kinds: tuple[Any, ...]) -> bool:
+    """What `str` gives of such a value is what it gives of the value's JSON: so of numbers, not of an Enum."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is typing.Annotated:
+        return _is_written(inner[0], kinds)
+    if origin is Literal:
+        return all(isinstance(value, str | int) for value in inner)
+    if origin in (typing.Union, types.UnionType):
+        return all(_is_written(one, kinds) for one in inner)
+    if origin in (list, dict):  # what is in them is written by `repr`
+        return all(_is_written(one, _PLAIN) for one in inner)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return issubclass(kind, _MIXED)
+    return kind in kinds or kind in (list, dict)
 
 
 class Fields:
     """An argument with fields, none of which is known. `path` is where it is."""
 
-    def __init__(self, path: str, fields: Mapping[str, Any]) -> None:
+    def __init__(self, path: str, kind: Any, fields: Mapping[str, Any], marks: Marks) -> None:
         self.__dict__["_path"] = path
+        self.__dict__["_kind"] = kind
         self.__dict__["_fields"] = fields
+        self.__dict__["_marks"] = marks
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self._fields:
-            raise AttributeError(f"{self._path} has no {name!r}")
-        return self._fields[name]
+        if name in self._fields and not typing.is_typeddict(self._kind):
+            return self._fields[name]
+        if not name.startswith("__") and hasattr(dict if typing.is_typeddict(self._kind) else self._kind, name):
+            self._refuse(f"{name!r} of")  # a method or a property
+        raise AttributeError(f"{getattr(self._kind, '__name__', self._kind)!r} object has no attribute {name!r}")
 
     def __getitem__(self, name: str) -> Any:
+        if not typing.is_typeddict(self._kind):
+            self._refuse("an element of")
         return self._fields[name]
 
     def __format__(self, spec: str) -> str:
-        raise CompileError(f"{self._path} can be written field by field only while the program is compiled")
+        self._refuse("the whole text of")
 
-    __str__ = __repr__ = lambda self: self.__format__("")
+    def __bool__(self) -> bool:
+        kind = dict if typing.is_typeddict(self._kind) else self._kind
+        if hasattr(kind, "__bool__") or hasattr(kind, "__len__"):
+            self._refuse("deciding by")
+        return True
+
+    def _refuse(self, what: str) -> NoReturn:
+        unknown = Unknown(Hole(self._path))
+        raise CompileError(
+            f"{what} {unknown.what} needs its value, which is not known when the program is compiled: use its fields "
+            f"one by one, or {self._marks.advice(unknown)}",
+            place=place(),
+        )
+
+
+def _refusing(what: str) -> Callable[..., Any]:
+    def refused(self: Fields, *_: object) -> NoReturn:
+        self._refuse(what)
+
+    return refused
+
+
+for _name, _what in {
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), "comparing"),
+    **dict.fromkeys(("str", "repr"), "the whole text of"),
+    "hash": "looking up by",
+    "len": "the length of",
+    "iter": "a loop over",
+    "contains": "looking into",
+}.items():
+    setattr(Fields, f"__{_name}__", _refusing(_what))

@@ -18,24 +18,25 @@ from ...runtime.tools import ToolCall
 from ..backend import TEXT_ONLY
 from ..branch import Branch
 from ..condition import UndecidedError
-from ..entry import Entry, Gathered, Kept, Passage
-from ..place import Place, caller
+from ..entry import Derived, Entry, Gathered, Kept, Passage
+from ..place import Place, caller, raised
 from ..schema import bare_options
 from ..scope import Scope, current
 from ..session import Session, Settings
 from ..state import State
 from ..stretch import Slot, Stretch
-from .placeholder import CompileError, Marks, Probabilities, Unknown, has_marks
+from .placeholder import CompileError, Marks, Placeholder, Probabilities, Unknown, clean, has_marks
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a body has recorded. `variables` are those of its root branch; `slots` all values, by where they are."""
+    """What a body has recorded. `variables` are those of its root branch; `places` are in
+    the order of `walk`."""
 
     ops: tuple[Op, ...]
     returned: object
     variables: Mapping[str, Entry]
-    slots: Mapping[Ref, Slot]
+    places: tuple[Place, ...]
     tools: Mapping[str, ToolCall]
 
 
@@ -52,11 +53,10 @@ def trace(
     returned = _run(session, state, body, arguments)
     if returned is None or isinstance(returned, State):
         _refer_all((state if returned is None else returned)._branch.variables.values())
-    recorded, places, slots = session.recorder.take()
+    recorded, places, _ = session.recorder.take()
     ops = _resolved(recorded, places, marks)
     _check_marks(ops, places)
-    by_ref = {Ref(slot.branch, slot.name): slot for slot in slots}
-    return Trace(ops, returned, dict(state._branch.variables), by_ref, dict(session.tools))
+    return Trace(ops, returned, dict(state._branch.variables), places, dict(session.tools))
 
 
 def _refer_all(entries: Iterable[Entry | None]) -> None:
@@ -100,10 +100,35 @@ def _run(session: _TracingSession, state: State[Any], body: Callable[..., Any], 
     try:
         returned = body(state, **arguments)
         return _finished(returned) if inspect.iscoroutine(returned) else returned
+    except CompileError:
+        raise
     except UndecidedError as error:
-        raise CompileError(error.message, place=error.place) from error
+        raise CompileError(_UNDECIDED, place=error.place) from error
+    except Exception as error:
+        what = _about_a_placeholder(error)
+        if what is None:
+            raise
+        raise CompileError(what, place=raised(error)) from error
     finally:
         current.reset(token)
+
+
+_UNDECIDED = (
+    "whether this holds is not known when the program is compiled: use bough.when or bough.repeat_until, or pass the "
+    "arguments that it depends on to compile()"
+)
+
+
+def _about_a_placeholder(error: Exception) -> str | None:
+    """What to say of an error by somebody who has looked at a placeholder; None: it is about something else."""
+    try:
+        said = str(error)
+    except CompileError as refused:  # it would show one
+        return refused.message
+    if Placeholder.__name__ in said or has_marks(said.encode(errors="ignore")):
+        said = said.replace(Placeholder.__name__, "a value that is not known when the program is compiled")
+        return f"{clean(said)}: pass the argument that this depends on to compile()"
+    return None
 
 
 def telling(ops: Iterable[Op], wanted: Collection[Ref]) -> tuple[Op, ...]:
@@ -135,7 +160,7 @@ def _finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def _check_marks(ops: Iterable[Op], places: Iterable[Place]) -> None:
     for op, place in zip(walk(ops), places, strict=True):
-        if has_marks(msgspec.json.encode(op)):
+        if has_marks(msgspec.json.encode(op, enc_hook=str)):
             raise CompileError(
                 "a value that is not known yet can stand in text, in a tool's arguments and in conditions, but not in "
                 "options, choices or constraints, nor inside of JSON: give the argument to compile()",
@@ -159,36 +184,39 @@ class _Resolving:
         return with_operands(condition, self._operand)
 
     def _operand(self, operand: Operand) -> Operand:
-        parts = self._marks.parts(operand) if isinstance(operand, str) else ()
-        return parts[0] if len(parts) == 1 else operand
+        return self._marks.operand(operand) if isinstance(operand, str) else operand
 
 
 class _TracingSession(Session):
     """Records, and sends nothing."""
 
     def __init__(self, settings: Settings, marks: Marks) -> None:
-        super().__init__(_Nowhere(), _Never(), settings)
+        super().__init__(_Compiler(), _Never(), settings)
         self._marks = marks
         self.stand_in = self._stand_in
 
-    def _stand_in(self, entry: Entry, what: Literal["value", "probabilities"]) -> Any:
-        if what == "value":
-            return self._text(entry)
+    def _stand_in(
+        self, entry: Entry, what: Literal["value", "json", "probabilities"], kind: object = None
+    ) -> str | Probabilities:
+        if what != "probabilities":
+            return self._text(entry, Any if what == "json" else kind)
         if not isinstance(entry, Slot) or entry.choices is None:
             raise CompileError("only the probabilities of a select can be read", place=caller())
         return Probabilities(entry)
 
-    def _text(self, entry: Entry) -> str:
+    def _text(self, entry: Entry, kind: object = None) -> str:
         match entry:
-            case Slot(name=name):
-                return self._marks.placeholder(Unknown(entry, f"the value {name!r}", _writable(entry)))
+            case Slot():
+                return self._marks.placeholder(Unknown(entry, kind, _is_written(entry, kind)))
+            case Derived():
+                return self._marks.placeholder(Unknown(entry, kind, writable=False))
             case Kept(variable=name) if entry.has_text:
                 entry.referred = True
-                writable = all(map(_writable, entry.slots))
-                return self._marks.placeholder(Unknown(entry, f"the value {name!r}", writable))
+                writable = all(_is_written(slot, kind) for slot in entry.slots)
+                return self._marks.placeholder(Unknown(entry, kind, writable))
             case Kept(variable=name):
                 raise CompileError(f"{name!r} may be a list made in a block, which cannot be read", place=caller())
-            case Passage(marks=marks):
+            case Passage(marks=marks) if kind is None:
                 return "".join(mark if isinstance(mark, str) else self._text(mark) for mark in marks)
             case _:
                 _refuse("taking a value apart")
@@ -206,14 +234,17 @@ class _TracingSession(Session):
         _refuse("waiting for a value")
 
 
-def _writable(slot: Slot) -> bool:
+def _is_written(slot: Slot, kind: object) -> bool:
     """Its text is what `str` gives of its value."""
-    if slot.kind in (None, int, bool) or isinstance(slot.kind, Mapping | JsonSchema) or type(slot.kind) is str:
+    kind = slot.kind if kind is None else kind
+    if kind in (None, int, bool) or isinstance(kind, Mapping | JsonSchema) or type(kind) is str:
         return True
-    return get_origin(slot.kind) is Literal and bare_options(slot.kind) is not None
+    if kind is str:  # written in quotes, unless a pattern says how
+        return slot.convert is str
+    return get_origin(kind) is Literal and bare_options(kind) is not None
 
 
-class _Nowhere:
+class _Compiler:
     """A backend that is never asked."""
 
     modalities = TEXT_ONLY

@@ -300,7 +300,7 @@ class Line:
 
     text: str = ""
     values: dict[str, Any] = field(default_factory=dict)
-    made: list[tuple[str, str]] = field(default_factory=list)
+    made: list[tuple[str, Any]] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     plain: str = ""
     inside: bool = False
@@ -368,6 +368,8 @@ def split(line: Line, children: list[list[Any]], mode: str) -> None:
             one.values.get(name) if name in assigned(child) else None
             for one, child in zip(lines, children, strict=True)
         ]
+    generated = {name for one in lines for name, _ in one.made[len(line.made) :]}
+    line.made += [(name, line.values[name]) for name in generated]
     if mode == "append":
         start, start_plain, start_messages = len(line.text), len(line.plain), len(line.messages)
         inside = len(line.messages[-1]) if line.inside else 0

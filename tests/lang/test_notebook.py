@@ -9,7 +9,7 @@ import pytest
 
 import bough
 from bough.lang.notebook import MAX_MESSAGES, MAX_TEXT, MAX_VALUES
-from bough.lang.timeline import Timeline
+from bough.lang.timelines.timeline import Timeline
 from bough.runtime.program import Delta, Done, Piece
 from bough.runtime.request import CACHED
 
@@ -124,7 +124,8 @@ def test_looking_at_a_call_does_not_run_it():
 
     shown: list[str] = []
     backend = bough.MockBackend()
-    outer.run(backend=backend)
+    with pytest.warns(UserWarning, match="write s \\+= chat"):
+        outer.run(backend=backend)
     assert "neither appended nor read" in shown[0]
     assert len(backend.requests) == 1
 

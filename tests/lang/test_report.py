@@ -5,7 +5,7 @@ from __future__ import annotations
 import bough
 from bough.lang.report import report
 from bough.lang.table import aligned
-from bough.lang.timeline import Timeline
+from bough.lang.timelines.timeline import Timeline
 from bough.runtime.program import Done, Failed, Gen, Piece, ProgramEvent, Text, Value
 from bough.runtime.request import PREFILLED, SAMPLED, ErrorInfo, Usage
 

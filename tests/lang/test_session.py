@@ -310,8 +310,9 @@ def test_values_that_came_before_a_failure_can_be_read():
     state = caught.value.state
     assert state["a"] == "A"
     assert state.error() is caught.value
+    assert (state.text(), state.values()) == ("A", {"a": "A"})
     with pytest.raises(ProgramError, match="too long"):
-        state.text()
+        state["b"]
 
 
 def test_an_error_shows_the_lines_that_led_to_it():
@@ -367,3 +368,14 @@ def test_what_stands_between_two_messages_names_the_line():
     with pytest.raises(ProgramError, match="cannot begin inside") as caught:
         body.run(backend=MockBackend())
     assert caught.value.place is not None and caught.value.place.file == __file__
+
+
+def test_text_after_the_last_read_is_not_lost():
+    @function
+    def chat(s):
+        s += user("Hi") + assistant(gen("a"))
+        assert s["a"] == "A"
+        s += "!"
+
+    state = chat.run(backend=MockBackend({"a": "A"}))
+    assert state.text().endswith("A<|end|>\n!")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import datetime
+import decimal
+import uuid
+from typing import Literal, TypedDict
 
 import pytest
 
@@ -236,3 +239,56 @@ def test_get_gives_the_type_that_is_asked_for():
     for name, kind in (("word", int), ("word", bool), ("typed", list[int]), ("own", str)):
         with pytest.raises(bough.ProgramError, match=f"'{name}' is no"):
             state.get(name, kind)
+
+
+class Dated(TypedDict):
+    day: datetime.date
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        ("2020-01-31", datetime.date, datetime.date(2020, 1, 31)),
+        ('"2020-01-31"', datetime.date, datetime.date(2020, 1, 31)),
+        (" 2020-01-31\n", datetime.date, datetime.date(2020, 1, 31)),
+        ("2020-01-31T10:00:00", datetime.datetime, datetime.datetime(2020, 1, 31, 10)),
+        ("12:30:00", datetime.time, datetime.time(12, 30)),
+        ("12345678-1234-1234-1234-123456789abc", uuid.UUID, uuid.UUID("12345678-1234-1234-1234-123456789abc")),
+        ("1.50", decimal.Decimal, decimal.Decimal("1.50")),
+        ('{"a": 1}', dict, {"a": 1}),
+        ({"a": 1}, dict, {"a": 1}),
+        ({"a": 1}, dict[str, int], {"a": 1}),
+        ({"day": "2020-01-31"}, Dated, {"day": datetime.date(2020, 1, 31)}),
+        (5, float, 5.0),
+        (["1", "2"], list[int], [1, 2]),
+        (["1", "2"], list[str], ["1", "2"]),
+    ],
+)
+def test_a_value_arrives_as_the_type_asked_for(value, kind, expected):
+    def body(s):
+        s += "x" + gen("read") if isinstance(value, str) else "x"
+        if not isinstance(value, str):
+            s["read"] = value
+
+    found = run(body, {"read": value} if isinstance(value, str) else None).get("read", kind)
+    assert (found, type(found)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "why"),
+    [
+        ("2020-13-01", datetime.date, "is no date: Invalid RFC3339"),
+        ("x", int, "is no int: invalid literal"),
+        ({"a": 1}, int, "is no int: Expected `int`"),
+        (5, str, "is no str: Expected `str`"),
+        ("{bad", dict, "is no dict: JSON is malformed"),
+    ],
+)
+def test_a_value_that_is_not_of_the_type_asked_for(value, kind, why):
+    def body(s):
+        s["own"] = value
+
+    with pytest.raises(ProgramError, match=why) as caught:
+        run(body).get("own", kind)
+    assert caught.value.code == "invalid_output"
+    assert caught.value.place is not None and caught.value.place.file == __file__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import enum
 import json
 import threading
@@ -190,6 +191,88 @@ def test_a_tool_is_checked_where_it_is_used():
         run(lambda s: s.__iadd__(use("x", search, query=["a", gen("x")])))
     with pytest.raises(ProgramError, match="is a JSON value"):
         run(lambda s: s.__iadd__(use("x", search, query=object())))
+
+
+class Pair(pydantic.BaseModel):
+    left: int
+
+
+@tool
+def typed(
+    text: str,
+    number: int = 1,
+    place: Place | None = None,
+    colour: Colour = Colour.RED,
+    day: datetime.date | None = None,
+    words: list[str] | None = None,
+    pair: Pair | None = None,
+    anything: Any = None,
+) -> str:
+    """Says what it got."""
+    return repr((text, number, place, colour, day, words, pair, anything))
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("text", 5),
+        ("text", None),
+        ("text", ["a"]),
+        ("number", "x"),
+        ("number", 2.5),
+        ("number", True),
+        ("place", {"city": 1}),
+        ("place", "Rome"),
+        ("colour", "green"),
+        ("words", [1]),
+        ("words", "a"),
+        ("pair", {"left": "a"}),
+    ],
+)
+def test_a_constant_of_the_wrong_type_is_refused_when_it_is_recorded(argument, value):
+    backend = MockBackend()
+
+    @function
+    def program(s):
+        s += gen("first")
+        assert s["first"]
+        s += use("o", typed, {"text": "a", argument: value})
+
+    with pytest.raises(RequestError, match=f"argument '{argument}' of tool 'typed'") as caught:
+        program.run(backend=backend)
+    assert (caught.value.code, caught.value.param) == ("invalid_tool_call", argument)
+    assert len(backend.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "got"),
+    [
+        ("text", "5", "'5'"),
+        ("number", 3, "3"),
+        ("number", "3", "3"),
+        ("place", Place("Rome"), "Place(city='Rome', zip_code=None)"),
+        ("place", {"city": "Rome"}, "Place(city='Rome', zip_code=None)"),
+        ("place", '{"city": "Rome"}', "Place(city='Rome', zip_code=None)"),
+        ("colour", Colour.BLUE, "<Colour.BLUE: 'blue'>"),
+        ("colour", "blue", "<Colour.BLUE: 'blue'>"),
+        ("day", datetime.date(2020, 1, 31), "datetime.date(2020, 1, 31)"),
+        ("day", "2020-01-31", "datetime.date(2020, 1, 31)"),
+        ("words", ["a", "b"], "['a', 'b']"),
+        ("pair", Pair(left=1), "Pair(left=1)"),
+        ("pair", {"left": 1}, "Pair(left=1)"),
+    ],
+)
+def test_a_constant_of_the_right_type_arrives(argument, value, got):
+    program = function(lambda s: s.__iadd__(use("o", typed, {"text": "a", argument: value})))
+    assert got in program.run(backend=MockBackend())["o"]
+
+
+def test_a_constant_for_a_service_is_checked_by_its_schema():
+    service = http_tool("service", "http://127.0.0.1:9/x", parameters=Place)
+    program = function(lambda s, **arguments: s.__iadd__(use("o", service, arguments)))
+    assert program.run(backend=MockBackend({"o": "x"}), city="a", zip_code=5)["o"] == "x"
+    with pytest.raises(RequestError, match="'city' of tool 'service' cannot be 5: expected a text"):
+        program.run(backend=MockBackend({"o": "x"}), city=5)
 
 
 def test_two_tools_of_one_name_are_refused():

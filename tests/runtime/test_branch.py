@@ -18,6 +18,7 @@ from bough.runtime.program import Fork, Gen, Join, Op, Piece, Ref, RoleBegin, Ro
 from bough.runtime.references import write
 from bough.runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, ErrorInfo
 from bough.runtime.sampling import SamplingParams
+from bough.runtime.values import Values
 
 from ..fakes import byte_tokenizer, fake_engine
 from .interpreter import Heard, Interpreter, random_program, run
@@ -101,39 +102,41 @@ def test_text_and_messages() -> None:
 
 
 def test_a_fork_is_a_copy() -> None:
-    parent = Branch(0, tokens=[1], texts=["x"], values={"a": "1"}, roles=("user",), suffix="!")
+    parent = Branch(0, tokens=[1], texts=["x"], values=Values({"a": "1"}), roles=("user",), suffix="!")
     child = Branch(1)
     child.start_from(parent)
     child.tokens.append(2)
     child.texts.append("y")
-    child.values["b"] = "2"
-    assert (parent.tokens, parent.texts, parent.values) == ([1], ["x"], {"a": "1"})
+    child.keep("b", "2")
+    assert (parent.tokens, parent.texts, dict(parent.values)) == ([1], ["x"], {"a": "1"})
     assert (child.roles, child.suffix, child.forked_tokens, child.forked_texts) == (("user",), "!", 1, 1)
 
 
 def test_adopting_keeps_what_is_there() -> None:
-    parent = Branch(0, tokens=[1], texts=["x"], values={"a": "1"})
+    parent = Branch(0, tokens=[1], texts=["x"], values=Values({"a": "1"}))
     child = Branch(1)
     child.start_from(parent)
     child.tokens += [2, 3]
     child.texts += ["y", "z"]
-    child.values |= {"a": "changed", "b": "2"}
-    barrier = Barrier(appends=True)
+    child.keep("a", "changed")
+    child.keep("b", "2")
+    barrier = Barrier()
     barrier.reach(child)
     child.tokens.append(4)
-    child.values["c"] = "later"
+    child.keep("b", "changed later")
+    child.keep("c", "later")
     parent.tokens.append(9)
     parent.adopt(child, barrier)
-    assert (parent.tokens, parent.texts, parent.values) == ([1, 9, 2, 3], ["x", "y", "z"], {"a": "1", "b": "2"})
+    assert (parent.tokens, parent.texts, dict(parent.values)) == ([1, 9, 2, 3], ["x", "y", "z"], {"a": "1", "b": "2"})
 
 
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        (Branch(1, values={"v": "there"}), "a there"),
+        (Branch(1, values=Values({"v": "there"})), "a there"),
         (Branch(1, started=False), NotYetError),  # it may come to have one
         (Branch(1, running={"r"}), NotYetError),
-        (Branch(1, values={"v": "there"}, failure=Failure(1, ErrorInfo(code="x", message="no"))), "a there"),
+        (Branch(1, values=Values({"v": "there"}), failure=Failure(1, ErrorInfo(code="x", message="no"))), "a there"),
         (Branch(1, failure=Failure(1, ErrorInfo(code="x", message="no luck"))), EngineError),
         (Branch(1), RequestError),
     ],

@@ -253,6 +253,27 @@ def test_states_that_wait_are_bounded_by_what_they_hold(monkeypatch: pytest.Monk
     assert_clean(engine)
 
 
+def test_a_client_who_keeps_many_states_drops_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = fake_engine()
+    executor = Executor(engine, time.monotonic, max_states=4)
+
+    def keep(namespace: str, name: str, length: int = 1) -> None:
+        ops = (Assign(0, "x", ("y" * length,)),)
+        executor.run(Program(id=name, ops=ops, keep=True, namespace=namespace), ProgramHeard())
+
+    keep("alice", "a0")
+    keep("alice/salt", "a1")
+    for index in range(20):
+        keep("bob" if index % 2 else "bob/salt", f"b{index}")
+    assert list(executor._states) == ["a0", "a1", "b18", "b19"]
+    monkeypatch.setattr("bough.runtime.executor.MAX_KEPT_TOKENS", 1000)
+    keep("bob", "large", 990)
+    keep("bob", "larger", 995)
+    assert list(executor._states) == ["a0", "a1", "larger"]
+    executor.close()
+    assert_clean(engine)
+
+
 def test_joins_are_bounded() -> None:
     engine, _ = fake_engine()
     executor = Executor(engine, time.monotonic, max_states=4)

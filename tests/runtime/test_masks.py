@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from bough.constrain import JsonSchema, Matcher, MatcherError, Regex
+from bough.constrain.completion import Completer
+from bough.constrain.errors import SearchLateError
 from bough.constrain.grammar import MaskRow
+from bough.constrain.grammar_state import GrammarState
 from bough.runtime.masks import MaskFiller, MaskJob
 from bough.runtime.request import Request, RequestOutput
 from bough.runtime.sampling import SamplingParams
@@ -37,7 +40,7 @@ class Number:
             raise MatcherError("a dead end")
         out[:] = self.number
 
-    def accept(self, token: int, remaining: int | None = None) -> int:
+    def accept(self, token: int, remaining: int | None = None, patience_s: float | None = None) -> int:
         self.number += token
         return token
 
@@ -224,3 +227,42 @@ def test_free_matchers_need_no_mask() -> None:
         engine.step()
     assert free.num_fills == 0 and heard[-1].finish is not None
     engine.close()
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_a_slow_search_is_not_the_engines(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near the end of a budget ways to the end are sought on other threads; the answers are the same."""
+    spec = JsonSchema('{"type":"array","items":{"type":"string","minLength":6},"minItems":3}')
+    search = Completer.search
+    slow = False
+    threads: set[str] = set()
+
+    def counted(
+        self: Completer, state: GrammarState, max_tokens: int, patience_s: float | None = None
+    ) -> list[int] | None:
+        if slow and patience_s is not None:
+            raise SearchLateError("it takes longer")
+        threads.add(threading.current_thread().name)
+        return search(self, state, max_tokens)
+
+    monkeypatch.setattr(Completer, "search", counted)
+    found = []
+    for slow in (False, True):
+        engine, _ = fake_engine(ahead=ahead)
+        heard: list[list[RequestOutput]] = [[] for _ in range(4)]
+        for index, outputs in enumerate(heard):
+            sampling = SamplingParams(max_tokens=60, temperature=1.0, seed=index // 2)
+            request = Request(id=str(index), prompt=(65, 66), sampling=sampling, grammar=spec if index else None)
+            engine.submit(request, outputs.append)
+        engine.wait_for_grammar(10.0)
+        threads.clear()
+        while not engine.idle:
+            engine.step()
+        engine.close()
+        assert threads
+        assert all(name.startswith("bough-slow") for name in threads) or not slow
+        found.append([[token for output in outputs for token in output.tokens] for outputs in heard])
+        assert sum(output.cached_tokens is not None for output in heard[1]) == 1
+        usage = heard[1][-1].finish
+        assert usage is not None and usage.usage.completion_tokens == len(found[-1][1])
+    assert found[0] == found[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from bough.runtime.config import EngineConfig
 from bough.runtime.errors import BoughError, EngineError, EngineStoppedError, OverloadedError, RequestError
 from bough.runtime.messages import Abort, AskStats, Drop, FrameWriter, Start, Submit, ToEngine, read_frames
-from bough.runtime.request import ErrorInfo
+from bough.runtime.request import ErrorInfo, Request
 from bough.runtime.streams import to_exception, to_info
 
 from .asking import request
@@ -82,6 +83,33 @@ def test_a_writer_outlives_its_peer(pair: tuple[socket.socket, socket.socket]) -
     assert time.monotonic() - started < 2.0
 
 
+def test_who_says_much_waits_until_it_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
+    writer = FrameWriter(pair[0])
+    said: list[int] = []
+
+    def speak() -> None:
+        for index in range(50):
+            writer.put(Drop("x" * 100_000))
+            writer.wait_for_room()
+            said.append(index)
+
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    time.sleep(0.3)
+    assert len(said) < 20  # what the socket holds, and ROOM_BYTES
+    assert len(list(itertools.islice(read_frames(pair[1], ToEngine), 50))) == 50
+    speaker.join(5.0)
+    assert len(said) == 50
+    pair[1].close()
+    for _ in range(50):
+        writer.put(Drop("x" * 100_000))
+    began = time.monotonic()
+    for _ in range(50):
+        writer.wait_for_room()  # nobody reads any more
+    assert time.monotonic() - began < 0.9
+    writer.close()
+
+
 @pytest.mark.parametrize("message", [Drop("\ud800"), AskStats(2**70)])
 def test_what_cannot_be_encoded_is_refused_and_the_writer_goes_on(
     pair: tuple[socket.socket, socket.socket], message: Any
@@ -91,6 +119,24 @@ def test_what_cannot_be_encoded_is_refused_and_the_writer_goes_on(
         writer.put(message)
     writer.put(Drop("fine"))
     assert next(read_frames(pair[1], ToEngine)) == Drop("fine")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"priority": 2**70}, "priority"),
+        ({"namespace": "\ud800"}, "namespace"),
+        ({"prompt": (1, 2**70)}, "prompt[1]"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(
+    pair: tuple[socket.socket, socket.socket], fields: dict[str, Any], place: str
+) -> None:
+    writer = FrameWriter(pair[0])
+    with pytest.raises(RequestError, match="cannot be sent") as caught:
+        writer.put(Submit(1, Request(**{"id": "a", "prompt": (1,)} | fields)))
+    assert caught.value.param == place
     writer.close()
 
 

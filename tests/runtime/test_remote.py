@@ -109,6 +109,15 @@ def test_close_ends_the_process_and_what_runs_in_it(folder: Path) -> None:
     assert_stopped(client)
 
 
+def test_close_does_not_wait_for_a_process_that_is_stuck(folder: Path) -> None:
+    client = RemoteClient.launch(config(folder))
+    os.kill(client.process_id, signal.SIGSTOP)
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 6.0
+    assert client._process.returncode == -signal.SIGKILL
+
+
 def test_the_process_ends_with_its_parent(folder: Path) -> None:
     """However the parent ends: here it is killed."""
     script = (

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from bough.runtime.errors import RequestError
+from bough.runtime import streams
+from bough.runtime.errors import BoughError, RequestError
 from bough.runtime.program import Delta, Done, Failed, ProgramEvent
 from bough.runtime.request import ErrorInfo
-from bough.runtime.streams import aiterate
+from bough.runtime.streams import aiterate, to_info
 
 Listen = Callable[[ProgramEvent], None]
 
@@ -112,3 +113,34 @@ def test_what_comes_for_a_closed_loop_is_dropped_and_the_loop_is_not_held() -> N
     listeners.clear()
     gc.collect()
     assert loop() is None
+
+
+def test_an_error_that_quotes_errors_stays_short() -> None:
+    error = BoughError("the beginning", code="c", param="p")
+    for _ in range(500):
+        info = to_info(error)
+        error = BoughError(f"a name of some length: {info.message}", code="c", param="p")
+        assert len(info.message) <= 2000
+    assert to_info(error).message.endswith("...")
+
+
+def test_a_flood_of_events_leaves_the_loop_to_others() -> None:
+    """What comes while other events are delivered waits for the loop's next turn."""
+    num_delivered = 0
+
+    async def main() -> None:
+        post, over = streams._post_of(asyncio.get_running_loop()), False
+
+        def take(_: object) -> None:
+            nonlocal num_delivered
+            num_delivered += 1
+            assert num_delivered < 1_000_000
+            if not over:
+                post.send(take, None)
+
+        post.send(take, None)
+        await asyncio.sleep(0.01)
+        over = True
+
+    asyncio.run(main())
+    assert num_delivered > 1

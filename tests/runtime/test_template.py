@@ -169,10 +169,10 @@ def test_a_template_survives_json():
 
 
 def read(result, *events):
-    results = Results()
+    results = Results(result)
     for event in events:
         results.feed(event)
-    return results.read(result)
+    return results.read()
 
 
 def test_results_have_the_types_asked_for():

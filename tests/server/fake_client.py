@@ -9,7 +9,7 @@ from typing import Any
 
 from bough.constrain.receipt import Receipt
 from bough.runtime.client import EngineStats, ModelInfo
-from bough.runtime.program import Delta, Done, Gen, Program, ProgramEvent, Value
+from bough.runtime.program import Delta, Done, Failed, Gen, Program, ProgramEvent, Value
 from bough.runtime.request import SAMPLED, ErrorInfo, Finish, FinishReason, Request, RequestOutput, TokenLogprob, Usage
 from bough.runtime.tools import ToolCall, ToolRegistry
 
@@ -100,7 +100,8 @@ class Script:
 
 @dataclass
 class FakeClient:
-    """`script` maps each request to what happens to it. Keeps what it was asked and which streams were left early."""
+    """`script` maps each request to what happens to it, `play` each program to its events, if it is given. Keeps what
+    it was asked and which streams were left early."""
 
     script: Callable[[Request], Script] = lambda _: Script()
     tokenizer: Any = field(default_factory=ByteTokenizer)
@@ -111,6 +112,7 @@ class FakeClient:
     open_ids: set[str] = field(default_factory=set)
     registry: ToolRegistry = field(default_factory=ToolRegistry)
     aborted: list[str] = field(default_factory=list)
+    play: Callable[[Program], Iterable[ProgramEvent]] | None = None
     dropped: list[str] = field(default_factory=list)
     num_flushes: int = 0
     closed: bool = False
@@ -145,6 +147,17 @@ class FakeClient:
 
     async def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]:
         self.programs.append(program)
+        if self.play is not None:
+            over = False
+            try:
+                for event in self.play(program):
+                    await asyncio.sleep(0)
+                    over = isinstance(event, Done | Failed)
+                    yield event
+            finally:
+                if not over:
+                    self.aborted.append(program.id)
+            return
         for op in program.ops:
             if isinstance(op, Gen):
                 yield Delta(op.branch, op.name, "4")

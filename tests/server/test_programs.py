@@ -77,6 +77,25 @@ def test_keys_have_programs_and_namespaces_of_their_own(start: Start) -> None:
             "temperature",
         ),
         ({"ops": [{"type": "role_end", "branch": 0}] * 5000}, "array_above_max_length", "ops"),
+        ({"ops": [{"type": "role_end", "branch": 2**64}]}, "integer_above_max_value", "ops[0].branch"),
+        ({"ops": [{"type": "role_end", "branch": -(2**70)}]}, "integer_below_min_value", "ops[0].branch"),
+        (
+            {"ops": [{"type": "fork", "branch": 0, "children": [1, 10**30]}]},
+            "integer_above_max_value",
+            "ops[0].children[1]",
+        ),
+        ({"spec_tokens": 10**30}, "integer_above_max_value", "spec_tokens"),
+        ({"ops": [{"type": "gen", "branch": 0, "name": "n" * 257}]}, "string_above_max_length", "ops[0].name"),
+        (
+            {"ops": [{"type": "text", "branch": 0, "parts": [{"type": "ref", "branch": 0, "name": "n" * 257}]}]},
+            "string_above_max_length",
+            "ops[0].parts[0].name",
+        ),
+        (
+            {"ops": [{"type": "use", "branch": 0, "name": "r", "tool": "t" * 257}]},
+            "string_above_max_length",
+            "ops[0].tool",
+        ),
     ],
 )
 def test_a_malformed_program_is_a_plain_error(server: Running, change: dict[str, Any], code: str, param: str) -> None:

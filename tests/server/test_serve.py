@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from bough.runtime.client import EngineStats
 from bough.server.config import ServerConfig
-from bough.server.serve import bind, serve
+from bough.server.lifecycle import Lifecycle
+from bough.server.serve import DrainingServer, bind, serve
 
-from .fake_client import FakeClient
+from .fake_client import FakeClient, Script
 
 PROGRAM = """
 import importlib.util, sys
@@ -73,8 +77,75 @@ def test_sigterm_finishes_what_runs_and_exits_zero(tmp_path: Path) -> None:
                 lines = response.iter_lines()
                 next(lines)
                 process.send_signal(signal.SIGTERM)
+                time.sleep(0.3)
+                refused = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=5)  # over a new connection
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+                assert refused.headers["retry-after"] and refused.headers["connection"] == "close"
+                assert httpx.get(f"{url}/livez", timeout=5).status_code == 200
                 rest = list(lines)
             assert "data: [DONE]" in rest
             assert process.wait(10) == 0
         finally:
             process.kill()
+
+
+class StuckClient(FakeClient):
+    """Its generations do not end, and its counters do not come before it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: Script(["x"] * 10_000, delay_s=0.01))
+        self.ended = threading.Event()
+
+    def stats(self) -> EngineStats:
+        self.ended.wait(60.0)
+        return super().stats()
+
+    def close(self) -> None:
+        super().close()
+        self.ended.set()
+
+
+def test_the_end_is_bounded_beside_what_never_ends() -> None:
+    client = StuckClient()
+    config = ServerConfig(port=0, drain_timeout_s=0.5)
+    with bind(config.host, config.port) as listener:
+        server = DrainingServer(config, client, Lifecycle())
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        port = listener.getsockname()[1]
+        body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True})
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+        silent = socket.create_connection(("127.0.0.1", port))  # takes nothing of its answer
+        silent.sendall(f"{head}content-type: application/json\r\n\r\n{body}".encode())
+        asks = threading.Thread(target=lambda: _outcome(f"http://127.0.0.1:{port}/metrics"))
+        asks.start()
+        time.sleep(0.3)
+        assert client.open_ids
+        began = time.monotonic()
+        server.handle_exit(signal.SIGTERM, None)
+        thread.join(20.0)
+        assert not thread.is_alive()
+        assert 0.4 < time.monotonic() - began < 5.0
+        assert client.closed and not client.open_ids
+        silent.close()
+        asks.join(5.0)
+
+
+def _outcome(url: str) -> int:
+    try:
+        return httpx.get(url, timeout=10).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def test_idle_servers_end_at_once() -> None:
+    config = ServerConfig(port=0, drain_timeout_s=30.0)
+    with bind(config.host, config.port) as listener:
+        server = DrainingServer(config, FakeClient(), Lifecycle())
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        with httpx.Client() as idle:  # its connection stays open
+            assert idle.get(f"http://127.0.0.1:{listener.getsockname()[1]}/livez", timeout=5).status_code == 200
+            server.handle_exit(signal.SIGTERM, None)
+            thread.join(3.0)
+        assert not thread.is_alive()

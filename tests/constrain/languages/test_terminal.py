@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 from functools import lru_cache
 
@@ -187,3 +188,25 @@ def test_many_texts_compile_in_little_time() -> None:
     assert _takes(_matcher(to_terminal(names)), '"name 17"')
     assert _takes(_matcher(to_terminal(~names)), '"name x"')
     assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^(?:a+/+){0,2}a+$",
+        "^(?:a/){1,3}a/$",
+        "^(?:a+/é?){2}a+$|^$",
+        "^x(?:[ax]/){0,2}[ax]$|^/$",
+        "^(?:aa/)*aa?$",
+        "^(?:a|/){0,2}a$",
+        "^(?:a/)?a$",
+    ],
+)
+def test_words_between_separators(pattern: str) -> None:
+    """Such expressions are turned around."""
+    start = _matcher(to_terminal(parse_pattern(pattern)))
+    expected = re.compile(pattern, re.ASCII)
+    for length in range(7):
+        for chars in itertools.product("a/éx"[: 3 if length > 5 else 4], repeat=length):
+            text = "".join(chars)
+            assert _takes(start, json.dumps(text, ensure_ascii=False)) == bool(expected.search(text)), text

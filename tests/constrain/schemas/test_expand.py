@@ -87,3 +87,25 @@ def test_key_sets_are_sets(first: KeySet, second: KeySet) -> None:
         assert (first | second).contains(key) == (first.contains(key) or second.contains(key))
         assert (~first).contains(key) != first.contains(key)
         assert first.language.contains(key) == first.contains(key)
+
+
+@pytest.mark.parametrize("extra", [{}, {"minLength": 1}, {"anyOf": [{"maxLength": 9}, {"pattern": "x"}]}])
+def test_strings_of_many_patterns(extra: dict[str, Any], vocabulary: Vocabulary) -> None:
+    """What they have in common is looked at once, when all are known."""
+    schema = {"type": "string", "allOf": [{"pattern": "^a"}, {"pattern": "b"}, {"pattern": "c$"}], **extra}
+    assert accepts(schema, '"axbc"', vocabulary)
+    assert not accepts(schema, '"axc"', vocabulary)
+    schema["allOf"] = [*schema["allOf"], {"pattern": "^[^b]*$"}]
+    with pytest.raises(GrammarError, match="no finite value"):
+        lower(JsonSchema(json.dumps(schema)))
+
+
+def test_keys_divided_by_patterns(vocabulary: Vocabulary) -> None:
+    """Of the two parts of a set of keys, the one that has no key of its own is left out."""
+    patterns = {"^a": {"type": "integer"}, "^ab": {"minimum": 3}, "b$": {"maximum": 9}, "^": {"type": "number"}}
+    schema = {"type": "object", "patternProperties": patterns, "minProperties": 1}
+    validator = jsonschema.Draft202012Validator(schema)
+    for name in ("a", "ab", "abb", "xb", "b", "", "x", "abx"):
+        for number in (2, 5, 10, 2.5):
+            value = {name: number}
+            assert accepts(schema, json.dumps(value), vocabulary) == validator.is_valid(value), value

@@ -15,6 +15,7 @@ from bough.lang.api import assistant, function, gen, user
 from bough.lang.backends.cassette import Cassette
 from bough.lang.backends.cassette_file import MAX_BYTES
 from bough.lang.backends.mock import MockBackend
+from bough.lang.control import var, when
 from bough.lang.errors import BackendError, ProgramError, UnsupportedError
 from bough.runtime.errors import RequestError
 from bough.runtime.program import Delta, Done, Gen, Program
@@ -215,3 +216,25 @@ def test_states_are_dropped_on_the_backend_that_has_them(path: Path) -> None:
     with Cassette(path, MockBackend()) as cassette:
         capital.run("France", backend=cassette)
         cassette.drop("unknown")
+
+
+def test_what_is_not_recorded_is_blamed_on_the_line_that_differs(tmp_path: Path) -> None:
+    @function
+    def body(s: Any, question: str, more: bool) -> None:
+        s += "first " + gen("a")
+        s += when(var("a") == "(a)", "yes " + gen("b"))
+        s += question + gen("c")
+        if more:
+            s += gen("d")
+
+    path = tmp_path / "tape.jsonl"
+    with Cassette(path, MockBackend(), mode="record") as tape:
+        body.run("old ", False, backend=tape)
+    with Cassette(path, mode="replay") as tape:
+        for question, more, line in (("new ", False, 's += question + gen("c")'), ("old ", True, 's += gen("d")')):
+            with pytest.raises(ProgramError) as caught:
+                body.run(question, more, backend=tape)
+            assert caught.value.code == "not_recorded"
+            assert caught.value.place is not None
+            lines = Path(__file__).read_text().splitlines()
+            assert lines[caught.value.place.line - 1].strip() == line

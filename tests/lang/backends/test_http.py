@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from bough.lang.api import function, gen
 from bough.lang.backends.http import HttpBackend
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import BackendError, ProgramError
+from bough.runtime.errors import RequestError
 from bough.runtime.program import Delta, Done, Program, Value
 
 from ..fakes import value
@@ -381,3 +384,77 @@ def test_drop_and_flush_cache(serve):
         ("DELETE", "/v1/programs/abc"),
         ("DELETE", "/v1/programs/unknown"),
     ]
+
+
+def dying(handler: Handler, body: bytes) -> None:
+    """A server that has made one value, begun another, and is gone."""
+    handler.begin()
+    handler.event(Delta(0, "x", "one"))
+    handler.event(value(0, "x", "one"))
+    handler.event(Delta(0, "y", "tw"))
+    handler.wfile.flush()
+    handler.connection.shutdown(socket.SHUT_RDWR)
+    handler.close_connection = True
+
+
+@function
+def long(s):
+    s += "Say " + gen("x") + gen("y")
+
+
+@pytest.mark.parametrize("way", ["run", "arun", "stream", "astream", "run_batch"])
+def test_a_server_that_dies_leaves_what_it_had_made(serve, way):
+    server = serve(dying)
+
+    async def arun() -> None:
+        await long.arun(backend=HttpBackend(server.url))
+
+    async def astream() -> None:
+        async for _ in long.stream(backend=HttpBackend(server.url)):
+            pass
+
+    ways: dict[str, Callable[[], object]] = {
+        "run": lambda: long.run(backend=HttpBackend(server.url)),
+        "arun": lambda: asyncio.run(arun()),
+        "stream": lambda: list(long.stream(backend=HttpBackend(server.url))),
+        "astream": lambda: asyncio.run(astream()),
+        "run_batch": lambda: long.run_batch([{}], backend=HttpBackend(server.url))[0]["y"],
+    }
+    start = time.monotonic()
+    with pytest.raises(ProgramError, match="cannot be reached") as caught:
+        ways[way]()
+    assert time.monotonic() - start < 5
+    error = caught.value
+    assert isinstance(error.__cause__, BackendError)
+    assert (error.code, error.__cause__.retryable) == ("connection_error", True)
+    assert error.state["x"] == "one"
+    with pytest.raises(ProgramError):
+        error.state["y"]
+
+
+def test_keys_that_are_no_header_are_refused():
+    with pytest.raises(RequestError, match="api_key"):
+        HttpBackend("http://127.0.0.1:1", api_key="a\r\nX: b")
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "localhost", "ftp://127.0.0.1", "http://", "http://[::1", "http://a:b"]
+)
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(RequestError) as caught:
+        HttpBackend(url)
+    assert caught.value.param == "base_url"
+
+
+def test_a_path_and_a_name_in_the_address_are_sent(serve):
+    server = serve(mocked(MockBackend({"x": "one", "y": "2"})))
+
+    async def main() -> None:
+        backend = HttpBackend(server.url.replace("//", "//ann:se%20cret@") + "/inner/v1/")
+        await two.arun(backend=backend)
+        await asyncio.to_thread(two.run, backend=backend)
+        await backend.aclose()
+
+    asyncio.run(main())
+    basic = f"Basic {base64.b64encode(b'ann:se cret').decode()}"
+    assert set(server.calls) == {("POST", "/inner/v1/programs", basic)}

@@ -10,7 +10,7 @@ from typing import Literal
 import jsonschema
 import pytest
 
-from bough.constrain.spec import Choice, JsonSchema, Lark, Regex
+from bough.constrain.spec import Choice, JsonSchema, Lark, Regex, Structural, Tag
 from bough.lang.api import assistant, function, gen, select, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.backends.samples import conforms, make_text
@@ -146,11 +146,27 @@ def test_made_up_json_validates(schema):
 
 
 @pytest.mark.parametrize(
-    "spec", [Regex("x{17}y"), Lark('start: "a"'), JsonSchema('{"type": "string", "pattern": "^q+$"}')]
+    ("spec", "text"),
+    [
+        (Regex("x{17}y"), "x" * 17 + "y"),
+        (Lark('start: "a" /[0-9]/+'), "a0"),
+        (JsonSchema('{"type": "string", "pattern": "^q+$"}'), '"q"'),
+        (JsonSchema('{"type": "number", "exclusiveMinimum": 0.5, "maximum": 0.75}'), "0.75"),
+        (JsonSchema('{"type": "array", "uniqueItems": true, "minItems": 2, "items": {"enum": [1, 2]}}'), None),
+        (JsonSchema('{"not": {"type": "null"}}'), None),
+        (Structural(tags=(Tag("<a>", Regex("[0-9]+"), "</a>"),), triggers=("<a",), at_least_one=True), "<a>0</a>"),
+        (Structural(tags=(Tag("<a>", Regex("[0-9]+"), "</a>"),), triggers=("<a",)), "(x)"),
+    ],
 )
-def test_what_cannot_be_made_up_is_asked_for(spec):
+def test_where_no_guess_is_right_the_constraint_itself_gives_a_text(spec, text):
+    made = make_text(spec, "x")
+    assert text in (made, None)
+    assert conforms(made, spec)
+
+
+def test_what_cannot_be_made_up_is_asked_for():
     with pytest.raises(RequestError, match="give one") as caught:
-        make_text(spec, "x")
+        make_text(JsonSchema('{"not": {}}'), "x")
     assert caught.value.param == "answers"
 
 

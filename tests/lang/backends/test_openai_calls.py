@@ -174,7 +174,7 @@ def test_a_tool_that_takes_too_long_or_gets_nonsense_is_an_error(api: Any, where
         function(lambda s: s.__iadd__("a" + use("x", slow, text="t"))).run(backend=backend)
     assert caught.value.code == "tool_timeout"
     with pytest.raises(ProgramError, match="'days' of tool 'weather'") as caught:
-        function(lambda s: s.__iadd__("a" + use("x", weather, town="t", days="many"))).run(backend=backend)
+        function(lambda s: s.__iadd__("a" + gen("w") + use("x", weather, town="t", days=var("w")))).run(backend=backend)
 
 
 # Hostile answers

@@ -6,6 +6,7 @@ import pytest
 
 import bough
 from bough.lang.compile.cost import itemise
+from bough.runtime.chat import RolePieces
 from bough.runtime.condition import Compare, Ref
 from bough.runtime.program import Fork, Gen, Repeat, RoleBegin, RoleEnd, Text
 from bough.runtime.sampling import SamplingParams
@@ -15,7 +16,7 @@ class Letters:
     """A tokenizer of which each token is a letter."""
 
     def encode(self, text, *, special=False):
-        return list(range(len(text)))
+        return list(text)
 
 
 class Chatting(Letters):
@@ -26,7 +27,7 @@ class Chatting(Letters):
         return self
 
     def role_pieces(self, history, role):
-        return bough.runtime.chat.RolePieces(f"{len(history)}<{role}>", ".")
+        return RolePieces(f"{len(history)}<{role}>", ".")
 
 
 @bough.function
@@ -137,14 +138,15 @@ def test_items_add_up_to_the_whole():
     ]
     for field in ("prompt_tokens", "computed_tokens", "generated_tokens"):
         assert sum(getattr(item, field) for item in bill.items) == getattr(bill.cost, field)
-    assert bill.cost.computed_tokens == 10 + 3 * 2 + 2  # what is generated is computed as it comes
+    turns = 2 * (1 + 2)  # what is generated is computed as it comes, but for its last token
+    assert bill.cost.computed_tokens == 10 + turns + (1 + 2 + 2) + 2 * (1 + 2)  # too short to be waited for
     assert bill.chain == (("a", 3), ("b", 1))
     assert [(share.children, share.num_tokens) for share in bill.shares] == [((1, 2), 31)]
 
 
 def test_the_first_call_anywhere_pays_for_what_is_before_a_fork():
-    ops = (Text(0, ("x" * 10,)), Fork(0, (1, 2)), gen(2, "b", 2), gen(0, "c", 1))
-    assert [item.computed_tokens for item in itemise(ops, Letters()).items] == [10, 0]
+    ops = (Text(0, ("x" * 20,)), Fork(0, (1, 2)), gen(2, "b", 2), gen(0, "c", 1))
+    assert [item.computed_tokens for item in itemise(ops, Letters()).items] == [20, 1]
     assert itemise(ops[:2], Letters()).cost.computed_tokens == 0
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..runtime.program import Piece
-from .timeline_events import Record
-from .timeline_tree import Branch
+from ...runtime.program import Piece
+from .events import Record
+from .tree import Branch
 
 _SECONDS_SHORT = 0.001
 

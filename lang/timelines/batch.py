@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .timeline_events import Record
-from .timeline_tree import Branch, Message
+from .events import Record
+from .tree import Branch, Message
 
 MIN_SHARED = 4
 """Tokens: what is shorter is not worth a word."""

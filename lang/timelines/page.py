@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from .timeline_events import Record
-from .timeline_gantt import Clock, count, duration, key, lane, plot
-from .timeline_style import SCRIPT, STYLE
-from .timeline_tokens import Tokens
-from .timeline_tree import Branch
+from .events import Record
+from .gantt import Clock, count, duration, key, lane, plot
+from .style import SCRIPT, STYLE
+from .tokens import Tokens
+from .tree import Branch
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..runtime.program import Piece
-from .timeline_batch import Member
+from ...runtime.program import Piece
+from .batch import Member
 
 Interval = tuple[float, float]
 

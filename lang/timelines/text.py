@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from .timeline_batch import Shared
-from .timeline_events import Record
-from .timeline_tree import Branch
+from .batch import Shared
+from .events import Record
+from .tree import Branch
 
 _CHART_WIDTH = 48  # characters
 _MAX_SHARED = 6

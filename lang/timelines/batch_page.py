@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
-from .timeline_batch import Member, Shared, first_tokens
-from .timeline_gantt import Clock, count, duration, key, lane, plot
-from .timeline_load import PHASES, merged, phases, picture
-from .timeline_page import headline, numbered, page
-from .timeline_tokens import Tokens
+from .batch import Member, Shared, first_tokens
+from .gantt import Clock, count, duration, key, lane, plot
+from .load import PHASES, merged, phases, picture
+from .page import headline, numbered, page
+from .tokens import Tokens
 
 MAX_TOKENS = 60_000
 """Drawn in all; runs after that show their lanes, but not their tokens."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import bough
-from bough.lang.timeline import BatchTimeline, Timeline
-from bough.lang.timeline_batch import shared_beginnings
-from bough.lang.timeline_batch_page import MAX_TOKENS
-from bough.lang.timeline_load import merged
+from bough.lang.timelines.batch import shared_beginnings
+from bough.lang.timelines.batch_page import MAX_TOKENS
+from bough.lang.timelines.load import merged
+from bough.lang.timelines.timeline import BatchTimeline, Timeline
 from bough.runtime.program import Gen, Piece, Text
 from bough.runtime.request import PREFILLED, SAMPLED
 

@@ -4,8 +4,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from bough.lang.timeline import Timeline
-from bough.lang.timeline_tree import ForkPoint, Message, arrange
+from bough.lang.timelines.timeline import Timeline
+from bough.lang.timelines.tree import ForkPoint, Message, arrange
 from bough.runtime.program import Done, Fork, Gen, Join, Piece, RoleBegin, RoleEnd, Select, Text, Value
 from bough.runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, Usage
 

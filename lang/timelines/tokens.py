@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from ..runtime.program import Piece
-from ..runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, ErrorInfo
-from .timeline_events import Record
-from .timeline_gantt import count, describe, duration, named
-from .timeline_tree import Branch, Message
+from ...runtime.program import Piece
+from ...runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, ErrorInfo
+from .events import Record
+from .gantt import count, describe, duration, named
+from .tree import Branch, Message
 
 _ORIGINS = {CACHED: "cached", PREFILLED: "prefilled", SAMPLED: "sampled", FORCED: "forced", UNUSED: "unused"}
 _LONG_TOKENS = 160  # a message with more is folded

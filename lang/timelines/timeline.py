@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ..runtime.program import Op, Piece, ProgramEvent
-from ..runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, ErrorInfo, Usage
-from . import timeline_batch_page, timeline_page, timeline_text
-from .html import framed
-from .timeline_batch import Member, Shared, first_tokens, shared_beginnings, summed
-from .timeline_calls import Call, calls_of
-from .timeline_events import Record, read
-from .timeline_tree import Branch, ForkPoint, arrange
+from ...runtime.program import Op, Piece, ProgramEvent
+from ...runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, ErrorInfo, Usage
+from ..html import framed
+from . import batch_page, page, text
+from .batch import Member, Shared, first_tokens, shared_beginnings, summed
+from .calls import Call, calls_of
+from .events import Record, read
+from .tree import Branch, ForkPoint, arrange
 
 
 class Timeline:
@@ -122,13 +122,11 @@ class Timeline:
 
     def text(self) -> str:
         """For a terminal: the numbers, and a line for each branch with what it waited for, and when."""
-        return timeline_text.chart(self.roots, self.summary(), self.record)
+        return text.chart(self.roots, self.summary(), self.record)
 
     def html(self) -> str:
         """A page that needs nothing from outside itself."""
-        return timeline_page.render(
-            self.roots, summary=self.summary(), probabilities=self.probabilities, record=self.record
-        )
+        return page.render(self.roots, summary=self.summary(), probabilities=self.probabilities, record=self.record)
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self.html(), encoding="utf-8")
@@ -171,11 +169,11 @@ class BatchTimeline:
 
     def text(self) -> str:
         """For a terminal: the numbers, and what the runs share."""
-        return timeline_text.batch(self.summary(), self.shared())
+        return text.batch(self.summary(), self.shared())
 
     def html(self) -> str:
         """A page that needs nothing from outside itself. Tokens are shown of the first runs only if there are many."""
-        return timeline_batch_page.render(self.members(), self.summary(), self.shared())
+        return batch_page.render(self.members(), self.summary(), self.shared())
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self.html(), encoding="utf-8")

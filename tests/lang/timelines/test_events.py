@@ -7,8 +7,9 @@ import itertools
 from msgspec.structs import replace
 
 import bough
-from bough.lang.timeline import Timeline
-from bough.lang.timeline_tree import Message
+from bough.lang.backends import mock
+from bough.lang.timelines.timeline import Timeline
+from bough.lang.timelines.tree import Message
 from bough.runtime.condition import Compare, Ref
 from bough.runtime.program import (
     BranchFailed,
@@ -215,10 +216,11 @@ def test_a_run_with_everything_in_it(tmp_path):
     assert [call.name for call in timeline.calls()].count("action") == 3
 
 
-def test_calls_that_the_client_makes_have_times():
+def test_calls_that_the_client_makes_have_times(monkeypatch):
+    monkeypatch.setattr(mock, "still", lambda event: event)  # which has its times left out
     backend = bough.MockBackend()
     seconds = itertools.count()
-    backend._programs._clock = lambda: float(next(seconds))
+    backend._runs._programs._clock = lambda: float(next(seconds))
 
     @bough.function
     def ask(s):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ..runtime.program import (
+from ...runtime.program import (
     BranchFailed,
     BranchRestarted,
     Done,
@@ -23,8 +23,8 @@ from ..runtime.program import (
     When,
     walk,
 )
-from ..runtime.request import ErrorInfo, Usage
-from .timeline_tree import ForkPoint
+from ...runtime.request import ErrorInfo, Usage
+from .tree import ForkPoint
 
 Place = tuple[int, str]
 """A branch and the name of a value in it."""

@@ -206,10 +206,10 @@ header .badge { margin-left: 10px; }
 }
 .shares { margin: 14px 0 -10px 9px; padding-left: 18px; font-size: 13px; color: var(--cached); }
 .chances { display: flex; flex-wrap: wrap; gap: 10px 28px; margin: 10px 0 4px; }
-.chances figure { margin: 0; }
+.chances figure { margin: 0; min-width: 0; max-width: 100%; }
 .chances figcaption { font-size: 12.5px; font-weight: 600; color: var(--sampled); margin-bottom: 3px; }
 .odds {
-  display: grid; grid-template-columns: max-content 130px max-content; gap: 4px 12px;
+  display: grid; grid-template-columns: max-content minmax(30px, 130px) max-content; gap: 4px 12px;
   align-items: center; font-size: 13px;
 }
 .odds code { font-family: var(--mono); max-width: 26ch; }

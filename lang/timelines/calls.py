@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..runtime.program import Piece, Value
-from ..runtime.request import FORCED, SAMPLED, Usage
-from .timeline_tree import Branch, Message
+from ...runtime.program import Piece, Value
+from ...runtime.request import FORCED, SAMPLED, Usage
+from .tree import Branch, Message
 
 Place = tuple[int, str]
 """A branch and the name of a value in it."""

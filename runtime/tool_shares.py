@@ -1,0 +1,59 @@
+"""Who may have how much of what programs share: no program all that its client may have, no client all there is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+
+def client_of(namespace: str) -> str:
+    """Who has a namespace: what it begins with. A client may divide its own further."""
+    return namespace.partition("/")[0]
+
+
+class Owner(NamedTuple):
+    """On whose behalf a tool is called. Programs without a client, or of servers without keys, have the client ""."""
+
+    client: str
+    program: str
+
+    @classmethod
+    def of(cls, namespace: str, program_id: str) -> Owner:
+        return cls(client_of(namespace), program_id)
+
+
+class Shares:
+    """Counts what each program and each client has. What nobody owns has no bound here. Not thread-safe."""
+
+    def __init__(self, of_program: int, of_client: int) -> None:
+        self._limits = max(of_program, 1), max(of_client, 1)
+        self._programs: Counter[Owner] = Counter()
+        self._clients: Counter[str] = Counter()
+
+    def add(self, owner: Owner | None) -> None:
+        if owner is not None:
+            self._programs[owner] += 1
+            self._clients[owner.client] += 1
+
+    def remove(self, owner: Owner | None) -> None:
+        if owner is None:
+            return
+        self._programs[owner] -= 1
+        self._clients[owner.client] -= 1
+        if not self._programs[owner]:
+            del self._programs[owner]
+        if not self._clients[owner.client]:
+            del self._clients[owner.client]
+
+    def who_is_full(self, owner: Owner | None) -> str | None:
+        """ "program" or "client", if that may not have one more."""
+        if owner is None:
+            return None
+        of_program, of_client = self._limits
+        if self._programs[owner] >= of_program:
+            return "program"
+        return "client" if self._clients[owner.client] >= of_client else None
+
+    def load(self, owner: Owner | None) -> tuple[int, int]:
+        """What it has, by which those that have less come first."""
+        return (0, 0) if owner is None else (self._clients[owner.client], self._programs[owner])
