@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import ssl
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Self
-from urllib.parse import unquote_to_bytes
 
 import httpx
 import msgspec
@@ -20,11 +18,11 @@ from ...runtime.tools import ToolCall
 from ..backend import TEXT_ONLY
 from ..errors import BackendError
 from ..observe import trace_headers
-from .connections import Address, Answer, Connections
 from .tool_runs import NO_TOOLS
 
 MAX_ERROR_BYTES = 65536
 _MAX_CONNECTIONS = 1024
+_LANE_WIDTH = 8
 _RETRYABLE = frozenset({408, 429, 502, 503, 504})
 _EVENTS: msgspec.json.Decoder[ProgramEvent] = msgspec.json.Decoder(ProgramEvent)
 
@@ -49,27 +47,20 @@ class HttpBackend:
     ) -> None:
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise RequestError("an api_key has visible ASCII characters only", param="api_key")
-        base = _base_of(base_url)
-        fields = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        tls = httpx.create_ssl_context(trust_env=False) if verify is None else ssl.create_default_context(cafile=verify)
-        connect_s = min(timeout_s, 10.0)
-        self._client = httpx.Client(
-            base_url=base,
-            headers=fields,
-            timeout=httpx.Timeout(timeout_s, connect=connect_s, pool=None),
-            limits=httpx.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS),
-            trust_env=False,
-            verify=tls,
-        )
+        self._options: dict[str, Any] = {
+            "base_url": _base_of(base_url),
+            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
+            "timeout": httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0), pool=None),
+            "limits": httpx.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS),
+            "trust_env": False,
+            "verify": httpx.create_ssl_context(trust_env=False)
+            if verify is None
+            else ssl.create_default_context(cafile=verify),
+        }
+        self._client = httpx.Client(**self._options)
         self._end = weakref.finalize(self, self._client.close)  # who forgets to close it
-        if base.userinfo:
-            fields = {"Authorization": f"Basic {base64.b64encode(unquote_to_bytes(base.userinfo)).decode()}"} | fields
-        self._head = _head_of(base, fields)
-        secure = base.scheme == "https"
-        address = Address(base.raw_host.decode(), base.port or (443 if secure else 80), tls if secure else None)
-        self._make = partial(_lend, address, connect_s, timeout_s)
-        self._lent: dict[asyncio.AbstractEventLoop, AsyncGenerator[Connections, None]] = {}
-        self._connections: dict[asyncio.AbstractEventLoop, Connections] = {}
+        self._lent: dict[asyncio.AbstractEventLoop, AsyncGenerator[list[_Lane], None]] = {}
+        self._lanes: dict[asyncio.AbstractEventLoop, list[_Lane]] = {}
 
     def run(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> Iterator[ProgramEvent]:
         events = _Events()
@@ -85,20 +76,16 @@ class HttpBackend:
 
     async def arun(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> AsyncIterator[ProgramEvent]:
         events = _Events()
-        content = msgspec.json.encode(program)
-        more = "".join(f"{name}: {value}\r\n" for name, value in trace_headers().items())
-        head = f"{self._head}{more}Content-Length: {len(content)}\r\n"
         try:
-            answer = await (await self._of_loop()).request(head.encode("latin-1"), content)
-            try:
-                if answer.status != httpx.codes.OK:
-                    raise _refusal(answer.status, await ahead(_parts(answer)))
-                while part := await answer.read():
-                    for event in events.feed(part):
-                        yield event
-            finally:
-                answer.close()
-        except OSError as error:
+            lane = await self._lane()
+            with lane:
+                async with lane.client.stream("POST", "/v1/programs", **_body(program)) as response:
+                    if response.status_code != httpx.codes.OK:
+                        raise _refusal(response.status_code, await ahead(response.aiter_bytes()))
+                    async for part in response.aiter_bytes():
+                        for event in events.feed(part):
+                            yield event
+        except httpx.HTTPError as error:
             raise _broken(error) from error
         yield events.last()
 
@@ -119,7 +106,7 @@ class HttpBackend:
         """Closes all, and the connections that were made on this event loop."""
         self.close()
         loop = asyncio.get_running_loop()
-        self._connections.pop(loop, None)
+        self._lanes.pop(loop, None)
         if loop in self._lent:
             await self._lent.pop(loop).aclose()
 
@@ -138,26 +125,46 @@ class HttpBackend:
             raise _refusal(response.status_code, response.content[:MAX_ERROR_BYTES])
         return response
 
-    async def _of_loop(self) -> Connections:
-        """Those of the running event loop. They are closed with it: its last act is to close the generators begun
-        there."""
+    async def _lane(self) -> _Lane:
+        """One that is not full. Connections belong to an event loop, and are closed with it: its last act is to close
+        the generators begun there."""
         loop = asyncio.get_running_loop()
-        found = self._connections.get(loop)
-        if found is None:
-            for other in [known for known in self._connections if known.is_closed()]:
-                self._connections.pop(other, None)
+        lanes = self._lanes.get(loop)
+        if lanes is None:
+            for other in [known for known in self._lanes if known.is_closed()]:
+                self._lanes.pop(other, None)
                 self._lent.pop(other, None)
-            lent = self._lent[loop] = self._make()
-            found = self._connections[loop] = await anext(lent)
-        return found
+            lent = self._lent[loop] = _lend()
+            lanes = self._lanes[loop] = await anext(lent)
+        free = next((lane for lane in lanes if lane.num_open < _LANE_WIDTH), None)
+        if free is None:
+            free = _Lane(httpx.AsyncClient(**self._options))
+            lanes.append(free)
+        return free
 
 
-async def _lend(address: Address, connect_s: float, silence_s: float) -> AsyncGenerator[Connections, None]:
-    connections = Connections(address, connect_s=connect_s, silence_s=silence_s)
+@dataclass(eq=False)
+class _Lane:
+    """A few of an event loop's connections: httpx goes through all connections of a client at every request, and for
+    each of them through all again."""
+
+    client: httpx.AsyncClient
+    num_open: int = 0
+
+    def __enter__(self) -> None:
+        self.num_open += 1
+
+    def __exit__(self, *exception: object) -> None:
+        self.num_open -= 1
+
+
+async def _lend() -> AsyncGenerator[list[_Lane], None]:
+    lanes: list[_Lane] = []
     try:
-        yield connections
+        yield lanes
     finally:
-        await connections.aclose()
+        for lane in lanes:
+            await lane.client.aclose()
 
 
 class _Events:
@@ -217,25 +224,9 @@ def _base_of(url: str) -> httpx.URL:
     return base
 
 
-def _head_of(base: httpx.URL, fields: Mapping[str, str]) -> str:
-    """The lines that begin every request for a program."""
-    host = base.netloc.decode("ascii")
-    path = base.raw_path.decode("ascii").rstrip("/")
-    more = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    return (
-        f"POST {path}/v1/programs HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        f"Accept: text/event-stream\r\n{more}"
-    )
-
-
 def _body(program: Program) -> dict[str, Any]:
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
     return {"content": msgspec.json.encode(program), "headers": {**headers, **trace_headers()}}
-
-
-async def _parts(answer: Answer) -> AsyncIterator[bytes]:
-    while part := await answer.read():
-        yield part
 
 
 def _refusal(status: int, body: bytes) -> BackendError:
@@ -251,8 +242,8 @@ def _refusal(status: int, body: bytes) -> BackendError:
     return BackendError(message, code=code, param=detail.param, status=status, retryable=status in _RETRYABLE)
 
 
-def _broken(error: httpx.HTTPError | OSError) -> BackendError:
-    reason = str(error) or ("nothing came in time" if isinstance(error, TimeoutError) else type(error).__name__)
+def _broken(error: httpx.HTTPError) -> BackendError:
+    reason = str(error) or type(error).__name__
     return BackendError(f"the server cannot be reached: {reason}", code="connection_error", retryable=True)
 
 
