@@ -57,6 +57,7 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/test_facade.py
     from bough.lang.control import times as times
     from bough.lang.control import var as var
     from bough.lang.control import when as when
+    from bough.lang.errors import BackendError as BackendError
     from bough.lang.errors import ProgramError as ProgramError
     from bough.lang.global_config import global_config as global_config
     from bough.lang.http_tool import http_tool as http_tool
@@ -117,7 +118,7 @@ _HOMES = {
     "bough.lang.compile.placeholder": ("CompileError",),
     "bough.lang.condition": ("Condition",),
     "bough.lang.control": ("count", "repeat_until", "times", "var", "when"),
-    "bough.lang.errors": ("ProgramError",),
+    "bough.lang.errors": ("BackendError", "ProgramError"),
     "bough.lang.global_config": ("global_config",),
     "bough.lang.http_tool": ("http_tool",),
     "bough.lang.observe": ("observe",),
