@@ -11,7 +11,7 @@ from .engine import Engine
 from .enqueue import enqueue_stretch
 from .errors import EngineStoppedError, RequestError
 from .patterns import PatternCache
-from .program import Cancel, Done, Failed, Program
+from .program import STATE_LIFE_S, Cancel, Done, Failed, Program
 from .program_state import ProgramListener, Run, State
 from .request import ErrorInfo
 from .tool_shares import client_of
@@ -21,8 +21,6 @@ from .walker import Walker
 
 MAX_KEPT_TOKENS = 1 << 25
 """Of `State.num_tokens`, over all states that wait for another stretch: past it some are dropped."""
-
-STATE_LIFE_S = 600.0
 
 
 class Executor:

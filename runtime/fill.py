@@ -22,11 +22,10 @@ from .template import (
     Result,
     ResultArgument,
     ResultConstant,
-    ResultList,
-    ResultObject,
     ResultText,
     ResultValue,
     Template,
+    replace_leaves,
     walk_result,
 )
 
@@ -188,13 +187,12 @@ class _Filling:
                 return self.parts(parts)
 
     def result(self, result: Result) -> Result:
+        return replace_leaves(result, self._leaf)
+
+    def _leaf(self, result: Result) -> Result:
         match result:
             case ResultText(parts=parts):
                 return ResultText(self.parts(parts))
-            case ResultList(items=items):
-                return ResultList(tuple(self.result(item) for item in items))
-            case ResultObject(fields=fields):
-                return ResultObject(tuple((name, self.result(field)) for name, field in fields))
             case ResultArgument(hole=hole):
                 return ResultConstant(self._dumped(_looked_up(hole, self._values)))
             case _:

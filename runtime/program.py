@@ -148,6 +148,9 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     branch: Int
 
 
+STATE_LIFE_S = 600.0
+"""How long a kept state is there without being used."""
+
 Op = Text | RoleBegin | RoleEnd | Gen | Select | Assign | Use | Fork | Join | When | Repeat | Cancel
 
 

@@ -25,6 +25,7 @@ from .template import (
     ResultProbabilities,
     ResultText,
     ResultValue,
+    refs_of,
     walk_result,
 )
 
@@ -181,18 +182,8 @@ def _part(wanted: ResultValue, text: str) -> str:
 
 def _refs(result: Result) -> dict[Ref, bool]:
     """The values that a result needs, and of which all turns."""
-    found: dict[Ref, bool] = {}
-    for part in walk_result(result):
-        match part:
-            case ResultValue(ref=ref, turns=turns):
-                found[ref] = found.get(ref, False) or turns
-            case ResultProbabilities(ref=ref):
-                found.setdefault(ref, False)
-            case ResultText(parts=parts):
-                for each in parts:
-                    if isinstance(each, Ref):
-                        found.setdefault(each, False)
-    return found
+    all_turns = {part.ref for part in walk_result(result) if isinstance(part, ResultValue) and part.turns}
+    return {ref: ref in all_turns for ref in refs_of(result)}
 
 
 def _length(value: Value) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import msgspec
@@ -95,6 +95,27 @@ def walk_result(result: Result) -> Iterator[Result]:
         case ResultObject(fields=fields):
             for _, field in fields:
                 yield from walk_result(field)
+
+
+def refs_of(result: Result) -> Iterator[Ref]:
+    """The values that a result is made of."""
+    for part in walk_result(result):
+        match part:
+            case ResultValue(ref=ref) | ResultProbabilities(ref=ref):
+                yield ref
+            case ResultText(parts=parts):
+                yield from (each for each in parts if isinstance(each, Ref))
+
+
+def replace_leaves(result: Result, change: Callable[[Result], Result]) -> Result:
+    """The same lists and objects, with all else in them passed through `change`."""
+    match result:
+        case ResultList(items=items):
+            return ResultList(tuple(replace_leaves(item, change) for item in items))
+        case ResultObject(fields=fields):
+            return ResultObject(tuple((name, replace_leaves(field, change)) for name, field in fields))
+        case _:
+            return change(result)
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from ..constrain.errors import GrammarError
 from ..runtime.errors import BoughError
-from ..runtime.program import Fork, Op, Program, walk
+from ..runtime.program import STATE_LIFE_S, Fork, Op, Program, walk
 from ..runtime.request import Request, RequestOutput, TokenLogprob
 from . import connection
 from .backlog import Backlog, Budget
@@ -41,7 +41,6 @@ B = TypeVar("B", bound=msgspec.Struct)
 MAX_OPS = 4096
 MAX_BRANCHES = 1024
 MAX_KEPT = 4096
-STATE_LIFE_S = 600.0
 
 
 def to_json(value: object, status: int = 200) -> Response:

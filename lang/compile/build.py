@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ...runtime.errors import RequestError
-from ...runtime.template import Template
+from ...runtime.template import Template, refs_of
 from .compiled import CompiledProgram, Local
 from .optimise import PASSES, optimise
 from .optional import check_none
 from .placeholder import Marks
-from .result import refs_of, returned_by
+from .result import returned_by
 from .signature import open_parameters, parameters_of, stand_ins
 from .tracing import telling, trace
 

@@ -12,7 +12,7 @@ from ...runtime.condition import Hole
 from ...runtime.fill import fill
 from ...runtime.program import Op, walk
 from ...runtime.rewrite import parts_in
-from ...runtime.template import ResultConstant, Template
+from ...runtime.template import ResultConstant, Template, refs_of
 from ..table import aligned
 from .build import compile_body
 from .cost import Bill, Cost, Encoder, Item, itemise
@@ -20,7 +20,6 @@ from .listing import MAX_TEXT, listing
 from .optimise import optimise
 from .placeholder import CompileError, Marks
 from .prefix import constant_start
-from .result import refs_of
 from .signature import parameters_of, stand_ins
 from .tracing import trace_start
 

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 from ...runtime.condition import Condition, Hole
 from ...runtime.program import Op, walk
 from ...runtime.rewrite import Parts, joined, rewrite
-from ...runtime.template import Result, ResultArgument, ResultConstant, ResultList, ResultObject, ResultText
+from ...runtime.template import Result, ResultArgument, ResultConstant, ResultText, replace_leaves
 from ..annotations import annotations_of
 from ..place import Place
 from .placeholder import CompileError, Marks
@@ -109,15 +109,14 @@ class _Written:
         return condition
 
     def result(self, result: Result) -> Result:
+        return replace_leaves(result, self._leaf)
+
+    def _leaf(self, result: Result) -> Result:
         match result:
             case ResultText(parts=parts):
                 parts = self.parts(parts)
                 known = "".join(part for part in parts if isinstance(part, str))
                 return ResultText(parts) if parts != (known,) else ResultConstant(json.dumps(known, ensure_ascii=False))
-            case ResultList(items=items):
-                return ResultList(tuple(map(self.result, items)))
-            case ResultObject(fields=fields):
-                return ResultObject(tuple((name, self.result(field)) for name, field in fields))
             case ResultArgument(hole=hole) if hole.name == self._name:
                 return ResultConstant("null")
             case _:

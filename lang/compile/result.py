@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,7 +25,6 @@ from ...runtime.template import (
     ResultProbabilities,
     ResultText,
     ResultValue,
-    walk_result,
 )
 from ..annotations import as_json
 from ..entry import Derived, Entry, Fixed, Gathered, Kept, Passage, parts_of
@@ -66,16 +65,6 @@ def returned_by(traced: Trace, marks: Marks) -> Returned:
     """
     reader = _Reader(traced, marks)
     return reader.of_variables(traced.variables) if traced.returned is None else reader.of(traced.returned)
-
-
-def refs_of(result: Result) -> Iterator[Ref]:
-    """The values that a result is made of."""
-    for part in walk_result(result):
-        match part:
-            case ResultValue(ref=ref) | ResultProbabilities(ref=ref):
-                yield ref
-            case ResultText(parts=parts):
-                yield from (each for each in parts if isinstance(each, Ref))
 
 
 class _Reader:

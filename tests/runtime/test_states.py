@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bough.runtime.executor import STATE_LIFE_S
-from bough.runtime.program import Fork, Gen, Op, Select, Text
+from bough.runtime.program import STATE_LIFE_S, Fork, Gen, Op, Select, Text
 from bough.runtime.sampling import SamplingParams
 
 from .interpreter import assert_all_free, drive
