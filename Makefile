@@ -12,8 +12,8 @@ export PYTHONSAFEPATH := 1
 
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip install --disable-pip-version-check
-# An environment is as old as the pyproject.toml that it was made from.
-SUM   := $(shell cksum < pyproject.toml | tr ' ' '-')
+# An environment is as old as what it was made from: pyproject.toml, and the C that is compiled into it.
+SUM   := $(shell cat pyproject.toml kernels/native/source/* | cksum | tr ' ' '-')
 USE   := $(VENV)/.stamp-use-$(SUM)
 DEV   := $(VENV)/.stamp-dev-$(SUM)
 
@@ -76,7 +76,7 @@ dist: $(DEV)  ## build a wheel into dist/
 	$(BIN)/python -m pip wheel . --no-deps --no-build-isolation --wheel-dir dist
 
 clean:    ## remove the environment, build products and caches
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo.html
+	rm -rf $(VENV) build dist *.egg-info kernels/native/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo.html
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("bough needs Python 3.11 or newer; $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % sys.version_info[:2])'

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from ..runtime.models.config import read_config
+from ..runtime.models.gguf_file import GGUFFile
 from ..runtime.models.load import locate
 from ..runtime.models.weights import list_parameters
 from ..runtime.tokenizer_gguf import read_gguf_tokenizer
@@ -47,7 +48,7 @@ def write_light_model(model: str, folder: Path) -> Path:
                 shutil.copy(source / name, folder / name)
         vocab_size = int(json.loads((source / "config.json").read_text())["vocab_size"])
     else:
-        parts = read_gguf_tokenizer(source)
+        parts = read_gguf_tokenizer(GGUFFile(source))
         _write_tokenizer(parts, folder)
         vocab_size = len(parts.spellings)
     (folder / "config.json").write_text(json.dumps({**_SHAPE, "vocab_size": vocab_size}) + "\n")

@@ -1,9 +1,11 @@
 """What quantisation costs: perplexity of a fixed text, and how often the most likely token is still the same.
 
-    python -m bough.benchmarks.perplexity smollm2-135m --kinds fp8 int8 int4
+    python -m bough.benchmarks.perplexity smollm2-135m --dtype float32 --kinds native fp8 int8 int4
 
-Weights of a GGUF file that were quantised already lose less when they are rounded again on a like grid: compare kinds
-on a model whose files hold bfloat16.
+`native` is what the CPU computes unless a dtype is asked for: the file's quantised weights by the library in C, whose
+activations have 8 bits; `native-kv8` has keys and values of 8 bits, too; `native-int8` and `native-int4` are weights
+that are rounded for it. Weights of a GGUF file that were quantised already lose less when they are rounded again on a
+like grid: compare kinds on a model whose files hold bfloat16.
 """
 
 from __future__ import annotations
@@ -20,15 +22,26 @@ import numpy as np
 import torch
 
 from ..kernels.attention import AttentionBatch, KVShape
+from ..kernels.native.library import load_library
+from ..kernels.native.threads import Threads
 from ..kernels.select import select_attention
+from ..runtime.batch import Batch
 from ..runtime.models.decoder import Decoder, Linear
 from ..runtime.models.load import LoadedModel, load_model
+from ..runtime.models.native import KINDS as NATIVE_KINDS
+from ..runtime.models.native import NativeDecoder, NativeTarget
 from ..runtime.models.quantised import KINDS, QuantisedLinear, StackedLinear, quantise_decoder
+from ..runtime.native_runner import NativeRunner
+from ..runtime.passes import LogitsRunner
+from ..runtime.runner import ModelRunner
 from ..runtime.tokenizer import load_tokenizer
 from .passage import PASSAGE
 
 _CHUNK = 256  # tokens of one forward pass
 _PAGE_SIZE = 16
+_NONE, _STORED, _NATIVE = "none", "stored", "native"
+_NATIVE_KV8 = f"{_NATIVE}-kv8"
+_NATIVES = (_NATIVE, _NATIVE_KV8, *(f"{_NATIVE}-{kind}" for kind in NATIVE_KINDS))
 
 
 @dataclass(frozen=True)
@@ -52,56 +65,85 @@ class Quality:
     seconds: float
 
 
-def log_probabilities(loaded: LoadedModel, tokens: Sequence[int], *, chunk: int = _CHUNK) -> torch.Tensor:
-    """float32 [tokens, vocabulary] on the CPU: the distribution of the token after each, in one sequence."""
-    model, count = loaded.model, len(tokens)
+def log_probabilities(
+    loaded: LoadedModel, tokens: Sequence[int], *, chunk: int = _CHUNK, kv_bits: int = 16
+) -> torch.Tensor:
+    """float32 [tokens, vocabulary] on the CPU: the distribution of the token after each, in one sequence.
+
+    `kv_bits` is for the library in C.
+    """
+    count = len(tokens)
     num_pages = -(-count // _PAGE_SIZE) + 1
-    shape = KVShape(model.num_layers, num_pages, _PAGE_SIZE, model.num_kv_heads, model.head_dim, loaded.dtype)
-    attention = select_attention(shape, str(loaded.device))
+    runner = _runner(loaded, num_pages, kv_bits)
     pages = np.arange(1, num_pages, dtype=np.int32)[None]  # page 0 is nobody's
+    nothing = np.empty(0, np.int64)
     found = []
     for start in range(0, count, chunk):
         positions = np.arange(start, min(start + chunk, count), dtype=np.int64)
-        attention.plan(
-            AttentionBatch(
-                query_start=np.array([0, len(positions)], np.int32),
-                context_len=np.array([positions[-1] + 1], np.int32),
-                page_table=pages,
-                write_slot=positions + _PAGE_SIZE,
-            )
+        attention = AttentionBatch(
+            query_start=np.array([0, len(positions)], np.int32),
+            context_len=np.array([positions[-1] + 1], np.int32),
+            page_table=pages,
+            write_slot=positions + _PAGE_SIZE,
         )
-        with torch.inference_mode():
-            here = torch.tensor(tokens[start : start + len(positions)], device=loaded.device)
-            hidden = model.forward(here, torch.from_numpy(positions).to(loaded.device), attention)
-            found.append(model.logits(hidden).log_softmax(-1).float().cpu())
+        here = np.array(tokens[start : start + len(positions)], np.int64)
+        logits = runner.run(Batch(here, positions, positions - start, nothing, nothing, attention))
+        assert logits is not None
+        found.append(torch.from_numpy(logits).log_softmax(-1))
     return torch.cat(found)
+
+
+def _runner(loaded: LoadedModel, num_pages: int, kv_bits: int) -> LogitsRunner:
+    model = loaded.model
+    if isinstance(model, NativeDecoder):
+        return NativeRunner(model, num_pages, _PAGE_SIZE, kv_bits)
+    shape = KVShape(model.num_layers, num_pages, _PAGE_SIZE, model.num_kv_heads, model.head_dim, loaded.dtype)
+    return ModelRunner(model, select_attention(shape, str(loaded.device)), str(loaded.device))
 
 
 def compare(
     model: str, kinds: Sequence[str], *, device: str = "cpu", dtype: str = "auto", num_tokens: int | None = None
 ) -> list[Quality]:
-    """The model's own weights, called "none", and then each of `kinds`; "stored" keeps those that files have quantised.
+    """The model's own weights, undone, called "none", and then each of `kinds`.
+
+    kinds       of quantised.KINDS; "stored" keeps weights that files have quantised; "native" computes with them by the
+                library in C, "native-kv8" with keys and values of 8 bits, "native-int8" and "native-int4" with weights
+                rounded for it
 
     Raises:
-        ModelError: the model cannot be loaded, or has no native decoder.
+        ModelError: the model cannot be loaded.
+        SystemExit: it cannot be computed as one of the kinds.
     """
     reference: torch.Tensor | None = None
     results = []
-    for kind in ("none", *kinds):
-        loaded = load_model(model, dtype=dtype, device=device, keep_quantised=kind == "stored")
+    for kind in (_NONE, *kinds):
+        loaded = _load(model, kind, device, dtype)
         tokens = load_tokenizer(loaded.path).encode_prompt(PASSAGE)[:num_tokens]
-        decoder = loaded.model
-        if not isinstance(decoder, Decoder):
-            raise SystemExit(f"{loaded.name} has no native decoder, whose weights could be quantised")
-        if kind not in ("none", "stored"):
-            quantise_decoder(decoder, kind)
         began = time.perf_counter()
-        scores = log_probabilities(loaded, tokens)
+        scores = log_probabilities(loaded, tokens, kv_bits=8 if kind == _NATIVE_KV8 else 16)
         seconds = time.perf_counter() - began
         reference = scores if reference is None else reference
-        results.append(_judge(kind, scores, reference, tokens, _mean_bits(decoder, loaded.dtype), seconds))
+        results.append(_judge(kind, scores, reference, tokens, _mean_bits(loaded), seconds))
     first = results[0].perplexity
     return [Quality(**(asdict(result) | {"ratio": result.perplexity / first})) for result in results]
+
+
+def _load(model: str, kind: str, device: str, dtype: str) -> LoadedModel:
+    if kind in _NATIVES:
+        library = load_library()
+        if library is None:
+            raise SystemExit("the CPU library was not built, or this processor has no AVX2")
+        rounding = kind.removeprefix(f"{_NATIVE}-") if kind not in (_NATIVE, _NATIVE_KV8) else None
+        loaded = load_model(model, native=NativeTarget(library, Threads(library, torch.get_num_threads()), rounding))
+        if not isinstance(loaded.model, NativeDecoder):
+            raise SystemExit(f"the CPU library has no formats for {loaded.name}: try native-int8")
+        return loaded
+    loaded = load_model(model, dtype=dtype, device=device, keep_quantised=kind == _STORED)
+    if not isinstance(loaded.model, Decoder):
+        raise SystemExit(f"{loaded.name} has no native decoder, whose weights could be quantised")
+    if kind not in (_NONE, _STORED):
+        quantise_decoder(loaded.model, kind)
+    return loaded
 
 
 def _judge(
@@ -117,10 +159,13 @@ def _judge(
     return Quality(kind, math.exp(-likelihood), 1.0, float(same), divergence / len(tokens), bits, len(tokens), seconds)
 
 
-def _mean_bits(decoder: Decoder, dtype: torch.dtype) -> float:
+def _mean_bits(loaded: LoadedModel) -> float:
     """Bits of a projection's weight on average."""
+    if isinstance(loaded.model, NativeDecoder):
+        return loaded.model.layer_bits
+    assert isinstance(loaded.model, Decoder)
     num_bits = num_weights = 0
-    for layer in decoder.layers:
+    for layer in loaded.model.layers:
         for projection in (layer.qkv, layer.out, layer.gate_up, layer.down):
             parts = projection.parts if isinstance(projection, StackedLinear) else (projection,)
             for part in parts:
@@ -130,7 +175,7 @@ def _mean_bits(decoder: Decoder, dtype: torch.dtype) -> float:
                 else:
                     assert isinstance(part, Linear)
                     count = part.weight.numel()
-                    num_bits += 8 * dtype.itemsize * count
+                    num_bits += 8 * loaded.dtype.itemsize * count
                     num_weights += count
     return num_bits / num_weights
 
@@ -138,10 +183,10 @@ def _mean_bits(decoder: Decoder, dtype: torch.dtype) -> float:
 def table(results: Sequence[Quality]) -> str:
     """One line a kind."""
     names = ("weights", "bits", "perplexity", "ratio", "same token", "KL, nats", "seconds")
-    lines = ["{:10} {:>6} {:>11} {:>7} {:>11} {:>9} {:>8}".format(*names)]
+    lines = ["{:11} {:>6} {:>11} {:>7} {:>11} {:>9} {:>8}".format(*names)]
     for result in results:
         lines.append(
-            f"{result.kind:10} {result.bits:6.2f} {result.perplexity:11.3f} {result.ratio:7.4f} "
+            f"{result.kind:11} {result.bits:6.2f} {result.perplexity:11.3f} {result.ratio:7.4f} "
             f"{result.agreement:11.1%} {result.divergence:9.4f} {result.seconds:8.1f}"
         )
     return "\n".join(lines)
@@ -162,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bough bench perplexity", description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=[*KINDS, "stored"])
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=[*KINDS, _STORED, *_NATIVES])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--num-tokens", type=int, help="of the text; default: all")

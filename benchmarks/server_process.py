@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -66,17 +66,20 @@ class Counters:
 class ServerProcess:
     """A server that answers at `url`. `options` are those of `bough serve`; it ends with the `with` block.
 
+    `variables` are added to its environment.
+
     Raises:
         RuntimeError: it did not start.
     """
 
-    def __init__(self, options: Sequence[str] = ()) -> None:
+    def __init__(self, options: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the process
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         # -P: the folder that this is run in must not be on the path, or its kernels/ hides another package.
         command = [sys.executable, "-P", "-m", "bough.cli", "serve", "--port", str(port), *options]
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+        environment = {**os.environ, **(variables or {})}
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log, env=environment)
         self._client = httpx.Client(base_url=self.url, timeout=60.0, trust_env=False)
         try:
             self._wait()

@@ -8,11 +8,13 @@ import importlib
 _BENCHMARKS = {
     "programs": "ten multi-call workloads: hit rate, throughput, latency, with the cache off and on",
     "throughput": "the server at 16 concurrent requests against transformers, one by one",
+    "step": "where the time of a decode step goes, stage by stage, on the CPU",
     "tree_costs": "what tree decode attention saves: bytes and items of the real planner, on a model of the machine",
     "perplexity": "quantised weights beside the model as it is: perplexity, and how often the likeliest token agrees",
     "constrain": "constrained decoding: right, complete, fast; xgrammar, llguidance and outlines_core beside it",
     "language": "programs as one request, against gen by gen over HTTP and the openai client: times, tokens, requests",
     "live_states": "thousands of programs that wait at a time: memory of each, and no threads",
+    "peers": "on this processor: llama.cpp, OpenVINO GenAI, vLLM and transformers on the same work, in turn",
     "gpu": "on a GPU: ceilings, kernels, decode steps, and vLLM, SGLang and others on the same work",
 }
 

@@ -6,19 +6,22 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..lang.tool import Tool
 from ..runtime.errors import RequestError
-from ..runtime.remote import RemoteClient
+from ..runtime.spawn import spawn_engine
 from ..server.config import ServerConfig
 from ..server.security import parse_keys, read_keys
 from ..server.serve import serve
-from .deploy import compiled
 from .options import add_engine_options, engine_config
 from .progress import LoadingBar
-from .run import load_file
+
+if TYPE_CHECKING:
+    from ..lang.tool import Tool
+    from ..runtime.remote import RemoteClient
+    from ..runtime.template import Template
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,14 +76,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     engine = engine_config(arguments)
     config = server_config(arguments)
-    programs = tuple(compiled(source, {}).template for source in arguments.program)
+    programs = programs_in(arguments.program)
     tools = [tool for path in arguments.tools for tool in tools_in(Path(path))]
     started = time.monotonic()
 
     def launch() -> RemoteClient:
         print(f"loading {engine.model}", file=sys.stderr, flush=True)
+        spawned = spawn_engine()
+        from ..runtime.remote import RemoteClient  # what the engine's process imports, too, meanwhile
+
         with LoadingBar() as bar:
-            client = RemoteClient.launch(engine, bar)
+            client = RemoteClient.launch(engine, bar, spawned)
         for tool in tools:
             client.register_tool(tool)
         info = client.info
@@ -97,12 +103,28 @@ def run(arguments: argparse.Namespace) -> int:
     return serve(config, launch, announce, programs=programs)
 
 
+def programs_in(sources: Sequence[str]) -> tuple[Template, ...]:
+    """The compiled programs that were named.
+
+    Raises:
+        RequestError: there is no such program, or it cannot be compiled.
+    """
+    if not sources:
+        return ()
+    from .deploy import compiled  # the language, which a server of other people's programs does not need at once
+
+    return tuple(compiled(source, {}).template for source in sources)
+
+
 def tools_in(path: Path) -> list[Tool[..., Any]]:
     """The tools that a Python file defines.
 
     Raises:
         RequestError: there is no such file, or there are none in it.
     """
+    from ..lang.tool import Tool
+    from .run import load_file
+
     tools = [value for value in vars(load_file(path)).values() if isinstance(value, Tool)]
     if not tools:
         raise RequestError(f"--tools: {path} has no function that is marked with @bough.tool", param="tools")

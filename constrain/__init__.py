@@ -1,12 +1,19 @@
-"""Constraints on what is generated: specs, their compiler, and the token masks it makes."""
+"""Constraints on what is generated: specs, their compiler, and the token masks it makes.
 
-from .accepts import accepts, grammar_accepts
-from .compiler import GrammarCompiler
-from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, MatcherError, UnsupportedKeywordError
-from .grammar import Grammar, MaskRow, Matcher
-from .masks import fill_along
-from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag
-from .vocabulary import Vocabulary
+A name is imported when it is first used: who only sends constraints to an engine needs no compiler.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .accepting import accepts, grammar_accepts
+    from .compiler import GrammarCompiler
+    from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, MatcherError, UnsupportedKeywordError
+    from .grammar import Grammar, MaskRow, Matcher
+    from .masks import fill_along
+    from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag
+    from .vocabulary import Vocabulary
 
 __all__ = [
     "Choice",
@@ -31,3 +38,29 @@ __all__ = [
     "fill_along",
     "grammar_accepts",
 ]
+
+_HOMES = {
+    "accepting": ("accepts", "grammar_accepts"),
+    "compiler": ("GrammarCompiler",),
+    "errors": (
+        "GrammarError",
+        "GrammarTooComplexError",
+        "InvalidSchemaError",
+        "MatcherError",
+        "UnsupportedKeywordError",
+    ),
+    "grammar": ("Grammar", "MaskRow", "Matcher"),
+    "masks": ("fill_along",),
+    "spec": ("Choice", "Gbnf", "GrammarSpec", "JsonSchema", "Lark", "Regex", "Structural", "Tag"),
+    "vocabulary": ("Vocabulary",),
+}
+
+if not TYPE_CHECKING:  # hidden from type checkers: to them it would make every misspelt name an object
+
+    def __getattr__(name: str) -> object:
+        home = next((module for module, names in _HOMES.items() if name in names), None)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f".{home}", __name__), name)
+        globals()[name] = value
+        return value

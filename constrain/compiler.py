@@ -87,6 +87,7 @@ class GrammarCompiler:
     def submit(self, spec: GrammarSpec) -> Future[Grammar]:
         """The grammar of `spec`, or a GrammarError, as a future. Cancelling it has no effect on others' wait."""
         key = _key(spec)
+        _ = self.tokens.tokenizer  # made now, the first time: it is not the constraint that takes so long
         with self._lock:
             found = self._cache.get(key)
             if found is not None:

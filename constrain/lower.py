@@ -12,7 +12,6 @@ from .grammars.gbnf import to_lark
 from .grammars.lark_words import has_word
 from .languages.regular import Conjunction
 from .lowered import Lowered
-from .schemas.lower_schema import lower_schema
 from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
 
 MAX_PATTERN_LENGTH = 16_384
@@ -26,6 +25,8 @@ def lower(spec: GrammarSpec) -> Lowered:
     """The grammar of `spec`. Raises GrammarError."""
     match spec:
         case JsonSchema():
+            from .schemas.lower_schema import lower_schema  # noqa: PLC0415  forty modules, which not every engine needs
+
             return lower_schema(spec)
         case Regex():
             body = _whole(spec.pattern)

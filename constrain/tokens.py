@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from threading import Lock
 
 import numpy as np
 from llguidance import LLTokenizer
@@ -48,12 +49,8 @@ class TokenTable:
         self.vocabulary = vocabulary
         self.eos_ids = frozenset(vocabulary.eos_ids)
         self.num_words = (vocabulary.size + 31) // 32
-        self.tokenizer = LLTokenizer(
-            _Inventory(vocabulary),  # type: ignore[arg-type]  # it has what is asked of it
-            n_vocab=vocabulary.size,
-            eos_token=list(vocabulary.eos_ids),
-            slices=list(SLICES),
-        )
+        self._lock = Lock()
+        self._tokenizer: LLTokenizer | None = None
         self.control = {
             name: token
             for name, token in vocabulary.control.items()
@@ -72,6 +69,19 @@ class TokenTable:
         self.value_ends = [token for text, token in self._ids.items() if text.startswith((b",", b"]", b"}"))]
         self.fillers = self._fillers()
         self.single_bytes = [self._ids[byte] for byte in map(_byte, _BYTES_BY_USE) if byte in self._ids]
+
+    @property
+    def tokenizer(self) -> LLTokenizer:
+        """Made when it is first asked for: that takes longer than the start of an engine, which may never need it."""
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = LLTokenizer(
+                    _Inventory(self.vocabulary),  # type: ignore[arg-type]  # it has what is asked of it
+                    n_vocab=self.vocabulary.size,
+                    eos_token=list(self.vocabulary.eos_ids),
+                    slices=list(SLICES),
+                )
+            return self._tokenizer
 
     @cached_property
     def index(self) -> TokenIndex:

@@ -7,11 +7,13 @@ tokens as queries and attends over all its pages, causally.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+if TYPE_CHECKING:  # an engine on the CPU library needs no torch
+    import torch
 
 Int32 = npt.NDArray[np.int32]
 

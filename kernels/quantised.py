@@ -223,10 +223,51 @@ def quantise_int4(weight: torch.Tensor, group: int = 128, *, symmetric: bool = F
     )
 
 
+def quantise_int4_minimums(weight: torch.Tensor, group: int) -> PackedWeight:
+    """Rounds to 16 levels a group of columns, the least of which is stored; of ten ranges, each group takes the one of
+    least squared error. Scales and minimums are float16, so that weights that had such levels already keep them.
+
+    weight      [M, N] of a float dtype; N is a multiple of `group`
+    """
+    rows, columns = weight.shape
+    values = weight.float().reshape(rows, -1, group)
+    low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
+    least: torch.Tensor | None = None
+    kept: tuple[torch.Tensor, ...] = ()
+    for clip in _CLIPS:
+        scale = (clip * (high - low) / 15).clamp(min=2.0**-24).half()
+        minimum = (low + (1.0 - clip) / 2 * (high - low)).half()
+        codes = ((values - minimum.float()) / scale.float()).round().clamp(0, 15)
+        error = (codes * scale.float() + minimum.float() - values).square().sum(-1, keepdim=True)
+        better = torch.ones_like(error, dtype=torch.bool) if least is None else error < least
+        least = error if least is None else torch.where(better, error, least)
+        found = (codes.to(torch.uint8), scale, minimum)
+        kept = tuple(torch.where(better, new, old) for new, old in zip(found, kept or found, strict=True))
+    codes, scale, minimum = kept
+    return PackedWeight(
+        words=pack(codes.reshape(rows, -1), 4, group),
+        scales=scale[..., 0].t().contiguous(),
+        zeros=minimum[..., 0].t().contiguous(),
+        bits=4,
+        group=group,
+        num_columns=columns,
+    )
+
+
 def quantise_int8(weight: torch.Tensor) -> PackedWeight:
     """Rounds each row of a weight to -127 .. 127 times the row's scale."""
     codes, scales = quantise_rows_int8(weight)
     return PackedWeight(pack(codes, 8, None), scales[None], None, 8, None, weight.shape[1])
+
+
+def quantise_int8_groups(weight: torch.Tensor, group: int) -> PackedWeight:
+    """Rounds each group of columns of a row to -127 .. 127 times the group's scale, of float16."""
+    rows, columns = weight.shape
+    values = F.pad(weight.float(), (0, -columns % group)).reshape(rows, -1, group)
+    scales = (values.abs().amax(-1) / 127.0).clamp(min=2.0**-24).half()
+    codes = (values / scales[..., None].float()).round().clamp(-127, 127).to(torch.int8)
+    codes = codes.reshape(rows, -1)[:, :columns]
+    return PackedWeight(pack(codes, 8, group), scales.t().contiguous(), None, 8, group, columns)
 
 
 def quantise_bytes(weight: torch.Tensor, dtype: torch.dtype) -> ByteWeight:

@@ -12,13 +12,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from .host_sampling import COLDEST, ONE
 from .mask_logits import unpack_mask
-
-ONE = 2**42
-"""The weight of the likeliest token. 2^20 tokens of it add up to less than 2^63; less than 1 / ONE is no weight."""
-
-COLDEST = 1e-30
-"""Temperatures below are taken as this one: float32 holds logits divided by it."""
 
 NOT_FINITE = -1
 NONE_ALLOWED = -2

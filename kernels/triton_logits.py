@@ -9,7 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .sampling import COLDEST, NONE_ALLOWED, NOT_FINITE, ONE
+from .host_sampling import COLDEST, ONE
+from .sampling import NONE_ALLOWED, NOT_FINITE
 
 BLOCK_LINES = 128
 NUM_BINS = 32

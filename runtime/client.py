@@ -53,6 +53,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens_total: int = 0
     generated_tokens_total: int = 0
     forced_tokens_total: int = 0
+    guessed_tokens_total: int = 0
+    right_guesses_total: int = 0
     preemptions_total: int = 0
     evicted_tokens_total: int = 0
     grammars_compiled_total: int = 0

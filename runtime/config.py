@@ -14,7 +14,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     model                   name ("smollm2-135m"), folder, .gguf file, or hub id
     dtype                   of weights and activations: "auto", "float32", "bfloat16", "float16"
-    kv_cache_dtype          of keys and values: "auto" is the activations'; "fp8_e4m3" holds twice as much (GPU)
+    kv_cache_dtype          of keys and values: "auto" is the activations', 16-bit codes with "native"
+                            (attention_backend); "fp8_e4m3" (GPU) and "int8" ("native") hold twice as much
     quantization            of the layers' weights: "fp8", "int8", "w8a8", "int4"; None: as the checkpoint has them
     device                  "auto", "cpu", "cuda", "cuda:1", ...
     max_model_len           tokens of prompt and completion at most; None: what the model was made for
@@ -32,17 +33,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_states              program states kept between stretches at most; the oldest is dropped
     seed                    of requests that bring none
     jump_forward            propose what a grammar forces as drafts, verified in one forward pass
-    attention_backend       "auto": Triton kernels on a GPU, torch's on the CPU
+    speculation             "auto": guess what repeats the text so far, verified in one forward pass, where that saves
+                            time ("native"); "off": never. What is generated is the same
+    attention_backend       "auto": Triton kernels on a GPU. On a CPU "native", the library in C, for quantised models
+                            of the Llama family, if dtype is "auto" too: it rounds activations to 8 bits. For all
+                            others, and where the library was not built, torch
     overlap                 launch a pass before the one before it is read (GPU)
     cuda_graphs             replay decode steps as graphs (GPU)
     max_decode_steps        decode steps of one launch at most, where the device draws by itself (GPU)
-    deterministic           answers do not depend on batch, cache or chunking, to the bit, at some cost (GPU; on the
-                            CPU in float32 they never do)
+    deterministic           answers do not depend on batch, cache or chunking, to the bit, at some cost (GPU; on a
+                            CPU they never do, with "native" and in float32)
     """
 
     model: str = "smollm2-135m"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"] = "auto"
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "int8"] = "auto"
     quantization: Literal["fp8", "int8", "w8a8", "int4"] | None = None
     device: str = "auto"
     max_model_len: int | None = None
@@ -57,7 +62,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_states: int = 1024
     seed: int = 0
     jump_forward: bool = True
-    attention_backend: Literal["auto", "torch", "triton"] = "auto"
+    speculation: Literal["auto", "off"] = "auto"
+    attention_backend: Literal["auto", "torch", "triton", "native"] = "auto"
     overlap: bool = True
     cuda_graphs: bool = True
     max_decode_steps: int = 4

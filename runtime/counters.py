@@ -16,6 +16,8 @@ class Counters:
     computed_tokens: int = 0
     generated_tokens: int = 0
     forced_tokens: int = 0
+    guessed_tokens: int = 0
+    right_guesses: int = 0
     step_seconds: float = 0.0
     forward_seconds: float = 0.0
     mask_seconds: float = 0.0

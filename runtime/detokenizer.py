@@ -95,7 +95,11 @@ class Detokenizer:
         """
         if self._finished or self.matched is not None:
             return ""
-        data = b"".join(self._tokenizer.pieces(tokens, skip_special_tokens=self._skip_special_tokens))
+        skip = self._skip_special_tokens
+        if len(tokens) == 1:
+            data = self._tokenizer.piece(tokens[0], skip_special_tokens=skip)
+        else:
+            data = b"".join(self._tokenizer.pieces(tokens, skip_special_tokens=skip))
         if self._num_hidden_bytes:
             num_hidden = min(self._num_hidden_bytes, len(data))
             self._num_hidden_bytes -= num_hidden
@@ -116,9 +120,12 @@ class Detokenizer:
 
     def _take(self, text: str, *, stops_count: bool) -> str:
         """Adds characters to the text and returns those that are certain."""
+        if not self._searching:  # nothing is ever held
+            self._released += len(text)
+            if text:
+                self._parts.append(text)
+            return text
         self._held += text
-        if not self._searching:
-            return self._release(len(self._held))
         for char in text:
             self._advance(char, stops_count=stops_count)
             if self._best is not None and self._best.start <= self._seen - self._state.depth:

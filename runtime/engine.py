@@ -32,6 +32,7 @@ from .request_check import check_request
 from .sampler import Row
 from .scheduler import Advance, Plan, Scheduler, Work
 from .sequence import Sequence
+from .speculation import Experience, Guesser, PassCosts
 from .token_tree import TreeLayout
 from .tokenizer import Tokenizer
 
@@ -97,6 +98,8 @@ class Engine:
         self._late = LateMasks(self._masks)
         self._checks = Checks(grammars.check, lambda: self.wake())
         self._pass_s = 0.0
+        self._speculates = config.speculation == "auto" and runner.exact and not runner.overlaps
+        self._costs, self._experience = PassCosts(), Experience(self.counters)
         self._live: dict[str, Generation] = {}
         self._compiling: dict[str, Future[Grammar]] = {}
         self._finished: dict[str, int] = {}
@@ -148,6 +151,7 @@ class Engine:
             listener=listener,
             now=now,
         )
+        generation.guesser = Guesser(self._experience) if self._speculates else None
         compiling = None if request.grammar is None else self._compile(request.grammar)
         self.counters.requests += 1
         self._live[request.id] = generation
@@ -381,17 +385,25 @@ class Engine:
                 if output is not None:
                     outputs.append((generation, output))
             self._scheduler.apply(plan, advances)
+            if self._speculates and all(work.samples and work.num_tokens == 1 + len(work.drafts) for work in plan.work):
+                num_drawn = sum(len(advance.tokens) for advance in advances)
+                self._costs.observe(plan.num_tokens, num_drawn, self._clock() - flight.started)
             self.counters.steps += 1
-            self.counters.computed_tokens += sum(work.num_tokens for work in plan.work)
-        if self._config.jump_forward:
-            for work, generation in zip(flight.plans[-1].work, flight.generations, strict=True):
-                if generation.matcher is not None and work.samples and work.live and not work.sequence.blocked:
-                    # Few drafts are not worth a pass that the device cannot draw by itself.
-                    by_itself = self._runner.max_steps > 1 and generation.table_matcher is not None
-                    work.sequence.drafts = generation.propose(MIN_DEVICE_DRAFTS if by_itself else 1)
+            self.counters.computed_tokens += plan.num_tokens
+        self._propose(flight)
         self._pass_s = self._clock() - flight.started
         self.counters.step_seconds += self._pass_s
         return outputs
+
+    def _propose(self, flight: _Flight) -> None:
+        """Drafts for the pass after `flight`, which has been read."""
+        price = self._costs.price(len(self._scheduler.running)) if self._speculates else 1.0
+        for work, generation in zip(flight.plans[-1].work, flight.generations, strict=True):
+            if work.samples and work.live and not work.sequence.blocked:
+                # Few drafts are not worth a pass that the device cannot draw by itself.
+                by_itself = self._runner.max_steps > 1 and generation.table_matcher is not None
+                at_least = MIN_DEVICE_DRAFTS if by_itself else 1
+                work.sequence.drafts = generation.propose(price, at_least if self._config.jump_forward else None)
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         """A pass failed: its sequences end with an error, all others go on.
@@ -461,6 +473,8 @@ class Engine:
             computed_tokens_total=totals.computed_tokens,
             generated_tokens_total=totals.generated_tokens,
             forced_tokens_total=totals.forced_tokens,
+            guessed_tokens_total=totals.guessed_tokens,
+            right_guesses_total=totals.right_guesses,
             preemptions_total=self._scheduler.num_preemptions,
             evicted_tokens_total=counts.evicted_tokens_total,
             grammars_compiled_total=self._grammars.compiled,

@@ -22,6 +22,7 @@ from .messages import (
     FrameWriter,
     LoadFailed,
     Loading,
+    Located,
     Output,
     Ready,
     Run,
@@ -33,8 +34,10 @@ from .messages import (
     Unreadable,
     read_frames,
 )
+from .models.locate import locate
 from .program import Failed, ProgramEvent
 from .request import ErrorInfo, Finish, RequestOutput
+from .start import start_engine
 from .streams import to_info
 from .tool_links import RemoteTools
 
@@ -73,9 +76,11 @@ def main(descriptor: int) -> int:
 
 
 def _load(config: EngineConfig, writer: FrameWriter) -> EngineLoop:
-    from .loading import load_engine  # noqa: PLC0415  pulls torch: only once it is known what to load
+    def progress(what: str, done: int, total: int) -> None:
+        writer.put(Loading(what, done, total))
 
-    engine = load_engine(config, lambda what, done, total: writer.put(Loading(what, done, total)))
+    writer.put(Located(str(locate(config.model, progress=progress))))
+    engine = start_engine(config, progress)
     # The model, the vocabulary and the modules stay: collections that walk them would stop the steps for up to 0.1 s.
     gc.collect()
     gc.freeze()

@@ -19,6 +19,7 @@ from ..constrain.receipt import Receipt
 from ..constrain.structural.matcher import StructuralMatcher
 from ..constrain.tables.matcher import RegularMatcher
 from .detokenizer import Detokenizer
+from .drafts import MAX_DRAFTS
 from .errors import BoughError
 from .passes import DrawSpec
 from .random import uniform
@@ -37,19 +38,18 @@ from .request import (
 from .sampler import Draws, Row
 from .scheduler import Advance, Work
 from .sequence import Sequence
+from .speculation import Guesser
 
 logger = logging.getLogger("bough.engine")
 
 Listener = Callable[[RequestOutput], None]
-MAX_DRAFTS = 32
 SEARCH_PATIENCE_S = 0.001
 """What the engine's thread waits for a way to a word's end near the end of a budget; past it others seek it."""
 
 Foresee = Callable[[Matcher, int, int], tuple[Matcher, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(msgspec.Struct, frozen=True):
     """What a step added to a generation. `replaced`: its last token is not the one that was drawn."""
 
     tokens: tuple[int, ...]
@@ -86,6 +86,7 @@ class Generation:
         self.request = request
         self.sequence = sequence
         self.matcher: Matcher | None = None
+        self.guesser: Guesser | None = None
         self.receipt: Receipt | None = None
         self.checked = False
         self.listener = listener
@@ -94,6 +95,7 @@ class Generation:
         self._max_tokens = max_tokens
         self._seed = seed
         self._eos_ids = frozenset(eos_ids)
+        self._ends = self._eos_ids.union(request.sampling.stop_token_ids)
         self._num_generated = 0
         self._num_forced = 0
         self._counts: Counter[int] = Counter()
@@ -233,6 +235,7 @@ class Generation:
     def _accept(self, drafts: AbstractSequence[int], draws: Draws, first: int) -> _Step:
         """Accepts drawn tokens as long as each equals the draft it verifies, and one more."""
         params = self.request.sampling
+        guessed = self.guesser.guessed if self.guesser is not None else {}
         tokens: list[int] = []
         origins: list[int] = []
         texts: list[str] = []
@@ -251,7 +254,8 @@ class Generation:
             replaced = token != drawn
             logprob = draws.logprobs[first + offset]
             tokens.append(token)
-            origins.append(FORCED if token == draft or token != drawn else SAMPLED)
+            forced = token != drawn or (token == draft and offset not in guessed)
+            origins.append(FORCED if forced else SAMPLED)
             self._num_generated += 1
             self._num_forced += origins[-1] == FORCED
             self._counts[token] += 1
@@ -264,6 +268,8 @@ class Generation:
             texts.append(self._detokenizer.finish())
             if self.finish.reason == "length" and self._detokenizer.matched is not None:  # settled by the last text
                 self._end("stop", self._detokenizer.matched)
+        if self.guesser is not None:
+            self.guesser.settle(drafts, tokens)
         scores = None if logprobs is None else tuple(logprobs)
         return _Step(tuple(tokens), tuple(origins), replaced, "".join(texts), scores)
 
@@ -345,24 +351,36 @@ class Generation:
                 text = self._detokenizer.finish()
         return RequestOutput(id=self.request.id, text=text, finish=self._terminal(self.finish, now))
 
-    def propose(self, at_least: int = 1) -> list[int]:
-        """What the grammar forces next, as drafts for the next step; nothing if it is less than `at_least` tokens.
+    def propose(self, price: float, at_least: int | None) -> list[int]:
+        """Drafts for the next step: what the grammar forces, if it is `at_least` tokens (None: never), and guesses.
+
+        `price` is the chance of being right at which a guess is worth a row of the next pass.
+        """
+        num_pending = self.sequence.num_pending
+        room = self._max_tokens - self._num_generated - num_pending - 1
+        if room <= num_pending or not self.uses_drafts:
+            return []
+        try:
+            jumps = at_least is not None
+            drafts = self._forced(num_pending, min(room, MAX_DRAFTS), at_least) if at_least is not None else []
+            if self.guesser is not None and num_pending == 0:
+                tokens, matcher = self.sequence.tokens, self.matcher
+                self.guesser.extend(drafts, tokens, matcher, price=price, room=room, ends=self._ends, jumps=jumps)
+            return drafts
+        except Exception:  # it can do without
+            logger.exception("what may follow in request %s is not known", self.request.id)
+            return []
+
+    def _forced(self, num_pending: int, room: int, at_least: int) -> list[int]:
+        """What the grammar forces next.
 
         A token that is in flight already comes first in what is forced; the drafts follow it. The step after one with
         drafts cannot be planned ahead, so then a single draft gains nothing.
         """
-        if self.matcher is None or not self.uses_drafts:
+        if self.matcher is None:
             return []
-        num_pending = self.sequence.num_pending
-        room = min(self._max_tokens - self._num_generated - num_pending - 1, MAX_DRAFTS)
-        if room <= num_pending:
-            return []
-        try:
-            drafts = self.matcher.forced_tokens()[num_pending:][:room]
-        except Exception:  # it can do without
-            logger.exception("what the grammar of request %s forces is not known", self.request.id)
-            return []
-        return drafts if len(drafts) > num_pending and len(drafts) >= at_least else []
+        forced = self.matcher.forced_tokens()[num_pending:][:room]
+        return forced if len(forced) > num_pending and len(forced) >= at_least else []
 
     def _terminal(self, finish: Finish, now: float) -> Finish:
         admitted = self._admitted if self._admitted is not None else now

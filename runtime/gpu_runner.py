@@ -57,6 +57,7 @@ class GpuPasses:
         replays: Replays,
     ) -> None:
         self.overlaps = overlaps
+        self.exact = False
         self.trees = False  # siblings would share pages of several tokens
         self.max_steps = max_steps
         self._model = model

@@ -14,8 +14,9 @@ from ..kernels.drawing import Drawing
 from ..kernels.sampling import SampleRows, SampleTables
 from ..kernels.staging import upload
 from .passes import Masks
-from .sampler import Draws, Row, penalise, sample
+from .sampler import Draws, Row
 from .sampling import SamplingParams
+from .tensor_sampler import penalise, sample
 
 _WORD = (1 << 64) - 1
 

@@ -9,17 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from tqdm import tqdm
 
 from ..constrain.spec import GrammarSpec
 from .client import EngineStats
 from .config import EngineConfig
 from .engine import Engine
 from .errors import RequestError
-from .loading import load_engine
 from .random import derive
 from .request import FinishReason, Request, RequestOutput, TokenLogprob, Usage
 from .sampling import SamplingParams
+from .start import start_engine
 from .streams import to_exception
 
 Prompt = str | Sequence[int] | dict[str, Any]
@@ -131,7 +130,7 @@ class LLM:
         # The caller's own list of prompts is nothing to be protected from.
         options = {"max_waiting": MAX_PROMPTS} | options
         self._config = _config(options | {"model": os.fspath(model), "dtype": dtype})
-        self._engine: Engine = load_engine(self._config)
+        self._engine: Engine = start_engine(self._config)
         self._live: dict[str, PromptOutput] = {}
         self._changed: dict[str, PromptOutput] = {}
         self._numbers = itertools.count()
@@ -304,6 +303,8 @@ class LLM:
 
     def _finish(self, ids: list[str], *, use_tqdm: bool) -> list[PromptOutput]:
         results = {request_id: self._live[request_id] for request_id in ids if request_id in self._live}
+        from tqdm import tqdm  # noqa: PLC0415  it is not small
+
         with tqdm(total=len(ids), desc="generating", unit="prompt", disable=not use_tqdm) as bar:
             others: dict[str, PromptOutput] = {}
             while any(request_id in self._live for request_id in ids):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 
@@ -28,9 +27,12 @@ from .memory import free_memory, gpu_budget, measure_activations
 from .models.decoder import Decoder
 from .models.invariant import make_invariant
 from .models.load import LoadedModel, load_model
+from .models.native import NativeDecoder
 from .models.quantised import quantise_decoder
+from .native_loading import native_engine, native_target, obstacle_to_native
 from .passes import DirectPasses, PassRunner
 from .runner import ModelRunner
+from .sizing import check_pages, host_pages, max_model_len, named_pages
 from .tokenizer import Tokenizer, load_tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -41,21 +43,17 @@ _DTYPES = {
     "float16": torch.float16,
     "fp8_e4m3": torch.float8_e4m3fn,
 }
-SWITCH_INTERVAL_S = 0.001
-_CPU_SHARE = 0.25
 _GPU_SHARE = 0.9
 
 
 def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
-    """Loads the model that `config` names and returns an engine ready to step.
+    """Loads the model that `config` names and returns an engine ready to step; start.start_engine is the shorter way.
 
     `progress(what, done, total)` is called while it loads.
 
     Raises:
         ModelError: the model's files cannot be used, or its cache does not fit into memory.
     """
-    # Threads that answer clients, or fill masks, need not wait longer for the one that steps.
-    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
     device = _device(config.device)
     backend = _backend(config, device)
     with on_device(torch.device(device)):
@@ -63,10 +61,11 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
             config.model,
             dtype=config.dtype,
             device=device,
-            backend=backend,
+            backend="torch" if backend == "native" else backend,
             # Weights that are to be quantised otherwise are undone first.
             keep_quantised=None if config.quantization is None else False,
             invariant=config.deterministic,
+            native=native_target(config) if backend == "native" else None,
             progress=progress,
         )
         return make_engine(config, loaded, load_tokenizer(loaded.path), progress)
@@ -78,22 +77,32 @@ def make_engine(
     """An engine over a model that is loaded, on the device where it is.
 
     Raises:
-        ModelError: the model cannot be quantised as asked, or its cache does not fit into memory.
+        ModelError: the model cannot be quantised or computed as asked, or its cache does not fit into memory.
     """
     device = str(loaded.device)
     backend = _backend(config, device)
+    if isinstance(loaded.model, NativeDecoder):
+        return native_engine(config, loaded.model, loaded.name, loaded.path, tokenizer)
+    if backend == "native":
+        if config.attention_backend == "native":
+            raise ModelError(
+                "attention_backend native computes models of the Llama family whose layers are quantised, in the file "
+                f"or by quantization int8 or int4, and whose widths are multiples of 32; {loaded.name} is no such model"
+            )
+        backend = "torch"
+        _check_kv_dtype(config, backend)
     _convert(config, loaded, backend, progress)
     limits = config.limits(device)
-    page_size = config.page_size or (1 if backend == "torch" else 16)
-    max_model_len = _max_model_len(config, loaded)
-    shape = _kv_shape(config, loaded, device, backend, limits, page_size, max_model_len)
+    page_size = config.page_size or (16 if backend == "triton" else 1)
+    longest = max_model_len(config, loaded.config.max_position)
+    shape = _kv_shape(config, loaded, device, backend, limits, page_size, longest)
     info = ModelInfo(
         name=loaded.name,
         path=str(loaded.path),
         architecture=loaded.config.architecture,
         vocab_size=loaded.config.vocab_size,
-        max_model_len=max_model_len,
-        max_request_tokens=min(max_model_len, (shape.num_pages - 1) * page_size),
+        max_model_len=longest,
+        max_request_tokens=min(longest, (shape.num_pages - 1) * page_size),
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=device,
         num_parameters=loaded.num_parameters,
@@ -103,7 +112,7 @@ def make_engine(
     return Engine(
         config=config,
         info=info,
-        runner=_runner(config, loaded, shape, limits, backend, max_model_len, tokenizer),
+        runner=_runner(config, loaded, shape, limits, backend, longest, tokenizer),
         tokenizer=tokenizer,
         grammars=GrammarCompiler(tokenizer.vocabulary(info.vocab_size)),
         clock=time.monotonic,
@@ -119,19 +128,34 @@ def _device(device: str) -> str:
 
 
 def _backend(config: EngineConfig, device: str) -> str:
-    """Which kernels run: "triton" or "torch"."""
-    if config.attention_backend != "auto":
-        backend = config.attention_backend
-    else:
-        backend = "torch" if device == "cpu" else "triton"
+    """Which kernels run: "triton", "torch", or "native", if the CPU library has formats for the model.
+
+    Raises:
+        RequestError: those asked for cannot run here, or not with the other settings.
+    """
+    obstacle = obstacle_to_native(config, device)
+    backend = config.attention_backend
+    if backend == "auto":
+        backend = "triton" if device != "cpu" else "torch" if obstacle else "native"
+    if backend == "native" and obstacle is not None:
+        raise obstacle
     if backend == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise RequestError(
             "Triton kernels need a GPU; on the CPU they only run interpreted, for tests, with TRITON_INTERPRET=1",
             param="attention_backend",
         )
-    if backend == "torch" and config.kv_cache_dtype == "fp8_e4m3":
-        raise RequestError("kv_cache_dtype fp8_e4m3 needs the Triton kernels of a GPU", param="kv_cache_dtype")
+    _check_kv_dtype(config, backend)
     return backend
+
+
+def _check_kv_dtype(config: EngineConfig, backend: str) -> None:
+    """Raises RequestError if only other kernels have the dtype that is asked for."""
+    wanted, kernels = {
+        "fp8_e4m3": ("triton", "the Triton kernels of a GPU"),
+        "int8": ("native", "a model that the library in C computes (attention_backend native)"),
+    }.get(config.kv_cache_dtype, (backend, ""))
+    if backend != wanted:
+        raise RequestError(f"kv_cache_dtype {config.kv_cache_dtype} needs {kernels}", param="kv_cache_dtype")
 
 
 def _convert(config: EngineConfig, loaded: LoadedModel, backend: str, progress: Progress | None) -> None:
@@ -147,17 +171,6 @@ def _convert(config: EngineConfig, loaded: LoadedModel, backend: str, progress: 
         make_invariant(loaded.model)
 
 
-def _max_model_len(config: EngineConfig, loaded: LoadedModel) -> int:
-    limit = loaded.config.max_position
-    if config.max_model_len is None:
-        return limit
-    if config.max_model_len > limit:
-        raise RequestError(
-            f"max_model_len is {config.max_model_len}, but the model was made for {limit}", param="max_model_len"
-        )
-    return config.max_model_len
-
-
 def _kv_shape(
     config: EngineConfig,
     loaded: LoadedModel,
@@ -165,35 +178,27 @@ def _kv_shape(
     backend: str,
     limits: SchedulerLimits,
     page_size: int,
-    max_model_len: int,
+    longest: int,
 ) -> KVShape:
     """Sizes the cache: by pages, by bytes, or by a share of the memory."""
     dtype = loaded.dtype if config.kv_cache_dtype == "auto" else _DTYPES[config.kv_cache_dtype]
     model = loaded.model
+    assert not isinstance(model, NativeDecoder)
 
     def shape(num_pages: int) -> KVShape:
         return KVShape(model.num_layers, num_pages, page_size, model.num_kv_heads, model.head_dim, dtype)
 
     page_bytes = shape(0).page_bytes
-    num_pages = config.num_pages
-    if num_pages is None and config.kv_cache_memory is not None:
-        num_pages = config.kv_cache_memory // page_bytes
+    num_pages = named_pages(config, page_bytes)
     if num_pages is None and device == "cpu":
-        # More than every running sequence at full length is never needed.
-        most = limits.max_num_seqs * -(-max_model_len // page_size) + 1
-        num_pages = min(int(free_memory(device) * (config.memory_fraction or _CPU_SHARE)) // page_bytes, most)
+        num_pages = host_pages(config, page_bytes, limits, page_size, longest)
     elif num_pages is None:
         trial = select_attention(shape(-(-limits.max_batch_tokens // page_size) + 1), device, backend=backend)
         activations = measure_activations(model, trial, limits, page_size, device)
         del trial
         torch.cuda.empty_cache()
         num_pages = gpu_budget(device, config.memory_fraction or _GPU_SHARE, activations) // page_bytes
-    needed, free = num_pages * page_bytes, free_memory(device)
-    if num_pages < 2 or needed > free:
-        raise ModelError(
-            f"the KV cache needs {max(needed, 2 * page_bytes):,} bytes, but {free:,} are free: "
-            "lower max_model_len, num_pages or kv_cache_memory, or use a smaller kv_cache_dtype"
-        )
+    check_pages(num_pages, page_bytes, free_memory(device))
     return shape(num_pages)
 
 
@@ -203,10 +208,11 @@ def _runner(
     shape: KVShape,
     limits: SchedulerLimits,
     backend: str,
-    max_model_len: int,
+    longest: int,
     tokenizer: Tokenizer,
 ) -> PassRunner:
     device = loaded.device
+    assert not isinstance(loaded.model, NativeDecoder)
     if backend == "torch":
         plain = select_attention(shape, str(device), backend="torch")
         return DirectPasses(ModelRunner(loaded.model, plain, str(device)), shape.page_size)
@@ -216,7 +222,7 @@ def _runner(
         backend="triton",
         deterministic=config.deterministic,
         max_num_seqs=limits.max_num_seqs,
-        max_model_len=max_model_len,
+        max_model_len=longest,
     )
     if config.kv_cache_dtype == "fp8_e4m3":
         tokens = tokenizer.encode(TEXT)[: limits.max_batch_tokens]

@@ -196,11 +196,11 @@ class LocalClient:
     def load(
         cls, config: EngineConfig | None = None, progress: Callable[[str, int, int], None] | None = None
     ) -> LocalClient:
-        """Loads the model that `config` names; see loading.load_engine."""
-        from .loading import load_engine  # noqa: PLC0415  pulls torch
+        """Loads the model that `config` names; see start.start_engine."""
+        from .start import start_engine  # noqa: PLC0415  pulls numpy and the grammars
 
         config = config or EngineConfig()
-        return cls(EngineLoop(load_engine(config, progress), config))
+        return cls(EngineLoop(start_engine(config, progress), config))
 
     @property
     def alive(self) -> bool:

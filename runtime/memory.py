@@ -6,12 +6,10 @@ import numpy as np
 import torch
 
 from ..kernels.attention import AttentionBackend, AttentionBatch
+from . import host
 from .config import SchedulerLimits
 from .errors import ModelError
 from .runner import Model
-
-_UNKNOWN = 4 << 30
-"""Bytes, on a system that does not tell: what any machine that runs a language model has."""
 
 _GRAPHS = 256 << 20
 """Bytes kept for CUDA graphs and for what libraries allocate when they are first used."""
@@ -19,16 +17,7 @@ _GRAPHS = 256 << 20
 
 def free_memory(device: str) -> int:
     """Bytes that can be taken on the device."""
-    if device != "cpu":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return _UNKNOWN
+    return host.free_memory() if device == "cpu" else int(torch.cuda.mem_get_info(device)[0])
 
 
 def gpu_budget(device: str, fraction: float, activations: int) -> int:

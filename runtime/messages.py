@@ -84,6 +84,12 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
     total: int
 
 
+class Located(msgspec.Struct, frozen=True, tag="located"):
+    """Where the model's files lie: they are all there."""
+
+    path: str
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     info: ModelInfo
 
@@ -127,7 +133,7 @@ class LeaveTool(msgspec.Struct, frozen=True, tag="leave_tool"):
     call: int
 
 
-FromEngine = Loading | Ready | LoadFailed | Output | Event | Stats | Flushed | UseTool | LeaveTool
+FromEngine = Loading | Located | Ready | LoadFailed | Output | Event | Stats | Flushed | UseTool | LeaveTool
 
 
 class _Head(msgspec.Struct):

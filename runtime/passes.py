@@ -8,11 +8,11 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..constrain.tables.matcher import RegularMatcher
 from .batch import Batch, build_batch
-from .sampler import Draws, Row, sample
+from .host import num_threads
+from .sampler import Draws, Logits, Row, SampleThreads, sample
 from .sampling import SamplingParams
 from .scheduler import Plan, Work
 
@@ -50,11 +50,13 @@ class PassRunner(Protocol):
     overlaps     a pass can be launched before the one before it is read: `launch` does not wait for the device
     max_steps    plans of one launch at most; 1 if the device cannot draw by itself
     trees        prompts may end as trees of tokens
+    exact        a token's logits are the same to the bit whatever is computed beside it
     """
 
     overlaps: bool
     max_steps: int
     trees: bool
+    exact: bool
 
     def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> Pass:
         """Queues `plans`, one after the other.
@@ -68,9 +70,9 @@ class PassRunner(Protocol):
 
 
 class LogitsRunner(Protocol):
-    """A model: a batch in, the logits of its logit rows out."""
+    """A model: a batch in, the logits [R, V] of its logit rows out, in the host's memory, valid until the next run."""
 
-    def run(self, batch: Batch) -> torch.Tensor | None: ...
+    def run(self, batch: Batch) -> Logits | None: ...
 
 
 class DirectPasses:
@@ -79,14 +81,16 @@ class DirectPasses:
     overlaps = False
     max_steps = 1
 
-    def __init__(self, model: LogitsRunner, page_size: int) -> None:
+    def __init__(self, model: LogitsRunner, page_size: int, *, exact: bool = False) -> None:
         self.model = model
         self.trees = page_size == 1
+        self.exact = exact
         self._page_size = page_size
+        self._threads = SampleThreads(num_threads())
 
     def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> DirectPass:
         assert specs is None and len(plans) == 1
-        return DirectPass(self.model.run(build_batch(plans[0], self._page_size)))
+        return DirectPass(self.model.run(build_batch(plans[0], self._page_size)), self._threads)
 
     def draws(self, spec: DrawSpec, work: Work) -> bool:
         return False
@@ -95,13 +99,14 @@ class DirectPasses:
 class DirectPass:
     """Logits that are there already."""
 
-    def __init__(self, logits: torch.Tensor | None) -> None:
+    def __init__(self, logits: Logits | None, threads: SampleThreads) -> None:
+        self._threads = threads
         self._logits = logits
         self._draws = Draws([], [], [])
 
     def draw(self, rows: Sequence[Row], masks: Masks | None) -> None:
         if self._logits is not None:
-            self._draws = sample(self._logits, rows, masks)
+            self._draws = sample(self._logits, rows, masks, self._threads)
             self._logits = None
 
     def read(self) -> list[Draws]:

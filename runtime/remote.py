@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import queue
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
@@ -31,6 +29,7 @@ from .messages import (
     LeaveTool,
     LoadFailed,
     Loading,
+    Located,
     Output,
     Ready,
     Run,
@@ -42,6 +41,7 @@ from .messages import (
 )
 from .program import Done, Failed, Program, ProgramEvent
 from .request import ErrorInfo, Finish, Request, RequestOutput
+from .spawn import EngineProcess, spawn_engine
 from .streams import aiterate, iterate
 from .tokenizer import Tokenizer, load_tokenizer
 from .tool_links import LocalTools
@@ -79,20 +79,20 @@ class RemoteClient:
 
     @classmethod
     def launch(
-        cls, config: EngineConfig | None = None, progress: Callable[[str, int, int], None] | None = None
+        cls,
+        config: EngineConfig | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+        spawned: EngineProcess | None = None,
     ) -> RemoteClient:
         """Starts an engine process and waits until it is ready; `progress(what, done, total)` while it loads.
+
+        `spawned` is one that was started before, which is the client's from now on.
 
         Raises:
             ModelError: the model cannot be loaded, or the process ended while loading.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-P", "-m", "bough.runtime.engine_process", str(theirs.fileno())]
-            # Threads that spin while they wait take the cores from the server and its clients: see docs/decisions/0008.
-            environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
-        client = cls(process, ours, FrameWriter(ours))
+        process, connection = spawned or spawn_engine()
+        client = cls(process, connection, FrameWriter(connection))
         try:
             client._wait_until_ready(config or EngineConfig(), progress)
         except BaseException:
@@ -111,9 +111,10 @@ class RemoteClient:
                         progress(what, done, total)
                 case LoadFailed(error=error):
                     raise ModelError(error.message, code=error.code, param=error.param)
+                case Located(path=path):  # the engine loads the weights meanwhile
+                    self.tokenizer = load_tokenizer(path)
                 case Ready(info=info):
                     self.info = info
-                    self.tokenizer = load_tokenizer(info.path)
                     self._reader = threading.Thread(
                         target=self._read, args=(messages,), name="bough-reader", daemon=True
                     )

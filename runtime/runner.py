@@ -8,6 +8,7 @@ import torch
 
 from ..kernels.attention import AttentionBackend
 from .batch import Batch
+from .sampler import Logits
 
 
 class Model(Protocol):
@@ -34,12 +35,14 @@ class ModelRunner:
         self.device = device
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> torch.Tensor | None:
-        """Logits, float32 [R, vocab_size], of the batch's logit rows; None if it has none."""
+    def run(self, batch: Batch) -> Logits | None:
+        """Logits [R, vocab_size] of the batch's logit rows, in the host's memory; None if it has none."""
         self.attention.plan(batch.attention)
         tokens = torch.from_numpy(batch.tokens).to(self.device)
         positions = torch.from_numpy(batch.positions).to(self.device)
         hidden = self.model.forward(tokens, positions, self.attention)
         if not len(batch.logit_rows):
             return None
-        return self.model.logits(hidden[torch.from_numpy(batch.logit_rows).to(self.device)])
+        rows = torch.from_numpy(batch.logit_rows).to(self.device)
+        logits: Logits = self.model.logits(hidden[rows]).cpu().numpy()
+        return logits

@@ -1,28 +1,36 @@
-"""Logits to tokens, a row at a time in effect and all rows at once in fact: no row's draw depends on another's."""
+"""Logits in the host's memory to tokens, a row at a time, while it is in the cache of the processor; no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..constrain.tables.matcher import RegularMatcher
-from ..kernels.mask_logits import mask_logits_
-from ..kernels.sampling import COLDEST, ONE, kept, pick
-from ..kernels.staging import upload
+from ..kernels import host_sampling
 from .request import TokenLogprob
 from .sampling import SamplingParams
 
-_NARROW_WORDS = 64
+Logits = npt.NDArray[np.float32]
+
+NARROW_WORDS = 64
 """Where a mask has tokens in so few of its words, only they are looked at."""
 
+_SLOW_ROWS = 4
+"""Rows that are not just the likeliest token, for which a further thread is worth it."""
 
-@dataclass(frozen=True, slots=True)
-class Row:
+_FORBIDDEN = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf)
+_FORBIDDEN = _FORBIDDEN.astype(np.float32)
+"""What each byte of a mask adds to the logits of its eight tokens."""
+
+
+class Row(msgspec.Struct, frozen=True):
     """How one row of logits is drawn from.
 
     uniform      in [0, 1): the row's random number, that of (seed, position)
@@ -39,7 +47,7 @@ class Row:
     uniform: float = 0.0
     seed: int = 0
     position: int = 0
-    counts: Mapping[int, int] = field(default_factory=dict)
+    counts: Mapping[int, int] = {}
     seen: Sequence[int] = ()
     banned: Sequence[int] = ()
     masked: int | None = None
@@ -62,184 +70,153 @@ class Draws:
     poisoned: list[bool]
 
 
-@torch.inference_mode()
-def sample(logits: torch.Tensor, rows: Sequence[Row], masks: npt.NDArray[np.int32] | None) -> Draws:
+def sample(
+    logits: Logits, rows: Sequence[Row], masks: npt.NDArray[np.int32] | None, threads: SampleThreads | None = None
+) -> Draws:
     """Draws a token from each row of `logits` [R, V] float32, which is overwritten.
 
     `masks` int32 [M, ceil(V / 32)] holds the rows that `Row.masked` points into.
     """
-    bad = ~torch.isfinite(logits.sum(dim=1))
-    raw = _raw_logprobs(logits, rows)
-    _adjust(logits, rows)
-    narrow = _narrow(rows, masks)
-    wide = [index for index in range(len(rows)) if index not in narrow]
-    masked = [(index, row.masked) for index in wide if (row := rows[index]).masked is not None]
-    if masked:
+    parts = [(logits, rows)] if threads is None else threads.divide(logits, rows)
+
+    def sample_part(part: tuple[Logits, Sequence[Row]]) -> list[_Drawn]:
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is told, row by row
+            return [_sample_row(line, row, masks) for line, row in zip(*part, strict=True)]
+
+    found = map(sample_part, parts) if threads is None or len(parts) == 1 else threads.map(sample_part, parts)
+    drawn = [entry for part in found for entry in part]
+    return Draws([entry[0] for entry in drawn], [entry[1] for entry in drawn], [not entry[2] for entry in drawn])
+
+
+class SampleThreads:
+    """`num` threads for rows whose draw takes longer than waking a thread; numpy leaves the interpreter's lock."""
+
+    def __init__(self, num: int) -> None:
+        self._num = num
+        self._pool = ThreadPoolExecutor(num, thread_name_prefix="bough-sample")  # which begins none yet
+        self.map = self._pool.map
+
+    def divide(self, logits: Logits, rows: Sequence[Row]) -> list[tuple[Logits, Sequence[Row]]]:
+        """One part for each thread, or one in all."""
+        num_slow = sum(not row.params.greedy or row.params.logprobs is not None for row in rows)
+        num_parts = max(min(self._num, num_slow // _SLOW_ROWS), 1)
+        borders = [len(rows) * part // num_parts for part in range(num_parts + 1)]
+        return [(logits[start:stop], rows[start:stop]) for start, stop in pairwise(borders)]
+
+
+_Drawn = tuple[int, TokenLogprob | None, bool]
+"""The token drawn, its log-probability if that was asked for, and whether all was finite."""
+
+
+def _sample_row(line: Logits, row: Row, masks: npt.NDArray[np.int32] | None) -> _Drawn:
+    place = int(line.argmax())
+    finite = math.isfinite(line[place]) and math.isfinite(line.min())
+    if row.target is not None:
+        return place, _score(line, row, row.target), finite
+    asked = row.params.logprobs is not None
+    raw = _raw(line, row.params.logprobs or 0) if asked else None
+    changed = _penalise(line, row)
+    allowed: npt.NDArray[np.intp] | None = None
+    if row.masked is not None:
         assert masks is not None
-        where = torch.tensor([index for index, _ in masked], device=logits.device)
-        chosen = torch.from_numpy(masks[[row for _, row in masked]])
-        mask_logits_(logits, chosen.to(logits.device), where)
-    tokens = logits.argmax(dim=1) if not narrow else torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
-    if narrow and wide:
-        where = torch.tensor(wide, device=logits.device)
-        tokens[where] = logits[where].argmax(dim=1)
-    top = logits.gather(1, tokens[:, None])[:, 0]
-    if narrow:
-        where = torch.tensor(list(narrow), device=logits.device)
-        tokens[where], top[where] = _draw_narrow(logits, {index: (rows[index], ids) for index, ids in narrow.items()})
-    bad |= ~torch.isfinite(top)
-    drawn = [index for index in wide if not rows[index].params.greedy and rows[index].target is None]
-    drawn = [index for index in drawn if not bad[index]]
-    if drawn:
-        where = torch.tensor(drawn, device=logits.device)
-        tokens[where] = _draw(logits[where], [rows[index] for index in drawn])
-    asked = [index for index, row in enumerate(rows) if row.params.logprobs is not None and row.target is None]
-    normaliser = (
-        dict(zip(asked, torch.logsumexp(logits[torch.tensor(asked)], dim=1).tolist(), strict=True)) if asked else {}
-    )
-    result = tokens.tolist()
-    logprobs: list[TokenLogprob | None] = [None] * len(rows)
-    for index, (values, likeliest) in raw.items():
-        row = rows[index]
-        token = result[index] if row.target is None else row.target
-        if row.others:
-            likeliest = tuple(zip(row.others, values[list(row.others)].tolist(), strict=True))
-        final = float(logits[index, token]) - normaliser[index] if row.target is None else None
-        logprobs[index] = TokenLogprob(token, float(values[token]), likeliest, final)
-    return Draws(result, logprobs, bad.tolist())
+        mask = masks[row.masked]
+        allowed = None if asked else narrow(mask)
+        if allowed is None:
+            forbid(line, mask)
+        elif not len(allowed):
+            return 0, None, False
+        else:
+            line = line[allowed]
+    if changed or row.masked is not None:
+        place = int(line.argmax())
+        finite = finite and math.isfinite(line[place])
+    if finite and not row.params.greedy and len(line) > 1:
+        place = _draw(line, row)
+    logprob = None
+    if raw is not None:
+        final = float(line[place]) - _log_sum(line)
+        logprob = TokenLogprob(place, float(raw.logits[place]) - raw.log_sum, raw.likeliest, final)
+    return place if allowed is None else int(allowed[place]), logprob, finite
 
 
-def _raw_logprobs(
-    logits: torch.Tensor, rows: Sequence[Row]
-) -> dict[int, tuple[torch.Tensor, tuple[tuple[int, float], ...]]]:
-    """Log-probabilities of the model itself, [V] a row that asks, with its top alternatives."""
-    asked = [index for index, row in enumerate(rows) if row.params.logprobs is not None or row.target is not None]
-    if not asked:
-        return {}
-    values = torch.log_softmax(logits[torch.tensor(asked)], dim=1)
-    most = max(rows[index].params.logprobs or 0 for index in asked)
-    top = values.topk(most, dim=1) if most else None
-    found = {}
-    for line, index in enumerate(asked):
-        count = rows[index].params.logprobs or 0
-        pairs: tuple[tuple[int, float], ...] = ()
-        if top is not None and count:
-            pairs = tuple(zip(top.indices[line, :count].tolist(), top.values[line, :count].tolist(), strict=True))
-        found[index] = (values[line], pairs)
-    return found
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """The model's own logits [V] of a row, the logarithm of the sum of their exponentials, and its top alternatives."""
+
+    logits: Logits
+    log_sum: float
+    likeliest: tuple[tuple[int, float], ...]
 
 
-def _adjust(logits: torch.Tensor, rows: Sequence[Row]) -> None:
-    """Penalties, bias and bans, in place; only rows that have any are touched."""
-    penalise(logits, rows)
-    for index, row in enumerate(rows):
-        if row.target is None and (bias := row.bias):
-            line = logits[index]
-            ids = torch.tensor(list(bias), device=line.device)
-            line[ids] += torch.tensor(list(bias.values()), dtype=line.dtype, device=line.device)
+def _raw(line: Logits, count: int) -> _Raw:
+    log_sum = _log_sum(line)
+    pairs: tuple[tuple[int, float], ...] = ()
+    if count and math.isfinite(log_sum):
+        places = host_sampling.largest(line, min(count, len(line)))
+        places = places[np.argsort(-line[places], kind="stable")]
+        pairs = tuple((int(place), float(line[place]) - log_sum) for place in places)
+    return _Raw(line.copy(), log_sum, pairs)
 
 
-def penalise(logits: torch.Tensor, rows: Sequence[Row]) -> None:
-    """Repetition, frequency and presence penalties on `logits` [R, V], in place; nothing waits for the device."""
-    drawn = [(index, row) for index, row in enumerate(rows) if row.target is None]
-    repeated = [(index, row) for index, row in drawn if row.params.repetition_penalty != 1.0 and row.seen]
-    if repeated:
-        penalty = np.array([row.params.repetition_penalty for _, row in repeated], np.float32)
-        places, factors = upload(
-            logits.device,
-            _places([(index, row.seen) for index, row in repeated]),
-            np.repeat(penalty, [len(row.seen) for _, row in repeated]),
-        )
-        values = logits[places[0], places[1]]
-        logits[places[0], places[1]] = torch.where(values > 0, values / factors, values * factors).to(values.dtype)
-    counted = [(index, row) for index, row in drawn if row.counts and _counts_matter(row.params)]
-    if counted:
-        penalties = [
-            np.array(list(row.counts.values()), np.float32) * np.float32(row.params.frequency_penalty)
-            + np.float32(row.params.presence_penalty)
-            for _, row in counted
-        ]
-        places, amounts = upload(
-            logits.device, _places([(index, list(row.counts)) for index, row in counted]), np.concatenate(penalties)
-        )
-        logits[places[0], places[1]] -= amounts.to(logits.dtype)
+def _score(line: Logits, row: Row, target: int) -> TokenLogprob:
+    """The log-probability of `row.target`, with its other targets as alternatives."""
+    raw = _raw(line, row.params.logprobs or 0)
+    others = tuple((token, float(line[token]) - raw.log_sum) for token in row.others)
+    return TokenLogprob(target, float(line[target]) - raw.log_sum, others or raw.likeliest, None)
 
 
-def _counts_matter(params: SamplingParams) -> bool:
-    return bool(params.frequency_penalty or params.presence_penalty)
+def _log_sum(line: Logits) -> float:
+    """The logarithm of the sum of exponentials."""
+    top = line.max()
+    if not math.isfinite(top):
+        return math.nan
+    return float(top) + math.log(np.add.reduce(np.exp(line - top)))
 
 
-def _places(tokens: Sequence[tuple[int, Sequence[int]]]) -> npt.NDArray[np.int64]:
-    """Rows and columns, [2, N], of tokens given for each row."""
-    rows = np.repeat([row for row, _ in tokens], [len(ids) for _, ids in tokens])
-    return np.stack([rows, np.concatenate([np.asarray(ids) for _, ids in tokens])]).astype(np.int64)
+def _penalise(line: Logits, row: Row) -> bool:
+    """Penalties, bias and bans, in place; whether there are any."""
+    params, changed = row.params, False
+    if params.repetition_penalty != 1.0 and row.seen:
+        places, factor = np.asarray(row.seen), np.float32(params.repetition_penalty)
+        values = line[places]
+        line[places] = np.where(values > 0, values / factor, values * factor)
+        changed = True
+    if row.counts and (params.frequency_penalty or params.presence_penalty):
+        times = np.fromiter(row.counts.values(), np.float32, len(row.counts))
+        amounts = times * np.float32(params.frequency_penalty) + np.float32(params.presence_penalty)
+        line[np.fromiter(row.counts, np.intp, len(row.counts))] -= amounts
+        changed = True
+    if bias := row.bias:
+        line[np.fromiter(bias, np.intp, len(bias))] += np.fromiter(bias.values(), np.float32, len(bias))
+        changed = True
+    return changed
 
 
-def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """One token id a row, as kernels.sampling draws: in whole numbers, in the order of the vocabulary."""
-    logits = logits.float()
-    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    plain = [index for index, row in enumerate(rows) if not row.params.cuts]
-    if plain:
-        temperatures = torch.tensor([rows[index].params.temperature for index in plain], device=logits.device)
-        scaled = logits[plain].double()
-        scaled -= scaled.amax(dim=1, keepdim=True)
-        scaled /= temperatures.double().clamp_(min=COLDEST)[:, None]
-        reach = (scaled.exp_() * ONE).long().cumsum(dim=1)
-        # The product has more than 64 bits, which only the host has.
-        totals = zip(reach[:, -1].tolist(), plain, strict=True)
-        wanted = torch.tensor([total * _bits(rows[index]) >> 53 for total, index in totals], device=reach.device)
-        tokens[plain] = torch.searchsorted(reach, wanted[:, None], right=True)[:, 0]
-    for index, row in enumerate(rows):
-        if row.params.cuts:
-            numbers = np.array([row.params.temperature, row.params.top_p, row.params.min_p], np.float32)
-            temperature, top_p, min_p = numbers.tolist()
-            tokens[index] = pick(*kept(logits[index], temperature, row.params.top_k or 0, top_p, min_p), _bits(row))
+def narrow(mask: npt.NDArray[np.int32]) -> npt.NDArray[np.intp] | None:
+    """The tokens that a mask [ceil(V / 32)] allows, rising, if they are in few of its words."""
+    words = np.flatnonzero(mask)
+    if len(words) > NARROW_WORDS:
+        return None
+    places = np.flatnonzero(np.unpackbits(mask[words].view(np.uint8), bitorder="little"))
+    tokens: npt.NDArray[np.intp] = words[places >> 5] * 32 + (places & 31)
     return tokens
 
 
-def _narrow(rows: Sequence[Row], masks: npt.NDArray[np.int32] | None) -> dict[int, npt.NDArray[np.int64]]:
-    """Of each row whose mask allows few tokens, and of which nothing but the draw is asked: these tokens, rising."""
-    found = {}
-    for index, row in enumerate(rows):
-        if row.masked is None or row.params.logprobs is not None or row.target is not None:
-            continue
-        assert masks is not None
-        words = np.flatnonzero(masks[row.masked])
-        if len(words) <= _NARROW_WORDS:
-            bits = np.unpackbits(masks[row.masked, words].view(np.uint8), bitorder="little")
-            places = np.flatnonzero(bits)
-            found[index] = words[places >> 5] * 32 + (places & 31)
-    return found
+def forbid(line: Logits, mask: npt.NDArray[np.int32]) -> None:
+    """Sets the logits [V] that a mask forbids to -inf, in place."""
+    line += _FORBIDDEN.take(mask.view(np.uint8), axis=0).reshape(-1)[: len(line)]
 
 
-def _draw_narrow(
-    logits: torch.Tensor, chosen: Mapping[int, tuple[Row, npt.NDArray[np.int64]]]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `_draw`, or the likeliest for a greedy row, gives among few tokens of some rows; and the largest logits."""
-    widest = max((len(ids) for _, ids in chosen.values()), default=0)
-    ids = np.zeros((len(chosen), max(widest, 1)), np.int64)
-    absent = np.ones(ids.shape, np.bool_)
-    for line, (_, allowed) in enumerate(chosen.values()):
-        ids[line, : len(allowed)] = allowed
-        absent[line, : len(allowed)] = False
-    columns, nowhere, where = (
-        torch.from_numpy(array).to(logits.device) for array in (ids, absent, np.array(list(chosen), np.int64))
-    )
-    values = logits[where[:, None], columns].masked_fill_(nowhere, -torch.inf)
-    top, places = values.max(dim=1)
-    drawn = [
-        line
-        for line, (row, allowed) in enumerate(chosen.values())
-        if len(allowed) > 1 and not row.params.greedy and bool(torch.isfinite(top[line]))
-    ]
-    if drawn:
-        rows = list(chosen.values())
-        lines = torch.tensor(drawn, device=logits.device)
-        places[lines] = _draw(values[lines], [rows[line][0] for line in drawn])
-    return columns.gather(1, places[:, None])[:, 0], top
+def _draw(line: Logits, row: Row) -> int:
+    """As kernels.sampling draws: in whole numbers, in the order of the vocabulary."""
+    params, bits = row.params, random_bits(row)
+    numbers = np.array([params.temperature, params.top_p, params.min_p], np.float32)
+    temperature, top_p, min_p = numbers.tolist()
+    if not params.cuts:
+        return host_sampling.draw(line, temperature, bits)
+    return host_sampling.draw_cut(line, temperature, (max(params.top_k or 0, 0), top_p, min_p), bits)
 
 
-def _bits(row: Row) -> int:
+def random_bits(row: Row) -> int:
     """The row's random number in units of 2^-53."""
     return int(row.uniform * 2**53)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from ..radix import PrefixCache
 from .config import SchedulerLimits
 from .sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """Compute positions start .. stop of `sequence` (half open), the last len(drafts) of which are `drafts`.
 
     Logits are wanted at positions logits_start .. logits_stop: the logits at position i choose token i + 1. Void if
@@ -51,9 +52,12 @@ class Plan:
     preempted: list[Sequence]
     expired: list[Sequence]
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(work.num_tokens for work in self.work)
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+
+class Advance(msgspec.Struct, frozen=True):
     """What a step did to one sequence.
 
     `tokens` were accepted (drafts that proved right first, then one that was drawn); `finished` ends the sequence;
@@ -175,6 +179,9 @@ class Scheduler:
                 continue
             # Drafts leave a token for each of those that decode after this one.
             work = _work(sequence, max(budget - max(num_decoding - index, 0), 1))
+            if work.drafts and not self.cache.reserve(sequence.lease, work.stop):  # nobody is put back for them
+                sequence.drafts = []
+                work = _work(sequence, budget)
             while not self.cache.reserve(sequence.lease, work.stop):
                 victim = self.running[-1]
                 self._preempt(victim, preempted)

@@ -13,6 +13,7 @@ from typing import Any
 from ..constrain.vocabulary import Vocabulary
 from .chat import FALLBACK_TEMPLATE, ChatTemplate
 from .errors import ModelError
+from .models.gguf_file import GGUFFile
 from .tokenizer_gguf import read_gguf_tokenizer
 from .tokenizer_json import read_json_tokenizer
 from .tokenizer_parts import TokenizerParts, Variant
@@ -121,7 +122,7 @@ class Tokenizer:
 
     def pieces(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> list[bytes]:
         """The bytes that each token adds to the text; none for ids that have no text."""
-        return [self._piece(token, skip_special_tokens) for token in tokens]
+        return [self.piece(token, skip_special_tokens=skip_special_tokens) for token in tokens]
 
     def vocabulary(self, size: int) -> Vocabulary:
         """The tokens as grammars see them, for a model with `size` logits (at most so many are named).
@@ -197,7 +198,8 @@ class Tokenizer:
                 spelled.append(token)
         return spelled
 
-    def _piece(self, token: int, skip_special_tokens: bool) -> bytes:
+    def piece(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
+        """The bytes that one token adds to the text."""
         if not 0 <= token < self.vocab_size:
             return b""
         piece = self.token_bytes[token]
@@ -220,5 +222,10 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     if path.is_dir():
         return Tokenizer(read_json_tokenizer(path))
     if path.suffix == ".gguf":
-        return Tokenizer(read_gguf_tokenizer(path))
+        return gguf_tokenizer(GGUFFile(path))
     raise ModelError(f"a tokenizer comes from a .gguf file or a folder, got {path}")
+
+
+def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
+    """The tokenizer of a GGUF file that is open. Raises ModelError as `load_tokenizer`."""
+    return Tokenizer(read_gguf_tokenizer(file))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, models
@@ -101,9 +100,8 @@ _SPLITS: Mapping[str, _Split] = {
 }
 
 
-def read_gguf_tokenizer(path: str | Path) -> TokenizerParts:
+def read_gguf_tokenizer(file: GGUFFile) -> TokenizerParts:
     """The tokenizer in a GGUF file. Raises ModelError if it has none, or one of a kind that is not supported."""
-    file = GGUFFile(path)
     return build_gguf_tokenizer({key: file.metadata(key) for key in file.keys if key.startswith("tokenizer.")})
 
 
@@ -114,10 +112,13 @@ def build_gguf_tokenizer(fields: Fields) -> TokenizerParts:
     if not tokens:
         raise ModelError(f"the file has no {_PREFIX}tokens, so there is no tokenizer in it")
     kinds = _token_kinds(fields, len(tokens))
-    added_ids = [token for token, kind in enumerate(kinds) if kind == _Kind.USER_DEFINED and tokens[token]]
+    of_kind: dict[int, list[int]] = {kind: [] for kind in {*kinds, *_Kind}}
+    for token, kind_of_token in enumerate(kinds):
+        of_kind[kind_of_token].append(token)
+    added_ids = [token for token in of_kind[_Kind.USER_DEFINED] if tokens[token]]
     added = [(AddedToken(tokens[token], normalized=False, special=False), token) for token in added_ids]
     # The model never sees control tokens: no merge, and no word taken as a whole, can produce their ids.
-    text_ids = [token for token, kind in enumerate(kinds) if kind in (_Kind.NORMAL, _Kind.USER_DEFINED, _Kind.BYTE)]
+    text_ids = sorted([*of_kind[_Kind.NORMAL], *of_kind[_Kind.USER_DEFINED], *of_kind[_Kind.BYTE]])
     vocabulary = {tokens[token]: token for token in reversed(text_ids)}  # reversed: of equal spellings the first counts
     if kind == "gpt2":
         split = _split_named(fields.get(_PREFIX + "pre"))
@@ -128,9 +129,8 @@ def build_gguf_tokenizer(fields: Fields) -> TokenizerParts:
         adds_bos = True
     else:
         raise ModelError(f"{_PREFIX}model is {kind!r}; supported are 'gpt2' and 'llama'")
-    control = ControlTokens(
-        {tokens[token]: token for token, kind in enumerate(kinds) if kind in (_Kind.CONTROL, _Kind.UNKNOWN)}
-    )
+    control_ids = sorted([*of_kind[_Kind.CONTROL], *of_kind[_Kind.UNKNOWN]])
+    control = ControlTokens({tokens[token]: token for token in control_ids})
     bos_id = _token_id(fields, "bos_token_id", len(tokens))
     declared = [_token_id(fields, f"{name}_token_id", len(tokens)) for name in ("eos", "eot", "eom")]
     adds_bos = bool(fields.get(_PREFIX + "add_bos_token", adds_bos))
@@ -144,7 +144,7 @@ def build_gguf_tokenizer(fields: Fields) -> TokenizerParts:
         bos_id=bos_id,
         adds_bos=adds_bos,
         eos_ids=end_of_turn_ids(control, declared),
-        reserved=frozenset(token for token, kind in enumerate(kinds) if kind == _Kind.UNUSED),
+        reserved=frozenset(of_kind[_Kind.UNUSED]),
         chat_template=template if isinstance(template, str) else None,
     )
 
@@ -159,10 +159,10 @@ def _split_named(name: object) -> _Split:
 
 def _byte_level(fields: Fields, vocabulary: dict[str, int], split: _Split, added: Added) -> TextPipeline:
     """Byte-pair encoding over GPT-2's alphabet of bytes."""
-    parted = [merge.partition(" ") for merge in _strings(fields, "merges")]
-    merges = [(left, right) for left, _, right in parted]
-    if any(not left or not right or " " in right for left, right in merges):
+    spellings = [merge.split(" ") for merge in _strings(fields, "merges")]
+    if any(len(pair) != 2 or "" in pair for pair in spellings):
         raise ModelError(f"each of {_PREFIX}merges must be two tokens with a space between them")
+    merges = [(left, right) for left, right in spellings]
     steps: list[Description] = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in split.patterns

@@ -189,13 +189,14 @@ def _byte_alphabet() -> dict[int, int]:
     return {byte: byte for byte in printable} | {0x100 + index: byte for index, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_alphabet()
+_NO_BYTE = 0xFFFD
+_BYTE_OF = dict.fromkeys(range(256), _NO_BYTE) | _byte_alphabet()
 
 
 def _byte_level_bytes(spelling: str) -> bytes:
     try:
-        return bytes([_BYTE_OF[ord(char)] for char in spelling])
-    except KeyError:  # some vocabularies hold a token that is not spelled in the alphabet
+        return spelling.translate(_BYTE_OF).encode("latin-1")
+    except UnicodeEncodeError:  # some vocabularies hold a token that is not spelled in the alphabet
         return spelling.encode()
 
 

@@ -154,6 +154,8 @@ _HELP = {
     "computed_tokens_total": "Tokens that went through the model.",
     "generated_tokens_total": "Tokens generated.",
     "forced_tokens_total": "Generated tokens that a grammar forced.",
+    "guessed_tokens_total": "Tokens guessed from the text so far, and verified.",
+    "right_guesses_total": "Guessed tokens that were right.",
     "preemptions_total": "Running requests that were put back.",
     "evicted_tokens_total": "Tokens evicted from the prefix cache.",
     "grammars_compiled_total": "Grammars compiled.",

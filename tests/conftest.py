@@ -11,6 +11,8 @@ import hypothesis
 import pytest
 import torch
 
+from bough.kernels.native.library import Library, load_library
+
 # Before anything imports triton: without a GPU its kernels are interpreted.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -58,6 +60,15 @@ def default_model() -> Path:
     path = _default_model()
     assert path is not None, "a test that uses default_model is marked `model`"
     return path
+
+
+@pytest.fixture(scope="session")
+def native_library() -> Library:
+    """The CPU library; tests/kernels/native/test_library.py fails where it could have been built and was not."""
+    library = load_library()
+    if library is None:
+        pytest.skip("the CPU library was not built, or the processor has no AVX2")
+    return library
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

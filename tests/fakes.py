@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers
-import torch
 
 from bough.constrain import GrammarCompiler
 from bough.constrain.tables.matcher import RegularMatcher
@@ -119,7 +118,7 @@ class FakeRunner:
         self.fails = 0
         self.num_steps = 0
 
-    def run(self, batch: Batch) -> torch.Tensor | None:
+    def run(self, batch: Batch) -> np.ndarray | None:
         self.num_steps += 1
         if self.fails:
             self.fails -= 1
@@ -138,13 +137,13 @@ class FakeRunner:
                 self.slots[attention.write_slot[query]] = states[query]
         if not len(batch.logit_rows):
             return None
-        return torch.stack([self._logits(int(states[row]), int(batch.tokens[row])) for row in batch.logit_rows])
+        return np.stack([self._logits(int(states[row]), int(batch.tokens[row])) for row in batch.logit_rows])
 
-    def _logits(self, state: int, token: int) -> torch.Tensor:
-        logits = torch.from_numpy(np.random.default_rng(state).normal(size=self.vocab_size).astype(np.float32)) * 3
+    def _logits(self, state: int, token: int) -> np.ndarray:
+        logits = np.random.default_rng(state).normal(size=self.vocab_size).astype(np.float32) * np.float32(3)
         for index, amount in self.bias.items():
             logits[index] += amount
-        return logits * torch.nan if token == self.broken else logits
+        return logits * np.float32(np.nan) if token == self.broken else logits
 
     def _slot(self, table: np.ndarray, position: int) -> int:
         return int(table[position // self.page_size]) * self.page_size + position % self.page_size
@@ -158,6 +157,7 @@ class AheadPasses:
     """
 
     overlaps = True
+    exact = True
 
     def __init__(self, model: FakeRunner, max_steps: int) -> None:
         self.model = model
@@ -217,7 +217,7 @@ class AheadPasses:
         following = matcher.grammar.following(state, token) if state >= 0 else -1
         self.states[work.sequence] = (work.stop, work.epoch, following)
 
-    def _run(self, plan: Plan) -> torch.Tensor | None:
+    def _run(self, plan: Plan) -> np.ndarray | None:
         batch = build_batch(plan, self.model.page_size)
         for index, row in zip(batch.fed, batch.fed_rows, strict=True):
             batch.tokens[index] = self.last[plan.work[row].sequence]
@@ -235,7 +235,7 @@ class AheadPasses:
 class AheadPass:
     """One launch of `AheadPasses`."""
 
-    def __init__(self, runner: AheadPasses, plan: Plan, logits: torch.Tensor | None) -> None:
+    def __init__(self, runner: AheadPasses, plan: Plan, logits: np.ndarray | None) -> None:
         self.runner, self.plan, self.logits = runner, plan, logits
         self.drawn: list[Draws] = []
 
@@ -322,7 +322,7 @@ def fake_engine(
     engine = Engine(
         config=config,
         info=info,
-        runner=AheadPasses(runner, ahead) if ahead else DirectPasses(runner, page_size),
+        runner=AheadPasses(runner, ahead) if ahead else DirectPasses(runner, page_size, exact=True),
         tokenizer=tokenizer,
         grammars=GrammarCompiler(tokenizer.vocabulary(258)),
         clock=time.monotonic,

@@ -1,17 +1,24 @@
-"""What is installed is `bough` and nothing else: as a wheel, and as an editable install."""
+"""What is installed is `bough` and nothing else: from a wheel or editable, with a C compiler or without."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)  # compiling takes half a minute, on a busy machine more
+
+LIBRARY = f"bough/kernels/native/_cpu{sysconfig.get_config_var('EXT_SUFFIX')}"
 NOT_PACKAGES = {"build", "dist", "docs", "examples", "scripts", "tests"}
 
 
@@ -30,14 +37,15 @@ def dotted(folder: Path) -> str:
     return ".".join(("bough", *folder.parts))
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, check=False)
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    env = os.environ | environment
+    done = subprocess.run([*map(str, command)], cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 @pytest.fixture(scope="module")
-def settings(repository: Path) -> dict[str, object]:
+def settings(repository: Path) -> dict[str, Any]:
     return tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]
 
 
@@ -49,30 +57,37 @@ def checkout(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "__init__.py", "py.typed"):
         shutil.copy(repository / name, copy)
     for top in {folder.parts[0] for folder in package_folders(repository)[1:]} | {"tests"}:
-        shutil.copytree(repository / top, copy / top, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(repository / top, copy / top, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     return copy
+
+
+def build(kind: str, checkout: Path, folder: Path, **environment: str) -> Path:
+    """What the build backend makes: a "wheel", an "editable" one, or an "sdist"."""
+    program = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
+    run(sys.executable, "-c", program, folder, cwd=checkout, **environment)
+    (built,) = folder.iterdir()
+    return built
 
 
 @pytest.fixture(scope="module")
 def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
-    run(*pip, "--wheel-dir", folder, ".", cwd=checkout)
-    (built,) = folder.glob("*.whl")
-    return built
+    return build("wheel", checkout, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def plain_wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a machine without a C compiler."""
+    shutil.rmtree(checkout / "build", ignore_errors=True)
+    return build("wheel", checkout, tmp_path_factory.mktemp("plain"), CC="/bin/false")
 
 
 @pytest.fixture(scope="module")
 def editable_wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `pip install --editable` builds and installs."""
-    folder = tmp_path_factory.mktemp("editable")
-    build = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
-    run(sys.executable, "-c", build, folder, cwd=checkout)
-    (built,) = folder.glob("*.whl")
-    return built
+    return build("editable", checkout, tmp_path_factory.mktemp("editable"))
 
 
-def test_packages_are_the_folders_of_the_tree(repository: Path, settings: dict[str, object]) -> None:
+def test_packages_are_the_folders_of_the_tree(repository: Path, settings: dict[str, Any]) -> None:
     assert settings["packages"] == [dotted(folder) for folder in package_folders(repository)]
 
 
@@ -93,17 +108,47 @@ def test_type_checkers_find_every_folder(repository: Path) -> None:
     assert links == {name: repository / name for name in tops | {"__init__.py", "py.typed"}}
 
 
-def test_a_wheel_holds_the_package_and_nothing_else(repository: Path, wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+@pytest.mark.parametrize("kind", ["wheel", "plain_wheel"])
+def test_a_wheel_holds_the_package_and_nothing_else(kind: str, request: pytest.FixtureRequest, checkout: Path) -> None:
+    with zipfile.ZipFile(request.getfixturevalue(kind)) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = {"bough/__init__.py", "bough/py.typed"}
-    for folder in package_folders(repository)[1:]:
-        files = (path for path in (repository / folder).iterdir() if path.is_file() and path.suffix != ".md")
-        expected |= {f"bough/{path.relative_to(repository).as_posix()}" for path in files}
-    assert names == expected
+    for folder in package_folders(checkout)[1:]:
+        files = (path for path in (checkout / folder).iterdir() if path.is_file() and path.suffix not in (".md", ".so"))
+        expected |= {f"bough/{path.relative_to(checkout).as_posix()}" for path in files}
+    has_library = kind == "wheel" and (shutil.which("cc") or shutil.which("gcc"))
+    assert names == expected | ({LIBRARY} if has_library else set())
 
 
-@pytest.mark.parametrize("kind", ["wheel", "editable_wheel"])
+def test_sources_hold_all_that_is_compiled(
+    repository: Path, settings: dict[str, Any], checkout: Path, tmp_path: Path
+) -> None:
+    (module,) = settings["ext-modules"]
+    source = repository / "kernels" / "native" / "source"
+    files = {path.relative_to(repository).as_posix() for path in source.iterdir()}
+    assert {*module["sources"], *module["depends"]} == files
+    with tarfile.open(build("sdist", checkout, tmp_path)) as archive:
+        names = {name.split("/", 1)[-1] for name in archive.getnames()}
+    assert files <= names and not any(name.endswith(".so") for name in names)
+
+
+def test_an_edit_of_the_c_sources_makes_the_environment_anew(checkout: Path, repository: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(checkout, copy)
+    shutil.copy(repository / "Makefile", copy)
+
+    def stamp() -> str:
+        printed = run("make", "--dry-run", "dev", f"VENV={tmp_path / 'venv'}", cwd=copy)
+        return next(word for word in printed.split() if ".stamp-dev-" in word and "*" not in word)
+
+    before = stamp()
+    assert stamp() == before
+    with (copy / "kernels" / "native" / "source" / "tiles.h").open("a") as file:
+        file.write("\n")
+    assert stamp() != before
+
+
+@pytest.mark.parametrize("kind", ["wheel", "plain_wheel", "editable_wheel"])
 def test_an_installation_has_one_top_level_name(
     kind: str, request: pytest.FixtureRequest, repository: Path, tmp_path: Path
 ) -> None:

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
 from safetensors import safe_open
 
 from ..errors import ModelError
-from .config import ModelConfig
-from .gguf_blocks import BLOCK_FORMATS, repack
-from .gguf_file import GGUFFile
+from .gguf_blocks import repack
+from .gguf_file import FORMATS
+from .gguf_tensors import GGUFTensors
 from .stored_weight import StoredWeight
 
 _MAX_HEADER_BYTES = 100 << 20
@@ -175,82 +173,16 @@ def _parse_json(data: bytes, name: str) -> dict[str, Any]:
 
 # -- GGUF --------------------------------------------------------------------------------------------------------
 
-_GGUF_NAMES: Mapping[str, str] = {  # Hugging Face name -> GGUF name; layers have the prefixes below
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_GGUF_LAYER_NAMES: Mapping[str, str] = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-# Converters for these architectures store query and key rows so that a rotated pair lies side by side.
-_PAIRED_ARCHITECTURES = ("llama", "smollm3")
 
-
-class GGUFCheckpoint:
-    """The tensors of a GGUF file under Hugging Face names, rows of queries and keys in Hugging Face order."""
-
-    def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
-        self._file = file
-        self._config = config
-        names = dict(_GGUF_NAMES)
-        for layer in range(config.num_layers):
-            for ours, theirs in _GGUF_LAYER_NAMES.items():
-                for suffix in ("weight", "bias"):
-                    names[f"model.layers.{layer}.{ours}.{suffix}"] = f"blk.{layer}.{theirs}.{suffix}"
-        tensors = file.tensors()
-        self._tensors = {ours: tensors[theirs] for ours, theirs in names.items() if theirs in tensors}
-        known = {tensor.name for tensor in self._tensors.values()}
-        self._shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
-        # What no table names keeps its own name, so that the loader sees and judges it.
-        self._shapes |= {name: tensor.shape for name, tensor in tensors.items() if name not in known}
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """See Checkpoint.shapes."""
-        return self._shapes
+class GGUFCheckpoint(GGUFTensors):
+    """The tensors of a GGUF file, in torch."""
 
     def read(self, name: str) -> torch.Tensor:
         """See Checkpoint.read."""
-        tensor = self._tensors[name]
-        numbers = dequantize(self._file.blocks(tensor), GGMLQuantizationType(tensor.format.type_id))
-        # A float32 tensor comes back as a view of the read-only file: torch wants memory that may be written.
-        values = torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy()).reshape(tensor.shape)
-        num_heads = self._paired_heads(name)
-        return values if num_heads is None else _unpair(values, num_heads)
-
-    def is_quantised(self, name: str) -> bool:
-        """See QuantisedCheckpoint.is_quantised."""
-        tensor = self._tensors.get(name)
-        return tensor is not None and len(tensor.shape) == 2 and tensor.format.name in BLOCK_FORMATS
+        return torch.from_numpy(self.read_numbers(name))
 
     def read_stored(self, name: str, device: torch.device | str = "cpu") -> StoredWeight:
         """See QuantisedCheckpoint.read_stored."""
-        tensor, num_heads = self._tensors[name], self._paired_heads(name)
-        order = None if num_heads is None else _unpair(torch.arange(tensor.shape[0]), num_heads)
-        return StoredWeight(repack(self._file.blocks(tensor), tensor.format, order, device))
-
-    def _paired_heads(self, name: str) -> int | None:
-        """The heads of a tensor whose rows have to be put in Hugging Face order; None for one whose rows are."""
-        if self._config.architecture in _PAIRED_ARCHITECTURES:
-            if ".q_proj." in name:
-                return self._config.num_heads
-            if ".k_proj." in name:
-                return self._config.num_kv_heads
-        return None
-
-
-def _unpair(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """[heads, pair, 2, ...] -> [heads, 2, pair, ...]: the halves of the rotated pairs go to the halves of the head."""
-    pairs = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
-    return pairs.transpose(1, 2).reshape(rows.shape)
+        blocks, type_id, order = self.read_blocks(name)
+        rows = None if order is None else torch.from_numpy(order)
+        return StoredWeight(repack(blocks, FORMATS[type_id], rows, device))

@@ -73,12 +73,13 @@ class GGUFTensor:
 
 
 class _Field(NamedTuple):
-    """Where a metadata value lies: `element_type` and `length` are the array's."""
+    """Where a metadata value lies: `element_type` and `length` are the array's, `stop` its end."""
 
     type_id: int
     element_type: int
     length: int
     start: int
+    stop: int = 0
 
 
 class GGUFFile:
@@ -201,8 +202,9 @@ class GGUFFile:
         if type_id == _ARRAY:
             element_type, offset = self._number(4, offset, key)
             count, offset = self._number(10, offset, key)
-            self._fields[key] = _Field(type_id, element_type, count, offset)
-            return self._skip_array(key, element_type, count, offset)
+            stop = self._skip_array(key, element_type, count, offset)
+            self._fields[key] = _Field(type_id, element_type, count, offset, stop)
+            return stop
         self._fields[key] = _Field(type_id, -1, 1, offset)
         if type_id == _STRING:
             return self._skip_strings(key, 1, offset)
@@ -275,15 +277,24 @@ class GGUFFile:
 
     def _array(self, field: _Field, key: str) -> Value:
         if field.element_type == _STRING:
-            strings, offset = [], field.start
-            for _ in range(field.length):
-                string, offset = self._string(offset, key)
-                strings.append(string)
-            return strings
+            return self._string_array(field, key)
         packed = _SCALARS[field.element_type]
         values = np.frombuffer(self._data, np.dtype("<" + packed.format[1:]), field.length, field.start)
         elements: list[int] | list[float] | list[bool] = values.tolist()
         return elements
+
+    def _string_array(self, field: _Field, key: str) -> list[str]:
+        """The strings of an array, whose lengths were checked when the header was read."""
+        data = self._data[field.start : field.stop]
+        strings, offset, unpack, size = [], 0, _LENGTH.unpack_from, _LENGTH.size
+        try:
+            for _ in range(field.length):
+                start = offset + size
+                offset = start + unpack(data, offset)[0]
+                strings.append(data[start:offset].decode())
+        except UnicodeDecodeError as error:
+            raise self._fail(f"{key} is not UTF-8: {error}") from error
+        return strings
 
     def _strings(self, key: str) -> list[str]:
         value = self.metadata(key, [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +13,15 @@ import torch
 from ...kernels.ops import DecoderOps
 from ...kernels.select_linear import has_kernels
 from ...kernels.select_ops import select_ops
-from .. import pull
 from ..errors import ModelError
 from ..runner import Model
 from .checkpoint import Checkpoint, GGUFCheckpoint, SafetensorsCheckpoint, read_json_object
 from .config import ModelConfig, ModelShape, UnsupportedModelError, read_config
 from .decoder import Decoder
 from .gguf_file import GGUFFile
+from .locate import locate as locate
+from .locate import model_name
+from .native import NativeDecoder, NativeTarget, load_native
 from .quantised import QuantisedLinear, StackedLinear, load_projections
 from .quantised_checkpoint import EXTRA_DTYPES, QuantisedFolder
 from .weights import Progress, check_shapes, list_parameters, load_parameters
@@ -36,9 +37,13 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and the facts its files state. `path` is the GGUF file or the folder, where the tokenizer is too."""
+    """A model and the facts its files state.
 
-    model: Model
+    path    the GGUF file or the folder, where the tokenizer is too
+    dtype   of activations
+    """
+
+    model: Model | NativeDecoder
     config: ModelShape
     name: str
     path: Path
@@ -59,6 +64,7 @@ class _Target:
     ops: DecoderOps
     keep_quantised: bool
     invariant: bool
+    native: NativeTarget | None
 
 
 def load_model(
@@ -69,6 +75,7 @@ def load_model(
     backend: str = "auto",
     keep_quantised: bool | None = None,
     invariant: bool = False,
+    native: NativeTarget | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Loads a model by the name of a pullable model, a folder, a `.gguf` file, or a hub id `organisation/name`.
@@ -79,6 +86,7 @@ def load_model(
     keep_quantised   whether weights that files have quantised (AWQ, GPTQ, FP8, GGUF) stay so, or are undone once; None:
                      where the device multiplies by them as they are
     invariant        quantised weights that stay: a row's result does not depend on how many others there are
+    native           make a NativeDecoder, if the CPU library has formats for the model
     progress         called with (stage, done, total); stages are "download" (bytes) and "load" (tensors)
 
     Raises:
@@ -89,31 +97,10 @@ def load_model(
     if resolved == torch.float64 and backend == "auto":
         backend = "torch"  # the kernels compute in float32
     keep = has_kernels(device, resolved) if keep_quantised is None else keep_quantised
-    target = _Target(resolved, device, select_ops(device, backend), keep, invariant)
+    target = _Target(resolved, device, select_ops(device, backend), keep, invariant, native)
     if path.is_file():
-        return _load_gguf(path, _name(source, path), target, progress)
-    return _load_folder(path, _name(source, path), target, progress)
-
-
-def locate(source: str | Path, *, progress: Progress | None = None) -> Path:
-    """The `.gguf` file or the folder that `source` means; downloads what has a name only.
-
-    Raises:
-        ModelError: there is no such model.
-    """
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelError(f"{path.name}: a model is a folder or a .gguf file")
-        return path
-    name = str(source)
-    if name in pull.MODELS:
-        return pull.pull(name, progress=progress)
-    if isinstance(source, str) and name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return _download(name)
-    raise ModelError(f"no model {name!r}: it is no folder, no .gguf file and none of {', '.join(pull.MODELS)}")
+        return _load_gguf(path, model_name(source, path), target, progress)
+    return _load_folder(path, model_name(source, path), target, progress)
 
 
 def resolve_dtype(name: str, device: str) -> torch.dtype:
@@ -132,13 +119,6 @@ def _cpu_multiplies_bfloat16() -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("arm_bf16"))
 
 
-def _name(source: str | Path, path: Path) -> str:
-    """What the model is called: its given name, or its file's or folder's."""
-    if path.exists() and Path(source).expanduser() == path:
-        return path.stem if path.is_file() else path.resolve().name
-    return str(source)
-
-
 def _load_gguf(path: Path, name: str, target: _Target, progress: Progress | None) -> LoadedModel:
     file = GGUFFile(path)
     config = read_config(file)
@@ -148,14 +128,14 @@ def _load_gguf(path: Path, name: str, target: _Target, progress: Progress | None
         if type(value) is int and value < config.vocab_size and value not in eos_ids:
             eos_ids.append(value)
     bos_id = file.metadata("tokenizer.ggml.bos_token_id")
-    model, num_parameters = _make_decoder(config, GGUFCheckpoint(file, config), target, progress)
+    model, num_parameters, dtype = _make_decoder(config, GGUFCheckpoint(file, config), target, progress)
     return LoadedModel(
         model=model,
         config=config,
         name=name,
         path=path,
         num_parameters=num_parameters,
-        dtype=target.dtype,
+        dtype=dtype,
         device=torch.device(target.device),
         eos_ids=tuple(eos_ids),
         bos_id=bos_id if type(bos_id) is int else None,
@@ -168,7 +148,7 @@ def _load_folder(path: Path, name: str, target: _Target, progress: Progress | No
     raw = read_json_object(path / "config.json")
     generation_file = path / "generation_config.json"
     generation = read_json_object(generation_file) if generation_file.is_file() else {}
-    model: Model
+    model: Model | NativeDecoder
     config: ModelShape
     try:
         native = read_config(raw)
@@ -176,9 +156,9 @@ def _load_folder(path: Path, name: str, target: _Target, progress: Progress | No
         # The adapter pulls in transformers, which takes a second that a native model does not need to pay.
         generic = importlib.import_module(".generic", __package__)
         adapter, config = generic.load_generic(path, raw, dtype=target.dtype, device=target.device)
-        model, num_parameters = adapter, adapter.num_parameters()
+        model, num_parameters, dtype = adapter, adapter.num_parameters(), target.dtype
     else:
-        model, num_parameters = _make_decoder(native, _open_folder(path, raw, native), target, progress)
+        model, num_parameters, dtype = _make_decoder(native, _open_folder(path, raw, native), target, progress)
         config = native
     facts = raw | generation
     eos = facts.get("eos_token_id")
@@ -189,7 +169,7 @@ def _load_folder(path: Path, name: str, target: _Target, progress: Progress | No
         name=name,
         path=path,
         num_parameters=num_parameters,
-        dtype=target.dtype,
+        dtype=dtype,
         device=torch.device(target.device),
         eos_ids=tuple(token for token in (eos if isinstance(eos, list) else [eos]) if type(token) is int),
         bos_id=bos if type(bos) is int else None,
@@ -209,7 +189,12 @@ def _open_folder(path: Path, raw: Mapping[str, Any], config: ModelConfig) -> Che
 
 def _make_decoder(
     config: ModelConfig, checkpoint: Checkpoint, target: _Target, progress: Progress | None
-) -> tuple[Decoder, int]:
+) -> tuple[Decoder | NativeDecoder, int, torch.dtype]:
+    """The model, its number of parameters, and the dtype of its activations."""
+    if target.native is not None:
+        decoder = load_native(config, checkpoint, target.native, progress)
+        if decoder is not None:
+            return decoder, decoder.num_parameters, torch.float32
     dtype, device = target.dtype, target.device
     projections: dict[str, QuantisedLinear | StackedLinear] = {}
     if target.keep_quantised and isinstance(checkpoint, QuantisedFolder | GGUFCheckpoint):
@@ -219,7 +204,7 @@ def _make_decoder(
     parameters = load_parameters(config, checkpoint, dtype=dtype, device=device, progress=progress, leave_out=leave_out)
     num_parameters = sum(parameter.numel() for parameter in parameters.values())
     num_parameters += sum(projection.num_parameters for projection in projections.values())
-    return Decoder(config, parameters, target.ops, projections), num_parameters
+    return Decoder(config, parameters, target.ops, projections), num_parameters, dtype
 
 
 def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
@@ -228,20 +213,3 @@ def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
         return {}
     found = {key: generation[key] for key in _SAMPLING_DEFAULTS if type(generation.get(key)) in (int, float)}
     return {key: float(value) for key, value in found.items()}
-
-
-def _download(name: str) -> Path:
-    """A model of the Hugging Face hub, through its own client and cache; data files only."""
-    if not _has_hub():
-        raise ModelError(f"no folder {name!r}; to load it from the hub: pip install huggingface_hub")
-    hub = importlib.import_module("huggingface_hub")
-    try:
-        folder = hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "tokenizer.model"])
-    except Exception as error:  # network, authentication and storage errors have no common base
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"no folder {name!r}, and the hub could not be used: {reason}") from error
-    return Path(folder)
-
-
-def _has_hub() -> bool:
-    return importlib.util.find_spec("huggingface_hub") is not None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ModelError
-from .checkpoint import Checkpoint
 from .config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from .checkpoint import Checkpoint
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
@@ -27,6 +30,14 @@ _LAYER_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "down": ("mlp.down_proj.weight",),
 }
 _UNUSED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")  # follow from the config
+
+
+class HasShapes(Protocol):
+    """What is known of a checkpoint before any tensor is read."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor's shape by its Hugging Face name."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,7 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_shapes(config: ModelConfig, parameters: list[Parameter], checkpoint: Checkpoint) -> None:
+def check_shapes(config: ModelConfig, parameters: list[Parameter], checkpoint: HasShapes) -> None:
     """Compares names and shapes with the config; no tensor is touched.
 
     Raises:
@@ -118,6 +129,8 @@ def load_parameters(
     Raises:
         ModelError: see check_shapes.
     """
+    import torch  # noqa: PLC0415  shapes are checked without it
+
     parameters = list_parameters(config)
     check_shapes(config, parameters, checkpoint)
     parameters = [parameter for parameter in parameters if parameter.name not in leave_out]

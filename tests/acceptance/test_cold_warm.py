@@ -1,8 +1,9 @@
-"""Promise: the cache, the batch, the chunks and preemption do not change a greedy answer, in float32."""
+"""Promise: the cache, the batch, the chunks and preemption do not change a greedy answer, in float32 and by default."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pytest
 from bough.benchmarks.prose import Prose
 from bough.runtime.client import EngineStats
 from bough.runtime.llm import LLM
+from bough.runtime.native_runner import NativeRunner
 from bough.runtime.request import TokenLogprob
 from bough.runtime.sampling import SamplingParams
 
@@ -25,11 +27,15 @@ NUM_PAGES = 60_000
 
 @dataclass(frozen=True)
 class Answers:
-    """The tokens of each request, with the two likeliest at each place; and the engine's counters."""
+    """The tokens of each request, with the two likeliest at each place; and the engine's counters.
+
+    exact   the CPU library computed them: nothing may change log-probabilities either
+    """
 
     tokens: list[list[int]]
     logprobs: list[list[TokenLogprob]]
     stats: EngineStats
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,14 +69,15 @@ def make_prompts(tokenizer: Any, num_requests: int) -> list[list[int]]:
     return [tokenizer.encode_prompt(prompt, special=True) for prompt in prompts]
 
 
-def answer(size: Size, **options: Any) -> Answers:
+def answer(size: Size, dtype: str, **options: Any) -> Answers:
     """What an engine with these options says to all requests, given to it at once."""
     gc.collect()  # an engine's parts know each other, so the last one's cache may still be there
-    with contextlib.closing(LLM(dtype="float32", **options)) as llm:
+    with contextlib.closing(LLM(dtype=dtype, **options)) as llm:
         prompts = make_prompts(llm.get_tokenizer(), size.num_requests)
         params = SamplingParams(temperature=0, max_tokens=size.num_tokens, ignore_eos=True, logprobs=2)
         results = [result.outputs[0] for result in llm.generate(prompts, params, use_tqdm=False)]
-        return Answers([r.token_ids for r in results], [r.logprobs or [] for r in results], llm.stats)
+        exact = isinstance(getattr(llm._engine._runner, "model", None), NativeRunner)
+        return Answers([r.token_ids for r in results], [r.logprobs or [] for r in results], llm.stats, exact)
 
 
 def differences(expected: Answers, found: Answers) -> list[str]:
@@ -81,6 +88,8 @@ def differences(expected: Answers, found: Answers) -> list[str]:
             place = next(place for place, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
             margins = (_margin(run.logprobs[index][place]) for run in (expected, found))
             lines.append(f"request {index}, token {place}: margins " + " and ".join(f"{m:.1e}" for m in margins))
+        elif expected.exact and expected.logprobs[index] != found.logprobs[index]:
+            lines.append(f"request {index}: log-probabilities differ")
     return lines
 
 
@@ -107,16 +116,23 @@ def _name(options: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
+@pytest.fixture(scope="module", params=["float32", "auto"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def plain(full: bool) -> Answers:
+def plain(full: bool, dtype: str) -> Answers:
     """One request at a time, without a cache."""
-    return answer(_size(full), num_pages=NUM_PAGES, **variants(full)[0])
+    return answer(_size(full), dtype, num_pages=NUM_PAGES, **variants(full)[0])
 
 
-def test_cache_batch_and_chunks_change_no_answer(full: bool, plain: Answers, figures: Callable[[str], None]) -> None:
+def test_cache_batch_and_chunks_change_no_answer(
+    full: bool, dtype: str, plain: Answers, figures: Callable[[str], None]
+) -> None:
     wrong: list[str] = []
     for options in variants(full)[1:]:
-        found = answer(_size(full), num_pages=NUM_PAGES, **options)
+        found = answer(_size(full), dtype, num_pages=NUM_PAGES, **options)
         cached = found.stats.cached_tokens_total / found.stats.prompt_tokens_total
         figures(
             f"{_name(options)}: {len(different := differences(plain, found))} answers differ, "
@@ -127,9 +143,9 @@ def test_cache_batch_and_chunks_change_no_answer(full: bool, plain: Answers, fig
     assert wrong == []
 
 
-def test_retraction_changes_no_answer(full: bool, plain: Answers, figures: Callable[[str], None]) -> None:
+def test_retraction_changes_no_answer(full: bool, dtype: str, plain: Answers, figures: Callable[[str], None]) -> None:
     size = _size(full)
-    found = answer(size, num_pages=size.small_pool, max_num_seqs=64)
+    found = answer(size, dtype, num_pages=size.small_pool, max_num_seqs=64)
     share = found.stats.preemptions_total / size.num_requests
     figures(
         f"a pool of {size.small_pool} tokens: {share:.0%} retracted, {len(differences(plain, found))} answers differ, "
@@ -145,3 +161,7 @@ def test_a_difference_would_be_seen() -> None:
         return Answers([list(tokens)], [entries], EngineStats())
 
     assert differences(answers((1, 2, 3)), answers((1, 5, 3))) == ["request 0, token 1: margins 2.5e-01 and 2.5e-01"]
+    exact = dataclasses.replace(answers((1,)), exact=True)
+    moved = Answers([[1]], [[TokenLogprob(1, -0.2, ((1, -0.2), (9, -0.35)))]], EngineStats(), exact=True)
+    assert differences(exact, moved) == ["request 0: log-probabilities differ"]
+    assert differences(answers((1,)), moved) == []

@@ -51,3 +51,25 @@ def test_the_last_line_is_json(folder: Path, capsys: pytest.CaptureFixture[str])
     lines = capsys.readouterr().out.splitlines()
     results = json.loads(lines[-1])["results"]
     assert [result["kind"] for result in results] == ["none", "w8a8"] and len(lines) == 4
+
+
+@pytest.mark.usefixtures("native_library")
+def test_the_library_in_c_loses_what_rounding_loses(tmp_path: Path) -> None:
+    shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2}
+    wide = str(write_tiny_model(tmp_path / "wide", **shape))
+    none, int8, int4 = compare(wide, ["native-int8", "native-int4"], dtype="float32", num_tokens=200)
+    assert (int8.bits, int4.bits) == (8.5, 5.0)
+    assert 0 < int8.divergence < int4.divergence < 0.5 and none.divergence == 0.0
+    assert abs(int8.ratio - 1) < 0.01 and int8.agreement > 0.9
+    with pytest.raises(SystemExit, match="try native-int8"):
+        compare(wide, ["native"], num_tokens=20)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("native_library")
+def test_four_bits_are_what_a_file_of_four_bits_has(default_model: Path) -> None:
+    _, stored, rounded = compare(str(default_model), ["native", "native-int4"], dtype="float32", num_tokens=150)
+    assert (rounded.perplexity, rounded.divergence, rounded.bits) == (stored.perplexity, stored.divergence, stored.bits)
+    assert abs(stored.ratio - 1) < 0.03 and stored.divergence < 0.01

@@ -49,6 +49,7 @@ OTHER: dict[str, Any] = {
     "max_states": 4,
     "seed": -1,
     "jump_forward": False,
+    "speculation": "off",
     "quantization": "int4",
     "attention_backend": "torch",
     "overlap": False,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bough.constrain import Choice, GrammarCompiler, JsonSchema, Lark, Matcher, MatcherError, Regex, Vocabulary
-from bough.constrain.accepts import grammar_accepts
+from bough.constrain.accepting import grammar_accepts
 from bough.constrain.spec import GrammarSpec
 from bough.runtime.errors import ModelError
 from bough.runtime.tokenizer import load_tokenizer

@@ -17,6 +17,7 @@ from bough.kernels.quantised import (
     pack,
     quantise_bytes,
     quantise_int4,
+    quantise_int4_minimums,
     quantise_int8,
     quantise_rows_fp8,
     quantise_rows_int8,
@@ -97,10 +98,32 @@ def test_int4_takes_a_range_that_is_no_worse_than_the_whole() -> None:
     assert float(squares[0]) < float((whole - exact).square().sum(1)[0]), "an outlier is cut off"
 
 
+def test_int4_with_minimums_keeps_levels_that_are_there_already() -> None:
+    codes = torch.randint(0, 16, (6, 64), generator=torch.Generator().manual_seed(1))
+    codes[:, ::32], codes[:, 1::32] = 0, 15
+    scales, minimums = (noise(2, 6, seed=seed).half().abs() + 0.5 for seed in (2, 3))
+    held = PackedWeight(pack(codes, 4, 32), scales, -minimums, 4, 32, 64)
+    made = quantise_int4_minimums(dequantise(held), 32)
+    assert torch.equal(unpack(made), unpack(held))
+    torch.testing.assert_close(dequantise(made), dequantise(held), rtol=1e-3, atol=1e-3)
+
+
+def test_int4_with_minimums_loses_less_than_with_zeros() -> None:
+    weight = noise(16, 256)
+    assert error(quantise_int4_minimums(weight, 32), weight) < error(quantise_int4(weight.half(), 32), weight) < 0.1
+    outliers = weight + 4.0  # far from zero, which need not be a level
+    assert error(quantise_int4_minimums(outliers, 32), outliers) < 0.8 * error(quantise_int4(outliers, 32), outliers)
+
+
 @pytest.mark.parametrize("value", [0.0, 3.0, -3.0])
 def test_constant_weights_survive(value: float) -> None:
     exact = torch.full((3, 160), value)
-    for weight in (quantise_int4(exact, 32), quantise_int4(exact, 32, symmetric=True), quantise_int8(exact)):
+    for weight in (
+        quantise_int4(exact, 32),
+        quantise_int4(exact, 32, symmetric=True),
+        quantise_int4_minimums(exact, 32),
+        quantise_int8(exact),
+    ):
         torch.testing.assert_close(dequantise(weight), exact, rtol=2e-2, atol=0)
 
 

@@ -294,7 +294,7 @@ class Interpreter:
         state = root("")
         for token in context:
             state = chain(state, token)
-        return self._model._logits(state, context[-1])
+        return torch.from_numpy(self._model._logits(state, context[-1]))
 
     def _keep(self, tokens: Context, text: str) -> Context:
         for count in range(len(tokens), -1, -1):

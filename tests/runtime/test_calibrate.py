@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from bough.runtime.calibrate import TEXT, kv_scales
+from bough.runtime.models.decoder import Decoder
 from bough.runtime.models.load import load_model
 from bough.runtime.tokenizer import load_tokenizer
 
@@ -15,9 +16,10 @@ from ..tiny_model import write_tiny_model
 
 def test_every_head_fits_with_room_to_spare(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path)
-    loaded = load_model(folder, dtype="float32")
+    model = load_model(folder, dtype="float32").model
+    assert isinstance(model, Decoder)
     tokens = load_tokenizer(folder).encode(TEXT)[:300]
-    k_scale, v_scale = kv_scales(loaded.model, tokens, torch.float32, torch.device("cpu"))
+    k_scale, v_scale = kv_scales(model, tokens, torch.float32, torch.device("cpu"))
     assert k_scale.shape == v_scale.shape == (2, 2)
     for scale in (k_scale, v_scale):
         largest = scale * 448 / 2
@@ -28,6 +30,7 @@ def test_every_head_fits_with_room_to_spare(tmp_path: Path) -> None:
 def test_other_text_of_the_model_stays_within_the_scales(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path)
     model = load_model(folder, dtype="float32").model
+    assert isinstance(model, Decoder)
     tokens = load_tokenizer(folder).encode(TEXT)
     half, other = tokens[: len(tokens) // 2], tokens[len(tokens) // 2 :]
     for scale, seen in zip(

@@ -302,7 +302,7 @@ def test_a_long_list_of_prompts_is_no_flood(monkeypatch: pytest.MonkeyPatch) -> 
     def load(config: EngineConfig) -> Engine:
         return fake_engine(max_waiting=config.max_waiting)[0]
 
-    monkeypatch.setattr("bough.runtime.llm.load_engine", load)
+    monkeypatch.setattr("bough.runtime.llm.start_engine", load)
     llm = LLM("fake")
     answers = llm.generate(["x"] * 5000, SamplingParams(max_tokens=1, temperature=0.0), use_tqdm=False)
     assert len({answer.outputs[0].text for answer in answers}) == 1

@@ -25,6 +25,7 @@ from bough.runtime.gpu_grammars import DeviceGrammars
 from bough.runtime.gpu_graphs import Eager, graph_sizes
 from bough.runtime.gpu_runner import GpuPasses
 from bough.runtime.gpu_slots import SlotTable, page_changes
+from bough.runtime.models.decoder import Decoder
 from bough.runtime.models.load import load_model
 from bough.runtime.passes import DirectPasses
 from bough.runtime.request import Request, RequestOutput
@@ -83,6 +84,7 @@ def make_engine(
 ) -> Engine:
     loaded = load_model(folder, dtype="float32")
     model, tokenizer = loaded.model, load_tokenizer(folder)
+    assert isinstance(model, Decoder)
     shape = KVShape(model.num_layers, num_pages, PAGE, model.num_kv_heads, model.head_dim, torch.float32)
     config = EngineConfig(num_pages=num_pages, page_size=PAGE, max_num_seqs=SEQUENCES, **settings)
     runner: Any

@@ -59,7 +59,7 @@ def engine(ahead: int = 0) -> tuple[Engine, FakeRunner]:
         Engine(
             config=EngineConfig(num_pages=4096, page_size=1),
             info=type(info)(**{**{name: getattr(info, name) for name in info.__struct_fields__}, "vocab_size": SIZE}),
-            runner=AheadPasses(runner, ahead) if ahead else DirectPasses(runner, 1),
+            runner=AheadPasses(runner, ahead) if ahead else DirectPasses(runner, 1, exact=True),
             tokenizer=made,
             grammars=GrammarCompiler(made.vocabulary(SIZE)),
             clock=time.monotonic,

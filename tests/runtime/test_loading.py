@@ -9,6 +9,7 @@ import pytest
 
 from ..triton_interpreter import DEVICE
 
+from bough.runtime import native_loading  # isort: skip
 from bough.runtime.config import EngineConfig  # isort: skip
 from bough.runtime.engine import Engine  # isort: skip
 from bough.runtime.errors import ModelError, RequestError  # isort: skip
@@ -17,8 +18,10 @@ from bough.runtime.loading import load_engine  # isort: skip
 from bough.runtime.models.decoder import Decoder, Linear  # isort: skip
 from bough.runtime.models.invariant import InvariantLinear  # isort: skip
 from bough.runtime.models.quantised import QuantisedLinear  # isort: skip
+from bough.runtime.native_runner import NativeRunner  # isort: skip
 from bough.runtime.passes import DirectPasses  # isort: skip
 from bough.runtime.request import Request, RequestOutput  # isort: skip
+from bough.runtime.runner import ModelRunner  # isort: skip
 from bough.runtime.sampling import SamplingParams  # isort: skip
 
 from ..tiny_model import write_tiny_model
@@ -102,8 +105,83 @@ def test_triton_on_a_cpu_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_needs_triton_is_refused_without_it(folder: Path) -> None:
     with pytest.raises(RequestError, match="fp8_e4m3"):
         load(folder, attention_backend="torch", kv_cache_dtype="fp8_e4m3")
+    with pytest.raises(RequestError, match="kv_cache_dtype int8 needs"):
+        load(folder, attention_backend="torch", kv_cache_dtype="int8")
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_what_it_needs_and_what_there_is(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"needs [\d,]+ bytes, but [\d,]+ are free"):
         load(folder, attention_backend="torch", num_pages=1 << 40)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of sizes that the CPU library computes."""
+    shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2}
+    return write_tiny_model(tmp_path_factory.mktemp("wide"), **shape)
+
+
+def load_on_cpu(folder: Path, **settings: Any) -> Engine:
+    return load(folder, **({"dtype": "auto", "device": "cpu", "page_size": None} | settings))
+
+
+def runner_of(engine: Engine) -> Any:
+    runner: Any = engine._runner
+    return runner.model
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_the_library_computes_what_it_can(wide: Path, kind: str) -> None:
+    engine = load_on_cpu(wide, quantization=kind)
+    assert isinstance(runner_of(engine), NativeRunner)
+    assert (engine.info.dtype, engine.info.page_size) == ("float32", 1)
+    torch = load_on_cpu(wide, quantization=kind, attention_backend="torch")
+    assert isinstance(runner_of(torch), ModelRunner)
+    assert engine.info.num_parameters == torch.info.num_parameters
+    assert len(answer(engine)) == 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},  # float weights stay what they are
+        {"quantization": "w8a8"},
+        {"quantization": "int8", "dtype": "float32"},
+        {"quantization": "int8", "kv_cache_dtype": "float32"},
+    ],
+    ids=str,
+)
+def test_torch_computes_the_rest(wide: Path, folder: Path, settings: dict[str, Any]) -> None:
+    assert isinstance(runner_of(load_on_cpu(wide, **settings)), ModelRunner)
+
+
+def test_torch_computes_where_the_library_was_not_built(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_loading, "load_library", lambda: None)
+    assert isinstance(runner_of(load_on_cpu(wide, quantization="int8")), ModelRunner)
+    with pytest.raises(RequestError, match=r"needs an x86 processor with AVX2, and .* C compiler") as caught:
+        load_on_cpu(wide, quantization="int8", attention_backend="native")
+    assert caught.value.param == "attention_backend"
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"dtype": "float32"}, "dtype auto, got float32"),
+        ({"kv_cache_dtype": "float32"}, "kv_cache_dtype auto or int8, got float32"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype auto or int8, got fp8_e4m3"),
+        ({"quantization": "fp8"}, "quantization none or int8 or int4, got fp8"),
+    ],
+)
+def test_what_the_library_has_not_is_refused_by_name(wide: Path, settings: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        load_on_cpu(wide, **({"attention_backend": "native", "quantization": "int8"} | settings))
+    assert (str(caught.value), caught.value.param) == (f"attention_backend native needs {wanted}", next(iter(settings)))
+
+
+@pytest.mark.usefixtures("native_library")
+def test_models_that_the_library_has_no_formats_for_are_refused(wide: Path, tmp_path: Path) -> None:
+    narrow = write_tiny_model(tmp_path)  # 32 wide, 48 in between
+    for model, quantization in ((wide, None), (narrow, "int8")):
+        with pytest.raises(ModelError, match=rf"Llama family whose layers are quantised.*{model.name} is no such"):
+            load_on_cpu(model, attention_backend="native", quantization=quantization)

@@ -11,12 +11,29 @@ import numpy as np
 import pytest
 import torch
 
-from bough.runtime import sampler
-from bough.runtime.sampler import Draws, Row, sample
+from bough.runtime import sampler, tensor_sampler
+from bough.runtime.sampler import Draws, Row
 from bough.runtime.sampling import SamplingParams
 
 VOCAB = 300
 WORDS = -(-VOCAB // 32)
+
+
+def sample(logits: torch.Tensor, rows: list[Row], masks: np.ndarray | None) -> Draws:
+    """What the host draws, which is what is drawn in torch."""
+    device = tensor_sampler.sample(logits.clone(), rows, masks)
+    host = sampler.sample(logits.numpy(), rows, masks)
+    assert host.poisoned == device.poisoned
+    for index in [index for index, bad in enumerate(host.poisoned) if not bad]:
+        one, other = host.logprobs[index], device.logprobs[index]
+        if one is None or other is None:
+            assert one is other and host.tokens[index] == device.tokens[index]
+            continue
+        assert one.token == other.token and [token for token, _ in one.top] == [token for token, _ in other.top]
+        assert (one.masked is None) == (other.masked is None)
+        found = [one.logprob, one.masked or 0.0, *(value for _, value in one.top)]
+        assert found == pytest.approx([other.logprob, other.masked or 0.0, *(v for _, v in other.top)], abs=1e-5)
+    return host
 
 
 def logits_of(seed: int, rows: int = 1, size: int = VOCAB) -> torch.Tensor:
@@ -367,7 +384,7 @@ def test_what_few_tokens_are_allowed_is_drawn_as_from_all(temperature: float, mo
     logits = logits_of(9, len(rows))
     logits[15, 5] = math.nan
     narrow = sample(logits.clone(), rows, masks)
-    monkeypatch.setattr(sampler, "_NARROW_WORDS", -1)
+    monkeypatch.setattr(sampler, "NARROW_WORDS", -1)
     wide = sample(logits.clone(), rows, masks)
     assert wide.poisoned == narrow.poisoned and wide.logprobs == narrow.logprobs
     assert [index for index, bad in enumerate(narrow.poisoned) if bad] == [13, 14, 15]

@@ -27,7 +27,7 @@ from .interpreter import random_program
 NUM_REQUESTS = 1500
 NUM_KINDS = 160
 NUM_PROGRAMS = 12
-POOL = 200
+POOL = 180
 POISON = 1  # contexts that end in this token give NaN
 SCHEMA = {
     "type": "object",
@@ -320,7 +320,7 @@ def assert_nothing_left(soak: Soak) -> None:
 @pytest.mark.parametrize("ahead", [0, 1, 4])
 def test_soak(ahead: int) -> None:
     """On a device whose passes are read at once, read one pass later, and launched up to four steps at a time."""
-    soak = Soak(0, NUM_REQUESTS, num_pages=POOL, max_num_seqs=24, max_batch_tokens=40, ahead=ahead)
+    soak = Soak(0, NUM_REQUESTS, num_pages=POOL, max_num_seqs=48, max_batch_tokens=64, ahead=ahead)
     soak.run()
     assert_as_if_alone(soak)
     retracted = sum(sequence.preemptions > 0 for _, _, sequence in soak.requests.values())

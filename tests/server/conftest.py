@@ -14,8 +14,9 @@ import openai
 import pytest
 
 from bough.server.config import ServerConfig
+from bough.server.draining import DrainingServer
 from bough.server.lifecycle import Lifecycle
-from bough.server.serve import DrainingServer, bind
+from bough.server.serve import bind
 
 from .fake_client import FakeClient
 

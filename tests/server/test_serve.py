@@ -17,8 +17,9 @@ import pytest
 
 from bough.runtime.client import EngineStats
 from bough.server.config import ServerConfig
+from bough.server.draining import DrainingServer
 from bough.server.lifecycle import Lifecycle
-from bough.server.serve import DrainingServer, bind, serve
+from bough.server.serve import bind, serve
 
 from .fake_client import FakeClient, Script
 

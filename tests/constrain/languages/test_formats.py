@@ -12,7 +12,7 @@ import uuid
 import pytest
 
 from bough.constrain import GrammarCompiler, Lark, Vocabulary
-from bough.constrain.accepts import grammar_accepts
+from bough.constrain.accepting import grammar_accepts
 from bough.constrain.languages import formats
 from bough.constrain.languages.language import Language
 from bough.constrain.languages.terminal import to_terminal

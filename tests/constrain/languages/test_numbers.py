@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bough.constrain import GrammarCompiler, Lark, Vocabulary
-from bough.constrain.accepts import grammar_accepts
+from bough.constrain.accepting import grammar_accepts
 from bough.constrain.languages.numbers import Number, NumberSet, exact
 
 _ENDS: tuple[int | float, ...] = (

@@ -27,7 +27,7 @@ def runtime(default_model: Path) -> Iterator[sgl.Runtime]:
 def capital(s, country):
     s += sgl.user(f"What is the capital of {country}?")
     s += sgl.assistant(sgl.gen("answer", max_tokens=8))
-    if "Paris" in s["answer"]:
+    if "Tokyo" in s["answer"]:
         forks = s.fork(2)
         forks += sgl.user("Say more.") + sgl.assistant(sgl.gen("more", max_tokens=4))
         forks.join()
@@ -36,11 +36,11 @@ def capital(s, country):
 def test_programs(runtime):
     sgl.set_default_backend(runtime)
     try:
-        state = capital.run("France", temperature=0)
-        assert "Paris" in state["answer"]
+        state = capital.run("Japan", temperature=0)
+        assert "Tokyo" in state["answer"]
         assert len(state["more"]) == 2
         states = capital.run_batch([{"country": "Japan"}, {"country": "Italy"}], temperature=0)
-        assert "Tokyo" in states[0]["answer"]
+        assert states[0]["answer"] == state["answer"]
         assert "".join(capital.run("Italy", temperature=0, stream=True).text_iter("answer")) == states[1]["answer"]
     finally:
         sgl.set_default_backend(None)

@@ -16,10 +16,10 @@ import torch
 import transformers
 
 from bough.runtime.errors import ModelError
-from bough.runtime.models import load
+from bough.runtime.models import locate as locating
 from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.load import load_model, locate, resolve_dtype
-from bough.runtime.models.rope import rope_frequencies
+from bough.runtime.models.rope_frequencies import rope_frequencies
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
@@ -166,7 +166,9 @@ def test_gguf_with_frequency_factors(tmp_path: Path, save_checkpoint: Any, make_
     assert_same_logits(path, reference, make_runner, make_stream)
     model = load_model(path, dtype="float32").model
     assert isinstance(model, Decoder)
-    torch.testing.assert_close(rope_frequencies(model.config.rope, 64), reference.model.rotary_emb.inv_freq)
+    torch.testing.assert_close(
+        torch.from_numpy(rope_frequencies(model.config.rope, 64)), reference.model.rotary_emb.inv_freq
+    )
 
 
 ROUND_TRIP_ERRORS = {"F16": 1e-3, "BF16": 5e-3, "Q8_0": 0.01, "Q5_0": 0.06, "Q5_1": 0.06, "Q4_0": 0.12, "Q4_1": 0.12}
@@ -391,11 +393,11 @@ def test_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return str(tmp_path)
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=fetch))
-    monkeypatch.setattr(load, "_has_hub", lambda: True)
+    monkeypatch.setattr(locating, "_has_hub", lambda: True)
     assert locate("some/model") == tmp_path
     with pytest.raises(ModelError, match=r"cannot reach the hub$"):
         locate("no/network")
-    monkeypatch.setattr(load, "_has_hub", lambda: False)
+    monkeypatch.setattr(locating, "_has_hub", lambda: False)
     with pytest.raises(ModelError, match="pip install huggingface_hub"):
         locate("some/model")
     assert asked == ["some/model", "no/network"]

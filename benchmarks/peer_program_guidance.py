@@ -1,0 +1,62 @@
+"""guidance's side of a comparison on programs: its own states over llama.cpp, one generation after the other.
+
+It has no way to run states side by side, nor to go on after a token that ends the text: answers may be shorter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import guidance  # type: ignore[import-not-found,unused-ignore]  # in its own environment only
+
+
+class GuidanceClient:
+    """`options`: model_file (GGUF), threads, max_model_len."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._model = guidance.models.LlamaCpp(
+            options["model_file"],
+            n_ctx=options["max_model_len"],
+            n_threads=options["threads"],
+            n_threads_batch=options["threads"],
+            echo=False,
+        )
+
+    def run(self, plans: list[Any], at_once: int, stop_s: float) -> dict[str, Any]:
+        started = time.perf_counter()
+        programs: list[list[list[Any]] | None] = []
+        for plan in plans:
+            late = bool(programs) and time.perf_counter() - started > stop_s
+            programs.append(None if late else self._walk(plan))
+        return {"seconds": time.perf_counter() - started, "programs": programs}
+
+    def _walk(self, plan: Any) -> list[list[Any]]:
+        states = {0: self._model}
+        values = []
+        for kind, branch, *rest in plan:
+            if kind == "text":
+                for part in rest[0]:
+                    states[branch] += part if isinstance(part, str) else states[part[0]][part[1]]
+            elif kind == "fork":
+                states |= dict.fromkeys(rest[0], states[branch])
+            elif kind in ("gen", "select"):
+                name = rest[0]
+                states[branch] += self._value(kind, *rest)
+                text = states[branch][name]
+                values.append([branch, name, text, self._count(text)])
+        return values
+
+    def _value(self, kind: str, name: str, *rest: Any) -> Any:
+        if kind == "select":
+            return guidance.select(rest[0], name=name)
+        num_tokens, pattern = rest
+        return guidance.gen(name, max_tokens=num_tokens, regex=pattern)
+
+    def _count(self, text: str) -> int:
+        return len(self._model.engine.tokenizer.encode(text.encode()))
+
+
+def load(options: dict[str, Any], beside: Callable[[str], Any]) -> GuidanceClient:
+    return GuidanceClient(options)

@@ -1,0 +1,119 @@
+"""SGLang's frontend language driving our own server: what programs gain by running in the engine.
+
+Its own client of OpenAI's API knows neither choices of a local model nor regular expressions; this one asks for both as
+our server's API has them, over connections that are kept.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import sglang  # type: ignore[import-not-found,unused-ignore]  # in its own environment only
+from sglang.lang.backend.base_backend import BaseBackend  # type: ignore[import-not-found,unused-ignore]
+from sglang.lang.chat_template import get_chat_template  # type: ignore[import-not-found,unused-ignore]
+
+_OK = 200
+
+
+@sglang.function  # type: ignore[untyped-decorator,unused-ignore]
+def replay(s: Any, plan: Any) -> Any:
+    """Says what a plan says, as a program by hand would. Its branches."""
+    states = {0: s}
+    groups: dict[tuple[int, ...], Any] = {}
+    for kind, branch, *rest in plan:
+        if kind == "text":
+            for part in rest[0]:
+                states[branch] += part if isinstance(part, str) else states[part[0]][part[1]]
+        elif kind == "gen":
+            name, num_tokens, pattern = rest
+            states[branch] += sglang.gen(
+                name, max_tokens=num_tokens, temperature=0, regex=pattern, ignore_eos=pattern is None
+            )
+        elif kind == "select":
+            states[branch] += sglang.select(rest[0], choices=rest[1])
+        elif kind == "fork":
+            group = groups[tuple(rest[0])] = states[branch].fork(len(rest[0]))
+            states |= dict(zip(rest[0], group, strict=True))
+        elif kind == "join":
+            groups[tuple(rest[0])].join()
+    return states
+
+
+class Server(BaseBackend):  # type: ignore[misc,unused-ignore]
+    """Our server, by its API of completions."""
+
+    def __init__(self, host: str, port: int, model: str) -> None:
+        super().__init__()
+        self._address = (host, port)
+        self._model = model
+        self._local = threading.local()
+
+    def get_chat_template(self) -> Any:
+        return get_chat_template("chatml")
+
+    def generate(self, s: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
+        body: dict[str, Any] = {"max_tokens": sampling_params.max_new_tokens, "ignore_eos": sampling_params.ignore_eos}
+        if sampling_params.regex is not None:
+            body["regex"] = sampling_params.regex
+        answer = self._post({"prompt": s.text_, "temperature": 0, **body})
+        return answer["choices"][0]["text"], answer["usage"]
+
+    def select(self, s: Any, choices: list[str], temperature: float, choices_method: Any) -> Any:
+        prompts = [s.text_ + choice for choice in choices]
+        answer = self._post({"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 0})
+        scores = [0.0] * len(choices)
+        for choice in answer["choices"]:
+            logprobs = choice["logprobs"]
+            entries = zip(logprobs["text_offset"], logprobs["tokens"], logprobs["token_logprobs"], strict=True)
+            found = [value for offset, token, value in entries if offset + len(token) > len(s.text_)]
+            scores[choice["index"]] = sum(found) / len(found)
+        best = max(range(len(choices)), key=scores.__getitem__)
+        decision = sglang.lang.choices.ChoicesDecision
+        return decision(decision=choices[best], meta_info={"scores": scores})
+
+    def _post(self, body: dict[str, Any]) -> Any:
+        if not hasattr(self._local, "connection"):
+            self._local.connection = http.client.HTTPConnection(*self._address)
+        connection = self._local.connection
+        content = json.dumps({"model": self._model, **body})
+        connection.request("POST", "/v1/completions", content, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+        if response.status != _OK:
+            raise RuntimeError(answer["error"]["message"])
+        return answer
+
+
+class SglangClient:
+    """`options`: host, port and model of our server."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        sglang.global_config.enable_precache_with_tracing = False  # plans cannot be traced with made-up arguments
+        self._backend = Server(options["host"], options["port"], options["model"])
+
+    def run(self, plans: list[Any], at_once: int, stop_s: float) -> dict[str, Any]:
+        started = time.perf_counter()
+        states = replay.run_batch(
+            [{"plan": plan} for plan in plans], backend=self._backend, num_threads=at_once, progress_bar=False
+        )
+        programs = []
+        for plan, state in zip(plans, states, strict=True):
+            ops = [op for op in plan if op[0] in ("gen", "select")]
+            if (error := state.error()) is not None:
+                raise RuntimeError(str(error))
+            programs.append([[op[1], op[2], state.ret_value[op[1]][op[2]], None] for op in ops])
+        seconds = time.perf_counter() - started
+        for state, values in zip(states, programs, strict=True):
+            for value in values:
+                usage = state.ret_value[value[0]].get_meta_info(value[1]) or {}
+                value[3] = usage.get("completion_tokens")
+        return {"seconds": seconds, "programs": programs}
+
+
+def load(options: dict[str, Any], beside: Callable[[str], Any]) -> SglangClient:
+    return SglangClient(options)

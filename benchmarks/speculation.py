@@ -1,0 +1,163 @@
+"""Guesses on and off in alternation: copying, JSON and free prose, alone and in batches. Outputs must be the same."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..constrain.spec import JsonSchema
+from ..runtime.config import EngineConfig
+from ..runtime.engine import Engine
+from ..runtime.errors import BoughError
+from ..runtime.loading import load_engine
+from ..runtime.request import Request, RequestOutput
+from ..runtime.sampling import SamplingParams
+from .passage import PASSAGE
+
+_PEOPLE = ("smith", "pilot", "queen", "thief", "baker", "monk", "spy", "nurse", "sailor", "judge", "poet", "giant")
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "house": {"enum": ["north", "south", "none"]},
+        "home": {
+            "type": "object",
+            "properties": {"town": {"type": "string", "maxLength": 24}, "country": {"type": "string", "maxLength": 24}},
+            "required": ["town", "country"],
+            "additionalProperties": False,
+        },
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+        "friends": {"type": "array", "items": {"type": "string", "maxLength": 24}, "minItems": 2, "maxItems": 4},
+        "alive": {"type": "boolean"},
+    },
+    "required": ["name", "house", "home", "age", "friends", "alive"],
+    "additionalProperties": False,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    try:
+        engines = {
+            mode: load_engine(
+                EngineConfig(model=arguments.model, dtype=arguments.dtype, num_pages=32_768, speculation=mode)
+            )
+            for mode in ("off", "auto")
+        }
+    except BoughError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    rows = [
+        _compare(engines, name, batch, arguments)
+        for batch in arguments.batch
+        for name in _WORKLOADS
+        if name in arguments.only
+    ]
+    for engine in engines.values():
+        engine.close()
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(rows, indent=1) + "\n")
+    return 0 if all(row["same"] and row["ratio"] >= arguments.at_least for row in rows) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bough.benchmarks.speculation", description=__doc__)
+    parser.add_argument("--model", default=EngineConfig().model)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--only", nargs="+", choices=list(_WORKLOADS), default=list(_WORKLOADS))
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--at-least", type=float, default=0.0, help="fail below this median ratio")
+    parser.add_argument("--json", metavar="FILE")
+    return parser
+
+
+def _compare(engines: dict[str, Engine], name: str, batch: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    seconds: dict[str, list[tuple[float, float]]] = {mode: [] for mode in engines}
+    same, before = True, engines["auto"].stats()
+    for number in range(arguments.rounds + 1):
+        make, first = _WORKLOADS[name], number * batch
+        requests = [make(engines["off"], first + index, arguments.tokens) for index in range(batch)]
+        outputs = {}
+        for mode in sorted(engines, reverse=number % 2 == 0):
+            outputs[mode], elapsed = _run(engines[mode], requests)
+            if number:  # the first round warms up
+                seconds[mode].append(elapsed)
+        same &= outputs["off"] == outputs["auto"]
+    after = engines["auto"].stats()
+    guessed = after.guessed_tokens_total - before.guessed_tokens_total
+    generated = after.generated_tokens_total - before.generated_tokens_total
+    pairs = list(zip(seconds["off"], seconds["auto"], strict=True))
+    ratios = [off[0] / auto[0] for off, auto in pairs]
+    row: dict[str, Any] = {
+        "workload": name,
+        "batch": batch,
+        "ratio": statistics.median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+        "processor_ratio": statistics.median(off[1] / auto[1] for off, auto in pairs),
+        "guessed": guessed / generated,
+        "right": (after.right_guesses_total - before.right_guesses_total) / max(guessed, 1),
+        "same": same,
+    }
+    print(
+        "{workload:6} batch {batch:3}: {ratio:5.2f}x ({least:.2f} .. {most:.2f}), {processor_ratio:.2f}x by processor "
+        "time; {guessed:.2f} guesses a token, {right:.0%} right; the same: {same}".format(**row),
+        flush=True,
+    )
+    return row
+
+
+def _run(engine: Engine, requests: Sequence[Request]) -> tuple[list[list[int]], tuple[float, float]]:
+    """The tokens of each request; seconds until the last has ended, and processor seconds."""
+    engine.flush_cache()
+    heard: list[list[RequestOutput]] = [[] for _ in requests]
+    started, processor_s = time.perf_counter(), time.process_time()
+    for request, outputs in zip(requests, heard, strict=True):
+        engine.submit(request, outputs.append)
+    while not all(outputs and outputs[-1].finish for outputs in heard):
+        engine.step()
+    elapsed = time.perf_counter() - started, time.process_time() - processor_s
+    return [[token for output in outputs for token in output.tokens] for outputs in heard], elapsed
+
+
+def _copying(engine: Engine, number: int, num_tokens: int) -> Request:
+    paragraphs = PASSAGE.split("\n\n")
+    text = "\n\n".join(paragraphs[number % (len(paragraphs) - 2) :][:2])
+    prompt = f"The text, number {number}:\n\n{text}\n\nThe same text again, in which nothing has changed:\n\n"
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    return _request(engine, number, prompt + " ".join(text.split()[:8]), sampling)
+
+
+def _json(engine: Engine, number: int, num_tokens: int) -> Request:
+    task = f"Describe a {_PEOPLE[number % len(_PEOPLE)]}, number {number}, as JSON."
+    prompt = f"<|im_start|>user\n{task}<|im_end|>\n<|im_start|>assistant\n"
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0)
+    return _request(engine, number, prompt, sampling, JsonSchema(json.dumps(_SCHEMA)))
+
+
+def _prose(engine: Engine, number: int, num_tokens: int) -> Request:
+    prompt = f"A story of a {_PEOPLE[number % len(_PEOPLE)]}, the tale number {number}. Once upon a time"
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.9, top_p=0.95, seed=number, ignore_eos=True)
+    return _request(engine, number, prompt, sampling)
+
+
+def _request(
+    engine: Engine, number: int, prompt: str, sampling: SamplingParams, grammar: JsonSchema | None = None
+) -> Request:
+    tokens = tuple(engine.tokenizer.encode_prompt(prompt))
+    return Request(id=str(number), prompt=tokens, sampling=sampling, grammar=grammar)
+
+
+_WORKLOADS: dict[str, Callable[[Engine, int, int], Request]] = {"copy": _copying, "json": _json, "prose": _prose}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

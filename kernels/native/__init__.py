@@ -1,0 +1,1 @@
+"""kernels/native: the CPU library, written in C (source/): whole forward passes over quantised weights."""

@@ -1,0 +1,176 @@
+"""The compiled CPU library: found beside this file, loaded once, its functions and structures typed."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+ALIGNMENT = 64
+"""Bytes: of weights and workspaces."""
+
+BITS8, MINIMUM, WIDE = 1, 2, 4
+"""Parts of a weight's format; source/tiles.h says what they mean."""
+
+
+STAGES = ("plan", "norm", "qkv", "store", "attention", "out", "expand", "down", "head")
+"""Of a forward pass: what `Batch.seconds`, if it is not null, counts."""
+
+
+class Weight(ctypes.Structure):
+    """bough_weight: `rows` outputs and `columns` inputs in tiles."""
+
+    _fields_ = (
+        ("format", ctypes.c_int32),
+        ("rows", ctypes.c_int32),
+        ("columns", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+        ("tiles", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+    )
+
+
+class Layer(ctypes.Structure):
+    """bough_layer."""
+
+    _fields_ = (
+        ("input_norm", ctypes.c_void_p),
+        ("post_norm", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
+        ("query", Weight),
+        ("key", Weight),
+        ("value", Weight),
+        ("out", Weight),
+        ("gate", Weight),
+        ("up", Weight),
+        ("down", Weight),
+        ("rotates", ctypes.c_int32),
+        ("window", ctypes.c_int32),
+    )
+
+
+class Model(ctypes.Structure):
+    """bough_model."""
+
+    _fields_ = (
+        ("num_layers", ctypes.c_int32),
+        ("num_heads", ctypes.c_int32),
+        ("num_kv_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("hidden", ctypes.c_int32),
+        ("intermediate", ctypes.c_int32),
+        ("vocab", ctypes.c_int32),
+        ("num_positions", ctypes.c_int32),
+        ("norm_eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
+        ("embedding", Weight),
+        ("head", Weight),
+        ("layers", ctypes.c_void_p),
+    )
+
+
+class Cache(ctypes.Structure):
+    """bough_cache."""
+
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("num_slots", ctypes.c_int64),
+        ("page_size", ctypes.c_int32),
+        ("bits", ctypes.c_int32),
+    )
+
+
+class Batch(ctypes.Structure):
+    """bough_batch."""
+
+    _fields_ = (
+        ("num_tokens", ctypes.c_int32),
+        ("num_sequences", ctypes.c_int32),
+        ("num_logits", ctypes.c_int32),
+        ("table_width", ctypes.c_int32),
+        ("tokens", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("write_slot", ctypes.c_void_p),
+        ("logit_rows", ctypes.c_void_p),
+        ("query_start", ctypes.c_void_p),
+        ("context_len", ctypes.c_void_p),
+        ("page_table", ctypes.c_void_p),
+        ("seconds", ctypes.c_void_p),
+    )
+
+
+@dataclass(frozen=True)
+class Library:
+    """The library's functions, which release the interpreter's lock while they run; arguments are addresses.
+
+    lanes    outputs that lie together in a weight's tiles; depends on the processor
+    """
+
+    lanes: int
+    pool_create: Callable[[int], int]
+    pool_destroy: Callable[[int], None]
+    format_of: Callable[[int], int]
+    weight_bytes: Callable[[int, int, int], int]
+    pack_blocks: Callable[..., None]
+    pack_codes: Callable[..., None]
+    read_rows: Callable[..., None]
+    multiply: Callable[..., None]
+    workspace_bytes: Callable[..., int]
+    forward: Callable[..., None]
+
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int32
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "pool_create": (_POINTER, (_INT,)),
+    "pool_destroy": (None, (_POINTER,)),
+    "format_of": (_INT, (_INT,)),
+    "weight_bytes": (ctypes.c_int64, (_INT, _INT, _INT)),
+    "pack_blocks": (None, (_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _POINTER)),
+    "pack_codes": (None, (_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
+    "read_rows": (None, (_POINTER, _POINTER, _INT, _POINTER)),
+    "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
+    "workspace_bytes": (ctypes.c_int64, (_POINTER, _INT, _INT, _INT)),
+    "forward": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
+}
+
+
+@functools.cache
+def load_library() -> Library | None:
+    """The library, or None where it was not built (no C compiler) or the processor has no AVX2.
+
+    Raises:
+        RuntimeError: it was built from other sources than these.
+    """
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_cpu{suffix}")
+        if path.is_file():
+            return _bind(ctypes.CDLL(str(path)))
+    return None
+
+
+def _bind(loaded: ctypes.CDLL) -> Library | None:
+    ours = [ctypes.sizeof(structure) for structure in (Weight, Layer, Model, Cache, Batch)]
+    theirs = (ctypes.c_int32 * len(ours))()
+    if hasattr(loaded, "bough_sizes"):
+        loaded.bough_sizes(theirs)
+    if list(theirs) != ours:
+        raise RuntimeError("bough's CPU library was built from older sources: install bough again, or run make dev")
+    lanes = int(loaded.bough_lanes())
+    if not lanes:
+        return None
+    functions: dict[str, Any] = {}
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, f"bough_{name}")
+        function.restype, function.argtypes = result, arguments
+        functions[name] = function
+    return Library(lanes, **functions)

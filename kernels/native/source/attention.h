@@ -1,0 +1,219 @@
+/* Attention over pages: chunks taken from multiples of CHUNK positions.
+ *
+ * So what a query sums, and in which order, does not depend on what shares its prefix, on how many queries there are, or
+ * on how many threads. A chunk that several sequences share is read once for all of them. Online softmax: Milakov and
+ * Gimelshein 2018 (arXiv 1805.02867); after SPLIT chunks a new sum begins, merged with those before (Dao et al. 2023,
+ * Flash-Decoding).
+ *
+ * Bound: memory, for few queries a key; else two vectors of pairs multiplied a cycle (on processors with VNNI). */
+
+typedef struct {
+    const bough_model *model;
+    const bough_cache *cache;
+    const bough_batch *batch;
+    const attention_plan *plan;
+    const uint8_t *keys, *values; /* of the layer */
+    const float *scales;
+    const int16_t *queries;     /* [num_tokens][num_heads][head_dim] */
+    const float *query_scales;  /* [num_tokens][num_heads] */
+    int32_t window;
+} attention_layer;
+
+typedef struct {
+    chunk_scratch chunk;
+    float *totals, *states; /* [heads][rows * per_kv][STATE + head_dim] */
+} attention_scratch;
+
+/* Part of a block's work: key-value heads head_start .. head_stop and chunks from .. to. */
+typedef struct {
+    const block *block, *ahead; /* ahead: what this thread is likely to do next, or NULL */
+    int32_t head_start, head_stop, from, to;
+} work;
+
+INLINE int32_t queries_per_head(const bough_model *model) { return model->num_heads / model->num_kv_heads; }
+
+/* Finds a chunk's positions in a sequence. */
+static void locate(const attention_layer *layer, int32_t sequence, int32_t index, places *at) {
+    const int64_t page_size = layer->cache->page_size;
+    const int32_t *table = layer->batch->page_table + (int64_t)sequence * layer->batch->table_width;
+    const int32_t start = index * CHUNK, left = layer->batch->context_len[sequence] - start;
+    at->num = left < CHUNK ? left : CHUNK;
+    for (int i = 0; i < at->num; i++) {
+        const int32_t position = start + i;
+        at->slots[i] = page_size == 1 ? table[position] : table[position / page_size] * page_size + position % page_size;
+    }
+    for (int i = at->num; i < CHUNK; i++) at->slots[i] = at->slots[at->num - 1];
+}
+
+/* The first chunk that a query at `position` sees. */
+INLINE int32_t first_chunk(const attention_layer *layer, int32_t position) {
+    return layer->window && position >= layer->window ? (position - layer->window + 1) / CHUNK : 0;
+}
+
+/* Merges a sum into the total of those before it, and begins it anew. */
+static void merge(float *total, float *state, int32_t dim) {
+    if (state[0] != -INFINITY) {
+        const float largest = fmaxf(total[0], state[0]);
+        const float left = total[0] == -INFINITY ? 0.0f : exp2f(total[0] - largest), right = exp2f(state[0] - largest);
+        total[0] = largest;
+        total[1] = total[1] * left + state[1] * right;
+        for (int32_t d = STATE; d < STATE + dim; d += LANES)
+            vf_store(total + d, vf_fma(vf_load(total + d), vf_set(left), vf_mul(vf_load(state + d), vf_set(right))));
+    }
+    state[0] = -INFINITY;
+    state[1] = 0.0f;
+    for (int32_t d = STATE; d < STATE + dim; d += LANES) vf_store(state + d, vf_zero());
+}
+
+/* A head's part of a chunk, seen by the planned rows row_start .. row_stop, whose states begin at `states`. */
+static void attend_rows(const attention_layer *layer, const chunk *c, int32_t head, int32_t index, int32_t row_start,
+                        int32_t row_stop, float *states, const chunk_scratch *scratch) {
+    const bough_model *model = layer->model;
+    const int32_t per_kv = queries_per_head(model);
+    const float scale = model->scale * 1.44269504f; /* scores are base 2 */
+    readers by = {.num = 0};
+    for (int32_t i = row_start; i < row_stop; i++) {
+        const int32_t row = layer->plan->rows[i], position = (int32_t)layer->batch->positions[row];
+        const int32_t low = (layer->window && position >= layer->window ? position - layer->window + 1 : 0) - index * CHUNK;
+        const int32_t high = position + 1 - index * CHUNK;
+        for (int32_t k = 0; k < per_kv; k++, states += STATE + c->dim) {
+            if (high > 0 && low < CHUNK) {
+                const int64_t query = (int64_t)row * model->num_heads + head * per_kv + k;
+                by.queries[by.num] = layer->queries + query * c->dim;
+                by.scales[by.num] = layer->query_scales[query];
+                by.states[by.num] = states;
+                by.first[by.num] = low;
+                by.last[by.num++] = high < CHUNK ? high : CHUNK;
+            }
+            if (by.num == TOGETHER) attend_chunk(&by, scale, c, scratch), by.num = 0;
+        }
+    }
+    attend_chunk(&by, scale, c, scratch);
+}
+
+/* Chunk `index` of a sequence for all heads of `part`; `next`: places that are read after it, or NULL. */
+static void attend_heads(const attention_layer *layer, const work *part, int32_t index, const places *at, const places *next,
+                         int32_t row_start, int32_t row_stop, const attention_scratch *scratch) {
+    const int32_t dim = layer->model->head_dim, per_kv = queries_per_head(layer->model), kv_heads = layer->model->num_kv_heads;
+    const int32_t bits = layer->cache->bits;
+    const int64_t num = part->block->row_stop - part->block->row_start, own = row_start - part->block->row_start;
+    for (int32_t head = part->head_start; head < part->head_stop; head++) {
+        const int64_t start = (int64_t)head * dim * bits / 8;
+        chunk c = {.keys = layer->keys + start, .values = layer->values + start, .at = at, .next = next, .bits = bits,
+                   .stride = (int64_t)kv_heads * dim * bits / 8, .dim = dim, .is_wide = (row_stop - row_start) * per_kv > FEW};
+        for (int i = 0; i < CHUNK; i++) {
+            const float *scales = layer->scales + at->slots[i] * 2 * kv_heads + head;
+            c.key_scales[i] = scales[0], c.value_scales[i] = scales[kv_heads];
+            if (next) __builtin_prefetch(layer->scales + next->slots[i] * 2 * kv_heads);
+        }
+        float *states = scratch->states + ((head - part->head_start) * num + own) * per_kv * (STATE + dim);
+        if (c.is_wide && bits == 8) open_chunk(8, &c, &scratch->chunk);
+        else if (c.is_wide) open_chunk(16, &c, &scratch->chunk);
+        attend_rows(layer, &c, head, index, row_start, row_stop, states, &scratch->chunk);
+    }
+}
+
+/* Merges the sums of the planned rows row_start .. row_stop into their totals. */
+static void end_split(const attention_layer *layer, const work *part, int32_t row_start, int32_t row_stop,
+                      const attention_scratch *scratch) {
+    const int32_t per_kv = queries_per_head(layer->model), size = STATE + layer->model->head_dim;
+    const int64_t num = part->block->row_stop - part->block->row_start, own = row_start - part->block->row_start;
+    for (int32_t head = 0; head < part->head_stop - part->head_start; head++)
+        for (int64_t i = (head * num + own) * per_kv; i < (head * num + own + row_stop - row_start) * per_kv; i++)
+            merge(scratch->totals + i * size, scratch->states + i * size, layer->model->head_dim);
+}
+
+/* The planned sequences start .. stop, which share the chunks before `from`: what they all share next, and then each part
+ * that shares more by itself. */
+static void attend_tree(const attention_layer *layer, const work *part, int32_t start, int32_t stop, int32_t from,
+                        const attention_scratch *scratch) {
+    const attention_plan *plan = layer->plan;
+    const block *whole = part->block;
+    const int32_t row_start = start == whole->start ? whole->row_start : plan->row_start[start];
+    const int32_t row_stop = stop == whole->stop ? whole->row_stop : plan->row_start[stop];
+    int32_t oldest = INT32_MAX, newest = 0, shared = INT32_MAX;
+    for (int32_t i = row_start; i < row_stop; i++) {
+        const int32_t position = (int32_t)layer->batch->positions[plan->rows[i]];
+        if (position < oldest) oldest = position;
+        if (position > newest) newest = position;
+    }
+    for (int32_t i = start + 1; i < stop; i++)
+        if (plan->common[i] < shared) shared = plan->common[i];
+    int32_t end = shared < newest / CHUNK + 1 ? shared : newest / CHUNK + 1;
+    if (end > part->to) end = part->to;
+    const int32_t first = first_chunk(layer, oldest);
+    places at[2];
+    int32_t index = from > first ? from : first;
+    if (index < end) locate(layer, plan->order[start], index, at + index % 2);
+    for (; index < end; index++) {
+        places *next = at + (index + 1) % 2;
+        if (index + 1 < end) locate(layer, plan->order[start], index + 1, next);
+        else if (part->ahead) locate(layer, plan->order[part->ahead->start], 0, next);
+        else next = 0;
+        attend_heads(layer, part, index, at + index % 2, next, row_start, row_stop, scratch);
+        if ((index + 1) % SPLIT == 0 && whole->num_splits == 1) end_split(layer, part, row_start, row_stop, scratch);
+    }
+    for (int32_t begin = start, i = start + 1; stop - start > 1 && i <= stop; i++)
+        if (i == stop || plan->common[i] <= shared) {
+            attend_tree(layer, part, begin, i, shared > from ? shared : from, scratch);
+            begin = i;
+        }
+}
+
+static void clear_states(float *states, int64_t num, int32_t dim) {
+    for (int64_t i = 0; i < num; i++) {
+        float *state = states + i * (STATE + dim);
+        state[0] = -INFINITY;
+        state[1] = 0.0f;
+        for (int32_t d = 0; d < dim; d += LANES) vf_store(state + STATE + d, vf_zero());
+    }
+}
+
+/* A query's attention, rounded for the product that follows. */
+static void finish(const float *total, int64_t row, int32_t head, int32_t dim, const rounded *out) {
+    float numbers[MOST_HEAD_DIM];
+    const vf inverse = vf_set(1.0f / total[1]);
+    for (int32_t d = 0; d < dim; d += 2 * LANES) {
+        const float *apart = total + STATE + d;
+        vf_store_packed(numbers + d, vf_mul(vf_load(apart), inverse), vf_mul(vf_load(apart + LANES), inverse));
+    }
+    round_row(numbers, dim / BOUGH_GROUP, out, row, head * dim / BOUGH_GROUP);
+}
+
+/* One part of a block; `split` of it, if it has several. */
+static void attend_block(const attention_layer *layer, const work *part, int32_t split, float *partials,
+                         const attention_scratch *scratch, const rounded *out) {
+    const block *whole = part->block;
+    const int32_t dim = layer->model->head_dim, per_kv = queries_per_head(layer->model);
+    const int64_t num = (int64_t)(whole->row_stop - whole->row_start) * per_kv, size = STATE + dim;
+    const int64_t all = num * (part->head_stop - part->head_start);
+    clear_states(scratch->states, all, dim);
+    if (whole->num_splits > 1) {
+        attend_tree(layer, part, whole->start, whole->stop, part->from, scratch);
+        float *to = partials + (whole->partial + (split * layer->model->num_kv_heads + part->head_start) * num) * size;
+        for (int64_t i = 0; i < all * size; i++) to[i] = scratch->states[i];
+        return;
+    }
+    clear_states(scratch->totals, all, dim);
+    attend_tree(layer, part, whole->start, whole->stop, 0, scratch);
+    for (int64_t i = 0; i < all; i++) {
+        const int32_t head = part->head_start + (int32_t)(i / num);
+        merge(scratch->totals + i * size, scratch->states + i * size, dim);
+        finish(scratch->totals + i * size, layer->plan->rows[whole->row_start + i % num / per_kv],
+               (int32_t)(head * per_kv + i % per_kv), dim, out);
+    }
+}
+
+/* Merges the splits of a block for one key-value head. */
+static void merge_block(const bough_model *model, const attention_plan *plan, int32_t head, const block *item,
+                        float *partials, const rounded *out) {
+    const int32_t dim = model->head_dim, per_kv = queries_per_head(model);
+    const int64_t num = (int64_t)(item->row_stop - item->row_start) * per_kv, size = STATE + dim;
+    for (int64_t i = 0; i < num; i++) {
+        float total[STATE + MOST_HEAD_DIM];
+        clear_states(total, 1, dim);
+        for (int32_t split = 0; split < item->num_splits; split++)
+            merge(total, partials + (item->partial + (split * model->num_kv_heads + head) * num + i) * size, dim);
+        finish(total, plan->rows[item->row_start + i / per_kv], (int32_t)(head * per_kv + i % per_kv), dim, out);
+    }
+}

@@ -1,0 +1,26 @@
+/* The library for processors with AVX-512 and VNNI. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi,bmi2"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi,bmi2")
+#endif
+#include "bough_cpu.h"
+#include "pool.h"
+#include "variants.h"
+#include "simd_avx512.h"
+#include "functions.h"
+#include "tiles.h"
+#include "rounded.h"
+#include "linear.h"
+#include "chunk.h"
+#include "plan.h"
+#include "attention.h"
+#include "forward.h"
+
+const bough_variant bough_avx512 = {LANES, forward_pass, multiply_rows, read_row, workspace_bytes};
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

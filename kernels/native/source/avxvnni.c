@@ -1,0 +1,28 @@
+/* The library for processors with AVX2 and AVX-VNNI. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,bmi,bmi2,avxvnni"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c,bmi,bmi2,avxvnni")
+#endif
+#define AVX_VNNI
+#define VNNI_256 _mm256_dpbusd_avx_epi32
+#include "bough_cpu.h"
+#include "pool.h"
+#include "variants.h"
+#include "simd_avx2.h"
+#include "functions.h"
+#include "tiles.h"
+#include "rounded.h"
+#include "linear.h"
+#include "chunk.h"
+#include "plan.h"
+#include "attention.h"
+#include "forward.h"
+
+const bough_variant bough_avxvnni = {LANES, forward_pass, multiply_rows, read_row, workspace_bytes};
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,81 @@
+/* The interface of the CPU library: one call runs all layers of a decoder over a batch.
+ *
+ * Numbers of a token never depend on what else is in the batch: every product sums its groups of 32 inputs in order,
+ * every attention sums its keys in order, in chunks that begin at multiples of CHUNK positions. */
+#ifndef BOUGH_CPU_H
+#define BOUGH_CPU_H
+
+#include <stdint.h>
+
+#define BOUGH_GROUP 32 /* inputs that share a scale */
+
+/* How a weight is stored, as a sum of these: see tiles.h. */
+enum {
+    BOUGH_BITS4 = 0, BOUGH_BITS8 = 1, BOUGH_MINIMUM = 2, BOUGH_WIDE = 4, BOUGH_HALVES = 8, BOUGH_BITS6 = 16,
+    BOUGH_NESTED = 32, BOUGH_UNPACKED = 64
+};
+
+/* A matrix of `rows` outputs and `columns` inputs in tiles; `bias` is NULL or float[rows]. */
+typedef struct {
+    int32_t format, rows, columns, unused;
+    const uint8_t *tiles;
+    const float *bias;
+} bough_weight;
+
+typedef struct {
+    const float *input_norm, *post_norm; /* [hidden] */
+    const float *query_norm, *key_norm;  /* [head_dim] or NULL */
+    bough_weight query, key, value, out, gate, up, down;
+    int32_t rotates, window; /* window: newest keys that a query sees; 0: all */
+} bough_layer;
+
+typedef struct {
+    int32_t num_layers, num_heads, num_kv_heads, head_dim, hidden, intermediate, vocab, num_positions;
+    float norm_eps, scale;
+    const float *cos, *sin; /* [num_positions, head_dim / 2] */
+    const float *norm;      /* [hidden] */
+    bough_weight embedding, head;
+    const bough_layer *layers;
+} bough_model;
+
+/* Keys and values: codes of `bits` (8 or 16) bits [num_layers][num_slots][num_kv_heads][head_dim] each, and what they are
+ * to be multiplied with, [num_layers][num_slots][2][num_kv_heads]: the keys' scales and then the values'. */
+typedef struct {
+    uint8_t *keys, *values;
+    float *scales;
+    int64_t num_slots;
+    int32_t page_size, bits;
+} bough_cache;
+
+typedef struct {
+    int32_t num_tokens, num_sequences, num_logits, table_width;
+    const int64_t *tokens, *positions, *write_slot; /* [num_tokens] */
+    const int64_t *logit_rows;                      /* [num_logits] */
+    const int32_t *query_start;                     /* [num_sequences + 1] */
+    const int32_t *context_len;                     /* [num_sequences] */
+    const int32_t *page_table;                      /* [num_sequences][table_width] */
+    double *seconds; /* [BOUGH_STAGES] or NULL: where the time of the batch's stages is added */
+} bough_batch;
+
+enum {
+    BOUGH_PLAN, BOUGH_NORM, BOUGH_QKV, BOUGH_STORE, BOUGH_ATTENTION, BOUGH_OUT, BOUGH_EXPAND, BOUGH_DOWN, BOUGH_HEAD,
+    BOUGH_STAGES
+};
+
+typedef struct bough_pool bough_pool;
+
+/* Sizes of the structures above, of which a caller makes its own: weight, layer, model, cache, batch. */
+void bough_sizes(int32_t sizes[5]);
+int32_t bough_lanes(void); /* outputs of a tile: 16, 8, or 0 where this processor cannot run the library */
+bough_pool *bough_pool_create(int32_t num_threads);
+void bough_pool_destroy(bough_pool *pool);
+int64_t bough_workspace_bytes(const bough_model *model, int32_t num_threads, int32_t num_tokens, int32_t num_logits);
+/* y[num_rows][weight->rows] = x[num_rows][weight->columns] W^T + b, with x rounded. */
+void bough_multiply(bough_pool *pool, const bough_weight *weight, const float *x, int32_t num_rows, float *y);
+/* y[num_rows][weight->columns]: rows of a weight as numbers. */
+void bough_read_rows(const bough_weight *weight, const int64_t *rows, int32_t num_rows, float *y);
+/* Writes the batch's keys and values, and logits float[num_logits][vocab]. `workspace` is aligned to 64 bytes. */
+void bough_forward(bough_pool *pool, const bough_model *model, const bough_cache *cache, const bough_batch *batch,
+                   uint8_t *workspace, float *logits);
+
+#endif

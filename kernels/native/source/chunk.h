@@ -1,0 +1,305 @@
+/* Attention of some queries to one chunk of keys and values, whole numbers at any places of memory.
+ *
+ * Products of queries by keys, and of weights by values, are exact integers within a chunk, so that it makes no difference
+ * to any bit in which order they are added. A chunk that many queries see is brought into an order of its own first, keys
+ * transposed, so that lanes are keys. Few queries multiply its keys as they are: lanes are dimensions, to be summed up.
+ *
+ * Sums of values, and states, have a head's dimensions in the order in which unpacking two rows leaves them. */
+
+enum { CHUNK = 64, MOST_HEAD_DIM = 256 };
+enum { STATE = 2 }; /* a state is the largest score, the sum, and [head_dim] */
+
+/* Largest codes: of keys and values (or 127), of queries, and of weights. 256 products of the first two, and CHUNK of the
+ * first and the last, are less than 2^31. */
+enum { MOST_STORED = 2047, MOST_QUERY = 4095, MOST_WEIGHT = 16383 };
+
+#if LANES == 16
+#define TOGETHER 4 /* queries that share each load of a key or value */
+#else
+#define TOGETHER 2
+#endif
+
+typedef struct {
+    int32_t *keys;    /* [head_dim / 2][CHUNK]: pairs of dimensions */
+    int32_t *values;  /* [CHUNK / 2][head_dim]: pairs of keys */
+    float *scores;    /* [TOGETHER][CHUNK] */
+    int16_t *weights; /* [TOGETHER][CHUNK] */
+} chunk_scratch;
+
+/* Where a chunk's positions are: `num` slots, and then the last one again. */
+typedef struct {
+    int64_t slots[CHUNK];
+    int num;
+} places;
+
+/* One head's part of a chunk. `next`: what will be read soon, at places that no hardware foresees, or NULL. */
+typedef struct {
+    const uint8_t *keys, *values;              /* of the head: a slot's begin at slot * stride */
+    float key_scales[CHUNK], value_scales[CHUNK];
+    const places *at, *next;
+    int64_t stride;
+    int32_t dim, bits;
+    int is_wide; /* it is in the scratch */
+} chunk;
+
+/* Queries that see keys first .. last (half open) of a chunk each, and the states that they have come to. */
+typedef struct {
+    const int16_t *queries[TOGETHER];
+    float scales[TOGETHER];
+    float *states[TOGETHER];
+    int32_t first[TOGETHER], last[TOGETHER];
+    int num;
+} readers;
+
+/* 2 LANES codes of a row from dimension `d` on. */
+INLINE vi load_codes(const int bits, const uint8_t *row, int32_t d) {
+    return bits == 8 ? vi_widen_bytes(row + d) : vi_load(row + 2 * d);
+}
+
+INLINE void prefetch_row(const int bits, const uint8_t *row, int32_t dim) {
+    for (int32_t i = 0; i < dim * bits / 8; i += 64) __builtin_prefetch(row + i, 0, 2);
+}
+
+/* Brings a chunk into the scratch. */
+INLINE void open_chunk(const int bits, const chunk *c, const chunk_scratch *scratch) {
+    const int32_t dim = c->dim;
+    for (int i = 0; i < c->at->num; i += LANES)
+        for (int32_t d = 0; d < dim; d += 2 * LANES) {
+            vi rows[LANES];
+#pragma GCC unroll 16
+            for (int k = 0; k < LANES; k++) rows[k] = load_codes(bits, c->keys + c->at->slots[i + k] * c->stride, d);
+            transpose(rows);
+#pragma GCC unroll 16
+            for (int k = 0; k < LANES; k++) vi_store(scratch->keys + (d / 2 + k) * CHUNK + i, rows[k]);
+        }
+    for (int i = 0; i < c->at->num; i += 2)
+        for (int32_t d = 0; d < dim; d += 2 * LANES) {
+            const vi a = load_codes(bits, c->values + c->at->slots[i] * c->stride, d);
+            const vi b = load_codes(bits, c->values + c->at->slots[i + 1] * c->stride, d);
+            vi_store(scratch->values + i / 2 * dim + d, vi_unpack_low(a, b));
+            vi_store(scratch->values + i / 2 * dim + d + LANES, vi_unpack_high(a, b));
+        }
+    for (int i = 0; c->next && i < c->next->num; i++) {
+        prefetch_row(bits, c->keys + c->next->slots[i] * c->stride, dim);
+        prefetch_row(bits, c->values + c->next->slots[i] * c->stride, dim);
+    }
+}
+
+/* Scores of NUM queries with VECTORS vectors of the keys in the scratch. */
+INLINE void score_wide(const int NUM, const int VECTORS, const readers *by, int32_t dim, int first, const chunk_scratch *scratch) {
+    vi sums[TOGETHER * 4];
+#pragma GCC unroll 16
+    for (int i = 0; i < NUM * VECTORS; i++) sums[i] = vi_set(0);
+    for (int32_t pair = 0; pair < dim / 2; pair++) {
+        vi keys[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < VECTORS; i++) keys[i] = vi_load(scratch->keys + pair * CHUNK + first + i * LANES);
+#pragma GCC unroll 4
+        for (int r = 0; r < NUM; r++) {
+            const vi query = vi_pair(by->queries[r] + 2 * pair);
+#pragma GCC unroll 4
+            for (int i = 0; i < VECTORS; i++) sums[r * VECTORS + i] = vi_dot_pairs(sums[r * VECTORS + i], keys[i], query);
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < NUM; r++)
+#pragma GCC unroll 4
+        for (int i = 0; i < VECTORS; i++) vf_store(scratch->scores + r * CHUNK + first + i * LANES, vi_float(sums[r * VECTORS + i]));
+}
+
+/* The same scores with the keys as they are. */
+INLINE void score_few(const int bits, const int NUM, const readers *by, const chunk *c, int32_t dim, const chunk_scratch *scratch) {
+    for (int first = 0; first < c->at->num; first += LANES) {
+        vi fours[TOGETHER][LANES / 4];
+#pragma GCC unroll 4
+        for (int i = 0; i < LANES / 4; i++) {
+            vi sums[4][TOGETHER];
+#pragma GCC unroll 4
+            for (int k = 0; k < 4; k++) {
+                const uint8_t *key = c->keys + c->at->slots[first + 4 * i + k] * c->stride;
+#pragma GCC unroll 4
+                for (int r = 0; r < NUM; r++) sums[k][r] = vi_set(0);
+                for (int32_t d = 0; d < dim; d += 2 * LANES) {
+                    const vi codes = load_codes(bits, key, d);
+#pragma GCC unroll 4
+                    for (int r = 0; r < NUM; r++) sums[k][r] = vi_dot_pairs(sums[k][r], codes, vi_load(by->queries[r] + d));
+                }
+                if (c->next) prefetch_row(bits, c->keys + c->next->slots[first + 4 * i + k] * c->stride, dim);
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < NUM; r++)
+                fours[r][i] = sums_of_fours(sums_of_pairs(sums[0][r], sums[1][r]), sums_of_pairs(sums[2][r], sums[3][r]));
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < NUM; r++) vf_store(scratch->scores + r * CHUNK + first, vi_float(sums_of_all(fours[r])));
+    }
+}
+
+/* What a chunk does to a reader's sums of values: they are multiplied by `shrink`, and products of codes by `scale`. */
+typedef struct {
+    float shrink[LANES], scale[LANES];
+} effects;
+
+/* Turns products into scores, base 2, of the keys that a reader sees; finds the largest of them and of the values' scales. */
+INLINE void see(const int is_whole, const readers *by, int r, float scale, const chunk *c, float *scores, vf *largest, vf *widest) {
+    const vf factor = vf_set(scale * by->scales[r]);
+    *largest = vf_set(-INFINITY), *widest = vf_zero();
+#pragma GCC unroll 8
+    for (int i = 0; i < CHUNK; i += LANES) {
+        if (!is_whole && i >= c->at->num) break;
+        vf score = vf_mul(vf_mul(vf_load(scores + i), vf_load(c->key_scales + i)), factor);
+        vf value_scale = vf_load(c->value_scales + i);
+        if (!is_whole) {
+            score = vf_within(score, by->first[r] - i, by->last[r] - i, -INFINITY);
+            value_scale = vf_within(value_scale, by->first[r] - i, by->last[r] - i, 0.0f);
+        }
+        *largest = vf_max(*largest, score);
+        *widest = vf_max(*widest, value_scale);
+        vf_store(scores + i, score);
+    }
+}
+
+/* Turns scores into codes of weights; returns the weights' sum. */
+INLINE vf weigh(const int is_whole, const readers *by, int r, const chunk *c, const float *scores, float largest, float inverse,
+                int16_t *codes) {
+    vf sum = vf_zero();
+#pragma GCC unroll 8
+    for (int i = 0; i < CHUNK; i += LANES) {
+        if (!is_whole && i >= c->at->num) break;
+        vf weight = vf_exp2(vf_sub(vf_load(scores + i), vf_set(largest)));
+        if (!is_whole) weight = vf_within(weight, by->first[r] - i, by->last[r] - i, 0.0f);
+        sum = vf_add(sum, weight);
+        vi_store_words(codes + i, vf_int(vf_mul(weight, vf_mul(vf_load(c->value_scales + i), vf_set(inverse)))));
+    }
+    return sum;
+}
+
+/* Takes scores of a chunk into its readers' states and turns them into codes of weights. */
+INLINE void soften(const int NUM, const readers *by, float scale, const chunk *c, const chunk_scratch *scratch, effects *out) {
+    float old[LANES], old_sum[LANES], now[LANES], inverse[LANES], sum[LANES];
+    vf largest[4], widest[4], sums[4];
+    int is_whole[TOGETHER];
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++) largest[r] = vf_set(-INFINITY), widest[r] = sums[r] = vf_zero();
+#pragma GCC unroll 4
+    for (int r = 0; r < LANES; r++) old[r] = r < NUM ? by->states[r][0] : -INFINITY, old_sum[r] = r < NUM ? by->states[r][1] : 0.0f;
+#pragma GCC unroll 4
+    for (int r = 0; r < NUM; r++) {
+        float *scores = scratch->scores + r * CHUNK;
+        is_whole[r] = by->first[r] <= 0 && by->last[r] >= CHUNK;
+        if (is_whole[r]) see(1, by, r, scale, c, scores, largest + r, widest + r);
+        else see(0, by, r, scale, c, scores, largest + r, widest + r);
+    }
+    const vf top = vf_largest_of(largest), before = vf_load(old), highest = vf_max(before, top);
+    const vf most = vf_mul(vf_exp2(vf_sub(top, highest)), vf_largest_of(widest)), shrink = vf_exp2(vf_sub(before, highest));
+    vf_store(now, highest);
+    vf_store(inverse, vf_div(vf_set(MOST_WEIGHT), vf_max(most, vf_set(1e-30f))));
+    vf_store(out->scale, vf_mul(most, vf_set(1.0f / MOST_WEIGHT)));
+    vf_store(out->shrink, shrink);
+#pragma GCC unroll 4
+    for (int r = 0; r < NUM; r++) {
+        int16_t *codes = scratch->weights + r * CHUNK;
+        sums[r] = is_whole[r] ? weigh(1, by, r, c, scratch->scores + r * CHUNK, now[r], inverse[r], codes)
+                              : weigh(0, by, r, c, scratch->scores + r * CHUNK, now[r], inverse[r], codes);
+    }
+    vf_store(sum, vf_fma(vf_load(old_sum), shrink, vf_sum_of(sums)));
+#pragma GCC unroll 4
+    for (int r = 0; r < NUM; r++) by->states[r][0] = now[r], by->states[r][1] = sum[r];
+}
+
+/* Adds VECTORS vectors of values, from dimension `d` on, times their weights to the sums of NUM readers. */
+INLINE void add_values(const int bits, const int NUM, const int VECTORS, const int is_wide, const readers *by, const chunk *c,
+                       int32_t dim, const chunk_scratch *scratch, int32_t d, const effects *by_chunk) {
+    vi total[TOGETHER * 4];
+#pragma GCC unroll 16
+    for (int i = 0; i < NUM * VECTORS; i++) total[i] = vi_set(0);
+    for (int k = 0; k < c->at->num; k += 2) {
+        vi value[4];
+#pragma GCC unroll 2
+        for (int i = 0; i < VECTORS; i += 2) {
+            const int32_t *open = scratch->values + k / 2 * dim + d + i * LANES;
+            if (is_wide) {
+                value[i] = vi_load(open), value[i + 1] = vi_load(open + LANES);
+                continue;
+            }
+            const vi a = load_codes(bits, c->values + c->at->slots[k] * c->stride, d + i * LANES);
+            const vi b = load_codes(bits, c->values + c->at->slots[k + 1] * c->stride, d + i * LANES);
+            value[i] = vi_unpack_low(a, b), value[i + 1] = vi_unpack_high(a, b);
+        }
+        if (!is_wide && c->next) {
+            prefetch_row(bits, c->values + c->next->slots[k] * c->stride + d * bits / 8, VECTORS * LANES);
+            prefetch_row(bits, c->values + c->next->slots[k + 1] * c->stride + d * bits / 8, VECTORS * LANES);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < NUM; r++) {
+            const vi weight = vi_pair(scratch->weights + r * CHUNK + k);
+#pragma GCC unroll 4
+            for (int i = 0; i < VECTORS; i++) total[r * VECTORS + i] = vi_dot_pairs(total[r * VECTORS + i], value[i], weight);
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < NUM; r++) {
+        float *sums = by->states[r] + STATE + d;
+#pragma GCC unroll 4
+        for (int i = 0; i < VECTORS; i++) {
+            const vf old = vf_mul(vf_load(sums + i * LANES), vf_set(by_chunk->shrink[r]));
+            vf_store(sums + i * LANES, vf_fma(vi_float(total[r * VECTORS + i]), vf_set(by_chunk->scale[r]), old));
+        }
+    }
+}
+
+INLINE void attend(const int bits, const int NUM, const int is_wide, int32_t dim, const readers *by, float scale, const chunk *c,
+                   const chunk_scratch *scratch) {
+    effects by_chunk;
+    if (!is_wide) score_few(bits, NUM, by, c, dim, scratch);
+    else
+        for (int first = 0; first < c->at->num; first += 4 * LANES) score_wide(NUM, 4, by, dim, first, scratch);
+    soften(NUM, by, scale, c, scratch, &by_chunk);
+    int32_t d = 0;
+    for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values(bits, NUM, 4, is_wide, by, c, dim, scratch, d, &by_chunk);
+    for (; d + 2 * LANES <= dim; d += 2 * LANES) add_values(bits, NUM, 2, is_wide, by, c, dim, scratch, d, &by_chunk);
+}
+
+/* The commonest head sizes are known to the compiler. */
+#define ATTEND(NUM)                                                                                         \
+    static void attend_##NUM(const readers *by, float scale, const chunk *c, const chunk_scratch *scratch) { \
+        if (c->is_wide && c->dim == 64) attend(16, NUM, 1, 64, by, scale, c, scratch);                      \
+        else if (c->is_wide) attend(16, NUM, 1, c->dim, by, scale, c, scratch);                             \
+        else if (c->bits == 8) attend(8, NUM, 0, c->dim, by, scale, c, scratch);                            \
+        else if (c->dim == 64) attend(16, NUM, 0, 64, by, scale, c, scratch);                               \
+        else if (c->dim == 128) attend(16, NUM, 0, 128, by, scale, c, scratch);                             \
+        else attend(16, NUM, 0, c->dim, by, scale, c, scratch);                                             \
+    }
+
+ATTEND(1)
+ATTEND(2)
+#if TOGETHER > 2
+ATTEND(3)
+ATTEND(4)
+#endif
+
+/* Takes a chunk into its readers' states. */
+static void attend_chunk(const readers *by, float scale, const chunk *c, const chunk_scratch *scratch) {
+    switch (by->num) {
+        case 1: attend_1(by, scale, c, scratch); break;
+        case 2: attend_2(by, scale, c, scratch); break;
+#if TOGETHER > 2
+        case 3: attend_3(by, scale, c, scratch); break;
+        case 4: attend_4(by, scale, c, scratch); break;
+#endif
+    }
+}
+
+/* Rounds a head's numbers to codes from -most to most; returns their scale. */
+INLINE float round_head(const float *x, int32_t dim, int32_t most, int bits, void *codes) {
+    vf largest = vf_zero();
+    for (int32_t i = 0; i < dim; i += LANES) largest = vf_max(largest, vf_abs(vf_load(x + i)));
+    const float scale = vf_largest(largest) / (float)most;
+    const vf inverse = vf_set(scale > 1e-30f ? 1.0f / scale : 0.0f);
+    for (int32_t i = 0; i < dim; i += LANES) {
+        const vi code = vf_int(vf_mul(vf_load(x + i), inverse));
+        if (bits == 8) vi_store_bytes((int8_t *)codes + i, code);
+        else vi_store_words((int16_t *)codes + i, code);
+    }
+    return scale;
+}

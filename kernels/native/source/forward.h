@@ -1,0 +1,355 @@
+/* All layers over a batch: what each thread does between one barrier and the next. */
+#include <stdlib.h>
+#include <time.h>
+
+typedef struct {
+    bough_pool *pool;
+    const bough_model *model;
+    const bough_cache *cache;
+    const bough_batch *batch;
+    float *hidden;      /* [tokens][hidden] */
+    float *qkv;         /* [tokens][(heads + 2 kv_heads) head_dim] */
+    int16_t *queries;   /* [tokens][heads][head_dim] */
+    float *query_scales; /* [tokens][heads] */
+    rounded input;      /* the hidden states, normed: [tokens][hidden] */
+    rounded attended;   /* [tokens][heads head_dim] */
+    rounded expanded;   /* [tokens][intermediate] */
+    float *partials;    /* states of blocks that are split */
+    attention_plan plan;
+    uint8_t *scratch;   /* of all threads */
+    int64_t scratch_bytes;
+    float *logits;
+    double began_s; /* only if seconds are asked for */
+} forward;
+
+/* How many strips an item of a product has: enough items for all threads to end together. */
+static int32_t strips_per_item(const forward *f, int32_t num_strips, int32_t num_rows) {
+    const int32_t fair = num_strips / (bough_pool_size(f->pool) * (num_rows > 8 ? 12 : 6));
+    return fair < 1 ? 1 : fair > STRIPS ? STRIPS : fair;
+}
+
+/* y (+)= x W^T + b for weights whose outputs follow one another in y's rows; strips are shared out among the threads. */
+static void multiply_all(const forward *f, int32_t thread, const bough_weight *weights, int32_t num_weights, const rounded *x,
+                         int32_t num_rows, float *y, int add) {
+    int32_t num_strips = 0, stride = 0;
+    for (int32_t i = 0; i < num_weights; i++) num_strips += num_strips_of(weights + i), stride += weights[i].rows;
+    const int32_t size = strips_per_item(f, num_strips, num_rows);
+    for (int32_t item; (item = bough_pool_next(f->pool)) * size < num_strips;) {
+        const int32_t num = num_strips - item * size < size ? num_strips - item * size : size;
+        uint8_t *memory = f->scratch + thread * f->scratch_bytes;
+        strip strips[STRIPS];
+        for (int32_t i = 0; i < num; i++) {
+            strips[i] = find_strip(weights, item * size + i);
+            memory = open_strip(strips + i, num_rows, memory);
+        }
+        for (int32_t row = 0; row < num_rows; row += BLOCK_OF_ROWS)
+            for (int32_t i = 0; i < num; i++)
+                multiply_strip(strips + i, x, row, num_rows - row < BLOCK_OF_ROWS ? num_rows - row : BLOCK_OF_ROWS,
+                               y + (int64_t)row * stride + strips[i].column, stride, add);
+    }
+    bough_pool_wait(f->pool);
+}
+
+/* silu(gate) * up of all tokens, rounded. */
+static void expand_all(const forward *f, int32_t thread, const bough_weight *gate, const bough_weight *up) {
+    enum { NUM = BOUGH_GROUP / LANES };
+    const int32_t num_items = f->model->intermediate / BOUGH_GROUP, num_rows = f->batch->num_tokens;
+    for (int32_t item; (item = bough_pool_next(f->pool)) < num_items;) {
+        uint8_t *memory = f->scratch + thread * f->scratch_bytes;
+        strip strips[2 * NUM];
+        for (int32_t i = 0; i < 2 * NUM; i++) {
+            strips[i] = find_strip(i < NUM ? gate : up, item * NUM + i % NUM);
+            memory = open_strip(strips + i, num_rows, memory);
+        }
+        for (int32_t row = 0; row < num_rows; row += BLOCK_OF_ROWS) {
+            float numbers[2][BLOCK_OF_ROWS * BOUGH_GROUP];
+            const int32_t num = num_rows - row < BLOCK_OF_ROWS ? num_rows - row : BLOCK_OF_ROWS;
+            for (int32_t i = 0; i < 2 * NUM; i++)
+                multiply_strip(strips + i, &f->input, row, num, numbers[i / NUM] + i % NUM * LANES, BOUGH_GROUP, 0);
+            for (int32_t r = 0; r < num; r++) {
+                float *left = numbers[0] + r * BOUGH_GROUP, *right = numbers[1] + r * BOUGH_GROUP;
+                for (int i = 0; i < BOUGH_GROUP; i += LANES)
+                    vf_store(left + i, vf_mul(vf_silu(vf_load(left + i)), vf_load(right + i)));
+            }
+            for (int32_t r = 0; r < num; r += 4) {
+                to_round from[4];
+                for (int32_t i = 0; i < 4; i++) from[i] = (to_round){numbers[0] + (r + i) * BOUGH_GROUP, row + r + i, item};
+                round_groups(from, num - r < 4 ? num - r : 4, &f->expanded);
+            }
+        }
+    }
+    bough_pool_wait(f->pool);
+}
+
+INLINE float norm_factor(const float *x, int32_t size, float eps) {
+    vf squares = vf_zero();
+    for (int32_t i = 0; i < size; i += LANES) squares = vf_fma(vf_load(x + i), vf_load(x + i), squares);
+    return 1.0f / sqrtf(vf_sum(squares) / (float)size + eps);
+}
+
+/* RMSNorm of a token's hidden state, rounded into row `row`. */
+static void norm_row(const forward *f, int64_t token, const float *weight, int64_t row) {
+    const float *x = f->hidden + token * f->model->hidden;
+    const vf factor = vf_set(norm_factor(x, f->model->hidden, f->model->norm_eps));
+    const int32_t num_groups = f->model->hidden / BOUGH_GROUP;
+    for (int32_t group = 0; group < num_groups; group += 4) {
+        float numbers[4 * BOUGH_GROUP];
+        const int32_t num = num_groups - group < 4 ? num_groups - group : 4;
+        for (int i = 0; i < num * BOUGH_GROUP; i += LANES) {
+            const int32_t at = group * BOUGH_GROUP + i;
+            vf_store(numbers + i, vf_mul(vf_mul(vf_load(x + at), factor), vf_load(weight + at)));
+        }
+        round_row(numbers, num, &f->input, row, group);
+    }
+}
+
+static void norm_all(const forward *f, const float *weight) {
+    enum { ROWS = 4 };
+    for (int32_t item; (item = bough_pool_next(f->pool)) * ROWS < f->batch->num_tokens;)
+        for (int32_t row = item * ROWS; row < (item + 1) * ROWS && row < f->batch->num_tokens; row++) norm_row(f, row, weight, row);
+    bough_pool_wait(f->pool);
+}
+
+/* A head's norm, if the model has it, and rotation by its position, in place. */
+static void turn_head(const forward *f, float *x, const float *norm, const float *cos, const float *sin) {
+    const int32_t dim = f->model->head_dim, half = dim / 2;
+    if (norm) {
+        const vf factor = vf_set(norm_factor(x, dim, f->model->norm_eps));
+        for (int32_t i = 0; i < dim; i += LANES) vf_store(x + i, vf_mul(vf_mul(vf_load(x + i), factor), vf_load(norm + i)));
+    }
+    if (!cos) return;
+    for (int32_t i = 0; i < half; i += LANES) {
+        const vf left = vf_load(x + i), right = vf_load(x + half + i), c = vf_load(cos + i), s = vf_load(sin + i);
+        vf_store(x + i, vf_sub(vf_mul(left, c), vf_mul(right, s)));
+        vf_store(x + half + i, vf_fma(right, c, vf_mul(left, s)));
+    }
+}
+
+/* Rotates queries and keys, rounds them and values, and stores keys and values. */
+static void store_all(const forward *f, const bough_layer *layer, int32_t index) {
+    const bough_model *model = f->model;
+    const bough_cache *cache = f->cache;
+    const int32_t dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads, half = dim / 2;
+    const int32_t most = cache->bits == 8 ? 127 : MOST_STORED;
+    for (int32_t row; (row = bough_pool_next(f->pool)) < f->batch->num_tokens;) {
+        float *q = f->qkv + (int64_t)row * (heads + 2 * kv_heads) * dim, *k = q + heads * dim, *v = k + kv_heads * dim;
+        const int64_t position = f->batch->positions[row], slot = index * cache->num_slots + f->batch->write_slot[row];
+        const float *cos = layer->rotates ? model->cos + position * half : 0, *sin = layer->rotates ? model->sin + position * half : 0;
+        for (int32_t head = 0; head < heads; head++) {
+            const int64_t at = (int64_t)row * heads + head;
+            turn_head(f, q + head * dim, layer->query_norm, cos, sin);
+            f->query_scales[at] = round_head(q + head * dim, dim, MOST_QUERY, 16, f->queries + at * dim);
+        }
+        for (int32_t head = 0; head < kv_heads; head++) {
+            const int64_t at = (slot * kv_heads + head) * dim * cache->bits / 8;
+            float *scales = cache->scales + slot * 2 * kv_heads + head;
+            turn_head(f, k + head * dim, layer->key_norm, cos, sin);
+            scales[0] = round_head(k + head * dim, dim, most, cache->bits, cache->keys + at);
+            scales[kv_heads] = round_head(v + head * dim, dim, most, cache->bits, cache->values + at);
+        }
+    }
+    bough_pool_wait(f->pool);
+}
+
+/* The states that a thread needs at most. */
+INLINE int64_t num_states(const bough_model *model) {
+    const int64_t wide = BLOCK_ROWS * (int64_t)queries_per_head(model), few = FEW * (int64_t)model->num_kv_heads;
+    return wide > few ? wide : few;
+}
+
+static attention_scratch find_scratch(const forward *f, int32_t thread) {
+    const int32_t dim = f->model->head_dim;
+    const int64_t states_size = num_states(f->model) * (STATE + dim);
+    float *at = (float *)(f->scratch + thread * f->scratch_bytes);
+    attention_scratch scratch;
+    scratch.chunk.keys = (int32_t *)at, at += dim / 2 * CHUNK;
+    scratch.chunk.values = (int32_t *)at, at += dim / 2 * CHUNK;
+    scratch.chunk.scores = at, at += TOGETHER * CHUNK;
+    scratch.chunk.weights = (int16_t *)at, at += TOGETHER * CHUNK / 2;
+    scratch.totals = at, at += states_size;
+    scratch.states = at;
+    return scratch;
+}
+
+INLINE int64_t attention_bytes(const bough_model *model) {
+    const int64_t dim = model->head_dim;
+    return 4 * (dim * CHUNK + TOGETHER * 3 * CHUNK / 2 + 2 * num_states(model) * (STATE + dim));
+}
+
+static void attend_all(const forward *f, const bough_layer *layer, int32_t index, int32_t thread) {
+    const bough_model *model = f->model;
+    const int64_t slot = index * f->cache->num_slots;
+    const int64_t start = slot * model->num_kv_heads * model->head_dim * f->cache->bits / 8;
+    const attention_scratch scratch = find_scratch(f, thread);
+    const attention_layer whole = {.model = model, .cache = f->cache, .batch = f->batch, .plan = &f->plan,
+                                   .queries = f->queries, .query_scales = f->query_scales, .window = layer->window,
+                                   .keys = f->cache->keys + start, .values = f->cache->values + start,
+                                   .scales = f->cache->scales + slot * 2 * model->num_kv_heads};
+    const block *at = f->plan.blocks, *stop = at + f->plan.num_blocks, *ahead;
+    for (int32_t item, before = 0;;) {
+        for (item = bough_pool_next(f->pool); at < stop && item - before >= at->num_items; at++) before += at->num_items;
+        if (at == stop) break;
+        const int32_t number = item - before, parts = model->num_kv_heads / at->num_heads;
+        const int32_t head = number % parts * at->num_heads, split = number / parts;
+        ahead = at + bough_pool_size(f->pool);
+        const work part = {.block = at, .head_start = head, .head_stop = head + at->num_heads,
+                           .ahead = parts == 1 && ahead < stop && !layer->window ? ahead : 0,
+                           .from = split * SPLIT, .to = at->num_splits > 1 ? (split + 1) * SPLIT : INT32_MAX};
+        attend_block(&whole, &part, split, f->partials, &scratch, &f->attended);
+    }
+    bough_pool_wait(f->pool);
+    if (!f->plan.num_partials) return;
+    for (int32_t item; (item = bough_pool_next(f->pool)) < f->plan.num_blocks * model->num_kv_heads;) {
+        at = f->plan.blocks + item / model->num_kv_heads;
+        if (at->num_splits > 1) merge_block(model, &f->plan, item % model->num_kv_heads, at, f->partials, &f->attended);
+    }
+    bough_pool_wait(f->pool);
+}
+
+static double clock_s(void) {
+    struct timespec now;
+    timespec_get(&now, TIME_UTC);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* The first thread adds the time since `*since` to a stage, if anyone wants to know. */
+INLINE void passed(const forward *f, int32_t thread, int stage, double *since) {
+    if (thread || !f->batch->seconds) return;
+    const double now = clock_s();
+    f->batch->seconds[stage] += now - *since;
+    *since = now;
+}
+
+static void run(void *context, int32_t thread) {
+    const forward *f = context;
+    const bough_model *model = f->model;
+    const int32_t num_tokens = f->batch->num_tokens, num_logits = f->batch->num_logits;
+    double since = f->began_s;
+    passed(f, thread, BOUGH_PLAN, &since);
+    for (int32_t row; (row = bough_pool_next(f->pool)) < num_tokens;)
+        read_row(&model->embedding, f->batch->tokens[row], f->hidden + (int64_t)row * model->hidden);
+    bough_pool_wait(f->pool);
+    for (int32_t index = 0; index < model->num_layers; index++) {
+        const bough_layer *layer = model->layers + index;
+        norm_all(f, layer->input_norm);
+        passed(f, thread, BOUGH_NORM, &since);
+        multiply_all(f, thread, &layer->query, 3, &f->input, num_tokens, f->qkv, 0);
+        passed(f, thread, BOUGH_QKV, &since);
+        store_all(f, layer, index);
+        passed(f, thread, BOUGH_STORE, &since);
+        attend_all(f, layer, index, thread);
+        passed(f, thread, BOUGH_ATTENTION, &since);
+        multiply_all(f, thread, &layer->out, 1, &f->attended, num_tokens, f->hidden, 1);
+        passed(f, thread, BOUGH_OUT, &since);
+        norm_all(f, layer->post_norm);
+        passed(f, thread, BOUGH_NORM, &since);
+        expand_all(f, thread, &layer->gate, &layer->up);
+        passed(f, thread, BOUGH_EXPAND, &since);
+        multiply_all(f, thread, &layer->down, 1, &f->expanded, num_tokens, f->hidden, 1);
+        passed(f, thread, BOUGH_DOWN, &since);
+    }
+    if (!num_logits) return;
+    for (int32_t row; (row = bough_pool_next(f->pool)) < num_logits;) norm_row(f, f->batch->logit_rows[row], model->norm, row);
+    bough_pool_wait(f->pool);
+    multiply_all(f, thread, &model->head, 1, &f->input, num_logits, f->logits, 0);
+    passed(f, thread, BOUGH_HEAD, &since);
+}
+
+/* -- memory ------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    uint8_t *at;
+    int64_t used;
+} arena;
+
+static void *take(arena *memory, int64_t num_bytes) {
+    void *start = memory->at ? memory->at + memory->used : 0;
+    memory->used += (num_bytes + 63) / 64 * 64;
+    return start;
+}
+
+static rounded take_rows(arena *memory, int64_t rows, int32_t columns) {
+    const int64_t num_bytes = (rows + 3) / 4 * (columns / BOUGH_GROUP) * (int64_t)sizeof(rounded_group);
+    return (rounded){columns, take(memory, num_bytes)};
+}
+
+/* Unpacked strips of the widest weights. */
+static int64_t strips_bytes_of(const bough_model *model) {
+    const int32_t heads = model->num_heads * model->head_dim;
+    int32_t most = model->hidden > model->intermediate ? model->hidden : model->intermediate;
+    most = most > heads ? most : heads;
+    return STRIPS * unpacked_bytes(most);
+}
+
+/* Lays out what a batch of that size needs, from the start of `memory`. */
+static void lay_out(forward *f, arena *memory, int32_t num_threads, int64_t num_tokens, int64_t num_sequences, int64_t num_logits) {
+    const bough_model *model = f->model;
+    const int64_t dim = model->head_dim;
+    const int64_t rows = num_tokens > num_logits ? num_tokens : num_logits;
+    f->hidden = take(memory, num_tokens * model->hidden * 4);
+    f->qkv = take(memory, num_tokens * (model->num_heads + 2 * model->num_kv_heads) * dim * 4);
+    f->queries = take(memory, num_tokens * model->num_heads * dim * 2);
+    f->query_scales = take(memory, num_tokens * model->num_heads * 4);
+    f->input = take_rows(memory, rows, model->hidden);
+    f->attended = take_rows(memory, num_tokens, model->num_heads * (int32_t)dim);
+    f->expanded = take_rows(memory, num_tokens, model->intermediate);
+    f->plan.order = take(memory, num_sequences * 4);
+    f->plan.common = take(memory, num_sequences * 4);
+    f->plan.row_start = take(memory, (num_sequences + 1) * 4);
+    f->plan.rows = take(memory, num_tokens * 4);
+    f->plan.blocks = take(memory, num_tokens * (int64_t)sizeof(block));
+    const int64_t strips = strips_bytes_of(model), attention = attention_bytes(model);
+    f->scratch_bytes = ((strips > attention ? strips : attention) + 63) / 64 * 64;
+    f->scratch = take(memory, f->scratch_bytes * num_threads);
+}
+
+static void forward_pass(bough_pool *pool, const bough_model *model, const bough_cache *cache, const bough_batch *batch,
+                         uint8_t *workspace, float *logits) {
+    const int32_t num_threads = bough_pool_size(pool);
+    forward f = {.pool = pool, .model = model, .cache = cache, .batch = batch, .logits = logits};
+    if (batch->seconds) f.began_s = clock_s();
+    arena memory = {.at = workspace};
+    lay_out(&f, &memory, num_threads, batch->num_tokens, batch->num_sequences, batch->num_logits);
+    make_plan(&f.plan, batch, cache->page_size, model->num_heads, model->num_kv_heads, num_threads);
+    f.partials = take(&memory, f.plan.num_partials * (STATE + model->head_dim) * 4);
+    bough_pool_run(pool, run, &f);
+}
+
+/* Enough for any batch of that size: blocks are split only while there are fewer than 4 * num_threads items. */
+static int64_t workspace_bytes(const bough_model *model, int32_t num_threads, int32_t num_tokens, int32_t num_logits) {
+    forward f = {.model = model};
+    arena memory = {0};
+    lay_out(&f, &memory, num_threads, num_tokens, num_tokens, num_logits);
+    const int64_t splits = model->num_positions / (SPLIT * CHUNK) + 1, per_kv = model->num_heads / model->num_kv_heads;
+    return memory.used + 4 * num_threads * 8 * per_kv * splits * (STATE + model->head_dim) * 4;
+}
+
+/* -- one product by itself ---------------------------------------------------------------------------------------- */
+
+typedef struct {
+    forward base;
+    const bough_weight *weight;
+    const float *x;
+    float *y;
+    rounded rows;
+    int32_t num_rows;
+} one_product;
+
+static void run_product(void *context, int32_t thread) {
+    const one_product *p = context;
+    for (int32_t row; (row = bough_pool_next(p->base.pool)) < p->num_rows;)
+        round_row(p->x + (int64_t)row * p->weight->columns, p->weight->columns / BOUGH_GROUP, &p->rows, row, 0);
+    bough_pool_wait(p->base.pool);
+    multiply_all(&p->base, thread, p->weight, 1, &p->rows, p->num_rows, p->y, 0);
+}
+
+static void multiply_rows(bough_pool *pool, const bough_weight *weight, const float *x, int32_t num_rows, float *y) {
+    const int64_t num_groups = (num_rows + 3) / 4 * (int64_t)(weight->columns / BOUGH_GROUP);
+    one_product p = {.base = {.pool = pool}, .weight = weight, .x = x, .y = y, .num_rows = num_rows};
+    p.base.scratch_bytes = STRIPS * unpacked_bytes(weight->columns);
+    p.base.scratch = aligned_alloc(64, (size_t)(p.base.scratch_bytes * bough_pool_size(pool)));
+    p.rows = (rounded){weight->columns, malloc((size_t)num_groups * sizeof(rounded_group))};
+    if (p.base.scratch && p.rows.groups) bough_pool_run(pool, run_product, &p);
+    free(p.base.scratch);
+    free(p.rows.groups);
+}

@@ -1,0 +1,222 @@
+/* Products of rounded rows by a weight's tiles.
+ *
+ * Sums within a group of 32 inputs are exact integers and groups are added in order, so that a row's product is the same
+ * to the bit whatever rows are beside it.
+ *
+ * Bound: one row reads the weight once, so memory; from some 8 rows on, two byte products a cycle (on processors with
+ * VNNI), of which the scaling of each group's sum leaves about two thirds. */
+
+/* An integer below 2^22 in size, added to these bits, makes the float MAGIC + integer: no conversion is needed. */
+#define MAGIC_BITS 0x4b400000
+#define MAGIC 12582912.0f
+
+enum { MOST_ROWS = 12, AHEAD = 3072 }; /* rows that are multiplied together; bytes */
+
+/* Sums of products of a tile's code vectors from `start` on, NUM_CODES of them, for NUM rows: all rows by one vector,
+ * then all by the next, since a sum is ready for its next product only some cycles later. */
+INLINE void dot_rows(const int format, const int NUM, const int start, const int NUM_CODES, const uint8_t *tile,
+                     const rounded_group *const *x, int at, vi *dots) {
+#pragma GCC unroll 8
+    for (int i = 0; i < NUM_CODES; i++) {
+        const vi codes = load_code(format, tile, start + i);
+#pragma GCC unroll 16
+        for (int r = 0; r < NUM; r++) {
+            const int8_t *own = x[r / 4]->codes[NUM > 4 ? r % 4 : at + r] + 4 * (start + i);
+            dots[r] = format & BOUGH_BITS8 ? vi_dot_bytes(dots[r], codes, own) : vi_dot_small(dots[r], codes, own);
+        }
+    }
+}
+
+/* Exact sums times their scales. Scales of float16 times MAGIC are exact, too: there is one rounding. */
+INLINE vf scale_dots(const int format, vi dots, vf scale, vf magic) {
+    return format & BOUGH_WIDE ? vf_mul(vi_float(dots), scale) : vf_fma(vi_as_float(dots), scale, magic);
+}
+
+/* One strip's outputs for NUM rows. `x` has the first of them, as its row `at`; with more than four rows, `at` is 0. */
+INLINE void multiply(const int format, const int NUM, const uint8_t *tile, const rounded_group *first, int at,
+                     int32_t groups, vf *sums) {
+    const rounded_group *x[MOST_ROWS / 4];
+#pragma GCC unroll 3
+    for (int i = 0; i < (NUM + 3) / 4; i++) x[i] = first + i * groups;
+    const int halves = format & BOUGH_HALVES, minimum = format & BOUGH_MINIMUM, nested = format & BOUGH_NESTED;
+    const int part = 128 / (code_offset(format) ? code_offset(format) : 128);
+    const int offset = format & BOUGH_BITS8 ? DOT_OFFSET : code_offset(format), uses_offset = offset != 0;
+    const int32_t start = format & BOUGH_WIDE ? 0 : MAGIC_BITS;
+    vf factor = vf_set(1.0f), minimum_factor = factor;
+#pragma GCC unroll 16
+    for (int r = 0; r < NUM; r++) sums[r] = vf_zero();
+    for (int32_t group = 0; group < groups; group++, tile += tile_bytes(format)) {
+        if (nested && group % HEAD_TILES == 0) {
+            factor = vf_half((const uint16_t *)tile);
+            if (minimum) minimum_factor = vf_half((const uint16_t *)tile + LANES);
+            tile += head_bytes(format);
+        }
+        if (NUM <= 4 && !(format & BOUGH_UNPACKED)) /* memory is the bound: hardware does not look far enough ahead */
+            for (int i = 0; i < tile_bytes(format); i += 64) __builtin_prefetch(tile + AHEAD + i);
+        vf scale = load_scale(format, tile, 0);
+        if (nested) scale = vf_mul(scale, factor);
+        vf magic = vf_mul(scale, vf_set(-MAGIC));
+        vi dots[MOST_ROWS];
+        vf products[MOST_ROWS];
+#pragma GCC unroll 16
+        for (int r = 0; r < NUM; r++) {
+            const rounded_group *own = x[r / 4];
+            const int row = NUM > 4 ? r % 4 : at + r;
+            dots[r] = vi_set(start + (!uses_offset ? 0 : (halves ? own->halves[row][0] : own->offsets[row]) / part));
+        }
+        dot_rows(format, NUM, 0, halves ? 4 : 8, tile, x, at, dots);
+#pragma GCC unroll 16
+        for (int r = 0; r < NUM; r++) products[r] = scale_dots(format, dots[r], scale, magic);
+        if (halves) {
+            scale = load_scale(format, tile, 1);
+            if (nested) scale = vf_mul(scale, factor);
+            magic = vf_mul(scale, vf_set(-MAGIC));
+#pragma GCC unroll 16
+            for (int r = 0; r < NUM; r++) {
+                const rounded_group *own = x[r / 4];
+                dots[r] = vi_set(start + (uses_offset ? own->halves[NUM > 4 ? r % 4 : at + r][1] / part : 0));
+            }
+            dot_rows(format, NUM, 4, 4, tile, x, at, dots);
+#pragma GCC unroll 16
+            for (int r = 0; r < NUM; r++) products[r] = vf_add(products[r], scale_dots(format, dots[r], scale, magic));
+        }
+        vf least = minimum ? load_scale(format, tile, num_scales(format)) : scale;
+        if (nested) least = vf_mul(least, minimum_factor);
+#pragma GCC unroll 16
+        for (int r = 0; r < NUM; r++) {
+            const rounded_group *own = x[r / 4];
+            const int row = NUM > 4 ? r % 4 : at + r;
+            sums[r] = vf_fma(products[r], vf_set(own->scales[row]), sums[r]);
+            if (minimum) sums[r] = vf_fma(least, vf_set(own->sums[row]), sums[r]);
+        }
+#pragma GCC unroll 3
+        for (int i = 0; i < (NUM + 3) / 4; i++) {
+            x[i]++;
+            __asm__("" : "+r"(x[i])); /* a pointer of its own: one and an offset in registers is slower to decode */
+        }
+    }
+}
+
+INLINE void put(float *y, vf sum, int add) { vf_store(y, add ? vf_add(vf_load(y), sum) : sum); }
+
+/* The outputs of one strip for NUM rows: y[r * stride] = or +=. */
+#define MULTIPLY(NUM)                                                                             \
+    {                                                                                             \
+        vf sums[NUM];                                                                             \
+        multiply(format, NUM, strip, x->groups + row / 4 * groups, (int)(row % 4), groups, sums); \
+        _Pragma("GCC unroll 16") for (int r = 0; r < NUM; r++) put(y + r * stride, sums[r], add); \
+        row += NUM, num_rows -= NUM, y += NUM * stride;                                           \
+    }
+#if LANES == 16
+#define MULTIPLY_MANY                                    \
+    while (num_rows >= 12 && num_rows != 16) MULTIPLY(12) \
+    while (num_rows >= 8) MULTIPLY(8)
+#else
+#define MULTIPLY_MANY
+#endif
+
+/* What is done with a strip of one format. */
+typedef struct {
+    /* Its outputs for rows row .. row + num_rows: y[r * stride] = or +=. */
+    void (*multiply)(const uint8_t *strip, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride, int add);
+    void (*multiply_unpacked)(const uint8_t *strip, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride,
+                              int add);
+    void (*unpack)(const uint8_t *strip, int32_t groups, uint8_t *to);
+} product;
+
+#define PRODUCT_OF_ROWS(NAME, FORMAT)                                                                                 \
+    static void NAME(const uint8_t *strip, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride, \
+                     int add) {                                                                                       \
+        enum { format = FORMAT };                                                                                     \
+        const int32_t groups = x->columns / BOUGH_GROUP;                                                              \
+        MULTIPLY_MANY                                                                                                 \
+        while (num_rows >= 4) MULTIPLY(4)                                                                             \
+        while (num_rows >= 2) MULTIPLY(2)                                                                             \
+        while (num_rows >= 1) MULTIPLY(1)                                                                             \
+    }
+
+#define PRODUCT(NAME, FORMAT)                                                                                          \
+    PRODUCT_OF_ROWS(NAME##_packed, (FORMAT))                                                                           \
+    PRODUCT_OF_ROWS(NAME##_unpacked, ((FORMAT) & ~BOUGH_NESTED) | BOUGH_UNPACKED)                                      \
+    static void NAME##_unpack(const uint8_t *strip, int32_t groups, uint8_t *to) { unpack(FORMAT, strip, groups, to); } \
+    static const product NAME = {NAME##_packed, NAME##_unpacked, NAME##_unpack};
+
+PRODUCT(product_4, BOUGH_BITS4)
+PRODUCT(product_4_minimum, BOUGH_BITS4 | BOUGH_MINIMUM)
+PRODUCT(product_4_wide, BOUGH_BITS4 | BOUGH_WIDE)
+PRODUCT(product_4_wide_minimum, BOUGH_BITS4 | BOUGH_WIDE | BOUGH_MINIMUM)
+PRODUCT(product_4_nested, BOUGH_BITS4 | BOUGH_NESTED | BOUGH_MINIMUM)
+PRODUCT(product_6_nested, BOUGH_BITS6 | BOUGH_NESTED | BOUGH_HALVES)
+PRODUCT(product_8, BOUGH_BITS8)
+PRODUCT(product_8_minimum, BOUGH_BITS8 | BOUGH_MINIMUM)
+PRODUCT(product_8_wide, BOUGH_BITS8 | BOUGH_WIDE)
+PRODUCT(product_8_wide_minimum, BOUGH_BITS8 | BOUGH_WIDE | BOUGH_MINIMUM)
+PRODUCT(product_8_nested, BOUGH_BITS8 | BOUGH_NESTED | BOUGH_MINIMUM)
+
+static const product *select_product(int32_t format) {
+    switch (format) {
+        case BOUGH_BITS4: return &product_4;
+        case BOUGH_BITS4 | BOUGH_MINIMUM: return &product_4_minimum;
+        case BOUGH_BITS4 | BOUGH_WIDE: return &product_4_wide;
+        case BOUGH_BITS4 | BOUGH_WIDE | BOUGH_MINIMUM: return &product_4_wide_minimum;
+        case BOUGH_BITS4 | BOUGH_NESTED | BOUGH_MINIMUM: return &product_4_nested;
+        case BOUGH_BITS6 | BOUGH_NESTED | BOUGH_HALVES: return &product_6_nested;
+        case BOUGH_BITS8: return &product_8;
+        case BOUGH_BITS8 | BOUGH_MINIMUM: return &product_8_minimum;
+        case BOUGH_BITS8 | BOUGH_WIDE: return &product_8_wide;
+        case BOUGH_BITS8 | BOUGH_WIDE | BOUGH_MINIMUM: return &product_8_wide_minimum;
+        case BOUGH_BITS8 | BOUGH_NESTED | BOUGH_MINIMUM: return &product_8_nested;
+        default: return 0;
+    }
+}
+
+/* -- strips of several weights -------------------------------------------------------------------------------------- */
+
+enum { STRIPS = 4, BLOCK_OF_ROWS = 24 };
+
+/* One strip of a weight, unpacked or as it is, whose outputs begin at column `column` of y's rows. */
+typedef struct {
+    const bough_weight *weight;
+    const product *product;
+    const uint8_t *tiles;
+    int32_t index, column, is_unpacked;
+} strip;
+
+INLINE int32_t num_strips_of(const bough_weight *weight) { return (weight->rows + LANES - 1) / LANES; }
+
+INLINE int64_t unpacked_bytes(int32_t columns) { return (int64_t)(columns / BOUGH_GROUP) * LANES * (32 + 4 * 3); }
+
+/* Strip `index` of weights whose outputs follow one another. */
+static strip find_strip(const bough_weight *weights, int32_t index) {
+    int32_t column = 0;
+    for (; index >= num_strips_of(weights); weights++) index -= num_strips_of(weights), column += weights->rows;
+    return (strip){weights, select_product(weights->format), strip_at(weights, index), index, column + index * LANES, 0};
+}
+
+/* Unpacks a strip into `memory` if that pays, from 49 rows on; returns what is left of the memory. */
+static uint8_t *open_strip(strip *at, int32_t num_rows, uint8_t *memory) {
+    if (num_rows <= 2 * BLOCK_OF_ROWS) return memory;
+    at->product->unpack(at->tiles, at->weight->columns / BOUGH_GROUP, memory);
+    at->tiles = memory;
+    at->is_unpacked = 1;
+    return memory + unpacked_bytes(at->weight->columns);
+}
+
+/* y (+)= a strip's outputs for some rows, with the bias; of the last strip, only those that the weight has. */
+static void multiply_strip(const strip *at, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride, int add) {
+    const bough_weight *weight = at->weight;
+    const int32_t left = weight->rows - at->index * LANES;
+    float edge[BLOCK_OF_ROWS * LANES];
+    float *to = left < LANES ? edge : y;
+    const int64_t to_stride = left < LANES ? LANES : stride;
+    (at->is_unpacked ? at->product->multiply_unpacked : at->product->multiply)(at->tiles, x, row, num_rows, to, to_stride,
+                                                                               left < LANES ? 0 : add);
+    const float *bias = weight->bias ? weight->bias + at->index * LANES : 0;
+    if (left >= LANES && bias)
+        for (int32_t r = 0; r < num_rows; r++) put(y + r * stride, vf_load(bias), 1);
+    for (int32_t r = 0; left < LANES && r < num_rows; r++)
+        for (int32_t i = 0; i < left; i++) {
+            const float sum = edge[r * LANES + i] + (bias ? bias[i] : 0.0f);
+            y[r * stride + i] = add ? y[r * stride + i] + sum : sum;
+        }
+}

@@ -1,0 +1,17 @@
+/* Threads that run one function together, with a barrier between its phases. */
+#ifndef BOUGH_POOL_H
+#define BOUGH_POOL_H
+
+#include "bough_cpu.h"
+
+typedef void (*bough_task)(void *context, int32_t thread);
+
+/* Runs `task` on every thread of the pool, the caller's included, and returns when all are done. */
+void bough_pool_run(bough_pool *pool, bough_task task, void *context);
+int32_t bough_pool_size(const bough_pool *pool);
+/* Within a task: waits until all threads are here. */
+void bough_pool_wait(bough_pool *pool);
+/* Within a task: the next of the items that the threads share since the last wait; they begin at 0. */
+int32_t bough_pool_next(bough_pool *pool);
+
+#endif

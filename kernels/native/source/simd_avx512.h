@@ -1,0 +1,146 @@
+/* Vectors of AVX-512 with VNNI: 16 numbers. */
+#include <immintrin.h>
+#include <stdint.h>
+
+#define LANES 16
+
+typedef __m512 vf;
+typedef __m512i vi;
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vf vf_zero(void) { return _mm512_setzero_ps(); }
+INLINE vf vf_set(float x) { return _mm512_set1_ps(x); }
+INLINE vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
+INLINE void vf_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
+INLINE vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+INLINE vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+INLINE vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+INLINE vf vf_abs(vf a) { return _mm512_abs_ps(a); }
+INLINE vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE float vf_sum(vf a) { return _mm512_reduce_add_ps(a); }
+INLINE float vf_largest(vf a) { return _mm512_reduce_max_ps(a); }
+INLINE vf vf_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); } /* a * 2^n, n whole */
+/* `a` in lanes `start` .. `stop` (half open, any integers), `other` elsewhere. */
+INLINE vf vf_within(vf a, int32_t start, int32_t stop, float other) {
+    const vi lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __mmask16 in = _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(start)) &
+                         _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(stop));
+    return _mm512_mask_blend_ps(in, _mm512_set1_ps(other), a);
+}
+INLINE vf vf_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE vi vi_load(const void *p) { return _mm512_loadu_si512(p); }
+INLINE vi vi_set(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+INLINE int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
+INLINE vf vi_float(vi a) { return _mm512_cvtepi32_ps(a); }
+INLINE vf vi_as_float(vi a) { return _mm512_castsi512_ps(a); }
+INLINE vi vf_int(vf a) { return _mm512_cvtps_epi32(a); }
+INLINE void vi_store_bytes(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
+INLINE void vi_store_words(int16_t *p, vi a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(a)); }
+INLINE void vi_store(void *p, vi a) { _mm512_storeu_si512(p, a); }
+/* LANES bytes, widened. */
+INLINE vf vf_bytes(const uint8_t *p) { return vi_float(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+INLINE vf vf_signed_bytes(const uint8_t *p) { return vi_float(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+INLINE vi vi_low_nibbles(vi a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+INLINE vi vi_high_nibbles(vi a) { return vi_low_nibbles(_mm512_srli_epi16(a, 4)); }
+/* Bits 2 i and 2 i + 1 of each byte of `upper` as bits 4 and 5 of `a`. */
+INLINE vi vi_add_upper(vi a, vi upper, const int i) {
+    const vi moved = i < 2 ? _mm512_slli_epi16(upper, 4 - 2 * i) : _mm512_srli_epi16(upper, 2 * i - 4);
+    return _mm512_or_si512(a, _mm512_and_si512(moved, _mm512_set1_epi8(0x30)));
+}
+
+/* Sums of products of four bytes a lane: codes 0 .. 255 by the four signed bytes at `x`. */
+INLINE vi vi_dot_bytes(vi sums, vi codes, const int8_t *x) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(codes), "m"(*(const int32_t *)x));
+    return sums;
+}
+INLINE vi vi_dot_small(vi sums, vi codes, const int8_t *x) { return vi_dot_bytes(sums, codes, x); }
+#define DOT_OFFSET 128 /* what the caller of vi_dot_bytes takes back of each code */
+
+/* Pairs of whole numbers of 16 bits: sums of their two products a lane. */
+INLINE vi vi_dot_pairs(vi sums, vi a, vi b) {
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
+    return sums;
+}
+INLINE vi vi_pair(const int16_t *p) {
+    int32_t pair;
+    __builtin_memcpy(&pair, p, 4);
+    return _mm512_set1_epi32(pair);
+}
+INLINE vi vi_widen_bytes(const uint8_t *p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p)); }
+/* Numbers of 16 bits of two rows, paired: of every eight the first four, or the last. */
+INLINE vi vi_unpack_low(vi a, vi b) { return _mm512_unpacklo_epi16(a, b); }
+INLINE vi vi_unpack_high(vi a, vi b) { return _mm512_unpackhi_epi16(a, b); }
+/* 2 LANES numbers that came apart so, in order. */
+INLINE void vf_store_packed(float *p, vf low, vf high) {
+    const vf first = _mm512_shuffle_f32x4(low, high, 0x44), second = _mm512_shuffle_f32x4(low, high, 0xee);
+    _mm512_storeu_ps(p, _mm512_shuffle_f32x4(first, first, 0xd8));
+    _mm512_storeu_ps(p + LANES, _mm512_shuffle_f32x4(second, second, 0xd8));
+}
+
+/* Lanes of pairs of vectors added, in steps: sums_of_pairs, sums_of_fours, and then sums_of_lanes until a lane of the
+ * result is the sum of one vector. */
+INLINE vi sums_of_pairs(vi a, vi b) { return vi_add(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)); }
+INLINE vi sums_of_fours(vi a, vi b) { return vi_add(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b)); }
+INLINE vi sums_of_lanes(vi a, vi b) { return vi_add(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd)); }
+/* The sums of LANES vectors, in their order. */
+INLINE vi sums_of_all(const vi fours[LANES / 4]) {
+    return sums_of_lanes(sums_of_lanes(fours[0], fours[1]), sums_of_lanes(fours[2], fours[3]));
+}
+
+/* Lane r: the sum, or the largest number, of vector r of four. */
+INLINE vf vf_sum_of(const vf v[4]) {
+    const vf a = vf_add(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+    const vf b = vf_add(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+    const vf c = vf_add(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+    const vf d = vf_add(c, _mm512_shuffle_f32x4(c, c, 0xb1));
+    return vf_add(d, _mm512_shuffle_f32x4(d, d, 0x4e));
+}
+INLINE vf vf_largest_of(const vf v[4]) {
+    const vf a = vf_max(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+    const vf b = vf_max(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+    const vf c = vf_max(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+    const vf d = vf_max(c, _mm512_shuffle_f32x4(c, c, 0xb1));
+    return vf_max(d, _mm512_shuffle_f32x4(d, d, 0x4e));
+}
+INLINE vi vi_sum_of(const vi v[4]) {
+    const vi c = sums_of_fours(sums_of_pairs(v[0], v[1]), sums_of_pairs(v[2], v[3]));
+    const vi d = vi_add(c, _mm512_shuffle_i32x4(c, c, 0xb1));
+    return vi_add(d, _mm512_shuffle_i32x4(d, d, 0x4e));
+}
+
+/* LANES vectors, transposed. */
+INLINE void transpose(vi rows[LANES]) {
+    vi t[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        t[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        rows[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        rows[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        rows[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        rows[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0x88);
+        t[4 + i] = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0xdd);
+        t[8 + i] = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0x88);
+        t[12 + i] = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0xdd);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        rows[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+        rows[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+        rows[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
+        rows[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
+    }
+}

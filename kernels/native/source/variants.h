@@ -1,0 +1,12 @@
+/* The same library for several processors. */
+#include "bough_cpu.h"
+
+typedef struct {
+    int32_t lanes;
+    void (*forward)(bough_pool *, const bough_model *, const bough_cache *, const bough_batch *, uint8_t *, float *);
+    void (*multiply)(bough_pool *, const bough_weight *, const float *, int32_t, float *);
+    void (*read_row)(const bough_weight *, int64_t, float *);
+    int64_t (*workspace_bytes)(const bough_model *, int32_t, int32_t, int32_t);
+} bough_variant;
+
+extern const bough_variant bough_avx512, bough_avxvnni, bough_avx2;

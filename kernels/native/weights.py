@@ -1,0 +1,71 @@
+"""Weights in the CPU library's tiles, from GGUF's blocks; no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from . import library as native
+from .library import ALIGNMENT, Library
+from .threads import Threads
+
+GROUP = 32
+"""Inputs that share a scale in a tile."""
+
+
+@dataclass(frozen=True)
+class TiledWeight:
+    """A weight [M, N] for the library. Keep it while `struct`, or a copy of it, is in use."""
+
+    struct: native.Weight
+    tiles: npt.NDArray[np.uint8]
+    bias: npt.NDArray[np.float32] | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(M, N)."""
+        return self.struct.rows, self.struct.columns
+
+
+def aligned(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Memory that begins at a multiple of ALIGNMENT; zeros that cost nothing until they are used."""
+    memory = np.zeros(num_bytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + num_bytes]
+
+
+def tile_blocks(
+    library: Library,
+    threads: Threads,
+    blocks: npt.NDArray[np.uint8],
+    type_id: int,
+    columns: int,
+    *,
+    order: npt.NDArray[np.int64] | None = None,
+    bias: npt.NDArray[np.float32] | None = None,
+) -> TiledWeight | None:
+    """A GGUF tensor's numbers exactly; None if no format of the library holds its type.
+
+    blocks    [M, bytes a row], contiguous
+    order     int64 [M]: the row that each row of the result is
+    """
+    form = library.format_of(type_id)
+    if form < 0 or columns % GROUP:
+        return None
+    rows = np.ascontiguousarray(blocks)
+    tiles = aligned(library.weight_bytes(form, len(rows), columns))
+    order = None if order is None else np.ascontiguousarray(order, np.int64)
+    by = None if order is None else order.ctypes.data
+    library.pack_blocks(threads.address, type_id, rows.ctypes.data, by, len(rows), columns, tiles.ctypes.data)
+    return tiled(form, len(rows), columns, tiles, bias)
+
+
+def tiled(
+    form: int, rows: int, columns: int, tiles: npt.NDArray[np.uint8], bias: npt.NDArray[np.float32] | None
+) -> TiledWeight:
+    """What `tiles` of the format `form` are."""
+    numbers = None if bias is None else np.ascontiguousarray(bias, np.float32)
+    address = None if numbers is None else numbers.ctypes.data
+    return TiledWeight(native.Weight(form, rows, columns, 0, tiles.ctypes.data, address), tiles, numbers)

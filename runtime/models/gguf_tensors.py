@@ -1,0 +1,102 @@
+"""The tensors of a GGUF file under their Hugging Face names, in numpy: bytes, shapes, and the order of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from .config import ModelConfig
+from .gguf_file import GGUFFile
+
+_NAMES: Mapping[str, str] = {  # Hugging Face name -> GGUF name; layers have the prefixes below
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_LAYER_NAMES: Mapping[str, str] = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+# Converters for these architectures store query and key rows so that a rotated pair lies side by side.
+_PAIRED_ARCHITECTURES = ("llama", "smollm3")
+
+
+class GGUFTensors:
+    """Rows of queries and keys come in Hugging Face order."""
+
+    def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
+        self._file = file
+        self._config = config
+        names = dict(_NAMES)
+        for layer in range(config.num_layers):
+            for ours, theirs in _LAYER_NAMES.items():
+                for suffix in ("weight", "bias"):
+                    names[f"model.layers.{layer}.{ours}.{suffix}"] = f"blk.{layer}.{theirs}.{suffix}"
+        tensors = file.tensors()
+        self._tensors = {ours: tensors[theirs] for ours, theirs in names.items() if theirs in tensors}
+        known = {tensor.name for tensor in self._tensors.values()}
+        self._shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        # What no table names keeps its own name, so that the loader sees and judges it.
+        self._shapes |= {name: tensor.shape for name, tensor in tensors.items() if name not in known}
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """See Checkpoint.shapes."""
+        return self._shapes
+
+    def is_quantised(self, name: str) -> bool:
+        """Whether it is a matrix in blocks."""
+        tensor = self._tensors.get(name)
+        return tensor is not None and len(tensor.shape) == 2 and tensor.format.size > 1
+
+    def read_numbers(self, name: str) -> npt.NDArray[np.float32]:
+        """The tensor's numbers, dequantised."""
+        tensor = self._tensors[name]
+        blocks = self._file.blocks(tensor)
+        match tensor.format.name:
+            case "F32":
+                numbers = np.array(blocks).view("<f4")
+            case "F16":
+                numbers = np.array(blocks).view("<f2").astype(np.float32)
+            case _:
+                from gguf import GGMLQuantizationType  # noqa: PLC0415  seldom needed: matrices are read as blocks
+                from gguf.quants import dequantize  # noqa: PLC0415
+
+                numbers = np.array(dequantize(blocks, GGMLQuantizationType(tensor.format.type_id)))
+        order = self._order(name)
+        numbers = numbers.reshape(tensor.shape)
+        return numbers if order is None else numbers[order]
+
+    def read_blocks(self, name: str) -> tuple[npt.NDArray[np.uint8], int, npt.NDArray[np.int64] | None]:
+        """A tensor's bytes [M, bytes a row], its type in GGUF, and the row of it that each row under its name is."""
+        tensor = self._tensors[name]
+        return self._file.blocks(tensor), tensor.format.type_id, self._order(name)
+
+    def _order(self, name: str) -> npt.NDArray[np.int64] | None:
+        """The row of the file that each row is; None for a tensor whose rows are in order."""
+        num_heads = self._paired_heads(name)
+        if num_heads is None:
+            return None
+        # [heads, pair, 2] -> [heads, 2, pair]: the halves of the rotated pairs go to the halves of the head.
+        pairs = np.arange(self._shapes[name][0]).reshape(num_heads, -1, 2)
+        return np.ascontiguousarray(pairs.transpose(0, 2, 1)).reshape(-1)
+
+    def _paired_heads(self, name: str) -> int | None:
+        """The heads of a tensor whose rows have to be put in Hugging Face order; None for one whose rows are."""
+        if self._config.architecture in _PAIRED_ARCHITECTURES:
+            if ".q_proj." in name:
+                return self._config.num_heads
+            if ".k_proj." in name:
+                return self._config.num_kv_heads
+        return None

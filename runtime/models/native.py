@@ -1,0 +1,219 @@
+"""A decoder of the Llama family whose weights lie in the CPU library's tiles; from a GGUF file it needs no torch."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ...kernels.native import library as native
+from ...kernels.native.library import Library
+from ...kernels.native.threads import Threads
+from ...kernels.native.weights import GROUP, TiledWeight, tile_blocks
+from .config import ModelConfig
+from .gguf_tensors import GGUFTensors
+from .rope_frequencies import rope_table
+from .weights import Progress, check_shapes, list_parameters
+
+if TYPE_CHECKING:
+    from .checkpoint import Checkpoint
+
+Floats = npt.NDArray[np.float32]
+
+KINDS = ("int8", "int4")
+"""What a layer's weights can be rounded to, in groups of 32 inputs."""
+
+_MAX_HEAD_DIM = 256
+_MATRICES = (
+    ("query", "self_attn.q_proj"),
+    ("key", "self_attn.k_proj"),
+    ("value", "self_attn.v_proj"),
+    ("out", "self_attn.o_proj"),
+    ("gate", "mlp.gate_proj"),
+    ("up", "mlp.up_proj"),
+    ("down", "mlp.down_proj"),
+)
+_NORMS = (
+    ("input_norm", "input_layernorm"),
+    ("post_norm", "post_attention_layernorm"),
+    ("query_norm", "self_attn.q_norm"),
+    ("key_norm", "self_attn.k_norm"),
+)
+
+
+@dataclass(frozen=True)
+class NativeTarget:
+    """What a decoder is loaded for.
+
+    quantization    one of KINDS, which the layers' weights are rounded to; None: they stay as the checkpoint has them
+    max_position    tokens of a context at most; None: what the model was made for
+    """
+
+    library: Library
+    threads: Threads
+    quantization: str | None = None
+    max_position: int | None = None
+
+
+@dataclass(frozen=True)
+class NativeDecoder:
+    """What the library computes with: activations in float32, rounded to 8 bits for products; keys and values as whole
+    numbers. `kept` holds the memory that `struct` points to.
+    """
+
+    library: Library
+    threads: Threads
+    config: ModelConfig
+    struct: native.Model
+    kept: list[object] = field(repr=False)
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_layers
+
+    @property
+    def num_heads(self) -> int:
+        return self.config.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.config.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.config.head_dim
+
+    def kv_bytes(self, num_tokens: int, kv_bits: int) -> tuple[int, int]:
+        """Of tokens' keys (the same of their values), and of the scales of both, in all layers."""
+        heads = num_tokens * self.num_layers * self.num_kv_heads
+        return heads * self.head_dim * kv_bits // 8, heads * 2 * 4
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(math.prod(parameter.shape) for parameter in list_parameters(self.config))
+
+    @property
+    def layer_bits(self) -> float:
+        """Of a layer's weight on average, scales included."""
+        layers = (native.Layer * self.num_layers).from_address(self.struct.layers)
+        weights = [getattr(layer, name) for layer in layers for name, _ in _MATRICES]
+        num_bytes = sum(self.library.weight_bytes(weight.format, weight.rows, weight.columns) for weight in weights)
+        return 8.0 * num_bytes / sum(int(weight.rows * weight.columns) for weight in weights)
+
+
+def fits(config: ModelConfig) -> bool:
+    """Whether the library computes models of these sizes."""
+    widths = (config.hidden_size, config.intermediate_size, config.head_dim)
+    return all(width % GROUP == 0 for width in widths) and config.head_dim <= _MAX_HEAD_DIM
+
+
+def load_native(
+    config: ModelConfig, checkpoint: Checkpoint | GGUFTensors, target: NativeTarget, progress: Progress | None = None
+) -> NativeDecoder | None:
+    """A decoder whose layers are quantised: in the checkpoint, from which they come without a loss, or by `target`.
+
+    Vectors of tokens, and the output head, stay as the checkpoint has them, but for float ones, which get 8 bits.
+    `progress` is called with ("load", done, total), in tensors.
+
+    Returns None where a layer is not quantised, or in a way or of a size that the library has no format for.
+
+    Raises:
+        ModelError: see weights.check_shapes.
+    """
+    if not fits(config):
+        return None
+    check_shapes(config, list_parameters(config), checkpoint)
+    loader = _Loader(checkpoint, target, progress, 2 + len(_MATRICES) * config.num_layers)
+    layers = (native.Layer * config.num_layers)()
+    for index, layer in enumerate(layers):
+        prefix = f"model.layers.{index}."
+        layer.rotates, layer.window = config.rope_layers[index], config.windows[index] or 0
+        for name, source in _NORMS:
+            setattr(layer, name, loader.norm(f"{prefix}{source}.weight"))
+        for name, source in _MATRICES:
+            weight = loader.weight(f"{prefix}{source}.weight")
+            if weight is None:
+                return None
+            setattr(layer, name, weight)
+    embedding = loader.weight("model.embed_tokens.weight", is_table=True)
+    head = embedding if config.tie_embeddings else loader.weight("lm_head.weight", is_table=True)
+    if embedding is None or head is None:
+        return None
+    num_positions = min(config.max_position, target.max_position or config.max_position)
+    cos, sin = rope_table(config.rope, config.head_dim, num_positions)
+    struct = native.Model(
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        vocab=config.vocab_size,
+        num_positions=num_positions,
+        norm_eps=config.norm_eps,
+        scale=config.head_dim**-0.5,
+        cos=loader.keep(cos),
+        sin=loader.keep(sin),
+        norm=loader.norm("model.norm.weight"),
+        embedding=embedding,
+        head=head,
+        layers=ctypes.addressof(layers),
+    )
+    return NativeDecoder(target.library, target.threads, config, struct, [layers, *loader.kept])
+
+
+class _Loader:
+    """Reads tensors one by one, and keeps the memory that the structures point to."""
+
+    def __init__(
+        self, checkpoint: Checkpoint | GGUFTensors, target: NativeTarget, progress: Progress | None, total: int
+    ) -> None:
+        self.kept: list[object] = []
+        self._checkpoint = checkpoint
+        self._target = target
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    def keep(self, numbers: Floats) -> int:
+        """Their address."""
+        numbers = np.ascontiguousarray(numbers)
+        self.kept.append(numbers)
+        return int(numbers.ctypes.data)
+
+    def norm(self, name: str) -> int | None:
+        return self.keep(self._read(name)) if name in self._checkpoint.shapes else None
+
+    def weight(self, name: str, *, is_table: bool = False) -> native.Weight | None:
+        """None: the library has no format for it. `is_table`: of vectors for tokens."""
+        bias_name = name.removesuffix("weight") + "bias"
+        bias = self._read(bias_name) if bias_name in self._checkpoint.shapes else None
+        tiled = self._tile(name, bias, is_table)
+        if tiled is None:
+            return None
+        self.kept.append(tiled)
+        self._done += 1
+        if self._progress is not None:
+            self._progress("load", self._done, self._total)
+        return tiled.struct
+
+    def _read(self, name: str) -> Floats:
+        if isinstance(self._checkpoint, GGUFTensors):
+            return self._checkpoint.read_numbers(name)
+        return self._checkpoint.read(name).float().numpy()
+
+    def _tile(self, name: str, bias: Floats | None, is_table: bool) -> TiledWeight | None:
+        checkpoint, library, threads = self._checkpoint, self._target.library, self._target.threads
+        kind = None if is_table else self._target.quantization
+        if kind is None and isinstance(checkpoint, GGUFTensors) and checkpoint.is_quantised(name):
+            blocks, type_id, order = checkpoint.read_blocks(name)
+            columns = checkpoint.shapes[name][1]
+            return tile_blocks(library, threads, blocks, type_id, columns, order=order, bias=bias)
+        from . import native_tensors as others  # noqa: PLC0415  pulls torch
+
+        packed = others.read_packed(checkpoint, name, kind, is_table)
+        return None if packed is None else others.tile_packed(library, threads, packed, bias)

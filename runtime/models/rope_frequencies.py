@@ -1,0 +1,73 @@
+"""The frequencies of rotary positions, and tables of their angles, in numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from .config import RopeConfig
+
+Floats = npt.NDArray[np.float32]
+
+
+def rope_frequencies(rope: RopeConfig, head_dim: int) -> Floats:
+    """Radians per position of each rotated pair, float32 [head_dim / 2]."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    # The power is rounded once, as a float32 function that is exact would.
+    powers: Floats = np.power(rope.theta, exponents.astype(np.float64)).astype(np.float32)
+    frequencies: Floats = np.float32(1.0) / powers
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind == "llama3":
+        return _llama3_frequencies(rope, frequencies)
+    if rope.kind == "yarn":
+        return _yarn_frequencies(rope, frequencies, head_dim)
+    if rope.kind == "factors":
+        factors: Floats = np.array(rope.frequency_factors, np.float32)
+        return frequencies / factors
+    return frequencies
+
+
+def _llama3_frequencies(rope: RopeConfig, frequencies: Floats) -> Floats:
+    """Long wavelengths are stretched by `factor`, short ones kept; in between linearly in 1 / wavelength."""
+    turns = rope.original_max_position * frequencies / (2 * math.pi)  # full turns over the trained context
+    low, high = rope.low_frequency_factor, rope.high_frequency_factor
+    kept: Floats = ((turns - low) / (high - low)).clip(0.0, 1.0)
+    blended: Floats = (1.0 - kept) * frequencies / rope.factor + kept * frequencies
+    return blended
+
+
+def _yarn_frequencies(rope: RopeConfig, frequencies: Floats, head_dim: int) -> Floats:
+    """Peng et al. 2023 (arXiv 2309.00071), section 3.2: a ramp over the pair's index, from kept to stretched."""
+
+    def pair_index(turns: float) -> float:
+        """The (fractional) pair that makes this many turns over the trained context."""
+        return head_dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_index(rope.beta_fast), pair_index(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low if high != low else 0.001
+    stretched = ((np.arange(head_dim // 2, dtype=np.float32) - low) / width).clip(0.0, 1.0)
+    blended: Floats = frequencies / rope.factor * stretched + frequencies * (1.0 - stretched)
+    return blended
+
+
+def attention_factor(rope: RopeConfig) -> float:
+    """What cosines and sines are multiplied by; only yarn changes it."""
+    if rope.kind != "yarn":
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    return 0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1.0 else 1.0
+
+
+def rope_table(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Floats, Floats]:
+    """Cosines and sines of positions 0 .. num_positions, [num_positions, head_dim / 2]."""
+    positions = np.arange(num_positions, dtype=np.float32)[:, None]
+    angles = (positions * rope_frequencies(rope, head_dim)).astype(np.float64)
+    factor = np.float32(attention_factor(rope))
+    return np.cos(angles).astype(np.float32) * factor, np.sin(angles).astype(np.float32) * factor

@@ -1,0 +1,61 @@
+"""Forward passes by the CPU library: one call a pass, all layers in it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..kernels.native import library as native
+from ..kernels.native.weights import aligned
+from .batch import Batch
+from .models.native import NativeDecoder
+from .sampler import Logits
+
+
+class NativeRunner:
+    """`LogitsRunner` over one KV cache: whole numbers of `kv_bits` bits, 8 or 16, with a scale for each token and head.
+
+    What a token's logits are does not depend, to the bit, on cache, batch, chunks or threads: see source/linear.h and
+    source/attention.h.
+    """
+
+    def __init__(self, decoder: NativeDecoder, num_pages: int, page_size: int, kv_bits: int = 16) -> None:
+        self._decoder = decoder
+        num_slots = num_pages * page_size
+        num_bytes, scale_bytes = decoder.kv_bytes(num_slots, kv_bits)
+        self._memory = aligned(num_bytes), aligned(num_bytes), aligned(scale_bytes)
+        self._cache = native.Cache(*(memory.ctypes.data for memory in self._memory), num_slots, page_size, kv_bits)
+        self._workspace = aligned(0)
+        self._logits: Logits = np.empty((0, decoder.config.vocab_size), np.float32)
+
+    def run(self, batch: Batch) -> Logits | None:
+        """Logits, float32 [R, vocab_size], of the batch's logit rows, valid until the next run; None if it has none."""
+        library, decoder, attention = self._decoder.library, self._decoder, batch.attention
+        arrays: list[npt.NDArray[Any]] = [
+            *(np.ascontiguousarray(a, np.int64) for a in (batch.tokens, batch.positions)),
+            *(np.ascontiguousarray(a, np.int64) for a in (attention.write_slot, batch.logit_rows)),
+            *(np.ascontiguousarray(a, np.int32) for a in (attention.query_start, attention.context_len)),
+            np.ascontiguousarray(attention.page_table, np.int32),
+        ]
+        num_tokens, num_logits = len(batch.tokens), len(batch.logit_rows)
+        table = attention.page_table
+        sizes = (num_tokens, len(attention.context_len), num_logits, table.shape[1])
+        struct = native.Batch(*sizes, *(array.ctypes.data for array in arrays))
+        model = ctypes.addressof(decoder.struct)
+        needed = library.workspace_bytes(model, decoder.threads.num, num_tokens, num_logits)
+        if needed > len(self._workspace):
+            self._workspace = aligned(needed)
+        if num_logits > len(self._logits):
+            self._logits = np.empty((num_logits, decoder.config.vocab_size), np.float32)
+        library.forward(
+            decoder.threads.address,
+            model,
+            ctypes.addressof(self._cache),
+            ctypes.addressof(struct),
+            self._workspace.ctypes.data,
+            self._logits.ctypes.data,
+        )
+        return self._logits[:num_logits] if num_logits else None

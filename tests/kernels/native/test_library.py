@@ -1,0 +1,67 @@
+"""The library is there wherever it can be, and does what its structures say."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bough.kernels.native import library
+from bough.kernels.native.library import Library, load_library
+from bough.kernels.native.threads import Threads
+
+
+def test_it_was_built_where_it_can_be() -> None:
+    if sys.platform != "linux" or platform.machine() != "x86_64" or not (shutil.which("cc") or shutil.which("gcc")):
+        pytest.skip("needs Linux on x86-64 and a C compiler")
+    if "avx2" not in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip("the processor has no AVX2")
+    assert load_library() is not None, "`make dev`, or pip install --editable ., builds it"
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_compilers_find_nothing_to_warn_of(compiler: str, repository: Path) -> None:
+    if platform.machine() != "x86_64" or shutil.which(compiler) is None:
+        pytest.skip(f"needs {compiler}, on x86-64")
+    sources = sorted((repository / "kernels" / "native" / "source").glob("*.c"))
+    flags = ["-std=c11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
+    done = subprocess.run([compiler, *flags, *sources], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_old_library_is_told_from_a_new_one(native_library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_library.cache_clear()
+    monkeypatch.setattr(library, "Cache", library.Batch)
+    try:
+        with pytest.raises(RuntimeError, match="older sources"):
+            load_library()
+    finally:
+        load_library.cache_clear()
+
+
+def test_threads_begin_and_end(native_library: Library) -> None:
+    """Also those that never had anything to do."""
+    before = len(os.listdir("/proc/self/task"))
+    for num in (1, 2, 7):
+        threads = Threads(native_library, num)
+        assert len(os.listdir("/proc/self/task")) == before + num - 1
+        del threads
+        assert len(os.listdir("/proc/self/task")) == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("native_library")
+def test_the_variant_for_plain_avx2_is_as_right(repository: Path) -> None:
+    """On processors that have more, too."""
+    files = ["tests/kernels/native/test_weights.py", "tests/runtime/test_native_runner.py"]
+    chosen = ["-k", "not change_nothing or 0-16 or 3-1-"]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, *files]
+    environment = os.environ | {"BOUGH_CPU": "avx2"}
+    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:]

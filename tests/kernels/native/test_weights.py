@@ -1,0 +1,165 @@
+"""Tiles hold the numbers of their sources exactly, and multiply as exact arithmetic does."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from bough.kernels.native.library import Library
+from bough.kernels.native.packed import tile_packed
+from bough.kernels.native.threads import Threads
+from bough.kernels.native.weights import TiledWeight, tile_blocks
+from bough.kernels.quantised import (
+    PackedWeight,
+    dequantise,
+    pack,
+    quantise_int4,
+    quantise_int4_minimums,
+    quantise_int8_groups,
+)
+
+# Bytes of a block, its numbers, and where its factors of float16 are.
+BLOCKS = {
+    "Q4_0": (18, 32, (0,)),
+    "Q4_1": (20, 32, (0, 2)),
+    "Q5_0": (22, 32, (0,)),
+    "Q5_1": (24, 32, (0, 2)),
+    "Q8_0": (34, 32, (0,)),
+    "Q4_K": (144, 256, (0, 2)),
+    "Q5_K": (176, 256, (0, 2)),
+    "Q6_K": (210, 256, (208,)),
+}
+
+
+@pytest.fixture(scope="module")
+def library(native_library: Library) -> Library:
+    return native_library
+
+
+@pytest.fixture(scope="module")
+def threads(library: Library) -> Threads:
+    return Threads(library, 2)
+
+
+def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> npt.NDArray[np.uint8]:
+    """Blocks of all bit patterns, but for factors, which are numbers of a usual size."""
+    size, numbers, factors = BLOCKS[kind]
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (rows, columns // numbers, size), np.uint8)
+    for at in factors:
+        blocks[..., at : at + 2] = rng.normal(0, 0.01, (*blocks.shape[:2], 1)).astype(np.float16).view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def read(library: Library, weight: TiledWeight) -> npt.NDArray[np.float32]:
+    rows = np.arange(weight.shape[0], dtype=np.int64)
+    numbers = np.empty(weight.shape, np.float32)
+    library.read_rows(ctypes.addressof(weight.struct), rows.ctypes.data, len(rows), numbers.ctypes.data)
+    return numbers
+
+
+def multiply(
+    library: Library, threads: Threads, weight: TiledWeight, x: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    y = np.empty((len(x), weight.shape[0]), np.float32)
+    library.multiply(threads.address, ctypes.addressof(weight.struct), x.ctypes.data, len(x), y.ctypes.data)
+    return y
+
+
+def whole_numbers(rows: int, columns: int, seed: int = 0) -> npt.NDArray[np.float32]:
+    """Activations that rounding to 8 bits leaves as they are."""
+    x = np.random.default_rng(seed).integers(-127, 128, (rows, columns)).astype(np.float32)
+    x[:, ::32] = 127
+    return x
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("rows", [1, 16, 40])
+def test_blocks_keep_their_numbers(kind: str, rows: int, library: Library, threads: Threads) -> None:
+    blocks = random_blocks(kind, rows, 512)
+    order = np.random.default_rng(1).permutation(rows)
+    weight = tile_blocks(library, threads, blocks, GGMLQuantizationType[kind].value, 512, order=order)
+    assert weight is not None
+    expected = dequantize(blocks, GGMLQuantizationType[kind])[order]
+    np.testing.assert_allclose(read(library, weight), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_products_are_exact_but_for_float32_sums(kind: str, library: Library, threads: Threads) -> None:
+    blocks = random_blocks(kind, 72, 768)
+    bias = np.random.default_rng(0).normal(size=72).astype(np.float32)
+    weight = tile_blocks(library, threads, blocks, GGMLQuantizationType[kind].value, 768, bias=bias)
+    assert weight is not None
+    numbers = dequantize(blocks, GGMLQuantizationType[kind]).astype(np.float64)
+    x = whole_numbers(33, 768)
+    expected = x.astype(np.float64) @ numbers.T + bias
+    bound = np.abs(x).astype(np.float64) @ np.abs(numbers).T
+    assert np.all(np.abs(multiply(library, threads, weight, x) - expected) <= 4e-6 * bound + 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "Q8_0"])
+def test_a_row_is_the_same_in_any_company(kind: str, library: Library, threads: Threads) -> None:
+    weight = tile_blocks(library, threads, random_blocks(kind, 56, 256), GGMLQuantizationType[kind].value, 256)
+    assert weight is not None
+    x = np.random.default_rng(2).normal(size=(61, 256)).astype(np.float32)
+    together = multiply(library, threads, weight, x)
+    for start, stop in [(0, 1), (1, 3), (3, 10), (7, 33), (30, 61)]:
+        np.testing.assert_array_equal(multiply(library, threads, weight, x[start:stop].copy()), together[start:stop])
+
+
+def test_activations_are_rounded_in_groups_of_32(library: Library, threads: Threads) -> None:
+    columns = 96
+    weight = tile_packed(library, threads, quantise_int8_groups(torch.eye(columns), 32))
+    assert weight is not None
+    x = np.random.default_rng(3).normal(size=(5, columns)).astype(np.float32)
+    scales = np.abs(x.reshape(5, -1, 32)).max(-1, keepdims=True) / 127
+    expected = (np.rint(x.reshape(5, -1, 32) / scales) * scales).reshape(5, -1)
+    assert np.abs(multiply(library, threads, weight, x) - expected).max() < 1e-3 * np.abs(x).max()
+
+
+def test_nothing_comes_of_nothing(library: Library, threads: Threads) -> None:
+    weight = tile_blocks(library, threads, random_blocks("Q4_1", 16, 64), GGMLQuantizationType.Q4_1.value, 64)
+    assert weight is not None
+    assert not multiply(library, threads, weight, np.zeros((3, 64), np.float32)).any()
+
+
+def packed_weights() -> list[PackedWeight]:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(40, 256, generator=generator)
+    codes = torch.randint(-128, 128, (40, 256), generator=generator, dtype=torch.int16).to(torch.int8)
+    minimums = torch.randn(4, 40, generator=generator)
+    scales = torch.rand(4, 40, generator=generator)
+    return [
+        quantise_int4(weight.half(), 32),
+        quantise_int4(weight.half(), 128),
+        quantise_int4(weight.bfloat16(), 64),
+        quantise_int4(weight, 32, symmetric=True),
+        quantise_int4_minimums(weight, 32),
+        quantise_int8_groups(weight, 32),
+        PackedWeight(pack(codes, 8, 64), scales, minimums, 8, 64, 256),
+        PackedWeight(pack(codes, 8, None), scales[:1].half(), None, 8, None, 256),
+    ]
+
+
+@pytest.mark.parametrize("index", range(8))
+def test_packed_integers_keep_their_numbers(index: int, library: Library, threads: Threads) -> None:
+    packed = packed_weights()[index]
+    weight = tile_packed(library, threads, packed)
+    assert weight is not None
+    np.testing.assert_allclose(read(library, weight), dequantise(packed).numpy(), rtol=1e-5, atol=1e-6)
+    x = whole_numbers(7, 256)
+    expected = x.astype(np.float64) @ dequantise(packed).double().numpy().T
+    assert np.abs(multiply(library, threads, weight, x) - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_what_has_no_format_is_left_to_others(library: Library, threads: Threads) -> None:
+    assert tile_blocks(library, threads, np.zeros((16, 84), np.uint8), GGMLQuantizationType.Q2_K.value, 256) is None
+    codes = torch.zeros(16, 64, dtype=torch.int8)
+    packed = PackedWeight(pack(codes, 8, 16), torch.ones(4, 16), None, 8, 16, 64)
+    assert tile_packed(library, threads, packed) is None
