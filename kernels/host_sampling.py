@@ -6,10 +6,13 @@ no larger than the k-th largest of all, so that few logits are left to put into 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+
+from .native.library import load_library
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.intp]
@@ -27,6 +30,26 @@ _GROUP = 64
 """Logits in a group of which only the largest is looked at first."""
 _BLOCK = 512
 """Weights that are added up before the one that is drawn is sought among them."""
+
+
+def peak(line: Floats) -> int:
+    """The place of the largest of `line` [V], of equals the first; -1 if they are not all finite."""
+    library = load_library()
+    if library is not None and line.flags.c_contiguous:
+        return library.find_peak(line.ctypes.data, len(line))
+    place = int(line.argmax())
+    return place if math.isfinite(line[place]) and math.isfinite(line.min()) else -1
+
+
+def log_sum_exp(line: Floats) -> float:
+    """The logarithm of the sum of exponentials of `line` [V]; NaN if the largest is not finite."""
+    top = float(line.max())
+    if not math.isfinite(top):
+        return math.nan
+    library = load_library()
+    if library is not None and line.flags.c_contiguous:
+        return top + math.log(library.sum_exp(line.ctypes.data, len(line), top))
+    return top + math.log(np.add.reduce(np.exp(line - np.float32(top))))
 
 
 def draw(line: Floats, temperature: float, bits: int) -> int:

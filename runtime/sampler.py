@@ -109,8 +109,8 @@ _Drawn = tuple[int, TokenLogprob | None, bool]
 
 
 def _sample_row(line: Logits, row: Row, masks: npt.NDArray[np.int32] | None) -> _Drawn:
-    place = int(line.argmax())
-    finite = math.isfinite(line[place]) and math.isfinite(line.min())
+    peak = host_sampling.peak(line)
+    place, finite = max(peak, 0), peak >= 0
     if row.target is not None:
         return place, _score(line, row, row.target), finite
     asked = row.params.logprobs is not None
@@ -134,7 +134,7 @@ def _sample_row(line: Logits, row: Row, masks: npt.NDArray[np.int32] | None) -> 
         place = _draw(line, row)
     logprob = None
     if raw is not None:
-        final = float(line[place]) - _log_sum(line)
+        final = float(line[place]) - host_sampling.log_sum_exp(line)
         logprob = TokenLogprob(place, float(raw.logits[place]) - raw.log_sum, raw.likeliest, final)
     return place if allowed is None else int(allowed[place]), logprob, finite
 
@@ -149,7 +149,7 @@ class _Raw:
 
 
 def _raw(line: Logits, count: int) -> _Raw:
-    log_sum = _log_sum(line)
+    log_sum = host_sampling.log_sum_exp(line)
     pairs: tuple[tuple[int, float], ...] = ()
     if count and math.isfinite(log_sum):
         places = host_sampling.largest(line, min(count, len(line)))
@@ -163,14 +163,6 @@ def _score(line: Logits, row: Row, target: int) -> TokenLogprob:
     raw = _raw(line, row.params.logprobs or 0)
     others = tuple((token, float(line[token]) - raw.log_sum) for token in row.others)
     return TokenLogprob(target, float(line[target]) - raw.log_sum, others or raw.likeliest, None)
-
-
-def _log_sum(line: Logits) -> float:
-    """The logarithm of the sum of exponentials."""
-    top = line.max()
-    if not math.isfinite(top):
-        return math.nan
-    return float(top) + math.log(np.add.reduce(np.exp(line - top)))
 
 
 def _penalise(line: Logits, row: Row) -> bool:

@@ -125,6 +125,8 @@ class Library:
     pack_codes: Callable[..., None]
     read_rows: Callable[..., None]
     multiply: Callable[..., None]
+    find_peak: Callable[[int, int], int]
+    sum_exp: Callable[[int, int, float], float]
     workspace_bytes: Callable[..., int]
     forward: Callable[..., None]
 
@@ -139,6 +141,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "pack_codes": (None, (_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
     "read_rows": (None, (_POINTER, _POINTER, _INT, _POINTER)),
     "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
+    "find_peak": (_INT, (_POINTER, _INT)),
+    "sum_exp": (ctypes.c_double, (_POINTER, _INT, ctypes.c_float)),
     "workspace_bytes": (ctypes.c_int64, (_POINTER, _INT, _INT, _INT)),
     "forward": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
 }

@@ -70,10 +70,10 @@ def test_time_out_does_not_eat_the_pool(vocabulary: Vocabulary, monkeypatch: pyt
         return compile_grammar(spec, *rest)
 
     monkeypatch.setattr(compiler_module, "compile_grammar", hang)
-    compiler = GrammarCompiler(vocabulary, num_threads=1, timeout_s=0.2)
+    compiler = GrammarCompiler(vocabulary, num_threads=1, timeout_s=1.0)
     stuck = compiler.submit(Regex("hang"))
     behind = compiler.submit(Regex("[a-z]"))
-    with pytest.raises(GrammarTooComplexError, match=r"0\.2 s"):
+    with pytest.raises(GrammarTooComplexError, match=r"1(\.0)? s"):
         stuck.result(timeout=5)
     assert behind.result(timeout=5)
     with pytest.raises(GrammarTooComplexError):  # remembered, not tried again

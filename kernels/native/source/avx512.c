@@ -18,8 +18,9 @@
 #include "plan.h"
 #include "attention.h"
 #include "forward.h"
+#include "logits.h"
 
-const bough_variant bough_avx512 = {LANES, forward_pass, multiply_rows, read_row, workspace_bytes};
+const bough_variant bough_avx512 = {LANES, forward_pass, multiply_rows, read_row, find_peak, sum_exp, workspace_bytes};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -48,6 +48,10 @@ void bough_forward(bough_pool *pool, const bough_model *model, const bough_cache
     find()->forward(pool, model, cache, batch, workspace, logits);
 }
 
+int32_t bough_find_peak(const float *x, int32_t num) { return find()->find_peak(x, num); }
+
+double bough_sum_exp(const float *x, int32_t num, float top) { return find()->sum_exp(x, num, top); }
+
 void bough_multiply(bough_pool *pool, const bough_weight *weight, const float *x, int32_t num_rows, float *y) {
     find()->multiply(pool, weight, x, num_rows, y);
 }

@@ -74,6 +74,10 @@ int64_t bough_workspace_bytes(const bough_model *model, int32_t num_threads, int
 void bough_multiply(bough_pool *pool, const bough_weight *weight, const float *x, int32_t num_rows, float *y);
 /* y[num_rows][weight->columns]: rows of a weight as numbers. */
 void bough_read_rows(const bough_weight *weight, const int64_t *rows, int32_t num_rows, float *y);
+/* The place of the largest of `num` numbers, of equals the first; -1 if they are not all finite. */
+int32_t bough_find_peak(const float *x, int32_t num);
+/* The sum of e^(x - top); no number is more than `top`, and those 87 and more below it count as 1e-38. */
+double bough_sum_exp(const float *x, int32_t num, float top);
 /* Writes the batch's keys and values, and logits float[num_logits][vocab]. `workspace` is aligned to 64 bytes. */
 void bough_forward(bough_pool *pool, const bough_model *model, const bough_cache *cache, const bough_batch *batch,
                    uint8_t *workspace, float *logits);

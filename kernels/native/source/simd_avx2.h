@@ -32,6 +32,10 @@ INLINE float vf_largest(vf a) {
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
+/* The first lane in which they are equal, or LANES. */
+INLINE int vf_first_equal(vf a, vf b) {
+    return __builtin_ctz((unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)) | 1u << LANES);
+}
 /* a * 2^n; n whole and at least -126 */
 INLINE vf vf_scale2(vf a, vf n) {
     const vi exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
@@ -47,11 +51,6 @@ INLINE vf vf_half(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((c
 INLINE vi vi_load(const void *p) { return _mm256_loadu_si256((const vi *)p); }
 INLINE vi vi_set(int32_t x) { return _mm256_set1_epi32(x); }
 INLINE vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
-INLINE int32_t vi_sum(vi a) {
-    __m128i x = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
-    x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
-}
 INLINE vf vi_float(vi a) { return _mm256_cvtepi32_ps(a); }
 INLINE vf vi_as_float(vi a) { return _mm256_castsi256_ps(a); }
 INLINE vi vf_int(vf a) { return _mm256_cvtps_epi32(a); }

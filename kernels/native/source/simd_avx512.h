@@ -24,6 +24,8 @@ INLINE vf vf_abs(vf a) { return _mm512_abs_ps(a); }
 INLINE vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE float vf_sum(vf a) { return _mm512_reduce_add_ps(a); }
 INLINE float vf_largest(vf a) { return _mm512_reduce_max_ps(a); }
+/* The first lane in which they are equal, or LANES. */
+INLINE int vf_first_equal(vf a, vf b) { return __builtin_ctz(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ) | 1 << LANES); }
 INLINE vf vf_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); } /* a * 2^n, n whole */
 /* `a` in lanes `start` .. `stop` (half open, any integers), `other` elsewhere. */
 INLINE vf vf_within(vf a, int32_t start, int32_t stop, float other) {
@@ -36,7 +38,6 @@ INLINE vf vf_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256
 INLINE vi vi_load(const void *p) { return _mm512_loadu_si512(p); }
 INLINE vi vi_set(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
-INLINE int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
 INLINE vf vi_float(vi a) { return _mm512_cvtepi32_ps(a); }
 INLINE vf vi_as_float(vi a) { return _mm512_castsi512_ps(a); }
 INLINE vi vf_int(vf a) { return _mm512_cvtps_epi32(a); }

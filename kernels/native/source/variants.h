@@ -6,6 +6,8 @@ typedef struct {
     void (*forward)(bough_pool *, const bough_model *, const bough_cache *, const bough_batch *, uint8_t *, float *);
     void (*multiply)(bough_pool *, const bough_weight *, const float *, int32_t, float *);
     void (*read_row)(const bough_weight *, int64_t, float *);
+    int32_t (*find_peak)(const float *, int32_t);
+    double (*sum_exp)(const float *, int32_t, float);
     int64_t (*workspace_bytes)(const bough_model *, int32_t, int32_t, int32_t);
 } bough_variant;
 
