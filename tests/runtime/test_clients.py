@@ -289,6 +289,13 @@ def test_an_engine_that_sleeps_wakes_up_for_a_compiled_grammar(local: LocalClien
 
 def test_a_full_queue_refuses() -> None:
     engine, _ = fake_engine(max_waiting=1, max_num_seqs=1)
+    step = engine.step
+
+    def slow_step() -> None:
+        time.sleep(0.01)  # the first answer lasts longer than the rest of the test on any machine
+        step()
+
+    engine.step = slow_step  # type: ignore[method-assign]
     client = LocalClient(EngineLoop(engine, EngineConfig()))
     streams = [client.stream(request(500)) for _ in range(2)]
     next(streams[0])
