@@ -101,6 +101,7 @@ static void attend_heads(const attention_layer *layer, const work *part, int32_t
         const int64_t start = (int64_t)head * dim * bits / 8;
         chunk c = {.keys = layer->keys + start, .values = layer->values + start, .at = at, .next = next, .bits = bits,
                    .stride = (int64_t)kv_heads * dim * bits / 8, .dim = dim, .is_wide = (row_stop - row_start) * per_kv > FEW};
+        if (next) c.pace = (next->num + at->num - 1) / at->num;
         for (int i = 0; i < CHUNK; i++) {
             const float *scales = layer->scales + at->slots[i] * 2 * kv_heads + head;
             c.key_scales[i] = scales[0], c.value_scales[i] = scales[kv_heads];

@@ -32,13 +32,14 @@ typedef struct {
     int num;
 } places;
 
-/* One head's part of a chunk. `next`: what will be read soon, at places that no hardware foresees, or NULL. */
+/* One head's part of a chunk. `next`: what will be read soon, at places that no hardware foresees, or NULL; `pace` of its
+ * positions for each of the chunk's own. */
 typedef struct {
     const uint8_t *keys, *values;              /* of the head: a slot's begin at slot * stride */
     float key_scales[CHUNK], value_scales[CHUNK];
     const places *at, *next;
     int64_t stride;
-    int32_t dim, bits;
+    int32_t dim, bits, pace;
     int is_wide; /* it is in the scratch */
 } chunk;
 
@@ -58,6 +59,12 @@ INLINE vi load_codes(const int bits, const uint8_t *row, int32_t d) {
 
 INLINE void prefetch_row(const int bits, const uint8_t *row, int32_t dim) {
     for (int32_t i = 0; i < dim * bits / 8; i += 64) __builtin_prefetch(row + i, 0, 2);
+}
+
+/* Asks for parts of the rows of keys or values that come next, as many as are due at position `k`. */
+INLINE void prefetch_next(const int bits, const chunk *c, const uint8_t *rows, int k, int32_t d, int32_t dim) {
+    for (int i = k * c->pace; i < (k + 1) * c->pace && i < c->next->num; i++)
+        prefetch_row(bits, rows + c->next->slots[i] * c->stride + d * bits / 8, dim);
 }
 
 /* Brings a chunk into the scratch. */
@@ -124,7 +131,7 @@ INLINE void score_few(const int bits, const int NUM, const readers *by, const ch
 #pragma GCC unroll 4
                     for (int r = 0; r < NUM; r++) sums[k][r] = vi_dot_pairs(sums[k][r], codes, vi_load(by->queries[r] + d));
                 }
-                if (c->next) prefetch_row(bits, c->keys + c->next->slots[first + 4 * i + k] * c->stride, dim);
+                if (c->next) prefetch_next(bits, c, c->keys, first + 4 * i + k, 0, dim);
             }
 #pragma GCC unroll 4
             for (int r = 0; r < NUM; r++)
@@ -227,8 +234,8 @@ INLINE void add_values(const int bits, const int NUM, const int VECTORS, const i
             value[i] = vi_unpack_low(a, b), value[i + 1] = vi_unpack_high(a, b);
         }
         if (!is_wide && c->next) {
-            prefetch_row(bits, c->values + c->next->slots[k] * c->stride + d * bits / 8, VECTORS * LANES);
-            prefetch_row(bits, c->values + c->next->slots[k + 1] * c->stride + d * bits / 8, VECTORS * LANES);
+            prefetch_next(bits, c, c->values, k, d, VECTORS * LANES);
+            prefetch_next(bits, c, c->values, k + 1, d, VECTORS * LANES);
         }
 #pragma GCC unroll 4
         for (int r = 0; r < NUM; r++) {

@@ -41,6 +41,7 @@ static void multiply_all(const forward *f, int32_t thread, const bough_weight *w
         for (int32_t i = 0; i < num; i++) {
             strips[i] = find_strip(weights, item * size + i);
             memory = open_strip(strips + i, num_rows, memory);
+            look_ahead(strips + i, weights, (item + bough_pool_size(f->pool)) * size + i, num_strips, num_rows);
         }
         for (int32_t row = 0; row < num_rows; row += BLOCK_OF_ROWS)
             for (int32_t i = 0; i < num; i++)
@@ -60,6 +61,8 @@ static void expand_all(const forward *f, int32_t thread, const bough_weight *gat
         for (int32_t i = 0; i < 2 * NUM; i++) {
             strips[i] = find_strip(i < NUM ? gate : up, item * NUM + i % NUM);
             memory = open_strip(strips + i, num_rows, memory);
+            const int32_t next = (item + bough_pool_size(f->pool)) * NUM + i % NUM;
+            look_ahead(strips + i, i < NUM ? gate : up, next, num_items * NUM, num_rows);
         }
         for (int32_t row = 0; row < num_rows; row += BLOCK_OF_ROWS) {
             float numbers[2][BLOCK_OF_ROWS * BOUGH_GROUP];

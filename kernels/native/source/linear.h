@@ -32,9 +32,16 @@ INLINE vf scale_dots(const int format, vi dots, vf scale, vf magic) {
     return format & BOUGH_WIDE ? vf_mul(vi_float(dots), scale) : vf_fma(vi_as_float(dots), scale, magic);
 }
 
+/* Lines that will be needed next. */
+typedef struct {
+    const uint8_t *at, *stop;
+    int32_t lines; /* that each tile asks for */
+} fetch;
+
 /* One strip's outputs for NUM rows. `x` has the first of them, as its row `at`; with more than four rows, `at` is 0. */
 INLINE void multiply(const int format, const int NUM, const uint8_t *tile, const rounded_group *first, int at,
-                     int32_t groups, vf *sums) {
+                     int32_t groups, fetch *ahead, vf *sums) {
+    const int32_t lines = ahead->at < ahead->stop ? ahead->lines : 0;
     const rounded_group *x[MOST_ROWS / 4];
 #pragma GCC unroll 3
     for (int i = 0; i < (NUM + 3) / 4; i++) x[i] = first + i * groups;
@@ -51,6 +58,7 @@ INLINE void multiply(const int format, const int NUM, const uint8_t *tile, const
             if (minimum) minimum_factor = vf_half((const uint16_t *)tile + LANES);
             tile += head_bytes(format);
         }
+        for (int32_t i = 0; i < lines; i++, ahead->at += 64) __builtin_prefetch(ahead->at);
         if (NUM <= 4 && !(format & BOUGH_UNPACKED)) /* memory is the bound: hardware does not look far enough ahead */
             for (int i = 0; i < tile_bytes(format); i += 64) __builtin_prefetch(tile + AHEAD + i);
         vf scale = load_scale(format, tile, 0);
@@ -100,12 +108,12 @@ INLINE void multiply(const int format, const int NUM, const uint8_t *tile, const
 INLINE void put(float *y, vf sum, int add) { vf_store(y, add ? vf_add(vf_load(y), sum) : sum); }
 
 /* The outputs of one strip for NUM rows: y[r * stride] = or +=. */
-#define MULTIPLY(NUM)                                                                             \
-    {                                                                                             \
-        vf sums[NUM];                                                                             \
-        multiply(format, NUM, strip, x->groups + row / 4 * groups, (int)(row % 4), groups, sums); \
-        _Pragma("GCC unroll 16") for (int r = 0; r < NUM; r++) put(y + r * stride, sums[r], add); \
-        row += NUM, num_rows -= NUM, y += NUM * stride;                                           \
+#define MULTIPLY(NUM)                                                                                    \
+    {                                                                                                    \
+        vf sums[NUM];                                                                                    \
+        multiply(format, NUM, strip, x->groups + row / 4 * groups, (int)(row % 4), groups, ahead, sums); \
+        _Pragma("GCC unroll 16") for (int r = 0; r < NUM; r++) put(y + r * stride, sums[r], add);        \
+        row += NUM, num_rows -= NUM, y += NUM * stride;                                                  \
     }
 #if LANES == 16
 #define MULTIPLY_MANY                                    \
@@ -118,15 +126,16 @@ INLINE void put(float *y, vf sum, int add) { vf_store(y, add ? vf_add(vf_load(y)
 /* What is done with a strip of one format. */
 typedef struct {
     /* Its outputs for rows row .. row + num_rows: y[r * stride] = or +=. */
-    void (*multiply)(const uint8_t *strip, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride, int add);
+    void (*multiply)(const uint8_t *strip, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride,
+                     int add, fetch *ahead);
     void (*multiply_unpacked)(const uint8_t *strip, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride,
-                              int add);
+                              int add, fetch *ahead);
     void (*unpack)(const uint8_t *strip, int32_t groups, uint8_t *to);
 } product;
 
 #define PRODUCT_OF_ROWS(NAME, FORMAT)                                                                                 \
     static void NAME(const uint8_t *strip, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride, \
-                     int add) {                                                                                       \
+                     int add, fetch *ahead) {                                                                         \
         enum { format = FORMAT };                                                                                     \
         const int32_t groups = x->columns / BOUGH_GROUP;                                                              \
         MULTIPLY_MANY                                                                                                 \
@@ -180,6 +189,7 @@ typedef struct {
     const product *product;
     const uint8_t *tiles;
     int32_t index, column, is_unpacked;
+    fetch ahead;
 } strip;
 
 INLINE int32_t num_strips_of(const bough_weight *weight) { return (weight->rows + LANES - 1) / LANES; }
@@ -190,7 +200,7 @@ INLINE int64_t unpacked_bytes(int32_t columns) { return (int64_t)(columns / BOUG
 static strip find_strip(const bough_weight *weights, int32_t index) {
     int32_t column = 0;
     for (; index >= num_strips_of(weights); weights++) index -= num_strips_of(weights), column += weights->rows;
-    return (strip){weights, select_product(weights->format), strip_at(weights, index), index, column + index * LANES, 0};
+    return (strip){weights, select_product(weights->format), strip_at(weights, index), index, column + index * LANES, 0, {0, 0, 0}};
 }
 
 /* Unpacks a strip into `memory` if that pays, from 49 rows on; returns what is left of the memory. */
@@ -202,15 +212,25 @@ static uint8_t *open_strip(strip *at, int32_t num_rows, uint8_t *memory) {
     return memory + unpacked_bytes(at->weight->columns);
 }
 
+/* Has strip `next`, if there is one, fetched while `at` is multiplied by all rows, so that memory does not wait for
+ * arithmetic, nor arithmetic for memory. */
+static void look_ahead(strip *at, const bough_weight *weights, int32_t next, int32_t num_strips, int32_t num_rows) {
+    if (next >= num_strips || num_rows <= 4) return;
+    const strip after = find_strip(weights, next);
+    const int32_t bytes = (int32_t)strip_bytes(after.weight->format, after.weight->columns);
+    const int32_t tiles = at->weight->columns / BOUGH_GROUP * (num_rows < 16 ? 1 : num_rows / 8);
+    at->ahead = (fetch){after.tiles, after.tiles + bytes, (bytes / 64 + tiles - 1) / tiles};
+}
+
 /* y (+)= a strip's outputs for some rows, with the bias; of the last strip, only those that the weight has. */
-static void multiply_strip(const strip *at, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride, int add) {
+static void multiply_strip(strip *at, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride, int add) {
     const bough_weight *weight = at->weight;
     const int32_t left = weight->rows - at->index * LANES;
     float edge[BLOCK_OF_ROWS * LANES];
     float *to = left < LANES ? edge : y;
     const int64_t to_stride = left < LANES ? LANES : stride;
     (at->is_unpacked ? at->product->multiply_unpacked : at->product->multiply)(at->tiles, x, row, num_rows, to, to_stride,
-                                                                               left < LANES ? 0 : add);
+                                                                               left < LANES ? 0 : add, &at->ahead);
     const float *bias = weight->bias ? weight->bias + at->index * LANES : 0;
     if (left >= LANES && bias)
         for (int32_t r = 0; r < num_rows; r++) put(y + r * stride, vf_load(bias), 1);
