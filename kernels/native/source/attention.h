@@ -50,19 +50,27 @@ INLINE int32_t first_chunk(const attention_layer *layer, int32_t position) {
     return layer->window && position >= layer->window ? (position - layer->window + 1) / CHUNK : 0;
 }
 
-/* Merges a sum into the total of those before it, and begins it anew. */
-static void merge(float *total, float *state, int32_t dim) {
-    if (state[0] != -INFINITY) {
-        const float largest = fmaxf(total[0], state[0]);
-        const float left = total[0] == -INFINITY ? 0.0f : exp2f(total[0] - largest), right = exp2f(state[0] - largest);
-        total[0] = largest;
-        total[1] = total[1] * left + state[1] * right;
-        for (int32_t d = STATE; d < STATE + dim; d += LANES)
-            vf_store(total + d, vf_fma(vf_load(total + d), vf_set(left), vf_mul(vf_load(state + d), vf_set(right))));
+static void clear_states(float *states, int64_t num, int32_t dim) {
+    for (int64_t i = 0; i < num; i++) {
+        float *state = states + i * (STATE + dim);
+        state[0] = -INFINITY;
+        state[1] = 0.0f;
+        for (int32_t d = 0; d < dim; d += LANES) vf_store(state + STATE + d, vf_zero());
     }
-    state[0] = -INFINITY;
-    state[1] = 0.0f;
-    for (int32_t d = STATE; d < STATE + dim; d += LANES) vf_store(state + d, vf_zero());
+}
+
+/* Merges a sum into the total of those before it, whose largest score is -inf if there were none. */
+static void merge(float *total, const float *state, int32_t dim) {
+    if (state[0] == -INFINITY) return;
+    const int is_first = total[0] == -INFINITY;
+    const float largest = fmaxf(total[0], state[0]);
+    const float left = is_first ? 0.0f : exp2f(total[0] - largest), right = is_first ? 1.0f : exp2f(state[0] - largest);
+    total[0] = largest;
+    total[1] = is_first ? state[1] : total[1] * left + state[1] * right;
+    for (int32_t d = STATE; d < STATE + dim; d += LANES) {
+        const vf own = vf_mul(vf_load(state + d), vf_set(right));
+        vf_store(total + d, is_first ? own : vf_fma(vf_load(total + d), vf_set(left), own));
+    }
 }
 
 /* A head's part of a chunk, seen by the planned rows row_start .. row_stop, whose states begin at `states`. */
@@ -102,11 +110,12 @@ static void attend_heads(const attention_layer *layer, const work *part, int32_t
         chunk c = {.keys = layer->keys + start, .values = layer->values + start, .at = at, .next = next, .bits = bits,
                    .stride = (int64_t)kv_heads * dim * bits / 8, .dim = dim, .is_wide = (row_stop - row_start) * per_kv > FEW};
         if (next) c.pace = (next->num + at->num - 1) / at->num;
-        for (int i = 0; i < CHUNK; i++) {
+        for (int i = 0; i < (at->num + LANES - 1) / LANES * LANES; i++) {
             const float *scales = layer->scales + at->slots[i] * 2 * kv_heads + head;
             c.key_scales[i] = scales[0], c.value_scales[i] = scales[kv_heads];
-            if (next) __builtin_prefetch(layer->scales + next->slots[i] * 2 * kv_heads);
         }
+        for (int i = 0; next && head == part->head_start && i < next->num; i++)
+            __builtin_prefetch(layer->scales + next->slots[i] * 2 * kv_heads);
         float *states = scratch->states + ((head - part->head_start) * num + own) * per_kv * (STATE + dim);
         if (c.is_wide && bits == 8) open_chunk(8, &c, &scratch->chunk);
         else if (c.is_wide) open_chunk(16, &c, &scratch->chunk);
@@ -121,7 +130,8 @@ static void end_split(const attention_layer *layer, const work *part, int32_t ro
     const int64_t num = part->block->row_stop - part->block->row_start, own = row_start - part->block->row_start;
     for (int32_t head = 0; head < part->head_stop - part->head_start; head++)
         for (int64_t i = (head * num + own) * per_kv; i < (head * num + own + row_stop - row_start) * per_kv; i++)
-            merge(scratch->totals + i * size, scratch->states + i * size, layer->model->head_dim);
+            merge(scratch->totals + i * size, scratch->states + i * size, layer->model->head_dim),
+                clear_states(scratch->states + i * size, 1, layer->model->head_dim);
 }
 
 /* The planned sequences start .. stop, which share the chunks before `from`: what they all share next, and then each part
@@ -161,24 +171,30 @@ static void attend_tree(const attention_layer *layer, const work *part, int32_t 
         }
 }
 
-static void clear_states(float *states, int64_t num, int32_t dim) {
-    for (int64_t i = 0; i < num; i++) {
-        float *state = states + i * (STATE + dim);
-        state[0] = -INFINITY;
-        state[1] = 0.0f;
-        for (int32_t d = 0; d < dim; d += LANES) vf_store(state + STATE + d, vf_zero());
-    }
+/* Results that are still to be rounded for the product that follows. */
+typedef struct {
+    float numbers[4][BOUGH_GROUP];
+    to_round groups[4];
+    int num;
+} results;
+
+static void round_results(results *waiting, const rounded *out) {
+    if (waiting->num) round_groups(waiting->groups, waiting->num, out);
+    waiting->num = 0;
 }
 
-/* A query's attention, rounded for the product that follows. */
-static void finish(const float *total, int64_t row, int32_t head, int32_t dim, const rounded *out) {
-    float numbers[MOST_HEAD_DIM];
+/* A query's attention, from all its sums. */
+static void finish(const float *total, int64_t row, int32_t head, int32_t dim, results *waiting, const rounded *out) {
     const vf inverse = vf_set(1.0f / total[1]);
-    for (int32_t d = 0; d < dim; d += 2 * LANES) {
-        const float *apart = total + STATE + d;
-        vf_store_packed(numbers + d, vf_mul(vf_load(apart), inverse), vf_mul(vf_load(apart + LANES), inverse));
+    for (int32_t d = 0; d < dim; d += BOUGH_GROUP) {
+        float *numbers = waiting->numbers[waiting->num];
+        for (int32_t i = 0; i < BOUGH_GROUP; i += 2 * LANES) {
+            const float *apart = total + STATE + d + i;
+            vf_store_packed(numbers + i, vf_mul(vf_load(apart), inverse), vf_mul(vf_load(apart + LANES), inverse));
+        }
+        waiting->groups[waiting->num++] = (to_round){numbers, row, (head * dim + d) / BOUGH_GROUP};
+        if (waiting->num == 4) round_results(waiting, out);
     }
-    round_row(numbers, dim / BOUGH_GROUP, out, row, head * dim / BOUGH_GROUP);
 }
 
 /* One part of a block; `split` of it, if it has several. */
@@ -195,14 +211,17 @@ static void attend_block(const attention_layer *layer, const work *part, int32_t
         for (int64_t i = 0; i < all * size; i++) to[i] = scratch->states[i];
         return;
     }
-    clear_states(scratch->totals, all, dim);
+    for (int64_t i = 0; i < all; i++) scratch->totals[i * size] = -INFINITY;
     attend_tree(layer, part, whole->start, whole->stop, 0, scratch);
+    results waiting = {.num = 0};
     for (int64_t i = 0; i < all; i++) {
         const int32_t head = part->head_start + (int32_t)(i / num);
-        merge(scratch->totals + i * size, scratch->states + i * size, dim);
-        finish(scratch->totals + i * size, layer->plan->rows[whole->row_start + i % num / per_kv],
-               (int32_t)(head * per_kv + i % per_kv), dim, out);
+        float *total = scratch->totals + i * size, *state = scratch->states + i * size;
+        if (total[0] == -INFINITY) total = state;
+        else merge(total, state, dim);
+        finish(total, layer->plan->rows[whole->row_start + i % num / per_kv], (int32_t)(head * per_kv + i % per_kv), dim, &waiting, out);
     }
+    round_results(&waiting, out);
 }
 
 /* Merges the splits of a block for one key-value head. */
@@ -210,11 +229,12 @@ static void merge_block(const bough_model *model, const attention_plan *plan, in
                         float *partials, const rounded *out) {
     const int32_t dim = model->head_dim, per_kv = queries_per_head(model);
     const int64_t num = (int64_t)(item->row_stop - item->row_start) * per_kv, size = STATE + dim;
+    results waiting = {.num = 0};
     for (int64_t i = 0; i < num; i++) {
-        float total[STATE + MOST_HEAD_DIM];
-        clear_states(total, 1, dim);
+        float total[STATE + MOST_HEAD_DIM] = {-INFINITY};
         for (int32_t split = 0; split < item->num_splits; split++)
             merge(total, partials + (item->partial + (split * model->num_kv_heads + head) * num + i) * size, dim);
-        finish(total, plan->rows[item->row_start + i / per_kv], (int32_t)(head * per_kv + i % per_kv), dim, out);
+        finish(total, plan->rows[item->row_start + i / per_kv], (int32_t)(head * per_kv + i % per_kv), dim, &waiting, out);
     }
+    round_results(&waiting, out);
 }

@@ -34,7 +34,8 @@ static void multiply_all(const forward *f, int32_t thread, const bough_weight *w
     int32_t num_strips = 0, stride = 0;
     for (int32_t i = 0; i < num_weights; i++) num_strips += num_strips_of(weights + i), stride += weights[i].rows;
     const int32_t size = strips_per_item(f, num_strips, num_rows);
-    for (int32_t item; (item = bough_pool_next(f->pool)) * size < num_strips;) {
+    const int32_t num_items = (num_strips + size - 1) / size;
+    for (int32_t item; (item = bough_pool_next(f->pool, thread, num_items)) < num_items;) {
         const int32_t num = num_strips - item * size < size ? num_strips - item * size : size;
         uint8_t *memory = f->scratch + thread * f->scratch_bytes;
         strip strips[STRIPS];
@@ -55,7 +56,7 @@ static void multiply_all(const forward *f, int32_t thread, const bough_weight *w
 static void expand_all(const forward *f, int32_t thread, const bough_weight *gate, const bough_weight *up) {
     enum { NUM = BOUGH_GROUP / LANES };
     const int32_t num_items = f->model->intermediate / BOUGH_GROUP, num_rows = f->batch->num_tokens;
-    for (int32_t item; (item = bough_pool_next(f->pool)) < num_items;) {
+    for (int32_t item; (item = bough_pool_next(f->pool, thread, num_items)) < num_items;) {
         uint8_t *memory = f->scratch + thread * f->scratch_bytes;
         strip strips[2 * NUM];
         for (int32_t i = 0; i < 2 * NUM; i++) {
@@ -106,9 +107,10 @@ static void norm_row(const forward *f, int64_t token, const float *weight, int64
     }
 }
 
-static void norm_all(const forward *f, const float *weight) {
+static void norm_all(const forward *f, int32_t thread, const float *weight) {
     enum { ROWS = 4 };
-    for (int32_t item; (item = bough_pool_next(f->pool)) * ROWS < f->batch->num_tokens;)
+    const int32_t num_items = (f->batch->num_tokens + ROWS - 1) / ROWS;
+    for (int32_t item; (item = bough_pool_next(f->pool, thread, num_items)) < num_items;)
         for (int32_t row = item * ROWS; row < (item + 1) * ROWS && row < f->batch->num_tokens; row++) norm_row(f, row, weight, row);
     bough_pool_wait(f->pool);
 }
@@ -129,12 +131,12 @@ static void turn_head(const forward *f, float *x, const float *norm, const float
 }
 
 /* Rotates queries and keys, rounds them and values, and stores keys and values. */
-static void store_all(const forward *f, const bough_layer *layer, int32_t index) {
+static void store_all(const forward *f, int32_t thread, const bough_layer *layer, int32_t index) {
     const bough_model *model = f->model;
     const bough_cache *cache = f->cache;
     const int32_t dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads, half = dim / 2;
     const int32_t most = cache->bits == 8 ? 127 : MOST_STORED;
-    for (int32_t row; (row = bough_pool_next(f->pool)) < f->batch->num_tokens;) {
+    for (int32_t row; (row = bough_pool_next(f->pool, thread, f->batch->num_tokens)) < f->batch->num_tokens;) {
         float *q = f->qkv + (int64_t)row * (heads + 2 * kv_heads) * dim, *k = q + heads * dim, *v = k + kv_heads * dim;
         const int64_t position = f->batch->positions[row], slot = index * cache->num_slots + f->batch->write_slot[row];
         const float *cos = layer->rotates ? model->cos + position * half : 0, *sin = layer->rotates ? model->sin + position * half : 0;
@@ -189,10 +191,10 @@ static void attend_all(const forward *f, const bough_layer *layer, int32_t index
                                    .keys = f->cache->keys + start, .values = f->cache->values + start,
                                    .scales = f->cache->scales + slot * 2 * model->num_kv_heads};
     const block *at = f->plan.blocks, *stop = at + f->plan.num_blocks, *ahead;
-    for (int32_t item, before = 0;;) {
-        for (item = bough_pool_next(f->pool); at < stop && item - before >= at->num_items; at++) before += at->num_items;
-        if (at == stop) break;
-        const int32_t number = item - before, parts = model->num_kv_heads / at->num_heads;
+    for (int32_t item; (item = bough_pool_next(f->pool, thread, f->plan.num_items)) < f->plan.num_items;) {
+        if (item < at->first_item) at = f->plan.blocks;
+        while (item >= at->first_item + at->num_items) at++;
+        const int32_t number = item - at->first_item, parts = model->num_kv_heads / at->num_heads;
         const int32_t head = number % parts * at->num_heads, split = number / parts;
         ahead = at + bough_pool_size(f->pool);
         const work part = {.block = at, .head_start = head, .head_stop = head + at->num_heads,
@@ -202,7 +204,8 @@ static void attend_all(const forward *f, const bough_layer *layer, int32_t index
     }
     bough_pool_wait(f->pool);
     if (!f->plan.num_partials) return;
-    for (int32_t item; (item = bough_pool_next(f->pool)) < f->plan.num_blocks * model->num_kv_heads;) {
+    const int32_t num_merges = f->plan.num_blocks * model->num_kv_heads;
+    for (int32_t item; (item = bough_pool_next(f->pool, thread, num_merges)) < num_merges;) {
         at = f->plan.blocks + item / model->num_kv_heads;
         if (at->num_splits > 1) merge_block(model, &f->plan, item % model->num_kv_heads, at, f->partials, &f->attended);
     }
@@ -229,22 +232,22 @@ static void run(void *context, int32_t thread) {
     const int32_t num_tokens = f->batch->num_tokens, num_logits = f->batch->num_logits;
     double since = f->began_s;
     passed(f, thread, BOUGH_PLAN, &since);
-    for (int32_t row; (row = bough_pool_next(f->pool)) < num_tokens;)
+    for (int32_t row; (row = bough_pool_next(f->pool, thread, num_tokens)) < num_tokens;)
         read_row(&model->embedding, f->batch->tokens[row], f->hidden + (int64_t)row * model->hidden);
     bough_pool_wait(f->pool);
     for (int32_t index = 0; index < model->num_layers; index++) {
         const bough_layer *layer = model->layers + index;
-        norm_all(f, layer->input_norm);
+        norm_all(f, thread, layer->input_norm);
         passed(f, thread, BOUGH_NORM, &since);
         multiply_all(f, thread, &layer->query, 3, &f->input, num_tokens, f->qkv, 0);
         passed(f, thread, BOUGH_QKV, &since);
-        store_all(f, layer, index);
+        store_all(f, thread, layer, index);
         passed(f, thread, BOUGH_STORE, &since);
         attend_all(f, layer, index, thread);
         passed(f, thread, BOUGH_ATTENTION, &since);
         multiply_all(f, thread, &layer->out, 1, &f->attended, num_tokens, f->hidden, 1);
         passed(f, thread, BOUGH_OUT, &since);
-        norm_all(f, layer->post_norm);
+        norm_all(f, thread, layer->post_norm);
         passed(f, thread, BOUGH_NORM, &since);
         expand_all(f, thread, &layer->gate, &layer->up);
         passed(f, thread, BOUGH_EXPAND, &since);
@@ -252,7 +255,7 @@ static void run(void *context, int32_t thread) {
         passed(f, thread, BOUGH_DOWN, &since);
     }
     if (!num_logits) return;
-    for (int32_t row; (row = bough_pool_next(f->pool)) < num_logits;) norm_row(f, f->batch->logit_rows[row], model->norm, row);
+    for (int32_t row; (row = bough_pool_next(f->pool, thread, num_logits)) < num_logits;) norm_row(f, f->batch->logit_rows[row], model->norm, row);
     bough_pool_wait(f->pool);
     multiply_all(f, thread, &model->head, 1, &f->input, num_logits, f->logits, 0);
     passed(f, thread, BOUGH_HEAD, &since);
@@ -340,7 +343,7 @@ typedef struct {
 
 static void run_product(void *context, int32_t thread) {
     const one_product *p = context;
-    for (int32_t row; (row = bough_pool_next(p->base.pool)) < p->num_rows;)
+    for (int32_t row; (row = bough_pool_next(p->base.pool, thread, p->num_rows)) < p->num_rows;)
         round_row(p->x + (int64_t)row * p->weight->columns, p->weight->columns / BOUGH_GROUP, &p->rows, row, 0);
     bough_pool_wait(p->base.pool);
     multiply_all(&p->base, thread, p->weight, 1, &p->rows, p->num_rows, p->y, 0);

@@ -177,8 +177,8 @@ static void pack_strips(void *context, int32_t thread) {
     const packing *p = context;
     const layout at = layout_of(p->format);
     const int64_t size = strip_bytes(&at, p->columns);
-    (void)thread;
-    for (int32_t strip; (strip = bough_pool_next(p->pool)) * at.lanes < p->rows;) {
+    const int32_t num_strips = (p->rows + at.lanes - 1) / at.lanes;
+    for (int32_t strip; (strip = bough_pool_next(p->pool, thread, num_strips)) < num_strips;) {
         uint8_t *to = p->tiles + strip * size;
         const int32_t left = p->rows - strip * at.lanes;
         if (left < at.lanes) memset(to, 0, (size_t)size);

@@ -7,7 +7,7 @@ typedef struct {
     int32_t start, stop, row_start, row_stop;
     int32_t num_heads;  /* key-value heads that an item has */
     int32_t num_splits; /* more than 1: every SPLIT chunks of the context are an item of their own */
-    int32_t num_items;
+    int32_t first_item, num_items;
     int64_t partial;    /* where the states of its splits are */
 } block;
 
@@ -17,7 +17,7 @@ typedef struct {
     int32_t *row_start; /* [num_sequences + 1]: into rows */
     int32_t *rows;      /* [num_tokens]: the batch's rows, sequence by sequence in that order */
     block *blocks;      /* [num_tokens] */
-    int32_t num_blocks, num_sequences;
+    int32_t num_blocks, num_items, num_sequences;
     int64_t num_partials;
 } attention_plan;
 
@@ -84,9 +84,10 @@ static void make_plan(attention_plan *plan, const bough_batch *batch, int32_t pa
     }
     /* With few blocks, the parts of a long context are items of their own; with many, all heads are one item. */
     const int many = plan->num_blocks >= 4 * num_threads, few = plan->num_blocks * num_kv_heads < 4 * num_threads;
-    plan->num_partials = 0;
-    for (int32_t i = 0; i < plan->num_blocks; i++) {
+    plan->num_partials = plan->num_items = 0;
+    for (int32_t i = 0; i < plan->num_blocks; plan->num_items += plan->blocks[i++].num_items) {
         block *at = plan->blocks + i;
+        at->first_item = plan->num_items;
         const int32_t splits = (batch->context_len[plan->order[at->start]] + SPLIT * CHUNK - 1) / (SPLIT * CHUNK);
         const int64_t num_own = at->row_stop - at->row_start;
         if (at->stop - at->start > 1 || num_own * (num_heads / num_kv_heads) > FEW) continue;

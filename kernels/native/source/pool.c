@@ -17,6 +17,11 @@
 
 #define SPINS 400
 
+/* How many of a thread's items have been taken. */
+typedef struct {
+    _Alignas(64) atomic_int taken;
+} share;
+
 struct bough_pool {
     int32_t size;
     pthread_t *threads;
@@ -25,7 +30,7 @@ struct bough_pool {
     _Alignas(64) atomic_uint tasks;    /* begun so far */
     _Alignas(64) atomic_uint barriers; /* passed so far */
     _Alignas(64) atomic_int arrived;   /* threads that wait at the barrier */
-    _Alignas(64) atomic_int next;      /* the next item */
+    share *shares;                     /* [size] */
     _Alignas(64) atomic_int sleepers;
     bough_task task;
     void *context;
@@ -58,6 +63,10 @@ static void advance(bough_pool *pool, atomic_uint *count) {
     }
 }
 
+static void share_anew(bough_pool *pool) {
+    for (int32_t i = 0; i < pool->size; i++) atomic_store_explicit(&pool->shares[i].taken, 0, memory_order_release);
+}
+
 void bough_pool_wait(bough_pool *pool) {
     const unsigned old = atomic_load(&pool->barriers);
     if (atomic_fetch_add(&pool->arrived, 1) + 1 < pool->size) {
@@ -65,11 +74,20 @@ void bough_pool_wait(bough_pool *pool) {
         return;
     }
     atomic_store(&pool->arrived, 0);
-    atomic_store(&pool->next, 0);
+    share_anew(pool);
     advance(pool, &pool->barriers);
 }
 
-int32_t bough_pool_next(bough_pool *pool) { return atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed); }
+int32_t bough_pool_next(bough_pool *pool, int32_t thread, int32_t num_items) {
+    for (int32_t i = 0; i < pool->size; i++) {
+        const int32_t whose = (thread + i) % pool->size;
+        atomic_int *taken = &pool->shares[whose].taken;
+        if (whose + (int64_t)atomic_load_explicit(taken, memory_order_relaxed) * pool->size >= num_items) continue;
+        const int64_t item = whose + (int64_t)atomic_fetch_add_explicit(taken, 1, memory_order_relaxed) * pool->size;
+        if (item < num_items) return (int32_t)item;
+    }
+    return num_items;
+}
 
 int32_t bough_pool_size(const bough_pool *pool) { return pool->size; }
 
@@ -92,6 +110,12 @@ bough_pool *bough_pool_create(int32_t num_threads) {
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->changed, NULL);
     pool->threads = calloc((size_t)num_threads, sizeof(pthread_t));
+    pool->shares = aligned_alloc(64, (size_t)num_threads * sizeof(share));
+    if (!pool->shares) {
+        free(pool->threads);
+        free(pool);
+        return NULL;
+    }
     for (int32_t thread = 1; pool->threads && thread < num_threads; thread++) {
         seat *own = malloc(sizeof(seat));
         if (!own) break;
@@ -112,13 +136,14 @@ void bough_pool_destroy(bough_pool *pool) {
     pthread_cond_destroy(&pool->changed);
     pthread_mutex_destroy(&pool->lock);
     free(pool->threads);
+    free(pool->shares);
     free(pool);
 }
 
 void bough_pool_run(bough_pool *pool, bough_task task, void *context) {
     pool->task = task;
     pool->context = context;
-    atomic_store(&pool->next, 0);
+    share_anew(pool);
     advance(pool, &pool->tasks);
     task(context, 0);
     bough_pool_wait(pool);
