@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -241,6 +242,34 @@ def test_a_long_context_is_the_same_by_one_thread_or_many(make_runner: MakeRunne
         parts = [run(runner, [sequence], [n])[0] for n in (1500, 1990, 1, 8, 1)]
         results.append(np.concatenate(parts))
     np.testing.assert_array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_without_logits_change_nothing(seed: int, make_runner: MakeRunner) -> None:
+    """The last layer leaves them out; sequences that share a prefix, some of them without any logits."""
+    config = make_config(windows=(None, 100) if seed == 1 else (None, None))
+    rng = np.random.default_rng(seed)
+    runner, trunk = make_runner(config), Sequence(rng.integers(0, config.vocab_size, 1300), np.arange(1300))
+    run(runner, [trunk], [1300])
+    counts = [int(count) for count in rng.integers(1, 60, 6)]
+    sequences, free = [], 1300
+    for count in counts:
+        shared = int(rng.choice([0, 64, 1300]))
+        slots = np.concatenate([trunk.slots[:shared], np.arange(free, free + count)])
+        sequences.append(Sequence(np.resize(trunk.tokens, shared + count), slots, shared))
+        free += count
+    batch = make_batch(sequences, counts)
+    every = runner.run(batch)
+    assert every is not None
+    every = every.copy()
+    for rows in (
+        np.sort(rng.choice(sum(counts), 4, replace=False)),
+        np.cumsum(counts)[2:4] - 1,
+        rng.permutation(sum(counts))[:7],
+    ):
+        found = runner.run(replace(batch, logit_rows=rows))
+        assert found is not None
+        np.testing.assert_array_equal(found, every[rows])
 
 
 def test_a_pass_may_have_no_logits(make_runner: MakeRunner) -> None:

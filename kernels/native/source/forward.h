@@ -1,5 +1,6 @@
 /* All layers over a batch: what each thread does between one barrier and the next. */
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 typedef struct {
@@ -16,6 +17,7 @@ typedef struct {
     rounded expanded;   /* [tokens][intermediate] */
     float *partials;    /* states of blocks that are split */
     attention_plan plan;
+    bough_batch kept;   /* of the batch, the rows whose logits are asked for, in the last layer's second half */
     uint8_t *scratch;   /* of all threads */
     int64_t scratch_bytes;
     float *logits;
@@ -226,10 +228,41 @@ INLINE void passed(const forward *f, int32_t thread, int stage, double *since) {
     *since = now;
 }
 
-static void run(void *context, int32_t thread) {
-    const forward *f = context;
+/* Whether rows can be left out once the last layer's keys and values are stored. */
+static int has_idle_rows(const bough_batch *batch) {
+    for (int32_t i = 1; i < batch->num_logits; i++)
+        if (batch->logit_rows[i] <= batch->logit_rows[i - 1]) return 0;
+    return batch->num_logits < batch->num_tokens;
+}
+
+/* Leaves only the rows whose logits are asked for: `kept` becomes the batch, and what is computed of them moves up. */
+static void leave_out_rows(forward *f) {
+    const bough_batch *batch = f->batch;
     const bough_model *model = f->model;
-    const int32_t num_tokens = f->batch->num_tokens, num_logits = f->batch->num_logits;
+    const int32_t heads = model->num_heads, dim = model->head_dim, num = batch->num_logits;
+    int64_t *positions = (int64_t *)f->kept.positions, *rows = (int64_t *)f->kept.logit_rows;
+    int32_t *query_start = (int32_t *)f->kept.query_start;
+    int32_t sequence = 0;
+    for (int32_t i = 0; i < num; i++) {
+        const int64_t row = batch->logit_rows[i];
+        for (; batch->query_start[sequence] <= row; sequence++) query_start[sequence] = i;
+        positions[i] = batch->positions[row];
+        rows[i] = i;
+        memmove(f->hidden + (int64_t)i * model->hidden, f->hidden + row * model->hidden, (size_t)model->hidden * sizeof(float));
+        memmove(f->queries + (int64_t)i * heads * dim, f->queries + row * heads * dim, (size_t)(heads * dim) * sizeof(int16_t));
+        memmove(f->query_scales + (int64_t)i * heads, f->query_scales + row * heads, (size_t)heads * sizeof(float));
+    }
+    for (; sequence <= batch->num_sequences; sequence++) query_start[sequence] = num;
+    f->batch = &f->kept;
+    make_plan(&f->plan, f->batch, f->cache->page_size, heads, model->num_kv_heads, bough_pool_size(f->pool));
+}
+
+static void run(void *context, int32_t thread) {
+    forward *f = context;
+    const bough_model *model = f->model;
+    const int32_t num_logits = f->batch->num_logits;
+    const int has_idle = has_idle_rows(f->batch);
+    int32_t num_tokens = f->batch->num_tokens;
     double since = f->began_s;
     passed(f, thread, BOUGH_PLAN, &since);
     for (int32_t row; (row = bough_pool_next(f->pool, thread, num_tokens)) < num_tokens;)
@@ -243,6 +276,12 @@ static void run(void *context, int32_t thread) {
         passed(f, thread, BOUGH_QKV, &since);
         store_all(f, thread, layer, index);
         passed(f, thread, BOUGH_STORE, &since);
+        if (has_idle && index == model->num_layers - 1) {
+            if (!num_logits) return;
+            if (!thread) leave_out_rows(f);
+            bough_pool_wait(f->pool);
+            num_tokens = num_logits;
+        }
         attend_all(f, layer, index, thread);
         passed(f, thread, BOUGH_ATTENTION, &since);
         multiply_all(f, thread, &layer->out, 1, &f->attended, num_tokens, f->hidden, 1);
@@ -304,6 +343,9 @@ static void lay_out(forward *f, arena *memory, int32_t num_threads, int64_t num_
     f->plan.row_start = take(memory, (num_sequences + 1) * 4);
     f->plan.rows = take(memory, num_tokens * 4);
     f->plan.blocks = take(memory, num_tokens * (int64_t)sizeof(block));
+    f->kept.positions = take(memory, num_logits * 8);
+    f->kept.logit_rows = take(memory, num_logits * 8);
+    f->kept.query_start = take(memory, (num_sequences + 1) * 4);
     const int64_t strips = strips_bytes_of(model), attention = attention_bytes(model);
     f->scratch_bytes = ((strips > attention ? strips : attention) + 63) / 64 * 64;
     f->scratch = take(memory, f->scratch_bytes * num_threads);
@@ -315,9 +357,11 @@ static void forward_pass(bough_pool *pool, const bough_model *model, const bough
     forward f = {.pool = pool, .model = model, .cache = cache, .batch = batch, .logits = logits};
     if (batch->seconds) f.began_s = clock_s();
     arena memory = {.at = workspace};
+    f.kept = *batch;
+    f.kept.num_tokens = batch->num_logits;
     lay_out(&f, &memory, num_threads, batch->num_tokens, batch->num_sequences, batch->num_logits);
     make_plan(&f.plan, batch, cache->page_size, model->num_heads, model->num_kv_heads, num_threads);
-    f.partials = take(&memory, f.plan.num_partials * (STATE + model->head_dim) * 4);
+    f.partials = take(&memory, 0); /* all that is left */
     bough_pool_run(pool, run, &f);
 }
 
