@@ -16,7 +16,7 @@ from .peer_process import OURS, Side, side_command
 from .peer_progress import Progress
 from .peer_quality import judge
 from .peer_report import FLOAT32, Report, Row, memory_row, row_of, start_row
-from .peer_rounds import Rounds
+from .peer_rounds import Rounds, Turns
 from .peer_starts import Starts, take_turns
 from .peer_workloads import Prompts, Sizes, Workload
 
@@ -147,7 +147,8 @@ def _measure_rounds(
     ours: Side, theirs: Side, first_number: int, run: PeerRun, report: Report, progress: Progress
 ) -> None:
     deadline = time.monotonic() + run.limit_s * (1 - _START_SHARE)
-    rounds = Rounds(ours, theirs, run.workloads, prompts=run.prompts, first_number=first_number, deadline=deadline)
+    turns = Turns(ours, theirs, deadline)
+    rounds = Rounds(turns, run.workloads, prompts=run.prompts, first_number=first_number)
     name = theirs.name
     try:
         rounds.run(run.num_rounds, begin=lambda workload: progress.say(f"{name}: {workload}"), end=progress.step)

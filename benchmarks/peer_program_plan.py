@@ -59,9 +59,9 @@ class Found:
     num_patterned: int
 
     @property
-    def seconds_each(self) -> float:
-        """For a program."""
-        return self.seconds / self.num_programs
+    def rate(self) -> float:
+        """Programs a second."""
+        return self.num_programs / self.seconds
 
 
 class Plans:

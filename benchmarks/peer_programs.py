@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -17,6 +16,7 @@ from .peer_process import OURS, Side
 from .peer_program_plan import QUICK_SIZES, SIZES, Found, Level, Plans, ProgramSizes, check
 from .peer_program_sides import LANGUAGE, PEERS, SGLANG, Peer, start_language, start_ours, start_peer
 from .peer_report import Row, asked
+from .peer_rounds import Asks, OursFailedError, Pairs, Turns
 from .server_process import ServerProcess
 
 WORKLOAD = "ten workloads of programs"
@@ -27,7 +27,6 @@ _READY_S = 1200.0
 _ASK_S = 600.0
 _STOP_S = 4.0  # of peers that answer one call after the other
 _HOPELESS = 2.0  # so many times as slow as the best peer: one round is enough
-_MORE_THAN_BEFORE = 1.2  # rounds are begun if there is time for some that take so much longer
 _MAX_ROUNDS = 5
 _LIMIT_S = 24 * 60.0  # for the rounds of all peers
 
@@ -35,29 +34,7 @@ Key = tuple[str, str]
 """A workload and a level, by their names."""
 
 
-@dataclass
-class Pairs:
-    """The rounds of one peer at one workload and level: `ours[i]` and `theirs[i]` are of the same programs.
-
-    note   why there are no more
-    """
-
-    ours: list[Found] = field(default_factory=list)
-    theirs: list[Found] = field(default_factory=list)
-    note: str = ""
-
-    @property
-    def ratios(self) -> list[float]:
-        """How many times as fast ours is, a round each: of the time for a program."""
-        pairs = zip(self.ours, self.theirs, strict=True)
-        return [theirs.seconds_each / ours.seconds_each for ours, theirs in pairs]
-
-    @property
-    def ratio(self) -> float:
-        return median(self.ratios)
-
-
-Results = dict[str, dict[Key, Pairs]]
+Results = dict[str, dict[Key, Pairs[Found]]]
 """By peers' names."""
 
 
@@ -119,9 +96,9 @@ class Contest:
                 self.prepare(theirs)
                 self._deadline += time.monotonic() - started  # only rounds count
                 self._rounds(ours, theirs, peer, time.monotonic() + share * (self._deadline - time.monotonic()))
+        except OursFailedError:
+            raise
         except PeerError as error:
-            if error.args and str(error).startswith(f"{OURS}:"):
-                raise
             self.left_out.append(f"programs, {peer.name}: {error}")
 
     @contextmanager
@@ -147,40 +124,27 @@ class Contest:
     def _rounds(self, ours: Side, theirs: Side, peer: Peer, deadline: float) -> None:
         keys = [(name, level) for name in self._plans.names for level in self.sizes.levels]
         found = self.results.setdefault(peer.name, {(name, level.name): Pairs() for name, level in keys})
-        took: dict[Key, float] = {}
+        turns = Turns(ours, theirs, deadline)
         for number in range(min(self._run.num_rounds, _MAX_ROUNDS)):
             for name, level in keys:
                 key = (name, level.name)
-                pairs = found[key]
-                if pairs.note or (number and self._hopeless(peer.name, key)):
+                if number and self._hopeless(peer.name, key):
                     continue
-                if time.monotonic() + took.get(key, 0.0) * _MORE_THAN_BEFORE > deadline:
-                    pairs.note = f"no time for more than {number} rounds"
-                    continue
-                self._say(f"programs: {peer.name}, {name}, {level.name}")
-                started = time.monotonic()
-                self._round(ours, theirs, peer, name, level, pairs, ours_first=number % 2 == 0)
-                took[key] = time.monotonic() - started
+                if turns.allow(", ".join(key), number, found[key]):
+                    self._say(f"programs: {peer.name}, {', '.join(key)}")
+                    self._round(turns, number, peer, name, level)
 
-    def _round(
-        self, ours: Side, theirs: Side, peer: Peer, name: str, level: Level, pairs: Pairs, *, ours_first: bool
-    ) -> None:
-        number = next(self._numbers)
-        found: dict[str, Found] = {}
-        for side in (ours, theirs) if ours_first else (theirs, ours):
-            plans = self._plans.make(name, number, level.num_programs, roles=side is ours)
-            limited = peer.limited and side is theirs
+    def _round(self, turns: Turns, number: int, peer: Peer, name: str, level: Level) -> None:
+        plans_number = next(self._numbers)
+
+        def work(side: Asks) -> Found:
+            plans = self._plans.make(name, plans_number, level.num_programs, roles=side is turns.ours)
+            limited = peer.limited and side is turns.theirs
             at_once, stop_s = (1, _STOP_S) if limited else (level.at_once, _ASK_S)
-            try:
-                answer = side.ask("programs", _ASK_S, plans=plans, at_once=at_once, stop_s=stop_s)
-                found[side.name] = check(plans, answer)
-            except (PeerError, ValueError) as error:
-                if side is ours:
-                    raise PeerError(f"{OURS}: {name}: {error}") from error
-                pairs.note = str(error)
-                return
-        pairs.ours.append(found[ours.name])
-        pairs.theirs.append(found[theirs.name])
+            return check(plans, side.ask("programs", _ASK_S, plans=plans, at_once=at_once, stop_s=stop_s))
+
+        key = (name, level.name)
+        turns.play(", ".join(key), number, self.results[peer.name][key], work)
 
     def _hopeless(self, peer: str, key: Key) -> bool:
         """Another peer is so much better here that this one cannot be the best."""
@@ -238,7 +202,7 @@ def failures(results: Results) -> list[str]:
 def _row(key: Key, best: str, peers: Results) -> Row:
     pairs = peers[best][key]
     row = Row(", ".join(key), best, _LEAST, pairs.ratios)
-    row.ours, row.theirs = (f"{median(1 / f.seconds_each for f in side):.3g}/s" for side in (pairs.ours, pairs.theirs))
+    row.ours, row.theirs = (f"{median(each.rate for each in side):.3g}/s" for side in (pairs.ours, pairs.theirs))
     about = [peer.about for peer in PEERS if peer.name == best]
     remarks = [*about, _others(key, best, peers), _partial(pairs), _matching(pairs)]
     row.note = "; ".join(remark for remark in remarks if remark)
@@ -251,7 +215,7 @@ def _others(key: Key, best: str, peers: Results) -> str:
     return "of others: " + ", ".join(texts) if texts else ""
 
 
-def _partial(pairs: Pairs) -> str:
+def _partial(pairs: Pairs[Found]) -> str:
     """Where a peer did less than it was asked."""
     remarks: list[Any] = []
     if any(theirs.num_programs < ours.num_programs for ours, theirs in zip(pairs.ours, pairs.theirs, strict=True)):
@@ -261,7 +225,7 @@ def _partial(pairs: Pairs) -> str:
     return ", ".join(remarks)
 
 
-def _matching(pairs: Pairs) -> str:
+def _matching(pairs: Pairs[Found]) -> str:
     """How many answers under a pattern satisfy it."""
     if not pairs.ours[0].num_patterned:
         return ""

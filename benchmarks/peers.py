@@ -90,23 +90,25 @@ def _listed(known: Any) -> Any:
 def make_run(arguments: argparse.Namespace) -> PeerRun:
     """What all parts of a run need."""
     sizes = QUICK if arguments.quick else Sizes()
-    words = [word for word in (arguments.workloads or "").lower().split(",") if word]
+    words = [word.strip().lower() for word in (arguments.workloads or "").split(",") if word.strip()]
 
     def is_chosen(name: str) -> bool:
         return not words or any(word in name.lower() for word in words)
 
-    chosen = [each for each in workloads(sizes) if is_chosen(each.name)]
-    extras = {name for name in EXTRAS if is_chosen(name)}
-    if not chosen and not extras:
-        raise PeerError(f"--workloads {arguments.workloads} names none of the workloads")
+    known = workloads(sizes)
+    names = [*(each.name for each in known), *EXTRAS]
+    if unknown := [word for word in words if not any(word in name.lower() for name in names)]:
+        raise PeerError(
+            f"--workloads: the name of no workload contains {', '.join(unknown)}; there is {'; '.join(names)}"
+        )
     log = Path(arguments.log) if arguments.log else peers_folder() / "peers.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     return PeerRun(
         model=arguments.model,
         prompts=Prompts(load_tokenizer(locate(arguments.model))),
         sizes=sizes,
-        workloads=chosen,
-        extras=extras,
+        workloads=[each for each in known if is_chosen(each.name)],
+        extras={name for name in EXTRAS if is_chosen(name)},
         num_rounds=arguments.rounds or (1 if arguments.quick else 5),
         threads=arguments.threads,
         limit_s=60 * (arguments.minutes or (8 if arguments.quick else 30)),

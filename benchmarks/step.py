@@ -85,7 +85,7 @@ def watch_engine(engine: Engine) -> Stopwatch:
     watch.wrap(engine._scheduler, "schedule", "schedule")
     watch.wrap(engine._scheduler, "apply", "apply")
     watch.wrap(passes, "build_batch", "batch")
-    watch.wrap(passes, "sample", "sample")
+    watch.wrap(passes.DirectPass, "draw", "sample")
     watch.wrap(runner.model, "run", "forward")
     watch.wrap(Generation, "rows", "rows")
     watch.wrap(Generation, "take", "accept")

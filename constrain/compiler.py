@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from threading import Lock
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,7 +25,7 @@ from .loose import lower_loosely
 from .lower import lower
 from .lowered import Lowered
 from .matcher import CompiledGrammar, TokenMatcher
-from .parts import all_schemas, json_parts
+from .parts import all_parts, all_schemas, json_parts
 from .receipt import Finding, Receipt, Violation
 from .schemas.schema import checked_formats
 from .service.cache import GrammarCache
@@ -87,7 +88,6 @@ class GrammarCompiler:
     def submit(self, spec: GrammarSpec) -> Future[Grammar]:
         """The grammar of `spec`, or a GrammarError, as a future. Cancelling it has no effect on others' wait."""
         key = _key(spec)
-        _ = self.tokens.tokenizer  # made now, the first time: it is not the constraint that takes so long
         with self._lock:
             found = self._cache.get(key)
             if found is not None:
@@ -122,9 +122,20 @@ class GrammarCompiler:
         self._service.submit(lambda turn: _check_parts(spec, text, pointers, turn), result, urgent=True)
         return result
 
-    def warm(self) -> None:
-        """Starts a process ahead of the first constraint that needs one."""
-        self._service.warm()
+    def warm(self) -> Future[Any]:
+        """Makes ready, beside all else, what the first constraints need; the future is for who wants to wait.
+
+        That is the tokenizer, a process, and whatever else is made once. Does nothing after the first constraint.
+        """
+        done: Future[Any] = Future()
+        done.set_running_or_notify_cancel()
+        with self._lock:
+            is_needed = not self.compiled and not self._under_way
+        if is_needed:
+            self._service.submit(self._rehearse, done)
+        else:
+            done.set_result(None)
+        return done
 
     def abandon(self, future: Future[Grammar]) -> None:
         """Nobody waits for `future`, which `submit` gave, any more: what has not begun is not compiled at all."""
@@ -147,7 +158,15 @@ class GrammarCompiler:
         matcher = self._on_table(matcher) or matcher.copy()
         return matcher, matcher.accept(token, remaining)
 
+    def _rehearse(self, turn: Turn) -> None:
+        for spec in _REHEARSED:
+            self._compile(spec, b"", turn)
+
     def _compile(self, spec: GrammarSpec, key: bytes, turn: Turn) -> Grammar:
+        if not self.tokens.has_tokenizer:
+            if _needs_process(spec):
+                self._service.processes.start_ahead()
+            turn.prepare(lambda: self.tokens.tokenizer)
         try:
             grammar = compile_grammar(spec, self.tokens, lambda part: _lower_elsewhere(part, turn))
             if isinstance(grammar, CompiledGrammar):
@@ -209,6 +228,22 @@ class GrammarCompiler:
                 self._cache.put_error(key, error, LATE_LIFE_S)
             elif isinstance(error, GrammarError):
                 self._cache.put_error(key, error)
+
+
+_REHEARSED: tuple[PlainSpec, ...] = (
+    JsonSchema(
+        '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 40}, "b": {"type": "number"}, '
+        '"c": {"type": "array", "items": {"enum": ["a", 1]}}}, "required": ["a", "b"]}'
+    ),
+    JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'),
+    Regex("[a-z]+"),
+)
+"""Constraints of which each goes another way: by a process, without one, and as a table."""
+
+
+def _needs_process(spec: GrammarSpec) -> bool:
+    parts = all_parts(spec)
+    return not all(map(is_light, parts))
 
 
 def compile_grammar(

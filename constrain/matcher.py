@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from concurrent.futures import Future
 from ctypes import addressof, c_char
 
@@ -19,6 +20,8 @@ from .searches import Searches
 from .tokens import TokenTable
 
 MAX_WITNESS_TOKENS = 4_096
+MAX_RESPELLED = 8
+_WHITESPACE = b" \t\n\r"
 
 
 class CompiledGrammar:
@@ -264,11 +267,32 @@ class TokenMatcher:
     def _witness_after(self, before: list[int], remaining: int, patience_s: float | None) -> list[int] | None:
         """A witness of at most `remaining` tokens for the state after a token that was not the witness's."""
         completer = self.grammar.completer
-        if len(before) <= remaining and completer.completes(self.state, before):
-            return before  # the token was content; what follows it is as before
-        if len(before) - 1 <= remaining and completer.completes(self.state, before[1:]):
-            return before[1:]
+        for way in self._likely_ways(before):
+            if len(way) <= remaining and completer.completes(self.state, way):
+                return way
         return self.search(remaining, patience_s)
+
+    def _likely_ways(self, before: list[int]) -> Iterator[list[int]]:
+        """What may complete the word after the last token, if `before` did before it: a search takes much longer."""
+        yield before  # the token was content; what follows it is as before
+        yield before[1:]
+        texts = self.grammar.tokens.vocabulary.tokens
+        written = (texts[self._taken[-1]] or b"").translate(None, _WHITESPACE)
+        for index, token in enumerate(before[:MAX_RESPELLED]):  # the same text in other tokens and other whitespace
+            text = texts[token] or b""
+            solid = text.translate(None, _WHITESPACE)
+            if len(written) < len(solid):
+                if solid.startswith(written):
+                    rest = text.lstrip(_WHITESPACE)[len(written) :]
+                    yield self.grammar.tokens.encode(rest) + before[index + 1 :]
+                break
+            if not written.startswith(solid):
+                break
+            written = written[len(solid) :]
+            if not written:
+                yield before[index + 1 :]
+        yield before[2:]  # another value of a few
+        yield before[3:]
 
     def _keep(self, witness: list[int]) -> None:
         self._witness, self._witness_at = witness, len(self._taken)

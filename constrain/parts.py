@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .spec import GrammarSpec, JsonSchema, Structural, Tag
+from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag
 
 _DECODER = json.JSONDecoder()
 _SPACE = " \n\r\t"
@@ -34,8 +34,15 @@ def json_parts(spec: GrammarSpec, text: str) -> Iterator[Part]:
 
 def all_schemas(spec: GrammarSpec) -> tuple[JsonSchema, ...]:
     """Each schema in `spec`."""
-    contents = [tag.content for tag in spec.tags] + [spec.then] if isinstance(spec, Structural) else [spec]
-    return tuple(content for content in contents if isinstance(content, JsonSchema))
+    return tuple(part for part in all_parts(spec) if isinstance(part, JsonSchema))
+
+
+def all_parts(spec: GrammarSpec) -> tuple[JsonSchema | Regex | Choice | Lark | Gbnf, ...]:
+    """Each constraint in `spec` that is written as a grammar of its own."""
+    if not isinstance(spec, Structural):
+        return (spec,)
+    contents = [tag.content for tag in spec.tags] + [spec.then]
+    return tuple(content for content in contents if content is not None)
 
 
 def _tagged(spec: Structural, text: str) -> Iterator[Part]:

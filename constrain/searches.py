@@ -13,7 +13,7 @@ from .errors import SearchLateError
 from .grammar_state import GrammarState
 
 MAX_KNOWN = 256
-SLOW_S = 0.001
+SLOW_S = 0.002
 
 
 @dataclass(slots=True)

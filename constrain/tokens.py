@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from threading import Lock
@@ -71,16 +72,23 @@ class TokenTable:
         self.single_bytes = [self._ids[byte] for byte in map(_byte, _BYTES_BY_USE) if byte in self._ids]
 
     @property
+    def has_tokenizer(self) -> bool:
+        """The compiler's tokenizer is made."""
+        return self._tokenizer is not None
+
+    @property
     def tokenizer(self) -> LLTokenizer:
-        """Made when it is first asked for: that takes longer than the start of an engine, which may never need it."""
+        """Made when it is first asked for: it takes a quarter of a second, all of it under the interpreter's lock."""
         with self._lock:
             if self._tokenizer is None:
-                self._tokenizer = LLTokenizer(
+                plain = LLTokenizer(
                     _Inventory(self.vocabulary),  # type: ignore[arg-type]  # it has what is asked of it
                     n_vocab=self.vocabulary.size,
                     eos_token=list(self.vocabulary.eos_ids),
-                    slices=list(SLICES),
+                    slices=[],
                 )
+                time.sleep(0)  # in between other threads go on
+                self._tokenizer = plain.with_slices(list(SLICES))
             return self._tokenizer
 
     @cached_property
@@ -126,7 +134,10 @@ class TokenTable:
 
     def encode(self, data: bytes) -> list[int]:
         """The model's tokens for `data`, which need not be whole characters."""
-        return list(self.tokenizer.tokenize_bytes(data))
+        try:
+            return self.vocabulary.encode(data.decode())
+        except UnicodeDecodeError:
+            return list(self.tokenizer.tokenize_bytes(data))
 
     def single(self, token: int) -> MaskRow:
         """A mask row that allows `token` alone."""

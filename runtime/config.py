@@ -33,8 +33,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_states              program states kept between stretches at most; the oldest is dropped
     seed                    of requests that bring none
     jump_forward            propose what a grammar forces as drafts, verified in one forward pass
-    speculation             "auto": guess what repeats the text so far, verified in one forward pass, where that saves
-                            time ("native"); "off": never. What is generated is the same
+    speculation             "auto": guess what repeats the text so far, or other answers under the same JSON Schema,
+                            verified in one forward pass, where that saves time ("native"); "off": never. What is
+                            generated is the same
     attention_backend       "auto": Triton kernels on a GPU. On a CPU "native", the library in C, for quantised models
                             of the Llama family, if dtype is "auto" too: it rounds activations to 8 bits. For all
                             others, and where the library was not built, torch

@@ -32,6 +32,7 @@ from .request_check import check_request
 from .sampler import Row
 from .scheduler import Advance, Plan, Scheduler, Work
 from .sequence import Sequence
+from .skeletons import Skeletons
 from .speculation import Experience, Guesser, PassCosts
 from .token_tree import TreeLayout
 from .tokenizer import Tokenizer
@@ -87,6 +88,7 @@ class Engine:
         self._config = config
         self._runner = runner
         self._grammars = grammars
+        self.warm = grammars.warm
         self._clock = clock
         self._cache = PrefixCache(info.num_pages, info.page_size, sharing=config.enable_prefix_caching)
         limits = config.limits(info.device)
@@ -100,6 +102,7 @@ class Engine:
         self._pass_s = 0.0
         self._speculates = config.speculation == "auto" and runner.exact and not runner.overlaps
         self._costs, self._experience = PassCosts(), Experience(self.counters)
+        self._skeletons = Skeletons(grammars.tokens.vocabulary.tokens)
         self._live: dict[str, Generation] = {}
         self._compiling: dict[str, Future[Grammar]] = {}
         self._finished: dict[str, int] = {}
@@ -151,7 +154,8 @@ class Engine:
             listener=listener,
             now=now,
         )
-        generation.guesser = Guesser(self._experience) if self._speculates else None
+        if self._speculates:
+            generation.guesser = Guesser(self._experience, self._skeletons.start(request))
         compiling = None if request.grammar is None else self._compile(request.grammar)
         self.counters.requests += 1
         self._live[request.id] = generation

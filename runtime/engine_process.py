@@ -89,7 +89,7 @@ def _load(config: EngineConfig, writer: FrameWriter) -> EngineLoop:
         writer.close()
         os._exit(EXIT_ENGINE_DIED)
 
-    return EngineLoop(engine, config, on_death=died)
+    return EngineLoop(engine, config, on_death=died, serves=True)
 
 
 def _serve(message: object, loop: EngineLoop, writer: FrameWriter, tools: RemoteTools) -> None:

@@ -43,7 +43,7 @@ from .speculation import Guesser
 logger = logging.getLogger("bough.engine")
 
 Listener = Callable[[RequestOutput], None]
-SEARCH_PATIENCE_S = 0.001
+SEARCH_PATIENCE_S = 0.002
 """What the engine's thread waits for a way to a word's end near the end of a budget; past it others seek it."""
 
 Foresee = Callable[[Matcher, int, int], tuple[Matcher, int]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -26,6 +27,9 @@ from .tools import ToolCall, ToolRegistry, ToolRunner
 
 logger = logging.getLogger("bough.engine")
 
+QUIET_S = 1.0
+"""How long an engine that serves others has nothing to do before it gets ready for their first constraint."""
+
 Answer = TypeVar("Answer")
 
 
@@ -33,9 +37,17 @@ class EngineLoop:
     """Runs an engine and its executor on one thread. Calls come in through an inbox; it sleeps when idle.
 
     Whatever was started gets its terminal event, also when the loop is closed or dies (then `on_death` is called).
+    One that `serves` gets ready for constraints as soon as it has nothing else to do.
     """
 
-    def __init__(self, engine: Engine, config: EngineConfig, on_death: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        on_death: Callable[[], None] | None = None,
+        *,
+        serves: bool = False,
+    ) -> None:
         self.engine = engine
         self._on_death = on_death
         self.tools = ToolRegistry()
@@ -50,6 +62,7 @@ class EngineLoop:
         )
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._stopped = False
+        self._warm_at = time.monotonic() + QUIET_S if serves else math.inf
         self._lock = threading.Lock()
         engine.wake = lambda: self._inbox.put(_nothing)
         self._thread = threading.Thread(target=self._run, name="bough-engine", daemon=True)
@@ -122,6 +135,8 @@ class EngineLoop:
             while self._take_calls():
                 self._executor.expire()
                 self.engine.step()
+                if self._warm_at < math.inf and not self.engine.idle:
+                    self._warm_at = time.monotonic() + QUIET_S
         except Exception:
             logger.exception("the engine has died")
             died = True
@@ -147,6 +162,7 @@ class EngineLoop:
             try:
                 call = self._inbox.get(timeout=self._sleep_s() if num_left <= 0 else None)
             except queue.Empty:
+                self._warm_if_quiet()
                 return True  # a deadline has come
             if call is None:
                 return False
@@ -157,7 +173,14 @@ class EngineLoop:
     def _sleep_s(self) -> float | None:
         """How long the idle loop may sleep: until the first deadline of a constraint that is compiled, or of a tool."""
         ends = [end for end in (self.engine.sleep_s(), self._executor.sleep_s()) if end is not None]
+        if self._warm_at < math.inf:
+            ends.append(max(self._warm_at - time.monotonic(), 0.0))
         return min(ends, default=None)
+
+    def _warm_if_quiet(self) -> None:
+        if time.monotonic() >= self._warm_at:
+            self._warm_at = math.inf
+            self.engine.warm()
 
 
 def _end(inbox: queue.SimpleQueue[Callable[[], None] | None], thread: threading.Thread) -> None:

@@ -98,7 +98,9 @@ def native_engine(
     return Engine(
         config=config,
         info=info,
-        runner=DirectPasses(NativeRunner(decoder, num_pages, page_size, kv_bits), page_size, exact=True),
+        runner=DirectPasses(
+            NativeRunner(decoder, num_pages, page_size, kv_bits), page_size, exact=True, threads=decoder.threads
+        ),
         tokenizer=tokenizer,
         grammars=grammars or GrammarCompiler(tokenizer.vocabulary(info.vocab_size)),
         clock=time.monotonic,

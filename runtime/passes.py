@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,8 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..constrain.tables.matcher import RegularMatcher
+from ..kernels.native.library import load_library
+from ..kernels.native.threads import Threads
 from .batch import Batch, build_batch
 from .host import num_threads
+from .native_sampler import NativeSampler
 from .sampler import Draws, Logits, Row, SampleThreads, sample
 from .sampling import SamplingParams
 from .scheduler import Plan, Work
@@ -81,32 +85,45 @@ class DirectPasses:
     overlaps = False
     max_steps = 1
 
-    def __init__(self, model: LogitsRunner, page_size: int, *, exact: bool = False) -> None:
+    def __init__(
+        self, model: LogitsRunner, page_size: int, *, exact: bool = False, threads: Threads | None = None
+    ) -> None:
+        """`threads` of the CPU library, if the model has some: tokens are drawn on them as well."""
         self.model = model
         self.trees = page_size == 1
         self.exact = exact
         self._page_size = page_size
-        self._threads = SampleThreads(num_threads())
+        self._sampler = _sampler(threads)
 
     def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> DirectPass:
         assert specs is None and len(plans) == 1
-        return DirectPass(self.model.run(build_batch(plans[0], self._page_size)), self._threads)
+        return DirectPass(self.model.run(build_batch(plans[0], self._page_size)), self._sampler)
 
     def draws(self, spec: DrawSpec, work: Work) -> bool:
         return False
 
 
+_Sampler = Callable[[Logits, Sequence[Row], Masks | None], Draws]
+
+
+def _sampler(threads: Threads | None) -> _Sampler:
+    library = load_library()
+    if library is None:
+        return functools.partial(sample, threads=SampleThreads(num_threads()))
+    return NativeSampler(library, threads or Threads(library, num_threads())).sample
+
+
 class DirectPass:
     """Logits that are there already."""
 
-    def __init__(self, logits: Logits | None, threads: SampleThreads) -> None:
-        self._threads = threads
+    def __init__(self, logits: Logits | None, sampler: _Sampler) -> None:
+        self._sampler = sampler
         self._logits = logits
         self._draws = Draws([], [], [])
 
     def draw(self, rows: Sequence[Row], masks: Masks | None) -> None:
         if self._logits is not None:
-            self._draws = sample(self._logits, rows, masks, self._threads)
+            self._draws = self._sampler(self._logits, rows, masks)
             self._logits = None
 
     def read(self) -> list[Draws]:

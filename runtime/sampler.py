@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -173,15 +173,21 @@ def _penalise(line: Logits, row: Row) -> bool:
         values = line[places]
         line[places] = np.where(values > 0, values / factor, values * factor)
         changed = True
+    for tokens, amounts in added(row):
+        line[tokens] += amounts
+        changed = True
+    return changed
+
+
+def added(row: Row) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.float32]]]:
+    """What is added to the logits of some tokens, one after the other: penalties, then bias and bans."""
+    params = row.params
     if row.counts and (params.frequency_penalty or params.presence_penalty):
         times = np.fromiter(row.counts.values(), np.float32, len(row.counts))
         amounts = times * np.float32(params.frequency_penalty) + np.float32(params.presence_penalty)
-        line[np.fromiter(row.counts, np.intp, len(row.counts))] -= amounts
-        changed = True
+        yield np.fromiter(row.counts, np.intp, len(row.counts)), -amounts
     if bias := row.bias:
-        line[np.fromiter(bias, np.intp, len(bias))] += np.fromiter(bias.values(), np.float32, len(bias))
-        changed = True
-    return changed
+        yield np.fromiter(bias, np.intp, len(bias)), np.fromiter(bias.values(), np.float32, len(bias))
 
 
 def narrow(mask: npt.NDArray[np.int32]) -> npt.NDArray[np.intp] | None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from ..constrain import Matcher, MatcherError
 from .counters import Counters
 from .drafts import MAX_DRAFTS, SIZES, Repeats
+from .skeletons import Place
 
 MAX_GUESSES = 16
 """In one pass and sequence."""
@@ -18,6 +19,8 @@ _PRIOR_WEIGHT = 50.0
 _CHANCES = dict(zip(SIZES, (0.8, 0.3), strict=True))
 """Before they are measured, by how many tokens a place was found with. A sequence begins with half of it at least."""
 _BEST_CHANCE = 0.97
+_SHARED = 0
+"""In place of a number of tokens: what other answers under the constraint went on with."""
 _LOOKUPS = 64
 """Tokens to take note of for each that may still come, at most: a long prompt is not worth it for a short answer."""
 
@@ -77,17 +80,19 @@ class Experience:
         """One more guess. Not `tried`: one before it was wrong already."""
         self._counters.guessed_tokens += 1
         self._counters.right_guesses += right
-        if tried:
+        if tried and size != _SHARED:  # skeletons see for themselves how often they are right
             self.chances[size] = max(0.98 * self.chances[size] + 0.02 * right, _CHANCES[size] / 2)
 
 
 class Guesser:
-    """The guesses of one sequence: what followed the last time that its last tokens occurred in it."""
+    """The guesses of one sequence: what other answers under its constraint went on with at its `place` in their
+    skeleton, and what followed the last time that its last tokens occurred in it."""
 
-    def __init__(self, experience: Experience) -> None:
+    def __init__(self, experience: Experience, place: Place | None = None) -> None:
         self.guessed: dict[int, int] = {}
         """Which of the drafts in flight are guesses, and with how many tokens the place of each was found."""
         self._experience = experience
+        self._place = place
         self._repeats = Repeats()
         self._right = dict.fromkeys(SIZES, 0.0)
         self._tried = dict.fromkeys(SIZES, 0.0)
@@ -109,20 +114,28 @@ class Guesser:
         must be right with a chance of at least `price`.
         """
         self.guessed = {}
-        if price > max(map(self._chance, SIZES)) or len(tokens) - self._repeats.num_known > _LOOKUPS * room:
+        looks = price <= max(map(self._chance, SIZES)) and len(tokens) - self._repeats.num_known <= _LOOKUPS * room
+        if not looks:
             self._forget(0.99)
-            return
-        place, chance = self._repeats.find(tokens, drafts), 1.0
-        trial: Matcher | None = None
+        place, found = _follow(self._place, drafts), None
+        chance, trial = 1.0, None
         room = min(room, MAX_DRAFTS)
-        while place is not None and len(drafts) < room and len(self.guessed) < MAX_GUESSES:
-            position, size = place
-            chance *= self._chance(size)
-            if chance < price:
-                if not self.guessed:
-                    self._forget(0.99)
-                return
-            token = tokens[position] if position < len(tokens) else drafts[position - len(tokens)]
+        while len(drafts) < room and len(self.guessed) < MAX_GUESSES:
+            if place is not None and chance * place.chance >= price:
+                token, size, found = place.token, _SHARED, None
+                chance *= place.chance
+            else:
+                found = (found or self._repeats.find(tokens, drafts)) if looks else None
+                if found is None:
+                    return
+                position, size = found
+                chance *= self._chance(size)
+                if chance < price:
+                    if not self.guessed:
+                        self._forget(0.99)
+                    return
+                token = tokens[position] if position < len(tokens) else drafts[position - len(tokens)]
+                found = position + 1, size
             if token in ends:
                 return
             try:
@@ -133,25 +146,27 @@ class Guesser:
                         return  # no masks are made for this pass
                 self.guessed[len(drafts)] = size
                 drafts.append(token)
-                place = position + 1, size
+                place = _follow(place, (token,))
                 if trial is not None and jumps and (forced := trial.forced_tokens()[: room - len(drafts)]):
-                    trial = None
+                    trial, found = None, None
                     drafts += forced
-                    place = self._repeats.find(tokens, drafts)
+                    place = _follow(place, forced)
             except MatcherError:
                 return
 
     def settle(self, drafts: Sequence[int], tokens: Sequence[int]) -> None:
-        """Of `drafts`, which have been verified, `tokens` came: as many as were right, and one more or none."""
+        """`tokens` came: as many of `drafts`, which have been verified, as were right, and one more or none."""
         for offset, size in self.guessed.items():
             if offset < len(drafts):
                 tried = offset < len(tokens)
                 right = tried and tokens[offset] == drafts[offset]
                 self._experience.add(size, right, tried)
-                if tried:
+                if tried and size != _SHARED:
                     self._right[size] = 0.9 * self._right[size] + right
                     self._tried[size] = 0.9 * self._tried[size] + 1.0
         self.guessed = {}
+        if self._place is not None:
+            self._place = self._place.teach(tokens)
 
     def _chance(self, size: int) -> float:
         return min((self._right[size] + self._experience.chances[size]) / (self._tried[size] + 1.0), _BEST_CHANCE)
@@ -161,6 +176,12 @@ class Guesser:
         for size in SIZES:
             self._right[size] *= share
             self._tried[size] *= share
+
+
+def _follow(place: Place | None, tokens: Sequence[int]) -> Place | None:
+    for token in tokens:
+        place = place and place.follow(token)
+    return place
 
 
 def _after(matcher: Matcher, drafts: Sequence[int]) -> Matcher:

@@ -103,8 +103,8 @@ class WorkerProcess:
         self._process.kill()
 
     def close(self, *, kill: bool = False) -> None:
-        """Ends it, in order or at once, and waits until it is gone."""
-        if kill:
+        """Ends it, in order or at once, and waits until it is gone. One that is not ready yet has nothing to end."""
+        if kill or not self._ready:
             self._process.kill()
         with contextlib.suppress(OSError):
             self._stdin.close()
@@ -173,10 +173,18 @@ class Processes:
             with self._lock:
                 process = self._idle.pop() if self._idle else None
             if process is None:
-                return self._start()
+                return self._wait(self._start())
             if process.alive:
-                return process
+                return self._wait(process)
             process.close()
+
+    def start_ahead(self) -> None:
+        """Starts one, if none is there and one can be started, and does not wait for it: `take` does."""
+        with self._lock:
+            if self._idle or self._closed:
+                return
+        with contextlib.suppress(NoProcessError):
+            self.give_back(self._start())
 
     def give_back(self, process: WorkerProcess) -> None:
         with self._lock:
@@ -206,10 +214,18 @@ class Processes:
         if time.monotonic() < self._retry_at:
             raise NoProcessError
         try:
-            process = WorkerProcess(memory_bytes=MEMORY_BYTES, seconds=self._timeout_s)
+            return WorkerProcess(memory_bytes=MEMORY_BYTES, seconds=self._timeout_s)
+        except OSError as error:
+            raise self._no_process(error) from error
+
+    def _wait(self, process: WorkerProcess) -> WorkerProcess:
+        try:
             process.wait_until_ready()
-        except (OSError, ProcessEndedError, LateError) as error:
-            logger.warning("constraints are compiled without a process of their own: %s", error)
-            self._retry_at = time.monotonic() + RETRY_START_S
-            raise NoProcessError from error
+        except (ProcessEndedError, LateError) as error:
+            raise self._no_process(error) from error
         return process
+
+    def _no_process(self, error: Exception) -> NoProcessError:
+        logger.warning("constraints are compiled without a process of their own: %s", error)
+        self._retry_at = time.monotonic() + RETRY_START_S
+        return NoProcessError()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import time
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 
 from ..errors import GrammarError, GrammarTooComplexError
 from ..jobs import Answer, Checked, Done, Failed, Interrupted, Job, Refused, Tabulated
-from .process import LateError, NoProcessError, ProcessEndedError, Processes, WorkerProcess
+from .process import LateError, ProcessEndedError, Processes, WorkerProcess
 
 logger = logging.getLogger("bough.constrain")
 
@@ -46,7 +45,7 @@ class _Task:
     level        how often it was preempted
     started      when it first ran
     begun        when it, or the part of it that runs now, began
-    remote       what runs now is a process, or its start
+    remote       what runs now is a process, or its start, or what is made for all tasks
     """
 
     work: Callable[[Turn], Any]
@@ -79,6 +78,7 @@ class CompileService:
         self._waiting: list[_Task] = []
         self._running: list[_Task] = []
         self._num_abandoned = 0
+        self._timed_from = 0.0  # when the last thing was made that is no task's fault
         self._threads: list[Thread] = []
         self._watcher: Thread | None = None
 
@@ -110,11 +110,6 @@ class CompileService:
             self._arrived.notify()
             if len(self._waiting) == 1:
                 self._watched.notify()
-
-    def warm(self) -> None:
-        """Starts a process, if none waits and one can be started."""
-        with contextlib.suppress(NoProcessError):
-            self.processes.give_back(self.processes.take())
 
     def drop(self, future: Future[Any]) -> bool:
         """Forgets a task that is not running; False if there is none."""
@@ -236,7 +231,14 @@ class CompileService:
     def deadline(self, task: _Task) -> float:
         """When `task` fails, once it has begun."""
         assert task.started is not None
-        return max(task.submitted + self._timeout_s, task.started + MIN_SHARE_S)
+        submitted, started = (max(moment, self._timed_from) for moment in (task.submitted, task.started))
+        return max(submitted + self._timeout_s, started + MIN_SHARE_S)
+
+    def begin_timing(self, task: _Task) -> None:
+        """The time of all tasks counts from now on; what `task` did so far is not its own."""
+        with self.lock:
+            task.remote = False
+            task.begun = self._timed_from = time.monotonic()
 
     def late(self) -> CompileLateError:
         """The error of a task whose time is over."""
@@ -310,6 +312,14 @@ class Turn:
             with service.lock:
                 task.remote, task.process, task.begun = False, None, time.monotonic()
         return self._read(answer)
+
+    def prepare(self, work: Callable[[], Any]) -> None:
+        """Makes what all tasks need, once: of no task's time."""
+        self._task.remote = True
+        try:
+            work()
+        finally:
+            self._service.begin_timing(self._task)
 
     def extend(self) -> None:
         """Gives the task a share of time once more, for something else than what took too long."""

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -35,7 +36,6 @@ from ..jobs import (
     frame,
 )
 from ..lower import lower
-from ..schemas.validate import violations
 from ..tables.tables import tabulate
 
 RECYCLE_BYTES = 512 << 20
@@ -66,12 +66,15 @@ class Worker:
         self._target = target
         self._limits = Limits(memory_bytes=0, seconds=0.0)
         self._busy = False
+        self._idle = True
+        self._interrupted = False
 
     def run(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # at a terminal it is meant for the process that started this one
         signal.signal(signal.SIGALRM, self._on_alarm)
         decoder = msgspec.msgpack.Decoder(ToWorker)
         while data := self._read():
+            self._idle = False
             message = decoder.decode(data)
             if isinstance(message, Limits):
                 self._limits = message
@@ -79,11 +82,22 @@ class Worker:
                     resource.setrlimit(resource.RLIMIT_AS, (message.memory_bytes, message.memory_bytes))
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
                 self._write(Ready())
-                continue
-            self._bound_processor_time()
-            self._write(self._answer(message))
-            if _peak_bytes() > RECYCLE_BYTES:
-                return
+                self._import_ahead()
+            else:
+                self._bound_processor_time()
+                self._write(self._answer(message))
+                _import_validation()
+                self._interrupted = False
+                if _peak_bytes() > RECYCLE_BYTES:
+                    return
+            self._idle = True
+
+    def _import_ahead(self) -> None:
+        """Imports what most jobs need, and what others need unless a job waits already."""
+        from ..schemas import lower_schema  # noqa: F401, PLC0415
+
+        if not select.select([self._source], [], [], 0)[0]:
+            _import_validation()
 
     def _bound_processor_time(self) -> None:
         """Native code that hangs ends with the process, even if nobody is left to kill it."""
@@ -92,9 +106,11 @@ class Worker:
         resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
 
     def _answer(self, job: Job) -> Answer:
+        if isinstance(job, Check):
+            _import_validation()  # here, where no interrupt cuts it off
         try:
             self._busy = True
-            answer = self._attempt(job)
+            answer = Interrupted() if self._interrupted else self._attempt(job)
             self._busy = False
         except _Interrupt:
             return Interrupted()
@@ -117,6 +133,7 @@ class Worker:
         if self._busy:
             self._busy = False  # so that a job is interrupted once, wherever it is
             raise _Interrupt
+        self._interrupted = not self._idle  # before the job has begun: what it needs is imported
 
     def _read(self) -> bytes:
         """The next frame's data; empty at the end."""
@@ -138,11 +155,21 @@ class Worker:
             data = data[os.write(self._target, data) :]
 
 
+def _import_validation() -> None:
+    """Not before the first answer, if somebody waits for that, but before the first check, which is urgent."""
+    if "jsonschema" not in sys.modules:
+        from ..schemas import validate  # noqa: F401, PLC0415
+
+        gc.freeze()  # what is there by now stays: collections need not look through it
+
+
 def _do(job: Job) -> Done | Checked | Tabulated:
     match job:
         case Lower(spec=spec):
             return Done(lower(spec))
         case Check(schema=schema, text=text, formats=formats):
+            from ..schemas.validate import violations  # noqa: PLC0415
+
             return Checked(violations(schema, text, formats=formats))
         case Tabulate():
             return Tabulated(tabulate(job))
@@ -152,7 +179,6 @@ def main() -> int:
     """Serves the process at the other end of standard input and output."""
     target = os.dup(1)
     os.dup2(2, 1)  # what anything prints is no answer
-    gc.freeze()  # what is there by now stays: collections need not look through it
     with contextlib.suppress(BrokenPipeError):
         Worker(0, target).run()
     return 0

@@ -16,6 +16,12 @@ ALIGNMENT = 64
 BITS8, MINIMUM, WIDE = 1, 2, 4
 """Parts of a weight's format; source/tiles.h says what they mean."""
 
+GREEDY, SCORE, TARGET = 1, 2, 4
+"""Parts of what `Draw.asks`: the likeliest token instead of a draw, log-probabilities, and nothing but these."""
+
+MAX_LIKELIEST = 20
+"""Tokens of a row that log-probabilities can be asked for."""
+
 
 STAGES = ("plan", "norm", "qkv", "store", "attention", "out", "expand", "down", "head")
 """Of a forward pass: what `Batch.seconds`, if it is not null, counts."""
@@ -109,6 +115,54 @@ class Batch(ctypes.Structure):
     )
 
 
+class Draw(ctypes.Structure):
+    """bough_draw."""
+
+    _fields_ = (
+        ("bits", ctypes.c_uint64),
+        ("temperature", ctypes.c_float),
+        ("top_p", ctypes.c_float),
+        ("min_p", ctypes.c_float),
+        ("top_k", ctypes.c_int32),
+        ("asks", ctypes.c_int32),
+        ("num_likeliest", ctypes.c_int32),
+        ("mask", ctypes.c_int32),
+        ("first_repeated", ctypes.c_int32),
+        ("first_added", ctypes.c_int32),
+        ("last_edit", ctypes.c_int32),
+        ("token", ctypes.c_int32),
+        ("raw", ctypes.c_float),
+        ("raw_top", ctypes.c_float),
+        ("final", ctypes.c_float),
+        ("final_top", ctypes.c_float),
+        ("unused", ctypes.c_int32),
+        ("raw_sum", ctypes.c_double),
+        ("final_sum", ctypes.c_double),
+    )
+
+
+class Edit(ctypes.Structure):
+    """bough_edit."""
+
+    _fields_ = (("token", ctypes.c_int32), ("change", ctypes.c_float))
+
+
+class Sampling(ctypes.Structure):
+    """bough_sampling."""
+
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("masks", ctypes.c_void_p),
+        ("edits", ctypes.c_void_p),
+        ("likeliest", ctypes.c_void_p),
+        ("likeliest_logits", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int32),
+        ("vocab", ctypes.c_int32),
+    )
+
+
 @dataclass(frozen=True)
 class Library:
     """The library's functions, which release the interpreter's lock while they run; arguments are addresses.
@@ -127,6 +181,8 @@ class Library:
     multiply: Callable[..., None]
     find_peak: Callable[[int, int], int]
     sum_exp: Callable[[int, int, float], float]
+    sample: Callable[[int | None, int], None]
+    sampling_bytes: Callable[[int, int], int]
     workspace_bytes: Callable[..., int]
     forward: Callable[..., None]
 
@@ -143,6 +199,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
     "find_peak": (_INT, (_POINTER, _INT)),
     "sum_exp": (ctypes.c_double, (_POINTER, _INT, ctypes.c_float)),
+    "sample": (None, (_POINTER, _POINTER)),
+    "sampling_bytes": (ctypes.c_int64, (_INT, _INT)),
     "workspace_bytes": (ctypes.c_int64, (_POINTER, _INT, _INT, _INT)),
     "forward": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
 }
@@ -163,7 +221,7 @@ def load_library() -> Library | None:
 
 
 def _bind(loaded: ctypes.CDLL) -> Library | None:
-    ours = [ctypes.sizeof(structure) for structure in (Weight, Layer, Model, Cache, Batch)]
+    ours = [ctypes.sizeof(structure) for structure in (Weight, Layer, Model, Cache, Batch, Draw, Edit, Sampling)]
     theirs = (ctypes.c_int32 * len(ours))()
     if hasattr(loaded, "bough_sizes"):
         loaded.bough_sizes(theirs)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from bough.benchmarks import peer_environments, peer_models, peer_side, peers
+from bough.benchmarks.peer_contest import PeerRun
 from bough.benchmarks.peer_environments import PeerError, environment_folder, make_environment, run_command
 from bough.benchmarks.peer_pictures import draw
 from bough.benchmarks.peer_process import Side, side_command
@@ -30,7 +31,7 @@ from bough.benchmarks.peer_report import (
     tables,
 )
 from bough.benchmarks.peer_requirements import RECIPES, TORCH, Recipe
-from bough.benchmarks.peer_rounds import Contest, Rounds
+from bough.benchmarks.peer_rounds import Contest, Rounds, Turns
 from bough.benchmarks.peer_starts import Starts, take_turns
 from bough.benchmarks.peer_workloads import QUICK, Prompts, Sizes, Timing, Workload, count, workloads
 
@@ -256,7 +257,7 @@ def test_sides_take_turns_on_the_same_work(prompts):
     begun: list[str] = []
     ended: list[int] = []
     chosen = workloads(QUICK)
-    rounds = Rounds(ours, theirs, chosen, prompts=prompts, first_number=7, deadline=time.monotonic() + 60)
+    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), chosen, prompts=prompts, first_number=7)
     rounds.run(3, begin=begun.append, end=lambda: ended.append(1))
     assert ours.asked == theirs.asked and len(ours.asked) == len(ended) == 3 * len(chosen)
     assert begun[: len(chosen)] == [each.name for each in chosen]  # each once before any a second time
@@ -273,15 +274,14 @@ def test_who_begins_changes(prompts):
             return super().ask(job, limit_s, **arguments)
 
     sides = Noting("bough", 1.0), Noting("them", 1.0)
-    rounds = Rounds(*sides, workloads(QUICK)[:1], prompts=prompts, first_number=0, deadline=time.monotonic() + 60)
+    rounds = Rounds(Turns(*sides, time.monotonic() + 60), workloads(QUICK)[:1], prompts=prompts, first_number=0)
     rounds.run(2, begin=str, end=int)
     assert order == ["bough", "them", "them", "bough"]
 
 
 def test_what_a_peer_cannot_do_is_left_out(prompts):
     ours, theirs = FakeSide("bough", 1.0), FakeSide("them", 1.0, fails="constrained")
-    deadline = time.monotonic() + 60
-    rounds = Rounds(ours, theirs, workloads(QUICK), prompts=prompts, first_number=0, deadline=deadline)
+    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), workloads(QUICK), prompts=prompts, first_number=0)
     rounds.run(2, begin=str, end=int)
     notes = {name: contest.note for name, contest in rounds.contests.items() if contest.note}
     assert notes == {f"JSON schema, batch {QUICK.num_json}": "them: cannot"}
@@ -290,21 +290,21 @@ def test_what_a_peer_cannot_do_is_left_out(prompts):
 
 def test_our_own_failure_is_told(prompts):
     ours, theirs = FakeSide("bough", 1.0, fails="generate"), FakeSide("them", 1.0)
-    rounds = Rounds(ours, theirs, workloads(QUICK), prompts=prompts, first_number=0, deadline=time.monotonic() + 60)
+    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), workloads(QUICK), prompts=prompts, first_number=0)
     with pytest.raises(PeerError, match="single stream decode: bough: cannot"):
         rounds.run(1, begin=str, end=int)
 
 
 def test_no_time_is_told(prompts):
     sides = FakeSide("bough", 1.0), FakeSide("them", 1.0)
-    rounds = Rounds(*sides, workloads(QUICK)[:1], prompts=prompts, first_number=0, deadline=time.monotonic() - 1)
+    rounds = Rounds(Turns(*sides, time.monotonic() - 1), workloads(QUICK)[:1], prompts=prompts, first_number=0)
     rounds.run(1, begin=str, end=int)
     (contest,) = rounds.contests.values()
     assert contest.note == "no time for more than 0 rounds" and not sides[0].asked
 
 
 def test_answers_are_checked_against_the_schema(prompts):
-    rounds = Rounds(FakeSide("a", 1.0), FakeSide("b", 1.0), [], prompts=prompts, first_number=0, deadline=0.0)
+    rounds = Rounds(Turns(FakeSide("a", 1.0), FakeSide("b", 1.0), 0.0), [], prompts=prompts, first_number=0)
     town = {"town": "Rye", "climate": "mild"}
     value = {"name": "A", "description": "", "role": "hero", "home": town, "age": 3, "alive": True}
     for text, valid in ((json.dumps(value), True), (json.dumps(value | {"age": 0}), False), ('{"name": "', False)):
@@ -337,8 +337,8 @@ def made_report() -> Report:
         for rounds in (((1.0, 4), (1.0, 3), (2.0, 4)), ((3.0, 0), (4.0, 0), (5.0, 1)))
     )
     report = Report({"model": "m"})
-    report.rows.append(row_of(Contest("JSON schema, batch 16", "openvino", fast, slow), GOALS))
-    report.rows.append(row_of(Contest("prefill, 1,400 tokens", "llama.cpp", note="it ended"), GOALS))
+    report.rows.append(row_of(Contest(fast, slow, workload="JSON schema, batch 16", peer="openvino"), GOALS))
+    report.rows.append(row_of(Contest(note="it ended", workload="prefill, 1,400 tokens", peer="llama.cpp"), GOALS))
     report.rows.append(Row("batch 8 decode", "vllm", None, [0.5, 0.7, 0.6], "5 tok/s", "9 tok/s"))
     report.quality["float32"] = Quality((-1.0, -2.0), {1: 5, 2: 6})
     report.quality["bough"] = Quality((-1.1, -2.0), {1: 5, 2: 7})
@@ -380,3 +380,23 @@ def test_options(capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(["--peers", "nobody"])
     assert "unknown: nobody" in capsys.readouterr().err
+
+
+def run_of(words: str, default_model: Path, tmp_path: Path) -> PeerRun:
+    arguments = ["--workloads", words, "--quick", "--model", str(default_model), "--log", str(tmp_path / "log")]
+    return peers.make_run(peers._parser().parse_args(arguments))
+
+
+@pytest.mark.model
+def test_workloads_are_chosen_by_words_in_whatever_case(default_model, tmp_path):
+    run = run_of("json, PREFILL,Start", default_model, tmp_path)
+    names = [each.name for each in run.workloads]
+    assert len(names) == 2 and names[0].startswith("prefill") and names[1].startswith("JSON schema")
+    assert run.extras == {"start"}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("words", ["jsno", "json,jsno"])
+def test_a_word_that_no_workload_has_is_an_error(words, default_model, tmp_path):
+    with pytest.raises(PeerError, match="jsno"):
+        run_of(words, default_model, tmp_path)

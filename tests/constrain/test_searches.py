@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,12 @@ SPECS: list[GrammarSpec] = [
     JsonSchema('{"type":"array","items":{"type":"string","minLength":3},"minItems":2}'),
     Structural(tags=(Tag(begin="<a>", content=Regex("[a-z]{2,40}![0-9]{3}"), end="</a>"),), free_text=False),
 ]
+
+RECORD = JsonSchema(
+    '{"type":"object","properties":{"name":{"type":"string","maxLength":9},"note":{"type":"string","maxLength":20},'
+    '"kind":{"enum":["alpha","beta"]},"old":{"type":"boolean"}},"required":["name","note","kind","old"],'
+    '"additionalProperties":false}'
+)
 
 
 def generate(
@@ -170,3 +177,32 @@ def test_a_table_knows_that_the_budget_is_too_small(compiler: GrammarCompiler, m
         if matcher.finished:
             break
     assert isinstance(json.loads(compiler.tokens.text(taken)), str) and matcher.closed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name":"red","note":"a, \\"b\\"","kind":"beta","old":true}',
+        '{"name": "red", "note": "", "kind": "alpha", "old": false}',
+        '{"name":"the", "note": "x","kind": "beta","old": false}',
+    ],
+)
+def test_the_way_that_is_known_is_followed_in_other_tokens_and_spaces(
+    text: str, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar = compiler.submit(RECORD).result()
+    assert isinstance(grammar, CompiledGrammar)
+    searched: list[int] = []
+    search = Completer.search
+
+    def counted(completer: Completer, state: GrammarState, max_tokens: int, patience_s: float | None = None) -> Any:
+        searched.append(max_tokens)
+        return search(completer, state, max_tokens, patience_s)
+
+    monkeypatch.setattr(Completer, "search", counted)
+    matcher, tokens = grammar.matcher(), grammar.tokens.encode(text.encode())
+    for token in tokens:
+        assert matcher.accept(token, grammar.guarded_tokens - 40) == token
+        assert matcher._witness is not None
+        assert grammar.completer.completes(matcher.state, matcher._witness)
+    assert len(searched) < 3

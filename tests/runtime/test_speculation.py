@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from bough.constrain import GrammarCompiler, Matcher
+from bough.constrain import GrammarCompiler, Matcher, completion
 from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex, Structural, Tag
 from bough.runtime.counters import Counters
 from bough.runtime.engine import Engine
 from bough.runtime.request import FORCED, Request
 from bough.runtime.sampling import SamplingParams
+from bough.runtime.skeletons import Place, Skeleton, Skeletons
 from bough.runtime.speculation import MAX_GUESSES, Experience, Guesser, PassCosts
 
 from ..fakes import FakeRunner, byte_tokenizer, fake_engine
@@ -37,8 +39,9 @@ def babble(runner: FakeRunner) -> None:
 
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows cost next to nothing: all that can be guessed is."""
+    """Rows cost next to nothing: all that can be guessed is. Nothing depends on how fast the machine is."""
     monkeypatch.setattr(PassCosts, "price", lambda self, num_sequences: CHEAP)
+    monkeypatch.setattr(completion, "SEARCH_TIME_S", math.inf)
 
 
 def engines(**settings: Any) -> Iterator[Engine]:
@@ -188,7 +191,112 @@ def test_nothing_is_guessed_where_it_is_not_to_be(settings: dict) -> None:
     engine.close()
 
 
+RECORD = JsonSchema(
+    '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "kind": {"enum": ["a", "b"]}, '
+    '"home": {"type": "object", "properties": {"town": {"type": "string", "maxLength": 9}}, "required": ["town"]}}, '
+    '"required": ["name", "kind", "home"], "additionalProperties": false}'
+)
+
+
+def records(count: int, namespace: str = "") -> list[Request]:
+    return [
+        Request(
+            id=str(seed),
+            prompt=prompt(f"{seed}: "),
+            sampling=SamplingParams(max_tokens=160, temperature=0.7, seed=seed),
+            grammar=RECORD,
+            namespace=namespace,
+        )
+        for seed in range(count)
+    ]
+
+
+@pytest.fixture
+def only_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is looked up in a sequence's own tokens."""
+    monkeypatch.setattr(Guesser, "_chance", lambda self, size: 0.0)
+
+
+@pytest.mark.usefixtures("cheap", "only_others")
+def test_answers_under_one_schema_are_guessed_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, right = [], []
+    for shared in (False, True):
+        engine, runner = fake_engine(ahead=0, max_num_seqs=4)
+        babble(runner)
+        if not shared:
+            monkeypatch.setattr(engine._skeletons, "start", lambda request: None)
+        heard.append(everything(generate(engine, records(6))))
+        right.append(engine.stats().right_guesses_total)
+        engine.close()
+    assert heard[0] == heard[1]
+    assert right[0] == 0
+    assert right[1] > 3
+
+
+@pytest.mark.usefixtures("cheap", "only_others")
+def test_namespaces_learn_nothing_of_each_other() -> None:
+    engine, runner = fake_engine(ahead=0, max_num_seqs=1)
+    babble(runner)
+    right = [0]
+    for namespace in ("a", "b", "b"):
+        (heard,) = generate(engine, records(1, namespace))
+        right.append(engine.stats().right_guesses_total)
+    in_a, in_b, again = (after - before for before, after in itertools.pairwise(right))
+    assert again > len(heard.tokens) / 2
+    assert max(in_a, in_b) < again / 2
+    engine.close()
+
+
+@pytest.mark.parametrize("known", ["of other texts", "nothing"])
+@pytest.mark.usefixtures("cheap")
+def test_what_is_taught_wrongly_changes_no_answer(known: str) -> None:
+    heard = []
+    for engine in engines(max_num_seqs=4):
+        texts = [bytes([(7 * token) % 256]) * (token % 3) for token in range(258)] if known == "of other texts" else []
+        engine._skeletons = Skeletons(texts)
+        for request in records(5):  # all that can be predicted is wrong, or forbidden
+            place = engine._skeletons.start(request)
+            for token in (257, 300, -1, ord("{"), ord("z")):
+                assert place is not None
+                place = place.teach([token] * 40)
+        heard.append(everything(generate(engine, records(5))))
+        engine.close()
+    assert heard[0] == heard[1]
+
+
 # Guesses of one sequence
+
+
+def after(text: str, *others: str) -> Place:
+    """The place after `text` in the skeleton of `others`."""
+    skeleton = Skeleton([bytes([byte]) for byte in range(256)])
+    for other in others:
+        skeleton.start.teach(other.encode())
+    place = skeleton.start
+    for token in text.encode():
+        place = place.follow(token)
+    return place
+
+
+def test_what_other_answers_went_on_with_is_guessed_first() -> None:
+    counters, text = Counters(), '{"name": "Zoe", "na'
+    guesser = Guesser(Experience(counters), after(text, *['{"name": "Anna", "nation": "F'] * 20))
+    drafts: list[int] = []
+    guesser.extend(drafts, prompt(text), None, price=0.7, room=32, ends=(), jumps=True)
+    assert bytes(drafts) == b'tion": "F'
+    guesser.settle(drafts, [*b'tion": "', ord("D")])
+    assert (counters.guessed_tokens, counters.right_guesses) == (9, 8)
+    own: list[int] = []
+    guesser.extend(own, prompt(text + 'tion": "D'), None, price=0.7, room=32, ends=(), jumps=True)
+    assert own == []
+
+
+def test_where_others_tell_too_little_its_own_text_may_tell_more() -> None:
+    text = 'a tale of Zoe the sailor. {"name": "a tale of '
+    guesser = Guesser(Experience(Counters()), after('{"name": "a tale of ', '{"name": "a tale of ', '{"name": "b'))
+    drafts: list[int] = []
+    guesser.extend(drafts, prompt(text), None, price=0.3, room=10, ends=(), jumps=True)
+    assert bytes(drafts).startswith(b"Zoe")
 
 
 def guess(text: str, *, price: float = CHEAP, room: int = 32, grammar: Matcher | None = None, drafts: str = "") -> str:

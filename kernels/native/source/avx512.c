@@ -2,15 +2,16 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi,bmi2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi,bmi2,popcnt"))), apply_to = function)
 #else
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi,bmi2")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi,bmi2,popcnt")
 #endif
 #include "bough_cpu.h"
 #include "pool.h"
 #include "variants.h"
 #include "simd_avx512.h"
 #include "functions.h"
+#include "doubles_avx512.h"
 #include "tiles.h"
 #include "rounded.h"
 #include "linear.h"
@@ -19,8 +20,13 @@
 #include "attention.h"
 #include "forward.h"
 #include "logits.h"
+#include "weigh.h"
+#include "choose.h"
+#include "sampling.h"
 
-const bough_variant bough_avx512 = {LANES, forward_pass, multiply_rows, read_row, find_peak, sum_exp, workspace_bytes};
+const bough_variant bough_avx512 = {
+    LANES, forward_pass, multiply_rows, read_row, find_peak, sum_exp, sample_rows, sampling_bytes, workspace_bytes,
+};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

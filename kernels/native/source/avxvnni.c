@@ -2,9 +2,9 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,bmi,bmi2,avxvnni"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,bmi,bmi2,popcnt,avxvnni"))), apply_to = function)
 #else
-#pragma GCC target("avx2,fma,f16c,bmi,bmi2,avxvnni")
+#pragma GCC target("avx2,fma,f16c,bmi,bmi2,popcnt,avxvnni")
 #endif
 #define AVX_VNNI
 #define VNNI_256 _mm256_dpbusd_avx_epi32
@@ -13,6 +13,7 @@
 #include "variants.h"
 #include "simd_avx2.h"
 #include "functions.h"
+#include "doubles_avx2.h"
 #include "tiles.h"
 #include "rounded.h"
 #include "linear.h"
@@ -21,8 +22,13 @@
 #include "attention.h"
 #include "forward.h"
 #include "logits.h"
+#include "weigh.h"
+#include "choose.h"
+#include "sampling.h"
 
-const bough_variant bough_avxvnni = {LANES, forward_pass, multiply_rows, read_row, find_peak, sum_exp, workspace_bytes};
+const bough_variant bough_avxvnni = {
+    LANES, forward_pass, multiply_rows, read_row, find_peak, sum_exp, sample_rows, sampling_bytes, workspace_bytes,
+};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -29,9 +29,10 @@ static const bough_variant *find(void) {
     return found;
 }
 
-void bough_sizes(int32_t sizes[5]) {
+void bough_sizes(int32_t sizes[8]) {
     sizes[0] = sizeof(bough_weight), sizes[1] = sizeof(bough_layer), sizes[2] = sizeof(bough_model);
-    sizes[3] = sizeof(bough_cache), sizes[4] = sizeof(bough_batch);
+    sizes[3] = sizeof(bough_cache), sizes[4] = sizeof(bough_batch), sizes[5] = sizeof(bough_draw);
+    sizes[6] = sizeof(bough_edit), sizes[7] = sizeof(bough_sampling);
 }
 
 int32_t bough_lanes(void) {
@@ -51,6 +52,10 @@ void bough_forward(bough_pool *pool, const bough_model *model, const bough_cache
 int32_t bough_find_peak(const float *x, int32_t num) { return find()->find_peak(x, num); }
 
 double bough_sum_exp(const float *x, int32_t num, float top) { return find()->sum_exp(x, num, top); }
+
+void bough_sample(bough_pool *pool, const bough_sampling *sampling) { find()->sample(pool, sampling); }
+
+int64_t bough_sampling_bytes(int32_t num_threads, int32_t vocab) { return find()->sampling_bytes(num_threads, vocab); }
 
 void bough_multiply(bough_pool *pool, const bough_weight *weight, const float *x, int32_t num_rows, float *y) {
     find()->multiply(pool, weight, x, num_rows, y);

@@ -62,10 +62,48 @@ enum {
     BOUGH_STAGES
 };
 
+/* What is asked of a row of logits, as a sum of these. */
+enum {
+    BOUGH_GREEDY = 1, /* the likeliest token, not a draw */
+    BOUGH_SCORE = 2,  /* log-probabilities */
+    BOUGH_TARGET = 4  /* nothing but what the model itself says */
+};
+#define BOUGH_LIKELIEST 20 /* tokens of which log-probabilities can be asked for */
+
+/* How a row of logits is drawn from, and what is found; `token` is -1, and the rest undefined, where there is nothing finite. */
+typedef struct {
+    uint64_t bits; /* the random number in units of 2^-53 */
+    float temperature, top_p, min_p;
+    int32_t top_k, asks, num_likeliest;
+    int32_t mask;                                   /* row of the masks, or -1 */
+    int32_t first_repeated, first_added, last_edit; /* of the edits: penalties of repetition, and what is added; half open */
+    int32_t token;
+    float raw, raw_top, final, final_top; /* the token's logit and the largest: the model's own, and when all is applied */
+    int32_t unused;
+    double raw_sum, final_sum; /* of e^(x - top) */
+} bough_draw;
+
+/* A token whose logit changes; `change` is its old one afterwards. */
+typedef struct {
+    int32_t token;
+    float change;
+} bough_edit;
+
+typedef struct {
+    float *logits; /* [num_rows][vocab]; overwritten */
+    bough_draw *rows;
+    const uint32_t *masks; /* [][ceil(vocab / 32)]: bit i % 32 of word i / 32 is token i */
+    bough_edit *edits;
+    int32_t *likeliest;      /* [num_rows][BOUGH_LIKELIEST] */
+    float *likeliest_logits; /* the same */
+    uint8_t *workspace;      /* aligned to 64 bytes */
+    int32_t num_rows, vocab;
+} bough_sampling;
+
 typedef struct bough_pool bough_pool;
 
-/* Sizes of the structures above, of which a caller makes its own: weight, layer, model, cache, batch. */
-void bough_sizes(int32_t sizes[5]);
+/* Sizes of the structures above, of which a caller makes its own: weight, layer, model, cache, batch, draw, edit, sampling. */
+void bough_sizes(int32_t sizes[8]);
 int32_t bough_lanes(void); /* outputs of a tile: 16, 8, or 0 where this processor cannot run the library */
 bough_pool *bough_pool_create(int32_t num_threads);
 void bough_pool_destroy(bough_pool *pool);
@@ -78,6 +116,9 @@ void bough_read_rows(const bough_weight *weight, const int64_t *rows, int32_t nu
 int32_t bough_find_peak(const float *x, int32_t num);
 /* The sum of e^(x - top); no number is more than `top`, and those 87 and more below it count as 1e-38. */
 double bough_sum_exp(const float *x, int32_t num, float top);
+/* Draws a token from each row of logits, on the threads of a pool if it is not NULL and there is enough to do. */
+void bough_sample(bough_pool *pool, const bough_sampling *sampling);
+int64_t bough_sampling_bytes(int32_t num_threads, int32_t vocab); /* of its workspace */
 /* Writes the batch's keys and values, and logits float[num_logits][vocab]. `workspace` is aligned to 64 bytes. */
 void bough_forward(bough_pool *pool, const bough_model *model, const bough_cache *cache, const bough_batch *batch,
                    uint8_t *workspace, float *logits);
