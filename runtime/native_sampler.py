@@ -33,7 +33,11 @@ class NativeSampler:
         self._workspace = aligned(0)
 
     def sample(self, logits: Logits, rows: Sequence[Row], masks: npt.NDArray[np.int32] | None) -> Draws:
-        """As runtime.sampler.sample."""
+        """As runtime.sampler.sample.
+
+        Raises:
+            IndexError: a penalty or bias is of a token that the model does not have.
+        """
         logits = np.ascontiguousarray(logits)
         vocab = logits.shape[1]
         needed = self._library.sampling_bytes(self._threads.num, vocab)
@@ -45,6 +49,8 @@ class NativeSampler:
             _fill(memory, index * _SIZE, row, edits)
         draws = np.frombuffer(memory, _ROWS)
         edit_table = edits.table()
+        if edits.num and not 0 <= edit_table["token"].min() <= edit_table["token"].max() < vocab:
+            raise IndexError(f"a token to be penalised or biased is not in 0 .. {vocab - 1}")
         mask_table = _NO_ROW if masks is None else np.ascontiguousarray(masks, np.int32)
         num_scored = len(rows) if any(row.params.logprobs for row in rows) else 0
         likeliest = np.empty((num_scored, native.MAX_LIKELIEST), np.int32)

@@ -135,3 +135,9 @@ def test_one_token_of_a_row_or_a_thousand_rows(sampler: NativeSampler) -> None:
         sampler.sample(logits[i : i + 1].copy(), rows[i : i + 1], None).tokens[0] for i in range(1000)
     ] == together.tokens
     assert sampler.sample(logits[:0], [], None) == Draws([], [], [])
+
+
+def test_tokens_that_the_model_lacks_are_refused(sampler: NativeSampler) -> None:
+    params = SamplingParams(temperature=0.0, logit_bias={30: 1.0})
+    with pytest.raises(IndexError, match=r"0 \.\. 29"):
+        sampler.sample(np.zeros((1, 30), np.float32), [Row(params)], None)
