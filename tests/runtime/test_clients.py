@@ -18,6 +18,7 @@ import pytest
 from bough.constrain.spec import Regex
 from bough.runtime.client import EngineClient
 from bough.runtime.config import EngineConfig
+from bough.runtime.engine import Engine
 from bough.runtime.errors import EngineStoppedError, OverloadedError, RequestError
 from bough.runtime.local import EngineLoop, LocalClient
 from bough.runtime.program import Done, Failed, Gen, Text
@@ -35,9 +36,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
+def slow_down(engine: Engine, step_s: float = 0.01) -> None:
+    """Answers of hundreds of tokens last longer than the rest of a test on any machine."""
+    step = engine.step
+
+    def slow_step() -> None:
+        time.sleep(step_s)
+        step()
+
+    engine.step = slow_step  # type: ignore[method-assign]
+
+
 @pytest.fixture
 def local() -> Iterator[LocalClient]:
-    client = LocalClient(EngineLoop(fake_engine()[0], EngineConfig()))
+    engine, _ = fake_engine()
+    slow_down(engine, 0.002)
+    client = LocalClient(EngineLoop(engine, EngineConfig()))
     yield client
     client.close()
 
@@ -227,7 +241,9 @@ def test_the_cache_is_not_flushed_under_a_request(client: EngineClient) -> None:
 
 
 def test_close_ends_what_runs_and_can_be_repeated() -> None:
-    client = LocalClient(EngineLoop(fake_engine()[0], EngineConfig()))
+    engine, _ = fake_engine()
+    slow_down(engine)
+    client = LocalClient(EngineLoop(engine, EngineConfig()))
     stream = client.stream(request(400))
     events = client.run(program(Text(0, ("x",)), Gen(0, "g", request(400).sampling)))
     next(stream), next(events)
@@ -289,13 +305,7 @@ def test_an_engine_that_sleeps_wakes_up_for_a_compiled_grammar(local: LocalClien
 
 def test_a_full_queue_refuses() -> None:
     engine, _ = fake_engine(max_waiting=1, max_num_seqs=1)
-    step = engine.step
-
-    def slow_step() -> None:
-        time.sleep(0.01)  # the first answer lasts longer than the rest of the test on any machine
-        step()
-
-    engine.step = slow_step  # type: ignore[method-assign]
+    slow_down(engine)
     client = LocalClient(EngineLoop(engine, EngineConfig()))
     streams = [client.stream(request(500)) for _ in range(2)]
     next(streams[0])
