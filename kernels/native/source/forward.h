@@ -293,7 +293,6 @@ static void run(void *context, int32_t thread) {
         multiply_all(f, thread, &layer->down, 1, &f->expanded, num_tokens, f->hidden, 1);
         passed(f, thread, BOUGH_DOWN, &since);
     }
-    if (!num_logits) return;
     for (int32_t row; (row = bough_pool_next(f->pool, thread, num_logits)) < num_logits;) norm_row(f, f->batch->logit_rows[row], model->norm, row);
     bough_pool_wait(f->pool);
     multiply_all(f, thread, &model->head, 1, &f->input, num_logits, f->logits, 0);

@@ -2,31 +2,30 @@
 
 typedef unsigned __int128 wide_int;
 
-/* The place at which the running sum of weights passes bits / 2^53 of `total`. */
-static int32_t pick_place(const int64_t *weights, int64_t total, uint64_t bits) {
-    int64_t wanted = (int64_t)((wide_int)total * bits >> 53);
+/* bits / 2^53 of `total`, without its fraction. */
+static int64_t part_of(int64_t total, uint64_t bits) { return (int64_t)((wide_int)total * bits >> 53); }
+
+/* The place at which the running sum of weights passes `*wanted`, which loses what comes before. */
+static int32_t place_of(const int64_t *weights, int64_t *wanted) {
     int32_t place = 0;
-    while (wanted >= weights[place]) wanted -= weights[place++];
+    while (*wanted >= weights[place]) *wanted -= weights[place++];
     return place;
 }
 
 enum { BLOCK = 512 }; /* logits whose weights are added up before the place is sought among them */
 
-/* The same of all logits. */
+/* A place drawn of all logits. */
 static int32_t pick_of_all(const float *x, int32_t num, weighing by, uint64_t bits, choice *c) {
     int64_t total = 0;
     for (int32_t i = 0; i < num; i += BLOCK) {
         c->masses[i / BLOCK] = weigh_logits(x + i, num - i < BLOCK ? num - i : BLOCK, by, NULL);
         total += c->masses[i / BLOCK];
     }
-    int64_t wanted = (int64_t)((wide_int)total * bits >> 53);
-    int32_t block = 0;
-    while (wanted >= c->masses[block]) wanted -= c->masses[block++];
+    int64_t wanted = part_of(total, bits);
+    const int32_t block = place_of(c->masses, &wanted);
     x += block * BLOCK, num -= block * BLOCK;
     weigh_logits(x, num < BLOCK ? num : BLOCK, by, c->weights);
-    int32_t place = 0;
-    while (wanted >= c->weights[place]) wanted -= c->weights[place++];
-    return block * BLOCK + place;
+    return block * BLOCK + place_of(c->weights, &wanted);
 }
 
 /* The same, from rough sums; -1 if a token more than one might be meant. */
@@ -120,7 +119,8 @@ static int32_t draw_place(const float *x, int32_t num, float top, const bough_dr
     const int64_t least = (int64_t)(row->min_p * ONE);
     int64_t total = 0;
     for (int32_t i = 0; i < kept; i++) total += c->weights[i] = c->weights[i] < least ? 0 : c->weights[i];
-    return c->places[pick_place(c->weights, total, row->bits)];
+    int64_t wanted = part_of(total, row->bits);
+    return c->places[place_of(c->weights, &wanted)];
 }
 
 /* What the model itself says: of the row's largest logit and the sum of exponentials, and of its likeliest tokens. */
