@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class PeerRun:
     limit_s       seconds for each peer, beside making its environment and model and loading
     log           gets what all processes print
     goals         (workload, peer) -> the ratio asked for
-    speculation   of ours, as EngineConfig has it
+    settings      of ours: fields of EngineConfig
     peers         those that were chosen
     """
 
@@ -53,7 +53,7 @@ class PeerRun:
     log: Path
     goals: Mapping[tuple[str, str], float]
     quick: bool = False
-    speculation: str = "auto"
+    settings: Mapping[str, Any] = field(default_factory=dict)
     peers: Sequence[str] = tuple(KINDS)
 
     @property
@@ -68,7 +68,8 @@ class PeerRun:
 
     def ours(self, *, alone: bool = False, dtype: str = "auto") -> Side:
         """Our engine, loading. `alone`: for one sequence."""
-        options = {"model": self.model, "config": {"dtype": dtype, "speculation": self.speculation}}
+        settings = self.settings if dtype == "auto" else {}
+        options = {"model": self.model, "config": {"dtype": dtype, **settings}}
         return self._side(OURS, None, options | {"max_num_seqs": 1 if alone else self._max_seqs})
 
     def theirs(self, name: str, interpreter: Path, model_file: Path, *, alone: bool = False) -> Side:
@@ -93,7 +94,7 @@ class PeerRun:
 
 
 def measure_quality_of_ours(run: PeerRun, report: Report, progress: Progress) -> None:
-    """The model as it is, in float32, and as our engine computes it by default.
+    """The model as it is, in float32, and as our engine computes it.
 
     Raises:
         PeerError: our engine failed.

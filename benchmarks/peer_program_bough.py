@@ -66,11 +66,11 @@ def _value(op: list[Any]) -> Expression:
 
 
 class BoughClient:
-    """`options`: model, threads, max_num_seqs."""
+    """`options`: model, threads, and fields of EngineConfig as "settings"."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         torch.set_num_threads(options["threads"])
-        self._backend = LocalBackend(options["model"], max_num_seqs=options["max_num_seqs"])
+        self._backend = LocalBackend(options["model"], **options["settings"])
 
     def run(self, plans: list[Plan], at_once: int, stop_s: float) -> dict[str, Any]:
         started = time.perf_counter()

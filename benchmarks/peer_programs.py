@@ -111,7 +111,9 @@ class Contest:
                 side.end()
             return
         try:
-            server = ServerProcess(["--model", self._run.model], variables={"OMP_NUM_THREADS": str(self._run.threads)})
+            variables = {"OMP_NUM_THREADS": str(self._run.threads)}
+            settings = [word for name, value in self._run.settings.items() for word in (f"--{name}", value)]
+            server = ServerProcess(["--model", self._run.model, *settings], variables=variables)
         except RuntimeError as error:
             raise PeerError(f"our server: {error}") from error
         with server:

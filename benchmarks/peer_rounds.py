@@ -15,6 +15,9 @@ from .peer_environments import PeerError
 from .peer_workloads import SCHEMA, Prompts, Timing, Workload, count
 
 _VALIDATOR = jsonschema.Draft202012Validator(msgspec.json.decode(SCHEMA))
+REST_S = 0.5
+"""After each turn: what a side still does once it has answered does not run beside the other."""
+
 _MORE_THAN_BEFORE = 1.2  # a round is begun if there is time for one that takes so much longer
 
 
@@ -103,6 +106,7 @@ class Turns:
                     raise OursFailedError(f"{name}: {error}") from error
                 pairs.note = str(error)
                 return
+            time.sleep(REST_S)
         pairs.ours.append(found[self.ours.name])
         pairs.theirs.append(found[self.theirs.name])
         self._took[name] = time.monotonic() - started

@@ -21,6 +21,7 @@ from ..runtime.config import EngineConfig
 from ..runtime.errors import BoughError
 from ..runtime.host import num_threads
 from ..runtime.models.load import locate
+from ..runtime.models.native import KINDS as NATIVE_KINDS
 from ..runtime.tokenizer import load_tokenizer
 from .peer_contest import PeerRun, measure_peer, measure_quality_of_ours
 from .peer_environments import PeerError, peers_folder
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         "--minutes", type=float, default=None, help="for each peer once it is loaded (default: 30, with --quick 8)"
     )
     parser.add_argument("--no-speculation", action="store_true", help="ours guesses no tokens: no peer does by default")
+    parser.add_argument("--quantization", choices=NATIVE_KINDS, help="of ours (default: as the model's file has it)")
     parser.add_argument("--python", metavar="FILE", help="the interpreter that environments are made with")
     parser.add_argument(
         "--log", metavar="FILE", help="what all processes print (default: peers.log in the cache folder)"
@@ -117,8 +119,13 @@ def make_run(arguments: argparse.Namespace) -> PeerRun:
         goals=GOALS if arguments.model == EngineConfig().model else LARGER_GOALS,
         quick=arguments.quick,
         peers=arguments.peers,
-        speculation="off" if arguments.no_speculation else "auto",
+        settings=_settings(arguments),
     )
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, str]:
+    settings = {"speculation": "off"} if arguments.no_speculation else {}
+    return settings | ({"quantization": arguments.quantization} if arguments.quantization else {})
 
 
 def _measure(arguments: argparse.Namespace, run: PeerRun, report: Report) -> None:
@@ -146,7 +153,7 @@ def facts(arguments: argparse.Namespace) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version(name) for name in names},
         "quick": arguments.quick,
-        "speculation": not arguments.no_speculation,
+        "settings": _settings(arguments),
     }
 
 

@@ -88,7 +88,7 @@ class Engine:
         self._config = config
         self._runner = runner
         self._grammars = grammars
-        self.warm = grammars.warm
+        self.warm, self.prepare = grammars.warm, runner.prepare
         self._clock = clock
         self._cache = PrefixCache(info.num_pages, info.page_size, sharing=config.enable_prefix_caching)
         limits = config.limits(info.device)

@@ -93,6 +93,9 @@ class GpuPasses:
                     row = Row(params, masked=masked)
                     self.draw(logits.clone(), [row], None if masked is None else masks)
 
+    def prepare(self) -> bool:
+        return False
+
     def draws(self, spec: DrawSpec, work: Work) -> bool:
         params = spec.params
         penalties = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0

@@ -30,6 +30,9 @@ logger = logging.getLogger("bough.engine")
 QUIET_S = 1.0
 """How long an engine that serves others has nothing to do before it gets ready for their first constraint."""
 
+REST_S = 0.02
+"""How long an engine has had nothing to do before it gets ready for passes to come."""
+
 Answer = TypeVar("Answer")
 
 
@@ -63,6 +66,7 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._stopped = False
         self._warm_at = time.monotonic() + QUIET_S if serves else math.inf
+        self._rest_s: float | None = None  # until more can be prepared; None: nothing can
         self._lock = threading.Lock()
         engine.wake = lambda: self._inbox.put(_nothing)
         self._thread = threading.Thread(target=self._run, name="bough-engine", daemon=True)
@@ -135,8 +139,9 @@ class EngineLoop:
             while self._take_calls():
                 self._executor.expire()
                 self.engine.step()
-                if self._warm_at < math.inf and not self.engine.idle:
-                    self._warm_at = time.monotonic() + QUIET_S
+                if not self.engine.idle:
+                    self._rest_s = REST_S
+                    self._warm_at = time.monotonic() + QUIET_S if self._warm_at < math.inf else math.inf
         except Exception:
             logger.exception("the engine has died")
             died = True
@@ -162,7 +167,7 @@ class EngineLoop:
             try:
                 call = self._inbox.get(timeout=self._sleep_s() if num_left <= 0 else None)
             except queue.Empty:
-                self._warm_if_quiet()
+                self._use_rest()
                 return True  # a deadline has come
             if call is None:
                 return False
@@ -172,12 +177,14 @@ class EngineLoop:
 
     def _sleep_s(self) -> float | None:
         """How long the idle loop may sleep: until the first deadline of a constraint that is compiled, or of a tool."""
-        ends = [end for end in (self.engine.sleep_s(), self._executor.sleep_s()) if end is not None]
+        ends = [end for end in (self.engine.sleep_s(), self._executor.sleep_s(), self._rest_s) if end is not None]
         if self._warm_at < math.inf:
             ends.append(max(self._warm_at - time.monotonic(), 0.0))
         return min(ends, default=None)
 
-    def _warm_if_quiet(self) -> None:
+    def _use_rest(self) -> None:
+        if self._rest_s is not None:
+            self._rest_s = 0.0 if self.engine.prepare() else None
         if time.monotonic() >= self._warm_at:
             self._warm_at = math.inf
             self.engine.warm()

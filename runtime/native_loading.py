@@ -95,12 +95,11 @@ def native_engine(
         page_size=page_size,
         num_pages=num_pages,
     )
+    runner = NativeRunner(decoder, num_pages, page_size, kv_bits)
     return Engine(
         config=config,
         info=info,
-        runner=DirectPasses(
-            NativeRunner(decoder, num_pages, page_size, kv_bits), page_size, exact=True, threads=decoder.threads
-        ),
+        runner=DirectPasses(runner, page_size, exact=True, threads=decoder.threads, prepare=runner.prepare),
         tokenizer=tokenizer,
         grammars=grammars or GrammarCompiler(tokenizer.vocabulary(info.vocab_size)),
         clock=time.monotonic,

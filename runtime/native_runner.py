@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,14 @@ from ..kernels.native.weights import aligned
 from .batch import Batch
 from .models.native import NativeDecoder
 from .sampler import Logits
+
+_AHEAD = 256 << 20
+"""Bytes of the cache, at most, that are taken from the system before they are needed."""
+
+_PIECE = 2 << 20
+"""Bytes that are taken at a time: some 0.3 ms, or 5 where the machine is virtual and its host has to find them, too."""
+
+_SYSTEM_PAGE = 4096
 
 
 class NativeRunner:
@@ -28,6 +37,9 @@ class NativeRunner:
         num_bytes, scale_bytes = decoder.kv_bytes(num_slots, kv_bits)
         self._memory = aligned(num_bytes), aligned(num_bytes), aligned(scale_bytes)
         self._cache = native.Cache(*(memory.ctypes.data for memory in self._memory), num_slots, page_size, kv_bits)
+        self._num_slots, self._num_layers = num_slots, decoder.num_layers
+        self._used = self._touched = 0  # slots of each layer: written to, and there for certain
+        self._untouched: Iterator[npt.NDArray[np.uint8]] = iter(())
         self._workspace = aligned(0)
         self._logits: Logits = np.empty((0, decoder.config.vocab_size), np.float32)
 
@@ -41,6 +53,7 @@ class NativeRunner:
             np.ascontiguousarray(attention.page_table, np.int32),
         ]
         num_tokens, num_logits = len(batch.tokens), len(batch.logit_rows)
+        self._used = max(self._used, int(attention.write_slot.max(initial=-1)) + 1)
         table = attention.page_table
         sizes = (num_tokens, len(attention.context_len), num_logits, table.shape[1])
         struct = native.Batch(*sizes, *(array.ctypes.data for array in arrays))
@@ -59,3 +72,28 @@ class NativeRunner:
             self._logits.ctypes.data,
         )
         return self._logits[:num_logits] if num_logits else None
+
+    def prepare(self) -> bool:
+        """Takes a piece of the cache from the system that passes to come will write to: in all, as much as was used
+        so far, up to some 256 MiB. False: that much is there.
+        """
+        piece = next(self._untouched, None)
+        if piece is None:
+            slot_bytes = sum(len(memory) for memory in self._memory) // self._num_slots
+            wanted = min(self._num_slots, self._used + min(self._used, _AHEAD // slot_bytes))
+            start = max(self._used, self._touched)
+            if wanted <= start:
+                return False
+            self._touched = wanted
+            self._untouched = self._pieces(start, wanted)
+            piece = next(self._untouched)
+        piece[::_SYSTEM_PAGE] |= 0  # a page that is only read stays the one of zeros that all share
+        return True
+
+    def _pieces(self, start: int, stop: int) -> Iterator[npt.NDArray[np.uint8]]:
+        """The slots start .. stop of all layers."""
+        for memory in self._memory:
+            for layer in memory.reshape(self._num_layers, -1):
+                size = len(layer) // self._num_slots
+                for at in range(start * size, stop * size, _PIECE):
+                    yield layer[at : min(at + _PIECE, stop * size)]

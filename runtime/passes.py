@@ -72,6 +72,9 @@ class PassRunner(Protocol):
     def draws(self, spec: DrawSpec, work: Work) -> bool:
         """Whether the device can draw the token of `work`, to be launched now, and those after it by itself."""
 
+    def prepare(self) -> bool:
+        """Does a little of what makes passes to come faster, when there is nothing else to do. False: none is left."""
+
 
 class LogitsRunner(Protocol):
     """A model: a batch in, the logits [R, V] of its logit rows out, in the host's memory, valid until the next run."""
@@ -86,14 +89,24 @@ class DirectPasses:
     max_steps = 1
 
     def __init__(
-        self, model: LogitsRunner, page_size: int, *, exact: bool = False, threads: Threads | None = None
+        self,
+        model: LogitsRunner,
+        page_size: int,
+        *,
+        exact: bool = False,
+        threads: Threads | None = None,
+        prepare: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`threads` of the CPU library, if the model has some: tokens are drawn on them as well."""
+        """
+        threads    of the CPU library, if the model has some: tokens are drawn on them as well
+        prepare    see PassRunner; of itself, there is nothing to do
+        """
         self.model = model
         self.trees = page_size == 1
         self.exact = exact
         self._page_size = page_size
         self._sampler = _sampler(threads)
+        self.prepare = prepare
 
     def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> DirectPass:
         assert specs is None and len(plans) == 1

@@ -198,6 +198,9 @@ class AheadPasses:
         self.num_unread += 1
         return launched
 
+    def prepare(self) -> bool:
+        return False
+
     def draws(self, spec: DrawSpec, work: Work) -> bool:
         params = spec.params
         plain = params.logprobs is None and params.repetition_penalty == 1.0 and not params.logit_bias

@@ -13,7 +13,7 @@ from typing import Any
 ALIGNMENT = 64
 """Bytes: of weights and workspaces."""
 
-BITS8, MINIMUM, WIDE = 1, 2, 4
+BITS8, MINIMUM, WIDE, HADAMARD = 1, 2, 4, 128
 """Parts of a weight's format; source/tiles.h says what they mean."""
 
 GREEDY, SCORE, TARGET = 1, 2, 4
@@ -177,6 +177,7 @@ class Library:
     weight_bytes: Callable[[int, int, int], int]
     pack_blocks: Callable[..., None]
     pack_codes: Callable[..., None]
+    mix: Callable[..., int]
     read_rows: Callable[..., None]
     multiply: Callable[..., None]
     find_peak: Callable[[int, int], int]
@@ -195,6 +196,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "weight_bytes": (ctypes.c_int64, (_INT, _INT, _INT)),
     "pack_blocks": (None, (_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _POINTER)),
     "pack_codes": (None, (_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
+    "mix": (_INT, (_POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
     "read_rows": (None, (_POINTER, _POINTER, _INT, _POINTER)),
     "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
     "find_peak": (_INT, (_POINTER, _INT)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,9 @@ from .threads import Threads
 
 GROUP = 32
 """Inputs that share a scale in a tile."""
+
+BLOCK = 64
+"""Inputs that are mixed with each other in the Hadamard form."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,34 @@ def tile_blocks(
     by = None if order is None else order.ctypes.data
     library.pack_blocks(threads.address, type_id, rows.ctypes.data, by, len(rows), columns, tiles.ctypes.data)
     return tiled(form, len(rows), columns, tiles, bias)
+
+
+def mix(
+    library: Library,
+    threads: Threads,
+    weight: TiledWeight | npt.NDArray[np.float32],
+    *,
+    bias: npt.NDArray[np.float32] | None = None,
+) -> TiledWeight:
+    """A weight [M, N], in tiles or as numbers, in 8 bits of the Hadamard form; N is a multiple of BLOCK.
+
+    The product of a row with it differs from the exact one by a random 1 % of the row's and the weight's sizes
+    (QuaRot, arXiv 2404.00456; source/hadamard.h).
+
+    Raises:
+        MemoryError: there is none left.
+    """
+    rows, columns = weight.shape
+    form = native.BITS8 | native.HADAMARD
+    tiles = aligned(library.weight_bytes(form, rows, columns))
+    if isinstance(weight, TiledWeight):
+        source, numbers = ctypes.addressof(weight.struct), None
+    else:
+        weight = np.ascontiguousarray(weight, np.float32)
+        source, numbers = None, weight.ctypes.data
+    if not library.mix(threads.address, source, numbers, rows, columns, tiles.ctypes.data):
+        raise MemoryError(f"no memory for a weight of {rows} x {columns}")
+    return tiled(form, rows, columns, tiles, bias)
 
 
 def tiled(

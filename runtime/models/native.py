@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...kernels.native import library as native
 from ...kernels.native.library import Library
 from ...kernels.native.threads import Threads
-from ...kernels.native.weights import GROUP, TiledWeight, tile_blocks
+from ...kernels.native.weights import BLOCK, GROUP, TiledWeight, mix, tile_blocks
 from .config import ModelConfig
 from .gguf_tensors import GGUFTensors
 from .rope_frequencies import rope_table
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 
-KINDS = ("int8", "int4")
-"""What a layer's weights can be rounded to, in groups of 32 inputs."""
+KINDS = ("int8", "int4", "w8a8")
+"""What a layer's weights can be rounded to: groups of 32 inputs with a scale, or rows in the Hadamard form."""
 
 _MAX_HEAD_DIM = 256
 _MATRICES = (
@@ -111,6 +111,12 @@ def fits(config: ModelConfig) -> bool:
     return all(width % GROUP == 0 for width in widths) and config.head_dim <= _MAX_HEAD_DIM
 
 
+def fits_mixed(config: ModelConfig) -> bool:
+    """Whether its layers' weights have a Hadamard form."""
+    widths = (config.hidden_size, config.intermediate_size, config.head_dim)
+    return fits(config) and all(width % BLOCK == 0 for width in widths)
+
+
 def load_native(
     config: ModelConfig, checkpoint: Checkpoint | GGUFTensors, target: NativeTarget, progress: Progress | None = None
 ) -> NativeDecoder | None:
@@ -124,7 +130,7 @@ def load_native(
     Raises:
         ModelError: see weights.check_shapes.
     """
-    if not fits(config):
+    if not (fits_mixed if target.quantization == "w8a8" else fits)(config):
         return None
     check_shapes(config, list_parameters(config), checkpoint)
     loader = _Loader(checkpoint, target, progress, 2 + len(_MATRICES) * config.num_layers)
@@ -207,8 +213,15 @@ class _Loader:
         return self._checkpoint.read(name).float().numpy()
 
     def _tile(self, name: str, bias: Floats | None, is_table: bool) -> TiledWeight | None:
-        checkpoint, library, threads = self._checkpoint, self._target.library, self._target.threads
+        library, threads = self._target.library, self._target.threads
         kind = None if is_table else self._target.quantization
+        if kind != "w8a8":
+            return self._tile_in_groups(name, kind, bias, is_table)
+        stored = self._tile_in_groups(name, None, None, is_table)
+        return mix(library, threads, self._read(name) if stored is None else stored, bias=bias)
+
+    def _tile_in_groups(self, name: str, kind: str | None, bias: Floats | None, is_table: bool) -> TiledWeight | None:
+        checkpoint, library, threads = self._checkpoint, self._target.library, self._target.threads
         if kind is None and isinstance(checkpoint, GGUFTensors) and checkpoint.is_quantised(name):
             blocks, type_id, order = checkpoint.read_blocks(name)
             columns = checkpoint.shapes[name][1]

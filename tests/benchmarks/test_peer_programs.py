@@ -13,6 +13,7 @@ import pytest
 import tokenizers
 
 from bough.benchmarks import peer_program_side as side_script
+from bough.benchmarks import peer_rounds
 from bough.benchmarks.peer_program_bough import BoughClient
 from bough.benchmarks.peer_program_gbnf import gbnf, gbnf_of_choices
 from bough.benchmarks.peer_program_plan import Found, Level, Plans, ProgramSizes, check
@@ -59,6 +60,11 @@ FORKING: Plan = [
     ["text", 0, [" Both: ", [1, "a"], [2, "b"]]],
     ["gen", 0, "end", 3, None],
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_rounds, "REST_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +271,7 @@ class TestPlans:
 
 class TestOurs:
     def test_programs_of_the_language_say_what_plans_say(self, folder: Path, plans: Plans) -> None:
-        client = BoughClient({"model": str(folder), "threads": 1, "max_num_seqs": 8})
+        client = BoughClient({"model": str(folder), "threads": 1, "settings": {"max_num_seqs": 8}})
         for name in ("hellaswag", "tree", "skeleton", "json", "chat-short"):
             for at_once, count in ((1, 1), (2, 2)):
                 made = plans.make(name, at_once, count, roles=True)

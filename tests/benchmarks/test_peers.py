@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bough.benchmarks import peer_environments, peer_models, peer_side, peers
+from bough.benchmarks import peer_environments, peer_models, peer_rounds, peer_side, peers
 from bough.benchmarks.peer_contest import PeerRun
 from bough.benchmarks.peer_environments import PeerError, environment_folder, make_environment, run_command
 from bough.benchmarks.peer_pictures import draw
@@ -84,6 +84,11 @@ class FakeSide:
         lists = arguments.get("prompts") or arguments["chats"]
         length = 5 if job == "constrained" else arguments["num_tokens"]
         return {"seconds": self.seconds, "cpu_s": self.seconds, "tokens": [[ord("x")] * length for _ in lists]}
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_rounds, "REST_S", 0.0)
 
 
 @pytest.fixture

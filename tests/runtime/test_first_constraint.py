@@ -90,6 +90,34 @@ def test_work_comes_first(warmed: threading.Event) -> None:
     assert ready_before_the_end == [False]
 
 
+def test_one_without_work_gets_ready_for_its_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again and again until nothing is left, and once more after each work."""
+    monkeypatch.setattr(local, "REST_S", 0.001)
+    engine, _ = fake_engine()
+    left = iter([True, True, False, True, False])
+    asked = 0
+
+    def prepare() -> bool:
+        nonlocal asked
+        assert engine.idle
+        asked += 1
+        return next(left)
+
+    engine.prepare = prepare
+    loop = EngineLoop(engine, EngineConfig())
+    for expected in (3, 5):
+        ended = threading.Event()
+        request = Request(id=str(expected), prompt=(1, 2), sampling=SamplingParams(max_tokens=4))
+        loop.start_request(request, lambda output, ended=ended: output.finish and ended.set())  # type: ignore[misc]
+        assert ended.wait(30)
+        deadline = time.monotonic() + 10
+        while asked < expected and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        assert asked == expected
+    loop.close()
+
+
 def test_one_that_serves_nobody_else_gets_ready_for_nothing(warmed: threading.Event) -> None:
     loop = EngineLoop(engine_that_tells(warmed), EngineConfig())
     assert not warmed.wait(0.4)

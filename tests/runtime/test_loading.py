@@ -121,6 +121,13 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("wide"), **shape)
 
 
+@pytest.fixture(scope="module")
+def wider(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for the Hadamard form."""
+    shape = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 64, "num_attention_heads": 2}
+    return write_tiny_model(tmp_path_factory.mktemp("wider"), **shape)
+
+
 def load_on_cpu(folder: Path, **settings: Any) -> Engine:
     return load(folder, **({"dtype": "auto", "device": "cpu", "page_size": None} | settings))
 
@@ -131,8 +138,9 @@ def runner_of(engine: Engine) -> Any:
 
 
 @pytest.mark.usefixtures("native_library")
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_the_library_computes_what_it_can(wide: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["int8", "int4", "w8a8"])
+def test_the_library_computes_what_it_can(wide: Path, wider: Path, kind: str) -> None:
+    wide = wider if kind == "w8a8" else wide
     engine = load_on_cpu(wide, quantization=kind)
     assert isinstance(runner_of(engine), NativeRunner)
     assert (engine.info.dtype, engine.info.page_size) == ("float32", 1)
@@ -146,7 +154,7 @@ def test_the_library_computes_what_it_can(wide: Path, kind: str) -> None:
     "settings",
     [
         {},  # float weights stay what they are
-        {"quantization": "w8a8"},
+        {"quantization": "w8a8"},  # heads are too narrow
         {"quantization": "int8", "dtype": "float32"},
         {"quantization": "int8", "kv_cache_dtype": "float32"},
     ],
@@ -170,7 +178,7 @@ def test_torch_computes_where_the_library_was_not_built(wide: Path, monkeypatch:
         ({"dtype": "float32"}, "dtype auto, got float32"),
         ({"kv_cache_dtype": "float32"}, "kv_cache_dtype auto or int8, got float32"),
         ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype auto or int8, got fp8_e4m3"),
-        ({"quantization": "fp8"}, "quantization none or int8 or int4, got fp8"),
+        ({"quantization": "fp8"}, "quantization none or int8 or int4 or w8a8, got fp8"),
     ],
 )
 def test_what_the_library_has_not_is_refused_by_name(wide: Path, settings: dict[str, Any], wanted: str) -> None:

@@ -47,17 +47,36 @@ class Tensors:
 
 
 class Rounded:
-    """A product with a rounded weight, of activations that are rounded like the library's."""
+    """A product with a rounded weight, of activations that are rounded like the library's.
 
-    def __init__(self, linear: Linear, kind: str) -> None:
-        self._weight = dequantise(round_weight(linear.weight.float(), kind)).to(linear.weight.dtype)
+    `by_row`: with "w8a8", whether a row of activations has one scale, or each block of 64 its own.
+    """
+
+    def __init__(self, linear: Linear, kind: str, *, by_row: bool = False) -> None:
+        weight = linear.weight.float()
+        self._group = (weight.shape[1] if by_row else 64) if kind == "w8a8" else 32
+        self._mixes = kind == "w8a8"
+        self._weight = (round_rows(mix(weight)) if self._mixes else dequantise(round_weight(weight, kind))).double()
         self._bias = linear.bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        groups = x.reshape(*x.shape[:-1], -1, 32)
-        scales = (groups.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-30)
-        rounded = ((groups / scales).round() * scales).reshape(x.shape)
+        rounded = round_rows((mix(x) if self._mixes else x).reshape(*x.shape[:-1], -1, self._group)).reshape(x.shape)
         return torch.nn.functional.linear(rounded, self._weight, self._bias)
+
+
+def mix(x: torch.Tensor) -> torch.Tensor:
+    """Each block of 64 times an orthogonal matrix: Hadamard's, with a bent function's signs."""
+    signs = torch.tensor([(-1.0) ** (i >> 3 & i).bit_count() for i in range(64)], dtype=x.dtype)
+    matrix = torch.ones(1, 1, dtype=x.dtype)
+    while len(matrix) < 64:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)]) / 2**0.5
+    return (x.reshape(*x.shape[:-1], -1, 64) * signs @ matrix).reshape(x.shape)
+
+
+def round_rows(x: torch.Tensor) -> torch.Tensor:
+    """To 8 bits, with a scale for the last dimension."""
+    scales = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-30)
+    return (x / scales).round() * scales
 
 
 def round_weight(weight: torch.Tensor, kind: str) -> PackedWeight:
@@ -73,6 +92,14 @@ def make_config(**changes: Any) -> ModelConfig:
     options |= changes
     layers = options["num_layers"]
     return ModelConfig(**({"rope_layers": (True,) * layers, "windows": (None,) * layers} | options))
+
+
+def fit(config: ModelConfig, kind: str) -> ModelConfig:
+    """With "w8a8", whose widths are multiples of 64."""
+    names = ("hidden_size", "intermediate_size", "head_dim")
+    return (
+        replace(config, **{name: -(-getattr(config, name) // 64) * 64 for name in names}) if kind == "w8a8" else config
+    )
 
 
 MakeRunner = Callable[..., NativeRunner]
@@ -107,7 +134,7 @@ def make_reference(config: ModelConfig, kind: str) -> Decoder:
         for name in ("qkv", "out", "gate_up", "down"):
             linear = getattr(layer, name)
             assert isinstance(linear, Linear)
-            setattr(layer, name, Rounded(linear, kind))
+            setattr(layer, name, Rounded(linear, kind, by_row=name in ("qkv", "gate_up")))
     assert isinstance(decoder.head, Linear)
     decoder.head = Rounded(decoder.head, "int8")
     return decoder
@@ -167,7 +194,7 @@ def run(
     ids=["plain", "biases", "head norms", "window", "yarn", "small"],
 )
 def test_logits_are_those_of_torch(changes: dict[str, Any], kind: str, make_runner: MakeRunner) -> None:
-    config = make_config(**changes)
+    config = fit(make_config(**changes), kind)
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, config.vocab_size, 150)
     slots = rng.permutation(NUM_SLOTS)[:150]
@@ -193,7 +220,7 @@ def test_keys_and_values_of_8_bits(make_runner: MakeRunner) -> None:
     assert 0 < np.abs(found - expected).mean() < 0.03 * np.abs(expected).mean()
 
 
-@pytest.mark.parametrize(("kind", "kv_bits"), [("int8", 16), ("int4", 16), ("int8", 8)])
+@pytest.mark.parametrize(("kind", "kv_bits"), [("int8", 16), ("int4", 16), ("int8", 8), ("w8a8", 16)])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("seed", range(4))
 def test_chunks_and_company_change_nothing(
@@ -201,7 +228,7 @@ def test_chunks_and_company_change_nothing(
 ) -> None:
     """Sequences that fork from one another, in random batches and chunks, against each alone in one go."""
     heads = ({}, {}, {"head_dim": 64, "num_kv_heads": 3}, {"head_dim": 128, "num_heads": 4, "num_kv_heads": 1})[seed]
-    config = make_config(**heads, windows=(None, 100) if seed % 2 else (None, None))
+    config = fit(make_config(**heads, windows=(None, 100) if seed % 2 else (None, None)), kind)
     rng = np.random.default_rng(seed)
     pages = list(rng.permutation(NUM_SLOTS // page_size))
 
@@ -278,3 +305,21 @@ def test_a_pass_may_have_no_logits(make_runner: MakeRunner) -> None:
     batch = make_batch([Sequence(np.arange(5), np.arange(5))], [5])
     silent = Batch(batch.tokens, batch.positions, np.empty(0, np.int64), batch.fed, batch.fed_rows, batch.attention)
     assert runner.run(silent) is None
+
+
+def test_memory_is_there_before_it_is_written_to(make_runner: MakeRunner) -> None:
+    """As much as was used so far; what is in use stays as it is."""
+    config = make_config()
+    runner, other = make_runner(config), make_runner(config)
+    assert not runner.prepare()
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, 3000)
+    found, expected = Sequence(tokens, np.arange(3000)), Sequence(tokens, np.arange(3000))
+    for count in (1000, 500, 1500):
+        np.testing.assert_array_equal(run(runner, [found], [count])[0], run(other, [expected], [count])[0])
+        num_pieces = 0
+        while runner.prepare():
+            num_pieces += 1
+        # 1000 slots more, then nothing: twice the 1500 is 1000 more, and the end of the cache at last.
+        assert num_pieces == 3 * config.num_layers
+    run(runner, [Sequence(tokens, np.arange(3000, NUM_SLOTS))], [3000])
+    assert not runner.prepare()

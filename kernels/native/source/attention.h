@@ -173,26 +173,27 @@ static void attend_tree(const attention_layer *layer, const work *part, int32_t 
 
 /* Results that are still to be rounded for the product that follows. */
 typedef struct {
-    float numbers[4][BOUGH_GROUP];
+    float numbers[4][BOUGH_BLOCK];
     to_round groups[4];
     int num;
 } results;
 
 static void round_results(results *waiting, const rounded *out) {
-    if (waiting->num) round_groups(waiting->groups, waiting->num, out);
+    if (waiting->num) round_numbers(waiting->groups, waiting->num, out);
     waiting->num = 0;
 }
 
 /* A query's attention, from all its sums. */
 static void finish(const float *total, int64_t row, int32_t head, int32_t dim, results *waiting, const rounded *out) {
     const vf inverse = vf_set(1.0f / total[1]);
-    for (int32_t d = 0; d < dim; d += BOUGH_GROUP) {
+    const int32_t size = group_size(out);
+    for (int32_t d = 0; d < dim; d += size) {
         float *numbers = waiting->numbers[waiting->num];
-        for (int32_t i = 0; i < BOUGH_GROUP; i += 2 * LANES) {
+        for (int32_t i = 0; i < size; i += 2 * LANES) {
             const float *apart = total + STATE + d + i;
             vf_store_packed(numbers + i, vf_mul(vf_load(apart), inverse), vf_mul(vf_load(apart + LANES), inverse));
         }
-        waiting->groups[waiting->num++] = (to_round){numbers, row, (head * dim + d) / BOUGH_GROUP};
+        waiting->groups[waiting->num++] = (to_round){numbers, row, (head * dim + d) / size};
         if (waiting->num == 4) round_results(waiting, out);
     }
 }

@@ -13,6 +13,7 @@
 #include "functions.h"
 #include "doubles_avx512.h"
 #include "tiles.h"
+#include "hadamard.h"
 #include "rounded.h"
 #include "linear.h"
 #include "chunk.h"
@@ -25,7 +26,7 @@
 #include "sampling.h"
 
 const bough_variant bough_avx512 = {
-    LANES, forward_pass, multiply_rows, read_row, find_peak, sum_exp, sample_rows, sampling_bytes, workspace_bytes,
+    LANES, forward_pass, multiply_rows, mix_weight, read_row, find_peak, sum_exp, sample_rows, sampling_bytes, workspace_bytes,
 };
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -15,6 +15,7 @@
 #include "functions.h"
 #include "doubles_avx2.h"
 #include "tiles.h"
+#include "hadamard.h"
 #include "rounded.h"
 #include "linear.h"
 #include "chunk.h"
@@ -27,7 +28,7 @@
 #include "sampling.h"
 
 const bough_variant bough_avxvnni = {
-    LANES, forward_pass, multiply_rows, read_row, find_peak, sum_exp, sample_rows, sampling_bytes, workspace_bytes,
+    LANES, forward_pass, multiply_rows, mix_weight, read_row, find_peak, sum_exp, sample_rows, sampling_bytes, workspace_bytes,
 };
 #if defined(__clang__)
 #pragma clang attribute pop

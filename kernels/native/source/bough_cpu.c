@@ -61,6 +61,10 @@ void bough_multiply(bough_pool *pool, const bough_weight *weight, const float *x
     find()->multiply(pool, weight, x, num_rows, y);
 }
 
+int32_t bough_mix(bough_pool *pool, const bough_weight *from, const float *numbers, int32_t rows, int32_t columns, uint8_t *tiles) {
+    return find()->mix(pool, from, numbers, rows, columns, tiles);
+}
+
 void bough_read_rows(const bough_weight *weight, const int64_t *rows, int32_t num_rows, float *y) {
     for (int32_t i = 0; i < num_rows; i++) find()->read_row(weight, rows[i], y + (int64_t)i * weight->columns);
 }

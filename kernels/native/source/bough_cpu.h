@@ -8,11 +8,12 @@
 #include <stdint.h>
 
 #define BOUGH_GROUP 32 /* inputs that share a scale */
+#define BOUGH_BLOCK 64 /* inputs that are mixed, with BOUGH_HADAMARD */
 
 /* How a weight is stored, as a sum of these: see tiles.h. */
 enum {
     BOUGH_BITS4 = 0, BOUGH_BITS8 = 1, BOUGH_MINIMUM = 2, BOUGH_WIDE = 4, BOUGH_HALVES = 8, BOUGH_BITS6 = 16,
-    BOUGH_NESTED = 32, BOUGH_UNPACKED = 64
+    BOUGH_NESTED = 32, BOUGH_UNPACKED = 64, BOUGH_HADAMARD = 128
 };
 
 /* A matrix of `rows` outputs and `columns` inputs in tiles; `bias` is NULL or float[rows]. */
@@ -112,6 +113,9 @@ int64_t bough_workspace_bytes(const bough_model *model, int32_t num_threads, int
 void bough_multiply(bough_pool *pool, const bough_weight *weight, const float *x, int32_t num_rows, float *y);
 /* y[num_rows][weight->columns]: rows of a weight as numbers. */
 void bough_read_rows(const bough_weight *weight, const int64_t *rows, int32_t num_rows, float *y);
+/* Packs a weight, or if there is none, numbers [rows][columns], as BOUGH_BITS8 | BOUGH_HADAMARD; columns % BOUGH_BLOCK == 0.
+ * Returns 0 where memory is short. */
+int32_t bough_mix(bough_pool *pool, const bough_weight *from, const float *numbers, int32_t rows, int32_t columns, uint8_t *tiles);
 /* The place of the largest of `num` numbers, of equals the first; -1 if they are not all finite. */
 int32_t bough_find_peak(const float *x, int32_t num);
 /* The sum of e^(x - top); no number is more than `top`, and those 87 and more below it count as 1e-38. */

@@ -13,6 +13,7 @@ typedef struct {
     int16_t *queries;   /* [tokens][heads][head_dim] */
     float *query_scales; /* [tokens][heads] */
     rounded input;      /* the hidden states, normed: [tokens][hidden] */
+    rounded last;       /* the same of the rows that have logits, for the head, in the same memory */
     rounded attended;   /* [tokens][heads head_dim] */
     rounded expanded;   /* [tokens][intermediate] */
     float *partials;    /* states of blocks that are split */
@@ -56,31 +57,31 @@ static void multiply_all(const forward *f, int32_t thread, const bough_weight *w
 
 /* silu(gate) * up of all tokens, rounded. */
 static void expand_all(const forward *f, int32_t thread, const bough_weight *gate, const bough_weight *up) {
-    enum { NUM = BOUGH_GROUP / LANES };
-    const int32_t num_items = f->model->intermediate / BOUGH_GROUP, num_rows = f->batch->num_tokens;
+    const int32_t width = group_size(&f->expanded), num_strips = width / LANES;
+    const int32_t num_items = f->model->intermediate / width, num_rows = f->batch->num_tokens;
     for (int32_t item; (item = bough_pool_next(f->pool, thread, num_items)) < num_items;) {
         uint8_t *memory = f->scratch + thread * f->scratch_bytes;
-        strip strips[2 * NUM];
-        for (int32_t i = 0; i < 2 * NUM; i++) {
-            strips[i] = find_strip(i < NUM ? gate : up, item * NUM + i % NUM);
-            memory = open_strip(strips + i, num_rows, memory);
-            const int32_t next = (item + bough_pool_size(f->pool)) * NUM + i % NUM;
-            look_ahead(strips + i, i < NUM ? gate : up, next, num_items * NUM, num_rows);
+        strip strips[2][BOUGH_BLOCK / LANES];
+        for (int32_t i = 0; i < 2 * num_strips; i++) {
+            strip *at = strips[i / num_strips] + i % num_strips;
+            const bough_weight *weight = i < num_strips ? gate : up;
+            *at = find_strip(weight, item * num_strips + i % num_strips);
+            memory = open_strip(at, num_rows, memory);
+            const int32_t next = (item + bough_pool_size(f->pool)) * num_strips + i % num_strips;
+            look_ahead(at, weight, next, num_items * num_strips, num_rows);
         }
         for (int32_t row = 0; row < num_rows; row += BLOCK_OF_ROWS) {
-            float numbers[2][BLOCK_OF_ROWS * BOUGH_GROUP];
+            float numbers[2][BLOCK_OF_ROWS * BOUGH_BLOCK];
             const int32_t num = num_rows - row < BLOCK_OF_ROWS ? num_rows - row : BLOCK_OF_ROWS;
-            for (int32_t i = 0; i < 2 * NUM; i++)
-                multiply_strip(strips + i, &f->input, row, num, numbers[i / NUM] + i % NUM * LANES, BOUGH_GROUP, 0);
-            for (int32_t r = 0; r < num; r++) {
-                float *left = numbers[0] + r * BOUGH_GROUP, *right = numbers[1] + r * BOUGH_GROUP;
-                for (int i = 0; i < BOUGH_GROUP; i += LANES)
-                    vf_store(left + i, vf_mul(vf_silu(vf_load(left + i)), vf_load(right + i)));
-            }
+            for (int32_t i = 0; i < 2 * num_strips; i++)
+                multiply_strip(strips[i / num_strips] + i % num_strips, &f->input, row, num,
+                               numbers[i / num_strips] + i % num_strips * LANES, width, 0);
+            for (int32_t i = 0; i < num * width; i += LANES)
+                vf_store(numbers[0] + i, vf_mul(vf_silu(vf_load(numbers[0] + i)), vf_load(numbers[1] + i)));
             for (int32_t r = 0; r < num; r += 4) {
                 to_round from[4];
-                for (int32_t i = 0; i < 4; i++) from[i] = (to_round){numbers[0] + (r + i) * BOUGH_GROUP, row + r + i, item};
-                round_groups(from, num - r < 4 ? num - r : 4, &f->expanded);
+                for (int32_t i = 0; i < 4; i++) from[i] = (to_round){numbers[0] + (r + i) * width, row + r + i, item};
+                round_numbers(from, num - r < 4 ? num - r : 4, &f->expanded);
             }
         }
     }
@@ -94,26 +95,21 @@ INLINE float norm_factor(const float *x, int32_t size, float eps) {
 }
 
 /* RMSNorm of a token's hidden state, rounded into row `row`. */
-static void norm_row(const forward *f, int64_t token, const float *weight, int64_t row) {
+static void norm_row(const forward *f, int32_t thread, int64_t token, const float *weight, const rounded *out, int64_t row) {
     const float *x = f->hidden + token * f->model->hidden;
+    float *normed = (float *)(f->scratch + thread * f->scratch_bytes);
     const vf factor = vf_set(norm_factor(x, f->model->hidden, f->model->norm_eps));
-    const int32_t num_groups = f->model->hidden / BOUGH_GROUP;
-    for (int32_t group = 0; group < num_groups; group += 4) {
-        float numbers[4 * BOUGH_GROUP];
-        const int32_t num = num_groups - group < 4 ? num_groups - group : 4;
-        for (int i = 0; i < num * BOUGH_GROUP; i += LANES) {
-            const int32_t at = group * BOUGH_GROUP + i;
-            vf_store(numbers + i, vf_mul(vf_mul(vf_load(x + at), factor), vf_load(weight + at)));
-        }
-        round_row(numbers, num, &f->input, row, group);
-    }
+    for (int32_t i = 0; i < f->model->hidden; i += LANES)
+        vf_store(normed + i, vf_mul(vf_mul(vf_load(x + i), factor), vf_load(weight + i)));
+    if (out->form == IN_ROWS) round_whole(normed, out, row);
+    else round_row(normed, f->model->hidden / group_size(out), out, row, 0);
 }
 
 static void norm_all(const forward *f, int32_t thread, const float *weight) {
     enum { ROWS = 4 };
     const int32_t num_items = (f->batch->num_tokens + ROWS - 1) / ROWS;
     for (int32_t item; (item = bough_pool_next(f->pool, thread, num_items)) < num_items;)
-        for (int32_t row = item * ROWS; row < (item + 1) * ROWS && row < f->batch->num_tokens; row++) norm_row(f, row, weight, row);
+        for (int32_t row = item * ROWS; row < (item + 1) * ROWS && row < f->batch->num_tokens; row++) norm_row(f, thread, row, weight, &f->input, row);
     bough_pool_wait(f->pool);
 }
 
@@ -293,9 +289,9 @@ static void run(void *context, int32_t thread) {
         multiply_all(f, thread, &layer->down, 1, &f->expanded, num_tokens, f->hidden, 1);
         passed(f, thread, BOUGH_DOWN, &since);
     }
-    for (int32_t row; (row = bough_pool_next(f->pool, thread, num_logits)) < num_logits;) norm_row(f, f->batch->logit_rows[row], model->norm, row);
+    for (int32_t row; (row = bough_pool_next(f->pool, thread, num_logits)) < num_logits;) norm_row(f, thread, f->batch->logit_rows[row], model->norm, &f->last, row);
     bough_pool_wait(f->pool);
-    multiply_all(f, thread, &model->head, 1, &f->input, num_logits, f->logits, 0);
+    multiply_all(f, thread, &model->head, 1, &f->last, num_logits, f->logits, 0);
     passed(f, thread, BOUGH_HEAD, &since);
 }
 
@@ -312,9 +308,10 @@ static void *take(arena *memory, int64_t num_bytes) {
     return start;
 }
 
-static rounded take_rows(arena *memory, int64_t rows, int32_t columns) {
-    const int64_t num_bytes = (rows + 3) / 4 * (columns / BOUGH_GROUP) * (int64_t)sizeof(rounded_group);
-    return (rounded){columns, take(memory, num_bytes)};
+/* Memory for what is multiplied by `weight`. */
+static rounded take_rows(arena *memory, int64_t rows, const bough_weight *weight) {
+    const int64_t num_bytes = (rows + 3) / 4 * (weight->columns / BOUGH_GROUP) * (int64_t)sizeof(rounded_group);
+    return (rounded){weight->columns, weight->format & BOUGH_HADAMARD ? IN_BLOCKS : IN_GROUPS, {take(memory, num_bytes)}};
 }
 
 /* Unpacked strips of the widest weights. */
@@ -322,7 +319,8 @@ static int64_t strips_bytes_of(const bough_model *model) {
     const int32_t heads = model->num_heads * model->head_dim;
     int32_t most = model->hidden > model->intermediate ? model->hidden : model->intermediate;
     most = most > heads ? most : heads;
-    return STRIPS * unpacked_bytes(most);
+    const int64_t one_by_one = STRIPS * unpacked_bytes(most), pairs = 2 * BOUGH_GROUP / LANES * unpacked_bytes(model->hidden);
+    return one_by_one > pairs ? one_by_one : pairs;
 }
 
 /* Lays out what a batch of that size needs, from the start of `memory`. */
@@ -334,9 +332,11 @@ static void lay_out(forward *f, arena *memory, int32_t num_threads, int64_t num_
     f->qkv = take(memory, num_tokens * (model->num_heads + 2 * model->num_kv_heads) * dim * 4);
     f->queries = take(memory, num_tokens * model->num_heads * dim * 2);
     f->query_scales = take(memory, num_tokens * model->num_heads * 4);
-    f->input = take_rows(memory, rows, model->hidden);
-    f->attended = take_rows(memory, num_tokens, model->num_heads * (int32_t)dim);
-    f->expanded = take_rows(memory, num_tokens, model->intermediate);
+    f->last = f->input = take_rows(memory, rows, &model->layers->query);
+    if (f->input.form == IN_BLOCKS) f->input.form = IN_ROWS;
+    f->last.form = model->head.format & BOUGH_HADAMARD ? IN_BLOCKS : IN_GROUPS;
+    f->attended = take_rows(memory, num_tokens, &model->layers->out);
+    f->expanded = take_rows(memory, num_tokens, &model->layers->down);
     f->plan.order = take(memory, num_sequences * 4);
     f->plan.common = take(memory, num_sequences * 4);
     f->plan.row_start = take(memory, (num_sequences + 1) * 4);
@@ -387,7 +387,7 @@ typedef struct {
 static void run_product(void *context, int32_t thread) {
     const one_product *p = context;
     for (int32_t row; (row = bough_pool_next(p->base.pool, thread, p->num_rows)) < p->num_rows;)
-        round_row(p->x + (int64_t)row * p->weight->columns, p->weight->columns / BOUGH_GROUP, &p->rows, row, 0);
+        round_row(p->x + (int64_t)row * p->weight->columns, p->weight->columns / group_size(&p->rows), &p->rows, row, 0);
     bough_pool_wait(p->base.pool);
     multiply_all(&p->base, thread, p->weight, 1, &p->rows, p->num_rows, p->y, 0);
 }
@@ -397,7 +397,7 @@ static void multiply_rows(bough_pool *pool, const bough_weight *weight, const fl
     one_product p = {.base = {.pool = pool}, .weight = weight, .x = x, .y = y, .num_rows = num_rows};
     p.base.scratch_bytes = STRIPS * unpacked_bytes(weight->columns);
     p.base.scratch = aligned_alloc(64, (size_t)(p.base.scratch_bytes * bough_pool_size(pool)));
-    p.rows = (rounded){weight->columns, malloc((size_t)num_groups * sizeof(rounded_group))};
+    p.rows = (rounded){weight->columns, weight->format & BOUGH_HADAMARD ? IN_BLOCKS : IN_GROUPS, {malloc((size_t)num_groups * sizeof(rounded_group))}};
     if (p.base.scratch && p.rows.groups) bough_pool_run(pool, run_product, &p);
     free(p.base.scratch);
     free(p.rows.groups);

@@ -3,8 +3,10 @@
  * Sums within a group of 32 inputs are exact integers and groups are added in order, so that a row's product is the same
  * to the bit whatever rows are beside it.
  *
+ * Mixed rows (hadamard.h) have one scale, or one a block of 64.
+ *
  * Bound: one row reads the weight once, so memory; from some 8 rows on, two byte products a cycle (on processors with
- * VNNI), of which the scaling of each group's sum leaves about two thirds. */
+ * VNNI), of which the scaling of each group's sum leaves about two thirds, and of each block's eight ninths. */
 
 /* An integer below 2^22 in size, added to these bits, makes the float MAGIC + integer: no conversion is needed. */
 #define MAGIC_BITS 0x4b400000
@@ -105,13 +107,58 @@ INLINE void multiply(const int format, const int NUM, const uint8_t *tile, const
     }
 }
 
+INLINE vi start_dots(const mixed_block *block, int row) { return vi_set(DOT_OFFSET ? block->offsets[row] : 0); }
+
+/* The same with a strip of HADAMARD; rows have scales of their own, or blocks of them. */
+INLINE void multiply_blocks(const int form, const int NUM, const uint8_t *strip, const mixed_block *first, int at,
+                            int32_t num_blocks, fetch *ahead, vf *sums) {
+    enum { STEPS = BOUGH_BLOCK / 4, BYTES = BOUGH_BLOCK * LANES };
+    const int32_t lines = ahead->at < ahead->stop ? 2 * ahead->lines : 0;
+    const uint8_t *codes = strip + LANES * 4;
+    const vf scale = vf_load((const float *)strip);
+    const mixed_block *x[MOST_ROWS / 4];
+    vi dots[MOST_ROWS];
+#pragma GCC unroll 3
+    for (int i = 0; i < (NUM + 3) / 4; i++) x[i] = first + i * num_blocks;
+#pragma GCC unroll 16
+    for (int r = 0; r < NUM; r++) dots[r] = start_dots(x[r / 4], NUM > 4 ? r % 4 : at + r), sums[r] = vf_zero();
+    for (int32_t block = 0; block < num_blocks; block++, codes += BYTES) {
+        for (int32_t i = 0; i < lines; i++, ahead->at += 64) __builtin_prefetch(ahead->at);
+        if (NUM <= 4)
+            for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(codes + AHEAD + i);
+#pragma GCC unroll 16
+        for (int r = 0; form == IN_BLOCKS && r < NUM; r++) dots[r] = start_dots(x[r / 4], NUM > 4 ? r % 4 : at + r);
+#pragma GCC unroll 16
+        for (int i = 0; i < STEPS; i++) {
+            const vi code = vi_load(codes + i * LANES * 4);
+#pragma GCC unroll 16
+            for (int r = 0; r < NUM; r++) dots[r] = vi_dot_bytes(dots[r], code, x[r / 4]->codes[NUM > 4 ? r % 4 : at + r] + 4 * i);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; form == IN_BLOCKS && r < NUM; r++)
+            sums[r] = vf_fma(vi_float(dots[r]), vf_set(x[r / 4]->scales[NUM > 4 ? r % 4 : at + r]), sums[r]);
+#pragma GCC unroll 3
+        for (int i = 0; i < (NUM + 3) / 4; i++) {
+            x[i]++;
+            __asm__("" : "+r"(x[i]));
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < NUM; r++) {
+        const float whole = first[r / 4 * num_blocks].scales[NUM > 4 ? r % 4 : at + r];
+        sums[r] = vf_mul(form == IN_ROWS ? vf_mul(vi_float(dots[r]), vf_set(whole)) : sums[r], scale);
+    }
+}
+
 INLINE void put(float *y, vf sum, int add) { vf_store(y, add ? vf_add(vf_load(y), sum) : sum); }
 
 /* The outputs of one strip for NUM rows: y[r * stride] = or +=. */
 #define MULTIPLY(NUM)                                                                                    \
     {                                                                                                    \
         vf sums[NUM];                                                                                    \
-        multiply(format, NUM, strip, x->groups + row / 4 * groups, (int)(row % 4), groups, ahead, sums); \
+        if (format & BOUGH_HADAMARD)                                                                     \
+            multiply_blocks(form, NUM, strip, x->blocks + row / 4 * (groups / 2), (int)(row % 4), groups / 2, ahead, sums); \
+        else multiply(format, NUM, strip, x->groups + row / 4 * groups, (int)(row % 4), groups, ahead, sums); \
         _Pragma("GCC unroll 16") for (int r = 0; r < NUM; r++) put(y + r * stride, sums[r], add);        \
         row += NUM, num_rows -= NUM, y += NUM * stride;                                                  \
     }
@@ -133,10 +180,10 @@ typedef struct {
     void (*unpack)(const uint8_t *strip, int32_t groups, uint8_t *to);
 } product;
 
-#define PRODUCT_OF_ROWS(NAME, FORMAT)                                                                                 \
+#define PRODUCT_OF_ROWS(NAME, FORMAT, FORM)                                                                           \
     static void NAME(const uint8_t *strip, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride, \
                      int add, fetch *ahead) {                                                                         \
-        enum { format = FORMAT };                                                                                     \
+        enum { format = FORMAT, form = FORM };                                                                        \
         const int32_t groups = x->columns / BOUGH_GROUP;                                                              \
         MULTIPLY_MANY                                                                                                 \
         while (num_rows >= 4) MULTIPLY(4)                                                                             \
@@ -145,10 +192,18 @@ typedef struct {
     }
 
 #define PRODUCT(NAME, FORMAT)                                                                                          \
-    PRODUCT_OF_ROWS(NAME##_packed, (FORMAT))                                                                           \
-    PRODUCT_OF_ROWS(NAME##_unpacked, ((FORMAT) & ~BOUGH_NESTED) | BOUGH_UNPACKED)                                      \
+    PRODUCT_OF_ROWS(NAME##_packed, (FORMAT), IN_GROUPS)                                                                \
+    PRODUCT_OF_ROWS(NAME##_unpacked, ((FORMAT) & ~BOUGH_NESTED) | BOUGH_UNPACKED, IN_GROUPS)                           \
     static void NAME##_unpack(const uint8_t *strip, int32_t groups, uint8_t *to) { unpack(FORMAT, strip, groups, to); } \
     static const product NAME = {NAME##_packed, NAME##_unpacked, NAME##_unpack};
+
+PRODUCT_OF_ROWS(hadamard_blocks, BOUGH_BITS8 | BOUGH_HADAMARD, IN_BLOCKS)
+PRODUCT_OF_ROWS(hadamard_rows, BOUGH_BITS8 | BOUGH_HADAMARD, IN_ROWS)
+static void multiply_hadamard(const uint8_t *strip, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride,
+                              int add, fetch *ahead) {
+    (x->form == IN_ROWS ? hadamard_rows : hadamard_blocks)(strip, x, row, num_rows, y, stride, add, ahead);
+}
+static const product product_hadamard = {multiply_hadamard, 0, 0};
 
 PRODUCT(product_4, BOUGH_BITS4)
 PRODUCT(product_4_minimum, BOUGH_BITS4 | BOUGH_MINIMUM)
@@ -175,6 +230,7 @@ static const product *select_product(int32_t format) {
         case BOUGH_BITS8 | BOUGH_WIDE: return &product_8_wide;
         case BOUGH_BITS8 | BOUGH_WIDE | BOUGH_MINIMUM: return &product_8_wide_minimum;
         case BOUGH_BITS8 | BOUGH_NESTED | BOUGH_MINIMUM: return &product_8_nested;
+        case BOUGH_BITS8 | BOUGH_HADAMARD: return &product_hadamard;
         default: return 0;
     }
 }
@@ -205,7 +261,7 @@ static strip find_strip(const bough_weight *weights, int32_t index) {
 
 /* Unpacks a strip into `memory` if that pays, from 49 rows on; returns what is left of the memory. */
 static uint8_t *open_strip(strip *at, int32_t num_rows, uint8_t *memory) {
-    if (num_rows <= 2 * BLOCK_OF_ROWS) return memory;
+    if (num_rows <= 2 * BLOCK_OF_ROWS || !at->product->unpack) return memory;
     at->product->unpack(at->tiles, at->weight->columns / BOUGH_GROUP, memory);
     at->tiles = memory;
     at->is_unpacked = 1;

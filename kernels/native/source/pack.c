@@ -29,7 +29,8 @@ static int64_t strip_bytes(const layout *at, int32_t columns) {
 
 int64_t bough_weight_bytes(int32_t format, int32_t rows, int32_t columns) {
     const layout at = layout_of(format);
-    return (rows + at.lanes - 1) / at.lanes * strip_bytes(&at, columns);
+    const int64_t strip = format & BOUGH_HADAMARD ? at.lanes * (4 + (int64_t)columns) : strip_bytes(&at, columns);
+    return (rows + at.lanes - 1) / at.lanes * strip;
 }
 
 int32_t bough_format_of(int32_t type) {

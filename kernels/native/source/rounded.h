@@ -1,4 +1,5 @@
-/* Activations rounded to 8 bits in groups of 32, each by a scale of its own: a row's codes depend on that row alone. */
+/* Activations rounded to 8 bits in groups of 32, or mixed (see hadamard.h) and rounded in blocks of 64, each by a scale of
+ * its own: a row's codes depend on that row alone. */
 
 /* 32 numbers of each of four rows. */
 typedef struct {
@@ -9,12 +10,25 @@ typedef struct {
     int32_t halves[4][2]; /* the same, of the first and of the last 16 */
 } rounded_group;
 
+/* 64 numbers of each of four rows, mixed. */
 typedef struct {
-    int32_t columns;
-    rounded_group *groups; /* [ceil(rows / 4)][columns / 32] */
+    int8_t codes[4][BOUGH_BLOCK];
+    float scales[4];
+    int32_t offsets[4]; /* -128 times the sum of the codes */
+} mixed_block;
+
+/* What has a scale of its own: 32 numbers, 64 mixed ones, or a row of them. */
+enum { IN_GROUPS, IN_BLOCKS, IN_ROWS };
+
+typedef struct {
+    int32_t columns, form;
+    union {
+        rounded_group *groups; /* [ceil(rows / 4)][columns / 32] */
+        mixed_block *blocks;   /* [ceil(rows / 4)][columns / 64]; of a row with one scale, the first one has it */
+    };
 } rounded;
 
-/* Where 32 numbers are, and the row and the group that they are rounded to. */
+/* Where 32 numbers are (64, if they are mixed), and the row and the group that they are rounded to. */
 typedef struct {
     const float *numbers;
     int64_t row;
@@ -60,11 +74,87 @@ INLINE void round_groups(const to_round *from, int num, const rounded *out) {
     }
 }
 
-/* Rounds a row of numbers, from group `group` on. */
-INLINE void round_row(const float *x, int32_t num_groups, const rounded *out, int64_t row, int32_t group) {
-    for (int32_t i = 0; i < num_groups; i += 4) {
+/* Mixes and rounds up to four blocks. */
+INLINE void round_blocks(const to_round *from, int num, const rounded *out) {
+    vf numbers[4][BLOCK_VECTORS], largest[4];
+    float scales[LANES], inverses[LANES];
+    int32_t counts[LANES];
+    vi sums[4];
+    for (int i = 0; i < 4; i++) {
+        const float *x = from[i < num ? i : 0].numbers;
+#pragma GCC unroll 8
+        for (int v = 0; v < BLOCK_VECTORS; v++) numbers[i][v] = vf_load(x + v * LANES);
+        mix(numbers[i]);
+        largest[i] = vf_abs(numbers[i][0]);
+#pragma GCC unroll 8
+        for (int v = 1; v < BLOCK_VECTORS; v++) largest[i] = vf_max(largest[i], vf_abs(numbers[i][v]));
+    }
+    const vf scale = vf_div(vf_largest_of(largest), vf_set(127.0f));
+    vf_store(scales, scale);
+    vf_store(inverses, vf_div(vf_set(1.0f), scale));
+    const int32_t num_blocks = out->columns / BOUGH_BLOCK;
+    for (int i = 0; i < 4; i++) {
+        const to_round *own = from + (i < num ? i : 0);
+        mixed_block *to = out->blocks + own->row / 4 * num_blocks + own->group;
+        const vf inverse = vf_set(scales[i] > 1e-30f ? inverses[i] : 0.0f);
+        sums[i] = vi_set(0);
+#pragma GCC unroll 8
+        for (int v = 0; v < BLOCK_VECTORS; v++) {
+            const vi code = vf_int(vf_mul(numbers[i][v], inverse));
+            vi_store_bytes(to->codes[own->row % 4] + v * LANES, code);
+            sums[i] = vi_add(sums[i], code);
+        }
+    }
+    vi_store(counts, vi_sum_of(sums));
+    for (int i = 0; i < num; i++) {
+        mixed_block *to = out->blocks + from[i].row / 4 * num_blocks + from[i].group;
+        to->scales[from[i].row % 4] = scales[i];
+        to->offsets[from[i].row % 4] = -128 * counts[i];
+    }
+}
+
+/* Mixes and rounds a whole row with one scale; `x` is overwritten. */
+INLINE void round_whole(float *x, const rounded *out, int64_t row) {
+    const int32_t num_blocks = out->columns / BOUGH_BLOCK;
+    mixed_block *to = out->blocks + row / 4 * num_blocks;
+    vf largest = vf_zero();
+    vi count = vi_set(0);
+    for (int32_t block = 0; block < num_blocks; block++) {
+        vf numbers[BLOCK_VECTORS];
+#pragma GCC unroll 8
+        for (int v = 0; v < BLOCK_VECTORS; v++) numbers[v] = vf_load(x + block * BOUGH_BLOCK + v * LANES);
+        mix(numbers);
+#pragma GCC unroll 8
+        for (int v = 0; v < BLOCK_VECTORS; v++) {
+            largest = vf_max(largest, vf_abs(numbers[v]));
+            vf_store(x + block * BOUGH_BLOCK + v * LANES, numbers[v]);
+        }
+    }
+    const float scale = vf_largest(largest) / 127.0f;
+    const vf inverse = vf_set(scale > 1e-30f ? 1.0f / scale : 0.0f);
+    for (int32_t i = 0; i < out->columns; i += LANES) {
+        const vi code = vf_int(vf_mul(vf_load(x + i), inverse));
+        vi_store_bytes(to[i / BOUGH_BLOCK].codes[row % 4] + i % BOUGH_BLOCK, code);
+        count = vi_add(count, code);
+    }
+    to->scales[row % 4] = scale;
+    to->offsets[row % 4] = -128 * vi_total(count);
+}
+
+/* How many numbers share a scale. */
+INLINE int32_t group_size(const rounded *out) { return out->form ? BOUGH_BLOCK : BOUGH_GROUP; }
+
+/* Rounds up to four groups, or blocks. */
+INLINE void round_numbers(const to_round *from, int num, const rounded *out) {
+    if (out->form) round_blocks(from, num, out);
+    else round_groups(from, num, out);
+}
+
+/* Rounds `num` groups, or blocks, of a row, from number `group` on. */
+INLINE void round_row(const float *x, int32_t num, const rounded *out, int64_t row, int32_t group) {
+    for (int32_t i = 0; i < num; i += 4) {
         to_round from[4];
-        for (int32_t k = 0; k < 4; k++) from[k] = (to_round){x + (i + k) * BOUGH_GROUP, row, group + i + k};
-        round_groups(from, num_groups - i < 4 ? num_groups - i : 4, out);
+        for (int32_t k = 0; k < 4; k++) from[k] = (to_round){x + (i + k) * group_size(out), row, group + i + k};
+        round_numbers(from, num - i < 4 ? num - i : 4, out);
     }
 }

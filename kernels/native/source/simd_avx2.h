@@ -47,6 +47,13 @@ INLINE vf vf_within(vf a, int32_t start, int32_t stop, float other) {
     const vi before = _mm256_cmpgt_epi32(_mm256_set1_epi32(start), lane), in = _mm256_cmpgt_epi32(_mm256_set1_epi32(stop), lane);
     return _mm256_blendv_ps(_mm256_set1_ps(other), a, _mm256_castsi256_ps(_mm256_andnot_si256(before, in)));
 }
+/* A Hadamard matrix times the lanes. */
+INLINE vf vf_mix(vf a) {
+    const vf plus = vf_set(1.0f), minus = vf_set(-1.0f);
+    a = vf_fma(a, _mm256_blend_ps(plus, minus, 0xaa), _mm256_permute_ps(a, 0xb1));
+    a = vf_fma(a, _mm256_blend_ps(plus, minus, 0xcc), _mm256_permute_ps(a, 0x4e));
+    return vf_fma(a, _mm256_blend_ps(plus, minus, 0xf0), _mm256_permute2f128_ps(a, a, 1));
+}
 INLINE vf vf_half(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 INLINE vi vi_load(const void *p) { return _mm256_loadu_si256((const vi *)p); }
 INLINE vi vi_set(int32_t x) { return _mm256_set1_epi32(x); }
@@ -62,6 +69,13 @@ INLINE void vi_store_words(int16_t *p, vi a) {
     _mm_storeu_si128((__m128i *)p, _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
 }
 INLINE void vi_store(void *p, vi a) { _mm256_storeu_si256((vi *)p, a); }
+INLINE int32_t vi_total(vi a) {
+    __m128i x = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    x = _mm_hadd_epi32(x, x);
+    return _mm_cvtsi128_si32(_mm_hadd_epi32(x, x));
+}
+/* Byte `i` of each lane. */
+INLINE vf vf_byte(vi a, const int i) { return vi_float(_mm256_and_si256(_mm256_srli_epi32(a, 8 * i), vi_set(255))); }
 /* LANES bytes, widened. */
 INLINE vf vf_bytes(const uint8_t *p) { return vi_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
 INLINE vf vf_signed_bytes(const uint8_t *p) { return vi_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }

@@ -34,6 +34,15 @@ INLINE vf vf_within(vf a, int32_t start, int32_t stop, float other) {
                          _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(stop));
     return _mm512_mask_blend_ps(in, _mm512_set1_ps(other), a);
 }
+/* 1, and -1 in the lanes of `negative`. */
+INLINE vf vf_signs(const int negative) { return _mm512_mask_blend_ps((__mmask16)negative, vf_set(1.0f), vf_set(-1.0f)); }
+/* A Hadamard matrix times the lanes. */
+INLINE vf vf_mix(vf a) {
+    a = vf_fma(a, vf_signs(0xaaaa), _mm512_permute_ps(a, 0xb1));
+    a = vf_fma(a, vf_signs(0xcccc), _mm512_permute_ps(a, 0x4e));
+    a = vf_fma(a, vf_signs(0xf0f0), _mm512_shuffle_f32x4(a, a, 0xb1));
+    return vf_fma(a, vf_signs(0xff00), _mm512_shuffle_f32x4(a, a, 0x4e));
+}
 INLINE vf vf_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE vi vi_load(const void *p) { return _mm512_loadu_si512(p); }
 INLINE vi vi_set(int32_t x) { return _mm512_set1_epi32(x); }
@@ -44,6 +53,9 @@ INLINE vi vf_int(vf a) { return _mm512_cvtps_epi32(a); }
 INLINE void vi_store_bytes(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
 INLINE void vi_store_words(int16_t *p, vi a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(a)); }
 INLINE void vi_store(void *p, vi a) { _mm512_storeu_si512(p, a); }
+INLINE int32_t vi_total(vi a) { return _mm512_reduce_add_epi32(a); }
+/* Byte `i` of each lane. */
+INLINE vf vf_byte(vi a, const int i) { return vi_float(_mm512_and_si512(_mm512_srli_epi32(a, 8 * i), vi_set(255))); }
 /* LANES bytes, widened. */
 INLINE vf vf_bytes(const uint8_t *p) { return vi_float(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 INLINE vf vf_signed_bytes(const uint8_t *p) { return vi_float(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }

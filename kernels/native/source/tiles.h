@@ -7,7 +7,7 @@
  *              inputs 4 i .. 4 i + 4, i < 8
  *   scales     [LANES] float16; float32 if WIDE; bytes if NESTED; twice, for 16 inputs each, if HALVES
  *   minimums   [LANES] in the same way, if MINIMUM
- * With NESTED, eight tiles come after a head of float16: [LANES] what their scales and, if MINIMUM, another [LANES] what
+ * With HADAMARD, see hadamard.h. With NESTED, eight tiles come after a head of float16: [LANES] what their scales and, if MINIMUM, another [LANES] what
  * their minimums are to be multiplied with. A number is scale * code + minimum; what a code stands for without a minimum
  * is less by 8, 32 or 128.
  *
@@ -33,6 +33,7 @@ INLINE int code_offset(const int format) {
 }
 static int64_t strip_bytes(const int format, int32_t columns) {
     const int64_t tiles = columns / BOUGH_GROUP;
+    if (format & BOUGH_HADAMARD) return LANES * (4 + (int64_t)columns);
     return tiles * tile_bytes(format) + tiles / HEAD_TILES * head_bytes(format);
 }
 INLINE const uint8_t *strip_at(const bough_weight *weight, int32_t strip) {
@@ -94,6 +95,29 @@ static void read_row(const bough_weight *weight, int64_t row, float *y) {
         for (int i = 0; i < BOUGH_GROUP; i++) {
             const int code = bytes[i / 4][lane][i % 4] - code_offset(format);
             y[column + i] = scales[num_scales(format) == 2 ? i / 16 : 0][lane] * (float)code + (minimum ? minimums[lane] : 0.0f);
+        }
+    }
+}
+
+/* A strip as numbers, [columns][LANES]. */
+static void read_strip(const bough_weight *weight, int32_t strip, float *y) {
+    const int format = weight->format, minimum = format & BOUGH_MINIMUM ? 1 : 0;
+    const uint8_t *tile = strip_at(weight, strip);
+    vf factor = vf_set(1.0f), minimum_factor = factor;
+    for (int32_t column = 0; column < weight->columns; column += BOUGH_GROUP, tile += tile_bytes(format)) {
+        if (format & BOUGH_NESTED && column / BOUGH_GROUP % HEAD_TILES == 0) {
+            factor = vf_half((const uint16_t *)tile);
+            minimum_factor = minimum ? vf_half((const uint16_t *)tile + LANES) : factor;
+            tile += head_bytes(format);
+        }
+        const vf least = minimum ? vf_mul(load_scale(format, tile, num_scales(format)), minimum_factor) : vf_zero();
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+            const vi code = load_code(format, tile, i);
+            const vf scale = vf_mul(load_scale(format, tile, num_scales(format) == 2 ? i / 4 : 0), factor);
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++, y += LANES)
+                vf_store(y, vf_add(vf_mul(scale, vf_sub(vf_byte(code, j), vf_set((float)code_offset(format)))), least));
         }
     }
 }

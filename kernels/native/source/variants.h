@@ -5,6 +5,7 @@ typedef struct {
     int32_t lanes;
     void (*forward)(bough_pool *, const bough_model *, const bough_cache *, const bough_batch *, uint8_t *, float *);
     void (*multiply)(bough_pool *, const bough_weight *, const float *, int32_t, float *);
+    int32_t (*mix)(bough_pool *, const bough_weight *, const float *, int32_t, int32_t, uint8_t *);
     void (*read_row)(const bough_weight *, int64_t, float *);
     int32_t (*find_peak)(const float *, int32_t);
     double (*sum_exp)(const float *, int32_t, float);

@@ -14,7 +14,7 @@ from gguf.quants import dequantize
 from bough.kernels.native.library import Library
 from bough.kernels.native.packed import tile_packed
 from bough.kernels.native.threads import Threads
-from bough.kernels.native.weights import TiledWeight, tile_blocks
+from bough.kernels.native.weights import TiledWeight, mix, tile_blocks
 from bough.kernels.quantised import (
     PackedWeight,
     dequantise,
@@ -127,6 +127,56 @@ def test_nothing_comes_of_nothing(library: Library, threads: Threads) -> None:
     weight = tile_blocks(library, threads, random_blocks("Q4_1", 16, 64), GGMLQuantizationType.Q4_1.value, 64)
     assert weight is not None
     assert not multiply(library, threads, weight, np.zeros((3, 64), np.float32)).any()
+
+
+def mixed(library: Library, threads: Threads, weight: TiledWeight | npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The numbers of the Hadamard form: what it makes of rows that rounding leaves as they are."""
+    return multiply(library, threads, mix(library, threads, weight), np.eye(weight.shape[1], dtype=np.float32)).T
+
+
+@pytest.mark.parametrize("shape", [(40, 576), (17, 64), (128, 1024)])
+def test_the_hadamard_form_keeps_numbers_to_8_bits_a_row(
+    shape: tuple[int, int], library: Library, threads: Threads
+) -> None:
+    weight = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    weight[:, 5] *= 50
+    weight[0] += 3  # this and that are spread
+    lost = mixed(library, threads, weight) - weight
+    assert 0 < np.linalg.norm(lost) < 0.012 * np.linalg.norm(weight)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_the_hadamard_form_of_blocks_is_that_of_their_numbers(kind: str, library: Library, threads: Threads) -> None:
+    blocks = random_blocks(kind, 40, 512)
+    weight = tile_blocks(library, threads, blocks, GGMLQuantizationType[kind].value, 512)
+    assert weight is not None
+    numbers = read(library, weight)
+    np.testing.assert_allclose(
+        mixed(library, threads, weight), mixed(library, threads, numbers), atol=1e-2 * np.abs(numbers).max()
+    )
+    assert np.linalg.norm(mixed(library, threads, weight) - numbers) < 0.012 * np.linalg.norm(numbers)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 7, 8, 12, 16, 23, 61])
+def test_products_of_the_hadamard_form(num_rows: int, library: Library, threads: Threads) -> None:
+    """Against float64; outliers among activations lose no more than the others."""
+    rng = np.random.default_rng(4)
+    weight, bias = rng.normal(size=(72, 768)).astype(np.float32), rng.normal(size=72).astype(np.float32)
+    x = rng.normal(size=(num_rows, 768)).astype(np.float32)
+    x[:, ::97] *= 30
+    found = multiply(library, threads, mix(library, threads, weight, bias=bias), x)
+    expected = x.astype(np.float64) @ mixed(library, threads, weight).T.astype(np.float64) + bias
+    assert np.linalg.norm(found - expected) < 0.012 * np.linalg.norm(expected)
+
+
+def test_a_row_of_the_hadamard_form_is_the_same_in_any_company(library: Library, threads: Threads) -> None:
+    rng = np.random.default_rng(2)
+    weight = mix(library, threads, rng.normal(size=(56, 256)).astype(np.float32))
+    x = rng.normal(size=(61, 256)).astype(np.float32)
+    together = multiply(library, threads, weight, x)
+    for start, stop in [(0, 1), (1, 3), (3, 10), (7, 33), (30, 61)]:
+        np.testing.assert_array_equal(multiply(library, threads, weight, x[start:stop].copy()), together[start:stop])
+    assert not multiply(library, threads, weight, np.zeros((3, 256), np.float32)).any()
 
 
 def packed_weights() -> list[PackedWeight]:
