@@ -87,7 +87,7 @@ def make_engine(
         if config.attention_backend == "native":
             raise ModelError(
                 "attention_backend native computes models of the Llama family whose layers are quantised, in the file "
-                f"or by quantization, and whose widths are multiples of 32 (of 64 for w8a8); {loaded.name} is no such model"
+                f"or by quantization, and widths are multiples of 32 (w8a8: of 64); {loaded.name} is no such model"
             )
         backend = "torch"
         _check_kv_dtype(config, backend)

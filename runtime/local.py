@@ -66,7 +66,7 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._stopped = False
         self._warm_at = time.monotonic() + QUIET_S if serves else math.inf
-        self._rest_s: float | None = None  # until more can be prepared; None: nothing can
+        self._rest_s: float | None = REST_S  # until more can be prepared; None: nothing can
         self._lock = threading.Lock()
         engine.wake = lambda: self._inbox.put(_nothing)
         self._thread = threading.Thread(target=self._run, name="bough-engine", daemon=True)

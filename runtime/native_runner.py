@@ -18,6 +18,9 @@ from .sampler import Logits
 _AHEAD = 256 << 20
 """Bytes of the cache, at most, that are taken from the system before they are needed."""
 
+_FIRST_SLOTS = 2048
+"""Tokens of the cache that are taken before any is needed."""
+
 _PIECE = 2 << 20
 """Bytes that are taken at a time: some 0.3 ms, or 5 where the machine is virtual and its host has to find them, too."""
 
@@ -80,7 +83,8 @@ class NativeRunner:
         piece = next(self._untouched, None)
         if piece is None:
             slot_bytes = sum(len(memory) for memory in self._memory) // self._num_slots
-            wanted = min(self._num_slots, self._used + min(self._used, _AHEAD // slot_bytes))
+            ahead = min(max(self._used, _FIRST_SLOTS), _AHEAD // slot_bytes)
+            wanted = min(self._num_slots, self._used + ahead)
             start = max(self._used, self._touched)
             if wanted <= start:
                 return False

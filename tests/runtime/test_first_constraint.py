@@ -91,10 +91,10 @@ def test_work_comes_first(warmed: threading.Event) -> None:
 
 
 def test_one_without_work_gets_ready_for_its_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Again and again until nothing is left, and once more after each work."""
+    """Until nothing is left, from the start and after each work."""
     monkeypatch.setattr(local, "REST_S", 0.001)
     engine, _ = fake_engine()
-    left = iter([True, True, False, True, False])
+    left = iter([True, False, True, True, False, True, False])
     asked = 0
 
     def prepare() -> bool:
@@ -105,11 +105,12 @@ def test_one_without_work_gets_ready_for_its_next_pass(monkeypatch: pytest.Monke
 
     engine.prepare = prepare
     loop = EngineLoop(engine, EngineConfig())
-    for expected in (3, 5):
-        ended = threading.Event()
-        request = Request(id=str(expected), prompt=(1, 2), sampling=SamplingParams(max_tokens=4))
-        loop.start_request(request, lambda output, ended=ended: output.finish and ended.set())  # type: ignore[misc]
-        assert ended.wait(30)
+    for expected, works in ((2, False), (5, True), (7, True)):
+        if works:
+            ended = threading.Event()
+            request = Request(id=str(expected), prompt=(1, 2), sampling=SamplingParams(max_tokens=4))
+            loop.start_request(request, lambda output, ended=ended: output.finish and ended.set())  # type: ignore[misc]
+            assert ended.wait(30)
         deadline = time.monotonic() + 10
         while asked < expected and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -73,13 +73,22 @@ static void merge(float *total, const float *state, int32_t dim) {
     }
 }
 
+/* Takes a chunk into its readers' states; then there are none. */
+static void see_chunk(readers *by, const chunk *c, const chunk_scratch *scratch) {
+    by->seen = 0;
+    for (int r = 0; r < by->num; r++) by->seen = by->last[r] > by->seen ? by->last[r] : by->seen;
+    if (by->seen > c->at->num) by->seen = c->at->num;
+    attend_chunk(by, c, scratch);
+    by->num = 0;
+}
+
 /* A head's part of a chunk, seen by the planned rows row_start .. row_stop, whose states begin at `states`. */
 static void attend_rows(const attention_layer *layer, const chunk *c, int32_t head, int32_t index, int32_t row_start,
                         int32_t row_stop, float *states, const chunk_scratch *scratch) {
     const bough_model *model = layer->model;
     const int32_t per_kv = queries_per_head(model);
     const float scale = model->scale * 1.44269504f; /* scores are base 2 */
-    readers by = {.num = 0};
+    readers by = {.num = 0, .factors = {0}};
     for (int32_t i = row_start; i < row_stop; i++) {
         const int32_t row = layer->plan->rows[i], position = (int32_t)layer->batch->positions[row];
         const int32_t low = (layer->window && position >= layer->window ? position - layer->window + 1 : 0) - index * CHUNK;
@@ -88,15 +97,24 @@ static void attend_rows(const attention_layer *layer, const chunk *c, int32_t he
             if (high > 0 && low < CHUNK) {
                 const int64_t query = (int64_t)row * model->num_heads + head * per_kv + k;
                 by.queries[by.num] = layer->queries + query * c->dim;
-                by.scales[by.num] = layer->query_scales[query];
+                by.factors[by.num] = scale * layer->query_scales[query];
                 by.states[by.num] = states;
                 by.first[by.num] = low;
                 by.last[by.num++] = high < CHUNK ? high : CHUNK;
             }
-            if (by.num == TOGETHER) attend_chunk(&by, scale, c, scratch), by.num = 0;
+            if (by.num == TOGETHER) see_chunk(&by, c, scratch);
         }
     }
-    attend_chunk(&by, scale, c, scratch);
+    see_chunk(&by, c, scratch);
+}
+
+/* What all that see a whole chunk need of its values' scales. */
+static void note_scales(chunk *c) {
+    vf widest = vf_zero();
+    for (int i = 0; i < CHUNK; i += LANES) widest = vf_max(widest, vf_load(c->value_scales + i));
+    c->widest = vf_largest(widest);
+    const vf inverse = inverse_of(vf_set(c->widest));
+    for (int i = 0; i < CHUNK; i += LANES) vf_store(c->value_codes + i, vf_mul(vf_load(c->value_scales + i), inverse));
 }
 
 /* Chunk `index` of a sequence for all heads of `part`; `next`: places that are read after it, or NULL. */
@@ -114,6 +132,7 @@ static void attend_heads(const attention_layer *layer, const work *part, int32_t
             const float *scales = layer->scales + at->slots[i] * 2 * kv_heads + head;
             c.key_scales[i] = scales[0], c.value_scales[i] = scales[kv_heads];
         }
+        if (at->num == CHUNK) note_scales(&c);
         for (int i = 0; next && head == part->head_start && i < next->num; i++)
             __builtin_prefetch(layer->scales + next->slots[i] * 2 * kv_heads);
         float *states = scratch->states + ((head - part->head_start) * num + own) * per_kv * (STATE + dim);

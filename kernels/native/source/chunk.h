@@ -37,6 +37,7 @@ typedef struct {
 typedef struct {
     const uint8_t *keys, *values;              /* of the head: a slot's begin at slot * stride */
     float key_scales[CHUNK], value_scales[CHUNK];
+    float value_codes[CHUNK], widest;          /* MOST_WEIGHT times a value's scale over the largest of all, which is `widest` */
     const places *at, *next;
     int64_t stride;
     int32_t dim, bits, pace;
@@ -46,10 +47,10 @@ typedef struct {
 /* Queries that see keys first .. last (half open) of a chunk each, and the states that they have come to. */
 typedef struct {
     const int16_t *queries[TOGETHER];
-    float scales[TOGETHER];
+    float factors[LANES]; /* of scores, base 2 */
     float *states[TOGETHER];
     int32_t first[TOGETHER], last[TOGETHER];
-    int num;
+    int num, seen; /* seen: keys that any of them may see */
 } readers;
 
 /* 2 LANES codes of a row from dimension `d` on. */
@@ -93,7 +94,8 @@ INLINE void open_chunk(const int bits, const chunk *c, const chunk_scratch *scra
 }
 
 /* Scores of NUM queries with VECTORS vectors of the keys in the scratch. */
-INLINE void score_wide(const int NUM, const int VECTORS, const readers *by, int32_t dim, int first, const chunk_scratch *scratch) {
+INLINE void score_wide(const int NUM, const int VECTORS, const readers *by, const chunk *c, int32_t dim, int first,
+                       const chunk_scratch *scratch) {
     vi sums[TOGETHER * 4];
 #pragma GCC unroll 16
     for (int i = 0; i < NUM * VECTORS; i++) sums[i] = vi_set(0);
@@ -111,12 +113,15 @@ INLINE void score_wide(const int NUM, const int VECTORS, const readers *by, int3
 #pragma GCC unroll 4
     for (int r = 0; r < NUM; r++)
 #pragma GCC unroll 4
-        for (int i = 0; i < VECTORS; i++) vf_store(scratch->scores + r * CHUNK + first + i * LANES, vi_float(sums[r * VECTORS + i]));
+        for (int i = 0; i < VECTORS; i++) {
+            const int at = first + i * LANES;
+            vf_store(scratch->scores + r * CHUNK + at, vf_mul(vi_float(sums[r * VECTORS + i]), vf_load(c->key_scales + at)));
+        }
 }
 
 /* The same scores with the keys as they are. */
 INLINE void score_few(const int bits, const int NUM, const readers *by, const chunk *c, int32_t dim, const chunk_scratch *scratch) {
-    for (int first = 0; first < c->at->num; first += LANES) {
+    for (int first = 0; first < by->seen; first += LANES) {
         vi fours[TOGETHER][LANES / 4];
 #pragma GCC unroll 4
         for (int i = 0; i < LANES / 4; i++) {
@@ -138,7 +143,8 @@ INLINE void score_few(const int bits, const int NUM, const readers *by, const ch
                 fours[r][i] = sums_of_fours(sums_of_pairs(sums[0][r], sums[1][r]), sums_of_pairs(sums[2][r], sums[3][r]));
         }
 #pragma GCC unroll 4
-        for (int r = 0; r < NUM; r++) vf_store(scratch->scores + r * CHUNK + first, vi_float(sums_of_all(fours[r])));
+        for (int r = 0; r < NUM; r++)
+            vf_store(scratch->scores + r * CHUNK + first, vf_mul(vi_float(sums_of_all(fours[r])), vf_load(c->key_scales + first)));
     }
 }
 
@@ -147,43 +153,46 @@ typedef struct {
     float shrink[LANES], scale[LANES];
 } effects;
 
-/* Turns products into scores, base 2, of the keys that a reader sees; finds the largest of them and of the values' scales. */
-INLINE void see(const int is_whole, const readers *by, int r, float scale, const chunk *c, float *scores, vf *largest, vf *widest) {
-    const vf factor = vf_set(scale * by->scales[r]);
-    *largest = vf_set(-INFINITY), *widest = vf_zero();
+/* The largest score of the keys that a reader sees, and of their values' scales; other scores become -infinity. */
+INLINE void see(const int is_whole, const readers *by, int r, const chunk *c, float *scores, vf *largest, vf *widest) {
+    *largest = vf_set(-INFINITY), *widest = is_whole ? vf_set(c->widest) : vf_zero();
 #pragma GCC unroll 8
     for (int i = 0; i < CHUNK; i += LANES) {
-        if (!is_whole && i >= c->at->num) break;
-        vf score = vf_mul(vf_mul(vf_load(scores + i), vf_load(c->key_scales + i)), factor);
-        vf value_scale = vf_load(c->value_scales + i);
+        if (!is_whole && i >= by->seen) break;
+        vf score = vf_load(scores + i);
         if (!is_whole) {
             score = vf_within(score, by->first[r] - i, by->last[r] - i, -INFINITY);
-            value_scale = vf_within(value_scale, by->first[r] - i, by->last[r] - i, 0.0f);
+            *widest = vf_max(*widest, vf_within(vf_load(c->value_scales + i), by->first[r] - i, by->last[r] - i, 0.0f));
+            vf_store(scores + i, score);
         }
         *largest = vf_max(*largest, score);
-        *widest = vf_max(*widest, value_scale);
-        vf_store(scores + i, score);
     }
 }
 
-/* Turns scores into codes of weights; returns the weights' sum. */
-INLINE vf weigh(const int is_whole, const readers *by, int r, const chunk *c, const float *scores, float largest, float inverse,
-                int16_t *codes) {
+/* Turns scores into codes of weights: 2^(score * factor - top) times values' scales, the largest of which is 1 / inverse.
+ * Returns the weights' sum. */
+INLINE vf weigh(const int is_whole, const readers *by, int r, const chunk *c, const float *scores, float factor, float top,
+                float inverse, int16_t *codes) {
     vf sum = vf_zero();
 #pragma GCC unroll 8
     for (int i = 0; i < CHUNK; i += LANES) {
-        if (!is_whole && i >= c->at->num) break;
-        vf weight = vf_exp2(vf_sub(vf_load(scores + i), vf_set(largest)));
+        if (!is_whole && i >= by->seen) break;
+        vf weight = vf_exp2(vf_fma(vf_load(scores + i), vf_set(factor), vf_set(-top)));
         if (!is_whole) weight = vf_within(weight, by->first[r] - i, by->last[r] - i, 0.0f);
         sum = vf_add(sum, weight);
-        vi_store_words(codes + i, vf_int(vf_mul(weight, vf_mul(vf_load(c->value_scales + i), vf_set(inverse)))));
+        const vf value = is_whole ? vf_load(c->value_codes + i) : vf_mul(vf_load(c->value_scales + i), vf_set(inverse));
+        vi_store_words(codes + i, vf_int(vf_mul(weight, value)));
     }
     return sum;
 }
 
-/* Takes scores of a chunk into its readers' states and turns them into codes of weights. */
-INLINE void soften(const int NUM, const readers *by, float scale, const chunk *c, const chunk_scratch *scratch, effects *out) {
-    float old[LANES], old_sum[LANES], now[LANES], inverse[LANES], sum[LANES];
+/* What the largest of values' scales is divided by. */
+INLINE vf inverse_of(vf widest) { return vf_div(vf_set(MOST_WEIGHT), vf_max(widest, vf_set(1e-30f))); }
+
+/* Takes scores of a chunk into its readers' states and turns them into codes of weights. Weights are those in relation to
+ * the chunk's largest score, so that they do not wait for the state. */
+INLINE void soften(const int NUM, const readers *by, const chunk *c, const chunk_scratch *scratch, effects *out) {
+    float old[LANES], old_sum[LANES], now[LANES], top[LANES], inverse[LANES], sum[LANES];
     vf largest[4], widest[4], sums[4];
     int is_whole[TOGETHER];
 #pragma GCC unroll 4
@@ -192,24 +201,25 @@ INLINE void soften(const int NUM, const readers *by, float scale, const chunk *c
     for (int r = 0; r < LANES; r++) old[r] = r < NUM ? by->states[r][0] : -INFINITY, old_sum[r] = r < NUM ? by->states[r][1] : 0.0f;
 #pragma GCC unroll 4
     for (int r = 0; r < NUM; r++) {
-        float *scores = scratch->scores + r * CHUNK;
         is_whole[r] = by->first[r] <= 0 && by->last[r] >= CHUNK;
-        if (is_whole[r]) see(1, by, r, scale, c, scores, largest + r, widest + r);
-        else see(0, by, r, scale, c, scores, largest + r, widest + r);
+        if (is_whole[r]) see(1, by, r, c, scratch->scores + r * CHUNK, largest + r, widest + r);
+        else see(0, by, r, c, scratch->scores + r * CHUNK, largest + r, widest + r);
     }
-    const vf top = vf_largest_of(largest), before = vf_load(old), highest = vf_max(before, top);
-    const vf most = vf_mul(vf_exp2(vf_sub(top, highest)), vf_largest_of(widest)), shrink = vf_exp2(vf_sub(before, highest));
-    vf_store(now, highest);
-    vf_store(inverse, vf_div(vf_set(MOST_WEIGHT), vf_max(most, vf_set(1e-30f))));
-    vf_store(out->scale, vf_mul(most, vf_set(1.0f / MOST_WEIGHT)));
-    vf_store(out->shrink, shrink);
+    const vf tops = vf_mul(vf_largest_of(largest), vf_load(by->factors)), most = vf_largest_of(widest);
+    vf_store(top, tops);
+    vf_store(inverse, inverse_of(most));
 #pragma GCC unroll 4
     for (int r = 0; r < NUM; r++) {
         int16_t *codes = scratch->weights + r * CHUNK;
-        sums[r] = is_whole[r] ? weigh(1, by, r, c, scratch->scores + r * CHUNK, now[r], inverse[r], codes)
-                              : weigh(0, by, r, c, scratch->scores + r * CHUNK, now[r], inverse[r], codes);
+        sums[r] = is_whole[r] ? weigh(1, by, r, c, scratch->scores + r * CHUNK, by->factors[r], top[r], inverse[r], codes)
+                              : weigh(0, by, r, c, scratch->scores + r * CHUNK, by->factors[r], top[r], inverse[r], codes);
     }
-    vf_store(sum, vf_fma(vf_load(old_sum), shrink, vf_sum_of(sums)));
+    const vf before = vf_load(old), highest = vf_max(before, tops);
+    const vf shrink = vf_exp2(vf_sub(before, highest)), grow = vf_exp2(vf_sub(tops, highest));
+    vf_store(now, highest);
+    vf_store(out->shrink, shrink);
+    vf_store(out->scale, vf_mul(grow, vf_mul(most, vf_set(1.0f / MOST_WEIGHT))));
+    vf_store(sum, vf_fma(vf_load(old_sum), shrink, vf_mul(vf_sum_of(sums), grow)));
 #pragma GCC unroll 4
     for (int r = 0; r < NUM; r++) by->states[r][0] = now[r], by->states[r][1] = sum[r];
 }
@@ -220,7 +230,7 @@ INLINE void add_values(const int bits, const int NUM, const int VECTORS, const i
     vi total[TOGETHER * 4];
 #pragma GCC unroll 16
     for (int i = 0; i < NUM * VECTORS; i++) total[i] = vi_set(0);
-    for (int k = 0; k < c->at->num; k += 2) {
+    for (int k = 0; k < by->seen; k += 2) {
         vi value[4];
 #pragma GCC unroll 2
         for (int i = 0; i < VECTORS; i += 2) {
@@ -255,13 +265,17 @@ INLINE void add_values(const int bits, const int NUM, const int VECTORS, const i
     }
 }
 
-INLINE void attend(const int bits, const int NUM, const int is_wide, int32_t dim, const readers *by, float scale, const chunk *c,
+INLINE void attend(const int bits, const int NUM, const int is_wide, int32_t dim, const readers *by, const chunk *c,
                    const chunk_scratch *scratch) {
     effects by_chunk;
     if (!is_wide) score_few(bits, NUM, by, c, dim, scratch);
     else
-        for (int first = 0; first < c->at->num; first += 4 * LANES) score_wide(NUM, 4, by, dim, first, scratch);
-    soften(NUM, by, scale, c, scratch, &by_chunk);
+        for (int first = 0; first < by->seen; first += 4 * LANES) {
+            const int left = by->seen - first;
+            if (left > 2 * LANES) score_wide(NUM, 4, by, c, dim, first, scratch);
+            else score_wide(NUM, 2, by, c, dim, first, scratch);
+        }
+    soften(NUM, by, c, scratch, &by_chunk);
     int32_t d = 0;
     for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values(bits, NUM, 4, is_wide, by, c, dim, scratch, d, &by_chunk);
     for (; d + 2 * LANES <= dim; d += 2 * LANES) add_values(bits, NUM, 2, is_wide, by, c, dim, scratch, d, &by_chunk);
@@ -269,13 +283,13 @@ INLINE void attend(const int bits, const int NUM, const int is_wide, int32_t dim
 
 /* The commonest head sizes are known to the compiler. */
 #define ATTEND(NUM)                                                                                         \
-    static void attend_##NUM(const readers *by, float scale, const chunk *c, const chunk_scratch *scratch) { \
-        if (c->is_wide && c->dim == 64) attend(16, NUM, 1, 64, by, scale, c, scratch);                      \
-        else if (c->is_wide) attend(16, NUM, 1, c->dim, by, scale, c, scratch);                             \
-        else if (c->bits == 8) attend(8, NUM, 0, c->dim, by, scale, c, scratch);                            \
-        else if (c->dim == 64) attend(16, NUM, 0, 64, by, scale, c, scratch);                               \
-        else if (c->dim == 128) attend(16, NUM, 0, 128, by, scale, c, scratch);                             \
-        else attend(16, NUM, 0, c->dim, by, scale, c, scratch);                                             \
+    static void attend_##NUM(const readers *by, const chunk *c, const chunk_scratch *scratch) { \
+        if (c->is_wide && c->dim == 64) attend(16, NUM, 1, 64, by, c, scratch);                      \
+        else if (c->is_wide) attend(16, NUM, 1, c->dim, by, c, scratch);                             \
+        else if (c->bits == 8) attend(8, NUM, 0, c->dim, by, c, scratch);                            \
+        else if (c->dim == 64) attend(16, NUM, 0, 64, by, c, scratch);                               \
+        else if (c->dim == 128) attend(16, NUM, 0, 128, by, c, scratch);                             \
+        else attend(16, NUM, 0, c->dim, by, c, scratch);                                             \
     }
 
 ATTEND(1)
@@ -286,13 +300,13 @@ ATTEND(4)
 #endif
 
 /* Takes a chunk into its readers' states. */
-static void attend_chunk(const readers *by, float scale, const chunk *c, const chunk_scratch *scratch) {
+static void attend_chunk(const readers *by, const chunk *c, const chunk_scratch *scratch) {
     switch (by->num) {
-        case 1: attend_1(by, scale, c, scratch); break;
-        case 2: attend_2(by, scale, c, scratch); break;
+        case 1: attend_1(by, c, scratch); break;
+        case 2: attend_2(by, c, scratch); break;
 #if TOGETHER > 2
-        case 3: attend_3(by, scale, c, scratch); break;
-        case 4: attend_4(by, scale, c, scratch); break;
+        case 3: attend_3(by, c, scratch); break;
+        case 4: attend_4(by, c, scratch); break;
 #endif
     }
 }

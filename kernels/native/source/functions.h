@@ -16,18 +16,17 @@ INLINE vf vf_exp(vf x) {
     return vf_scale2(p, n);
 }
 
-/* 2^x for x <= 0, to 2 units in the last place; at least 2^-126, as smaller numbers are slow. The polynomial is Taylor's. */
+/* 2^x for x <= 128, to 4 units in the last place; at least 2^-125, as denormal numbers are slow. The polynomial is minimax. */
 INLINE vf vf_exp2(vf x) {
-    x = vf_max(x, vf_set(-126.0f));
-    const vf n = vf_round(x), r = vf_sub(x, n);
-    vf p = vf_set(1.540353039e-4f);
-    p = vf_fma(p, r, vf_set(1.333355815e-3f));
-    p = vf_fma(p, r, vf_set(9.618129108e-3f));
-    p = vf_fma(p, r, vf_set(5.550410866e-2f));
-    p = vf_fma(p, r, vf_set(2.402265070e-1f));
-    p = vf_fma(p, r, vf_set(6.931471806e-1f));
-    p = vf_fma(p, r, vf_set(1.0f));
-    return vf_scale2(p, n);
+    x = vf_max(x, vf_set(-125.0f));
+    const vf r = vf_fraction(x);
+    vf p = vf_set(0.0018775765784084797f);
+    p = vf_fma(p, r, vf_set(0.008989340625703335f));
+    p = vf_fma(p, r, vf_set(0.05582631751894951f));
+    p = vf_fma(p, r, vf_set(0.24015361070632935f));
+    p = vf_fma(p, r, vf_set(0.6931530833244324f));
+    p = vf_fma(p, r, vf_set(0.9999999403953552f));
+    return vf_scale2(p, x);
 }
 
 /* x / (1 + e^-x) */

@@ -36,9 +36,10 @@ INLINE float vf_largest(vf a) {
 INLINE int vf_first_equal(vf a, vf b) {
     return __builtin_ctz((unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)) | 1u << LANES);
 }
-/* a * 2^n; n whole and at least -126 */
+INLINE vf vf_fraction(vf a) { return _mm256_sub_ps(a, _mm256_floor_ps(a)); }
+/* a * 2^floor(n); n is at least -126 */
 INLINE vf vf_scale2(vf a, vf n) {
-    const vi exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    const vi exponent = _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_floor_ps(n)), _mm256_set1_epi32(127));
     return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
 }
 /* `a` in lanes `start` .. `stop` (half open, any integers), `other` elsewhere. */

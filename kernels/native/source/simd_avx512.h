@@ -26,7 +26,8 @@ INLINE float vf_sum(vf a) { return _mm512_reduce_add_ps(a); }
 INLINE float vf_largest(vf a) { return _mm512_reduce_max_ps(a); }
 /* The first lane in which they are equal, or LANES. */
 INLINE int vf_first_equal(vf a, vf b) { return __builtin_ctz(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ) | 1 << LANES); }
-INLINE vf vf_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); } /* a * 2^n, n whole */
+INLINE vf vf_fraction(vf a) { return _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF); } /* a - floor(a) */
+INLINE vf vf_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); } /* a * 2^floor(n) */
 /* `a` in lanes `start` .. `stop` (half open, any integers), `other` elsewhere. */
 INLINE vf vf_within(vf a, int32_t start, int32_t stop, float other) {
     const vi lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
