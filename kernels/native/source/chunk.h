@@ -169,8 +169,8 @@ INLINE void see(const int is_whole, const readers *by, int r, const chunk *c, fl
     }
 }
 
-/* Turns scores into codes of weights: 2^(score * factor - top) times values' scales, the largest of which is 1 / inverse.
- * Returns the weights' sum. */
+/* Turns scores into weights, 2^(score * factor - top), and weights times values' scales into codes, by `inverse`; returns
+ * the weights' sum. */
 INLINE vf weigh(const int is_whole, const readers *by, int r, const chunk *c, const float *scores, float factor, float top,
                 float inverse, int16_t *codes) {
     vf sum = vf_zero();
@@ -186,7 +186,7 @@ INLINE vf weigh(const int is_whole, const readers *by, int r, const chunk *c, co
     return sum;
 }
 
-/* What the largest of values' scales is divided by. */
+/* What makes a code of a weight times a value's scale, where the largest scale is `widest`. */
 INLINE vf inverse_of(vf widest) { return vf_div(vf_set(MOST_WEIGHT), vf_max(widest, vf_set(1e-30f))); }
 
 /* Takes scores of a chunk into its readers' states and turns them into codes of weights. Weights are those in relation to
