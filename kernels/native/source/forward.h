@@ -319,7 +319,7 @@ static int64_t strips_bytes_of(const bough_model *model) {
     const int32_t heads = model->num_heads * model->head_dim;
     int32_t most = model->hidden > model->intermediate ? model->hidden : model->intermediate;
     most = most > heads ? most : heads;
-    const int64_t one_by_one = STRIPS * unpacked_bytes(most), pairs = 2 * BOUGH_GROUP / LANES * unpacked_bytes(model->hidden);
+    const int64_t one_by_one = STRIPS * unpacked_bytes(most), pairs = 2 * BOUGH_BLOCK / LANES * unpacked_bytes(model->hidden);
     return one_by_one > pairs ? one_by_one : pairs;
 }
 
