@@ -109,7 +109,7 @@ def _margin(entry: TokenLogprob) -> float:
 
 
 def _size(full: bool) -> Size:
-    return Size(200, 32, 1100) if full else Size(16, 24, 400)
+    return Size(200, 32, 1100) if full else Size(16, 24, 300)
 
 
 def _name(options: dict[str, Any]) -> str:
