@@ -1,11 +1,13 @@
-"""Our side of a comparison: the engine as `LLM` has it, with its defaults."""
+"""Our side of a comparison: the engine on a thread of this process, as scripts have it, with its defaults."""
 
 from __future__ import annotations
 
+import queue
 from typing import Any
 
 from ..constrain.spec import GrammarSpec, JsonSchema
 from ..runtime.config import EngineConfig
+from ..runtime.local import EngineLoop
 from ..runtime.request import Request, RequestOutput, TokenLogprob
 from ..runtime.sampling import SamplingParams
 from ..runtime.start import start_engine
@@ -19,7 +21,9 @@ class BoughEngine:
 
     def __init__(self, options: dict[str, Any]) -> None:
         settings = {"max_num_seqs": options["max_num_seqs"]} | options.get("config", {})
-        self._engine = start_engine(EngineConfig(model=options["model"], **settings))
+        config = EngineConfig(model=options["model"], **settings)
+        self._engine = start_engine(config)
+        self._loop = EngineLoop(self._engine, config)
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         return self._run(prompts, SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True))
@@ -28,44 +32,42 @@ class BoughEngine:
         return self._run(prompts, SamplingParams(max_tokens=num_tokens, temperature=0.0), JsonSchema(schema))
 
     def score(self, tokens: list[int]) -> tuple[list[float], list[int]]:
-        entries: list[TokenLogprob] = []
-        done = False
-
-        def take(output: RequestOutput) -> None:
-            nonlocal done
-            entries.extend(output.logprobs or ())
-            done = output.finish is not None
-
         sampling = SamplingParams(max_tokens=0, logprobs=1)
-        self._engine.submit(Request(id="score", prompt=tuple(tokens), sampling=sampling, score_from=1), take)
-        while not done:
-            self._engine.step()
+        (outputs,) = self._ask([Request(id="score", prompt=tuple(tokens), sampling=sampling, score_from=1)])
+        entries: list[TokenLogprob] = [entry for output in outputs for entry in output.logprobs or ()]
         return [entry.logprob for entry in entries], [entry.top[0][0] for entry in entries]
 
     def _run(
         self, prompts: list[list[int]], sampling: SamplingParams, grammar: GrammarSpec | None = None
     ) -> list[list[int]]:
-        outputs: list[list[int]] = [[] for _ in prompts]
-        running = set(range(len(prompts)))
+        requests = [
+            Request(id=str(index), prompt=tuple(prompt), sampling=sampling, grammar=grammar)
+            for index, prompt in enumerate(prompts)
+        ]
+        return [[token for output in outputs for token in output.tokens] for outputs in self._ask(requests)]
 
-        def submit(index: int) -> None:
-            def take(output: RequestOutput) -> None:
-                outputs[index].extend(output.tokens)
-                if output.finish is not None:
-                    if output.finish.error is not None:
-                        raise RuntimeError(output.finish.error.message)
-                    running.discard(index)
+    def _ask(self, requests: list[Request]) -> list[list[RequestOutput]]:
+        """What is said of each, when all have ended; they are submitted together."""
+        heard: list[list[RequestOutput]] = [[] for _ in requests]
+        ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
-            request = Request(id=str(index), prompt=tuple(prompts[index]), sampling=sampling, grammar=grammar)
-            self._engine.submit(request, take)
+        def take(index: int, output: RequestOutput) -> None:
+            heard[index].append(output)
+            if output.finish is not None:
+                ended.put(output.finish.error.message if output.finish.error else None)
 
-        for index in range(len(prompts)):
-            submit(index)
-        while running:
-            if self._engine.idle:  # a grammar is still being compiled
-                self._engine.wait_for_grammar(timeout_s=0.05)
-            self._engine.step()
-        return outputs
+        def submit() -> None:
+            for index, request in enumerate(requests):
+                try:
+                    self._engine.submit(request, lambda output, index=index: take(index, output))  # type: ignore[misc]
+                except Exception as error:  # noqa: BLE001  it goes to who asked
+                    ended.put(str(error))
+
+        self._loop.ask(submit, lambda _: None)
+        for _ in requests:
+            if message := ended.get():
+                raise RuntimeError(message)
+        return heard
 
 
 def load(options: dict[str, Any]) -> BoughEngine:
