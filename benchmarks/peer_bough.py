@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 from typing import Any
 
@@ -22,8 +23,7 @@ class BoughEngine:
     def __init__(self, options: dict[str, Any]) -> None:
         settings = {"max_num_seqs": options["max_num_seqs"]} | options.get("config", {})
         config = EngineConfig(model=options["model"], **settings)
-        self._engine = start_engine(config)
-        self._loop = EngineLoop(self._engine, config)
+        self._loop = EngineLoop(start_engine(config), config)
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         return self._run(prompts, SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True))
@@ -59,7 +59,7 @@ class BoughEngine:
         def submit() -> None:
             for index, request in enumerate(requests):
                 try:
-                    self._engine.submit(request, lambda output, index=index: take(index, output))  # type: ignore[misc]
+                    self._loop.engine.submit(request, functools.partial(take, index))
                 except Exception as error:  # noqa: BLE001  it goes to who asked
                     ended.put(str(error))
 

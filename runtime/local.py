@@ -138,10 +138,12 @@ class EngineLoop:
         try:
             while self._take_calls():
                 self._executor.expire()
+                works = not self.engine.idle
                 self.engine.step()
-                if not self.engine.idle:
+                if works:
                     self._rest_s = REST_S
-                    self._warm_at = time.monotonic() + QUIET_S if self._warm_at < math.inf else math.inf
+                    if self._warm_at < math.inf:
+                        self._warm_at = time.monotonic() + QUIET_S
         except Exception:
             logger.exception("the engine has died")
             died = True
@@ -176,7 +178,9 @@ class EngineLoop:
         return True
 
     def _sleep_s(self) -> float | None:
-        """How long the idle loop may sleep: until the first deadline of a constraint that is compiled, or of a tool."""
+        """How long the idle loop may sleep: until the first deadline of a constraint that is compiled, or of a tool, or
+        until it has rested long enough to get ready for what may come.
+        """
         ends = [end for end in (self.engine.sleep_s(), self._executor.sleep_s(), self._rest_s) if end is not None]
         if self._warm_at < math.inf:
             ends.append(max(self._warm_at - time.monotonic(), 0.0))

@@ -105,16 +105,11 @@ class NativeDecoder:
         return 8.0 * num_bytes / sum(int(weight.rows * weight.columns) for weight in weights)
 
 
-def fits(config: ModelConfig) -> bool:
-    """Whether the library computes models of these sizes."""
+def fits(config: ModelConfig, quantization: str | None) -> bool:
+    """Whether the library computes models of these sizes, their layers' weights rounded to `quantization`."""
     widths = (config.hidden_size, config.intermediate_size, config.head_dim)
-    return all(width % GROUP == 0 for width in widths) and config.head_dim <= _MAX_HEAD_DIM
-
-
-def fits_mixed(config: ModelConfig) -> bool:
-    """Whether its layers' weights have a Hadamard form."""
-    widths = (config.hidden_size, config.intermediate_size, config.head_dim)
-    return fits(config) and all(width % BLOCK == 0 for width in widths)
+    together = BLOCK if quantization == "w8a8" else GROUP
+    return all(width % together == 0 for width in widths) and config.head_dim <= _MAX_HEAD_DIM
 
 
 def load_native(
@@ -130,7 +125,7 @@ def load_native(
     Raises:
         ModelError: see weights.check_shapes.
     """
-    if not (fits_mixed if target.quantization == "w8a8" else fits)(config):
+    if not fits(config, target.quantization):
         return None
     check_shapes(config, list_parameters(config), checkpoint)
     loader = _Loader(checkpoint, target, progress, 2 + len(_MATRICES) * config.num_layers)

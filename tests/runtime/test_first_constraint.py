@@ -94,7 +94,7 @@ def test_one_without_work_gets_ready_for_its_next_pass(monkeypatch: pytest.Monke
     """Until nothing is left, from the start and after each work."""
     monkeypatch.setattr(local, "REST_S", 0.001)
     engine, _ = fake_engine()
-    left = iter([True, False, True, True, False, True, False])
+    left = iter([True, False, True, True, False, True, False, False])
     asked = 0
 
     def prepare() -> bool:
@@ -105,10 +105,10 @@ def test_one_without_work_gets_ready_for_its_next_pass(monkeypatch: pytest.Monke
 
     engine.prepare = prepare
     loop = EngineLoop(engine, EngineConfig())
-    for expected, works in ((2, False), (5, True), (7, True)):
-        if works:
+    for expected, num_tokens in ((2, 0), (5, 4), (7, 4), (8, 1)):  # a single token is a single step
+        if num_tokens:
             ended = threading.Event()
-            request = Request(id=str(expected), prompt=(1, 2), sampling=SamplingParams(max_tokens=4))
+            request = Request(id=str(expected), prompt=(1, 2), sampling=SamplingParams(max_tokens=num_tokens))
             loop.start_request(request, lambda output, ended=ended: output.finish and ended.set())  # type: ignore[misc]
             assert ended.wait(30)
         deadline = time.monotonic() + 10

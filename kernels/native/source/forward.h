@@ -311,7 +311,7 @@ static void *take(arena *memory, int64_t num_bytes) {
 /* Memory for what is multiplied by `weight`. */
 static rounded take_rows(arena *memory, int64_t rows, const bough_weight *weight) {
     const int64_t num_bytes = (rows + 3) / 4 * (weight->columns / BOUGH_GROUP) * (int64_t)sizeof(rounded_group);
-    return (rounded){weight->columns, weight->format & BOUGH_HADAMARD ? IN_BLOCKS : IN_GROUPS, {take(memory, num_bytes)}};
+    return (rounded){weight->columns, form_for(weight), {take(memory, num_bytes)}};
 }
 
 /* Unpacked strips of the widest weights. */
@@ -334,7 +334,7 @@ static void lay_out(forward *f, arena *memory, int32_t num_threads, int64_t num_
     f->query_scales = take(memory, num_tokens * model->num_heads * 4);
     f->last = f->input = take_rows(memory, rows, &model->layers->query);
     if (f->input.form == IN_BLOCKS) f->input.form = IN_ROWS;
-    f->last.form = model->head.format & BOUGH_HADAMARD ? IN_BLOCKS : IN_GROUPS;
+    f->last.form = form_for(&model->head);
     f->attended = take_rows(memory, num_tokens, &model->layers->out);
     f->expanded = take_rows(memory, num_tokens, &model->layers->down);
     f->plan.order = take(memory, num_sequences * 4);
@@ -397,7 +397,7 @@ static void multiply_rows(bough_pool *pool, const bough_weight *weight, const fl
     one_product p = {.base = {.pool = pool}, .weight = weight, .x = x, .y = y, .num_rows = num_rows};
     p.base.scratch_bytes = STRIPS * unpacked_bytes(weight->columns);
     p.base.scratch = aligned_alloc(64, (size_t)(p.base.scratch_bytes * bough_pool_size(pool)));
-    p.rows = (rounded){weight->columns, weight->format & BOUGH_HADAMARD ? IN_BLOCKS : IN_GROUPS, {malloc((size_t)num_groups * sizeof(rounded_group))}};
+    p.rows = (rounded){weight->columns, form_for(weight), {malloc((size_t)num_groups * sizeof(rounded_group))}};
     if (p.base.scratch && p.rows.groups) bough_pool_run(pool, run_product, &p);
     free(p.base.scratch);
     free(p.rows.groups);

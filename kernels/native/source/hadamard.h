@@ -13,10 +13,10 @@ enum { BLOCK_VECTORS = BOUGH_BLOCK / LANES };
 #define SIGNS(i) SIGN(i), SIGN(i + 1), SIGN(i + 2), SIGN(i + 3), SIGN(i + 4), SIGN(i + 5), SIGN(i + 6), SIGN(i + 7)
 static const float signs[BOUGH_BLOCK] = {SIGNS(0), SIGNS(8), SIGNS(16), SIGNS(24), SIGNS(32), SIGNS(40), SIGNS(48), SIGNS(56)};
 
-/* A block times the matrix, times 8. */
-INLINE void mix(vf v[BLOCK_VECTORS]) {
+/* v = the block at `x` times the matrix, times 8. */
+INLINE void mix(const float *x, vf v[BLOCK_VECTORS]) {
 #pragma GCC unroll 8
-    for (int i = 0; i < BLOCK_VECTORS; i++) v[i] = vf_mix(vf_mul(v[i], vf_load(signs + i * LANES)));
+    for (int i = 0; i < BLOCK_VECTORS; i++) v[i] = vf_mix(vf_mul(vf_load(x + i * LANES), vf_load(signs + i * LANES)));
 #pragma GCC unroll 4
     for (int step = 1; step < BLOCK_VECTORS; step *= 2)
 #pragma GCC unroll 8

@@ -55,11 +55,7 @@ INLINE void multiply(const int format, const int NUM, const uint8_t *tile, const
 #pragma GCC unroll 16
     for (int r = 0; r < NUM; r++) sums[r] = vf_zero();
     for (int32_t group = 0; group < groups; group++, tile += tile_bytes(format)) {
-        if (nested && group % HEAD_TILES == 0) {
-            factor = vf_half((const uint16_t *)tile);
-            if (minimum) minimum_factor = vf_half((const uint16_t *)tile + LANES);
-            tile += head_bytes(format);
-        }
+        tile = read_head(format, tile, group, &factor, &minimum_factor);
         for (int32_t i = 0; i < lines; i++, ahead->at += 64) __builtin_prefetch(ahead->at);
         if (NUM <= 4 && !(format & BOUGH_UNPACKED)) /* memory is the bound: hardware does not look far enough ahead */
             for (int i = 0; i < tile_bytes(format); i += 64) __builtin_prefetch(tile + AHEAD + i);

@@ -81,10 +81,7 @@ INLINE void round_blocks(const to_round *from, int num, const rounded *out) {
     int32_t counts[LANES];
     vi sums[4];
     for (int i = 0; i < 4; i++) {
-        const float *x = from[i < num ? i : 0].numbers;
-#pragma GCC unroll 8
-        for (int v = 0; v < BLOCK_VECTORS; v++) numbers[i][v] = vf_load(x + v * LANES);
-        mix(numbers[i]);
+        mix(from[i < num ? i : 0].numbers, numbers[i]);
         largest[i] = vf_abs(numbers[i][0]);
 #pragma GCC unroll 8
         for (int v = 1; v < BLOCK_VECTORS; v++) largest[i] = vf_max(largest[i], vf_abs(numbers[i][v]));
@@ -121,9 +118,7 @@ INLINE void round_whole(float *x, const rounded *out, int64_t row) {
     vi count = vi_set(0);
     for (int32_t block = 0; block < num_blocks; block++) {
         vf numbers[BLOCK_VECTORS];
-#pragma GCC unroll 8
-        for (int v = 0; v < BLOCK_VECTORS; v++) numbers[v] = vf_load(x + block * BOUGH_BLOCK + v * LANES);
-        mix(numbers);
+        mix(x + block * BOUGH_BLOCK, numbers);
 #pragma GCC unroll 8
         for (int v = 0; v < BLOCK_VECTORS; v++) {
             largest = vf_max(largest, vf_abs(numbers[v]));
@@ -141,13 +136,16 @@ INLINE void round_whole(float *x, const rounded *out, int64_t row) {
     to->offsets[row % 4] = -128 * vi_total(count);
 }
 
-/* How many numbers share a scale. */
-INLINE int32_t group_size(const rounded *out) { return out->form ? BOUGH_BLOCK : BOUGH_GROUP; }
+/* In which form rows are multiplied by a weight. */
+INLINE int32_t form_for(const bough_weight *weight) { return weight->format & BOUGH_HADAMARD ? IN_BLOCKS : IN_GROUPS; }
+
+/* How many numbers are rounded together. */
+INLINE int32_t group_size(const rounded *out) { return out->form == IN_GROUPS ? BOUGH_GROUP : BOUGH_BLOCK; }
 
 /* Rounds up to four groups, or blocks. */
 INLINE void round_numbers(const to_round *from, int num, const rounded *out) {
-    if (out->form) round_blocks(from, num, out);
-    else round_groups(from, num, out);
+    if (out->form == IN_GROUPS) round_groups(from, num, out);
+    else round_blocks(from, num, out);
 }
 
 /* Rounds `num` groups, or blocks, of a row, from number `group` on. */

@@ -7,9 +7,9 @@
  *              inputs 4 i .. 4 i + 4, i < 8
  *   scales     [LANES] float16; float32 if WIDE; bytes if NESTED; twice, for 16 inputs each, if HALVES
  *   minimums   [LANES] in the same way, if MINIMUM
- * With HADAMARD, see hadamard.h. With NESTED, eight tiles come after a head of float16: [LANES] what their scales and, if MINIMUM, another [LANES] what
+ * With NESTED, eight tiles come after a head of float16: [LANES] what their scales and, if MINIMUM, another [LANES] what
  * their minimums are to be multiplied with. A number is scale * code + minimum; what a code stands for without a minimum
- * is less by 8, 32 or 128.
+ * is less by 8, 32 or 128. HADAMARD has no such tiles: see hadamard.h.
  *
  * While many rows are multiplied by a strip, it is UNPACKED: eight vectors of codes a tile, whatever their bits were, and
  * scales and minimums of float32 with their heads' factors. */
@@ -55,16 +55,20 @@ INLINE vf load_scale(const int format, const uint8_t *tile, const int index) {
     return format & BOUGH_HALVES ? vf_signed_bytes(at) : vf_bytes(at);
 }
 
+/* Where the tile of group `group` is, after a head that it may have, whose factors are read. */
+INLINE const uint8_t *read_head(const int format, const uint8_t *tile, int32_t group, vf *factor, vf *minimum_factor) {
+    if (!(format & BOUGH_NESTED) || group % HEAD_TILES) return tile;
+    *factor = vf_half((const uint16_t *)tile);
+    if (format & BOUGH_MINIMUM) *minimum_factor = vf_half((const uint16_t *)tile + LANES);
+    return tile + head_bytes(format);
+}
+
 /* Unpacks a strip of `groups` tiles into `to`. */
 INLINE void unpack(const int format, const uint8_t *tile, int32_t groups, uint8_t *to) {
     const int minimum = format & BOUGH_MINIMUM ? 1 : 0, numbers = num_scales(format) + minimum;
     vf factor = vf_set(1.0f), minimum_factor = factor;
     for (int32_t group = 0; group < groups; group++, tile += tile_bytes(format), to += LANES * (32 + 4 * numbers)) {
-        if (format & BOUGH_NESTED && group % HEAD_TILES == 0) {
-            factor = vf_half((const uint16_t *)tile);
-            if (minimum) minimum_factor = vf_half((const uint16_t *)tile + LANES);
-            tile += head_bytes(format);
-        }
+        tile = read_head(format, tile, group, &factor, &minimum_factor);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) vi_store(to + i * LANES * 4, load_code(format, tile, i));
 #pragma GCC unroll 3
@@ -75,49 +79,37 @@ INLINE void unpack(const int format, const uint8_t *tile, int32_t groups, uint8_
     }
 }
 
-/* Row `row` of a weight as numbers, as an embedding has it. */
-static void read_row(const bough_weight *weight, int64_t row, float *y) {
-    const int format = weight->format, lane = (int)(row % LANES), minimum = format & BOUGH_MINIMUM ? 1 : 0;
-    const uint8_t *tile = strip_at(weight, (int32_t)(row / LANES));
-    vf factor = vf_set(1.0f), minimum_factor = factor;
-    for (int32_t column = 0; column < weight->columns; column += BOUGH_GROUP, tile += tile_bytes(format)) {
-        if (format & BOUGH_NESTED && column / BOUGH_GROUP % HEAD_TILES == 0) {
-            factor = vf_half((const uint16_t *)tile);
-            minimum_factor = minimum ? vf_half((const uint16_t *)tile + LANES) : factor;
-            tile += head_bytes(format);
-        }
-        uint8_t bytes[8][LANES][4];
-        float scales[2][LANES], minimums[LANES];
+/* A tile as numbers, [32][LANES]. */
+INLINE void read_tile(const int format, const uint8_t *tile, vf factor, vf minimum_factor, float *y) {
+    const vf offset = vf_set((float)code_offset(format));
+    const vf least = format & BOUGH_MINIMUM ? vf_mul(load_scale(format, tile, num_scales(format)), minimum_factor) : vf_zero();
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) vi_store(bytes[i], load_code(format, tile, i));
-        for (int i = 0; i < num_scales(format); i++) vf_store(scales[i], vf_mul(load_scale(format, tile, i), factor));
-        if (minimum) vf_store(minimums, vf_mul(load_scale(format, tile, num_scales(format)), minimum_factor));
-        for (int i = 0; i < BOUGH_GROUP; i++) {
-            const int code = bytes[i / 4][lane][i % 4] - code_offset(format);
-            y[column + i] = scales[num_scales(format) == 2 ? i / 16 : 0][lane] * (float)code + (minimum ? minimums[lane] : 0.0f);
-        }
+    for (int i = 0; i < 8; i++) {
+        const vi code = load_code(format, tile, i);
+        const vf scale = vf_mul(load_scale(format, tile, num_scales(format) == 2 ? i / 4 : 0), factor);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++, y += LANES) vf_store(y, vf_add(vf_mul(scale, vf_sub(vf_byte(code, j), offset)), least));
     }
 }
 
 /* A strip as numbers, [columns][LANES]. */
 static void read_strip(const bough_weight *weight, int32_t strip, float *y) {
-    const int format = weight->format, minimum = format & BOUGH_MINIMUM ? 1 : 0;
     const uint8_t *tile = strip_at(weight, strip);
     vf factor = vf_set(1.0f), minimum_factor = factor;
-    for (int32_t column = 0; column < weight->columns; column += BOUGH_GROUP, tile += tile_bytes(format)) {
-        if (format & BOUGH_NESTED && column / BOUGH_GROUP % HEAD_TILES == 0) {
-            factor = vf_half((const uint16_t *)tile);
-            minimum_factor = minimum ? vf_half((const uint16_t *)tile + LANES) : factor;
-            tile += head_bytes(format);
-        }
-        const vf least = minimum ? vf_mul(load_scale(format, tile, num_scales(format)), minimum_factor) : vf_zero();
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) {
-            const vi code = load_code(format, tile, i);
-            const vf scale = vf_mul(load_scale(format, tile, num_scales(format) == 2 ? i / 4 : 0), factor);
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++, y += LANES)
-                vf_store(y, vf_add(vf_mul(scale, vf_sub(vf_byte(code, j), vf_set((float)code_offset(format)))), least));
-        }
+    for (int32_t group = 0; group < weight->columns / BOUGH_GROUP; group++, tile += tile_bytes(weight->format)) {
+        tile = read_head(weight->format, tile, group, &factor, &minimum_factor);
+        read_tile(weight->format, tile, factor, minimum_factor, y + group * BOUGH_GROUP * LANES);
+    }
+}
+
+/* Row `row` of a weight as numbers, as an embedding has it. */
+static void read_row(const bough_weight *weight, int64_t row, float *y) {
+    const uint8_t *tile = strip_at(weight, (int32_t)(row / LANES));
+    float numbers[BOUGH_GROUP][LANES];
+    vf factor = vf_set(1.0f), minimum_factor = factor;
+    for (int32_t group = 0; group < weight->columns / BOUGH_GROUP; group++, tile += tile_bytes(weight->format)) {
+        tile = read_head(weight->format, tile, group, &factor, &minimum_factor);
+        read_tile(weight->format, tile, factor, minimum_factor, numbers[0]);
+        for (int i = 0; i < BOUGH_GROUP; i++) y[group * BOUGH_GROUP + i] = numbers[i][row % LANES];
     }
 }
