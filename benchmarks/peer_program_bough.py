@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import torch
-
 from ..lang.api import (
     assistant_begin,
     assistant_end,
@@ -66,10 +64,9 @@ def _value(op: list[Any]) -> Expression:
 
 
 class BoughClient:
-    """`options`: model, threads, and fields of EngineConfig as "settings"."""
+    """`options`: model, and fields of EngineConfig as "settings". Threads are as many as OMP_NUM_THREADS says."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        torch.set_num_threads(options["threads"])
         self._backend = LocalBackend(options["model"], **options["settings"])
 
     def run(self, plans: list[Plan], at_once: int, stop_s: float) -> dict[str, Any]:

@@ -86,7 +86,7 @@ LANGUAGE = Peer(SGLANG, "its language on our server", "sglang", _SGLANG, "gguf")
 def start_ours(run: PeerRun) -> Side:
     """Our side, loading."""
     settings = {"max_num_seqs": _MAX_SEQS, **run.settings}
-    options = {"model": run.model, "threads": run.threads, "settings": settings}
+    options = {"model": run.model, "settings": settings}
     return _side(run, OURS, python_command("peer_program_side"), options)
 
 

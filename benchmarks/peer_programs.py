@@ -112,7 +112,8 @@ class Contest:
             return
         try:
             variables = {"OMP_NUM_THREADS": str(self._run.threads)}
-            settings = [word for name, value in self._run.settings.items() for word in (f"--{name}", value)]
+            flags = {f"--{name.replace('_', '-')}": value for name, value in self._run.settings.items()}
+            settings = [word for flag in flags.items() for word in flag]
             server = ServerProcess(["--model", self._run.model, *settings], variables=variables)
         except RuntimeError as error:
             raise PeerError(f"our server: {error}") from error

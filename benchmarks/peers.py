@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-speculation", action="store_true", help="ours guesses no tokens: no peer does by default")
     parser.add_argument("--quantization", choices=NATIVE_KINDS, help="of ours (default: as the model's file has it)")
+    parser.add_argument("--kv-cache-dtype", choices=("int8",), help="of ours (default: 12 of 16 bits)")
     parser.add_argument("--python", metavar="FILE", help="the interpreter that environments are made with")
     parser.add_argument(
         "--log", metavar="FILE", help="what all processes print (default: peers.log in the cache folder)"
@@ -124,8 +125,9 @@ def make_run(arguments: argparse.Namespace) -> PeerRun:
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, str]:
-    settings = {"speculation": "off"} if arguments.no_speculation else {}
-    return settings | ({"quantization": arguments.quantization} if arguments.quantization else {})
+    asked = {name: getattr(arguments, name) for name in ("quantization", "kv_cache_dtype")}
+    settings = {name: value for name, value in asked.items() if value is not None}
+    return settings | ({"speculation": "off"} if arguments.no_speculation else {})
 
 
 def _measure(arguments: argparse.Namespace, run: PeerRun, report: Report) -> None:

@@ -3,9 +3,9 @@
     python -m bough.benchmarks.perplexity smollm2-135m --dtype float32 --kinds native fp8 int8 int4
 
 `native` is what the CPU computes unless a dtype is asked for: the file's quantised weights by the library in C, whose
-activations have 8 bits; `native-kv8` has keys and values of 8 bits, too; `native-int8` and `native-int4` are weights
-that are rounded for it. Weights of a GGUF file that were quantised already lose less when they are rounded again on a
-like grid: compare kinds on a model whose files hold bfloat16.
+activations have 8 bits; `native-int8`, `native-w8a8` and `native-int4` are weights that are rounded for it; with `-kv8`
+at the end, keys and values have 8 bits, too. Weights of a GGUF file that were quantised already lose less when they are
+rounded again on a like grid: compare kinds on a model whose files hold bfloat16.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from .passage import PASSAGE
 _CHUNK = 256  # tokens of one forward pass
 _PAGE_SIZE = 16
 _NONE, _STORED, _NATIVE = "none", "stored", "native"
-_NATIVE_KV8 = f"{_NATIVE}-kv8"
-_NATIVES = (_NATIVE, _NATIVE_KV8, *(f"{_NATIVE}-{kind}" for kind in NATIVE_KINDS))
+_KV8 = "-kv8"
+_NATIVES = tuple(f"{_NATIVE}{kind}{kv}" for kind in ("", *(f"-{kind}" for kind in NATIVE_KINDS)) for kv in ("", _KV8))
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def compare(
     """The model's own weights, undone, called "none", and then each of `kinds`.
 
     kinds       of quantised.KINDS; "stored" keeps weights that files have quantised; "native" computes with them by the
-                library in C, "native-kv8" with keys and values of 8 bits, "native-int8" and "native-int4" with weights
-                rounded for it
+                library in C, "native-int8" and so on with weights rounded for it; with "-kv8" at the end, keys and
+                values have 8 bits, too
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -120,7 +120,7 @@ def compare(
         loaded = _load(model, kind, device, dtype)
         tokens = load_tokenizer(loaded.path).encode_prompt(PASSAGE)[:num_tokens]
         began = time.perf_counter()
-        scores = log_probabilities(loaded, tokens, kv_bits=8 if kind == _NATIVE_KV8 else 16)
+        scores = log_probabilities(loaded, tokens, kv_bits=8 if kind.endswith(_KV8) else 16)
         seconds = time.perf_counter() - began
         reference = scores if reference is None else reference
         results.append(_judge(kind, scores, reference, tokens, _mean_bits(loaded), seconds))
@@ -133,7 +133,7 @@ def _load(model: str, kind: str, device: str, dtype: str) -> LoadedModel:
         library = load_library()
         if library is None:
             raise SystemExit("the CPU library was not built, or this processor has no AVX2")
-        rounding = kind.removeprefix(f"{_NATIVE}-") if kind not in (_NATIVE, _NATIVE_KV8) else None
+        rounding = kind.removesuffix(_KV8).removeprefix(_NATIVE).removeprefix("-") or None
         loaded = load_model(model, native=NativeTarget(library, Threads(library, torch.get_num_threads()), rounding))
         if not isinstance(loaded.model, NativeDecoder):
             raise SystemExit(f"the CPU library has no formats for {loaded.name}: try native-int8")
@@ -183,10 +183,10 @@ def _mean_bits(loaded: LoadedModel) -> float:
 def table(results: Sequence[Quality]) -> str:
     """One line a kind."""
     names = ("weights", "bits", "perplexity", "ratio", "same token", "KL, nats", "seconds")
-    lines = ["{:11} {:>6} {:>11} {:>7} {:>11} {:>9} {:>8}".format(*names)]
+    lines = ["{:15} {:>6} {:>11} {:>7} {:>11} {:>9} {:>8}".format(*names)]
     for result in results:
         lines.append(
-            f"{result.kind:11} {result.bits:6.2f} {result.perplexity:11.3f} {result.ratio:7.4f} "
+            f"{result.kind:15} {result.bits:6.2f} {result.perplexity:11.3f} {result.ratio:7.4f} "
             f"{result.agreement:11.1%} {result.divergence:9.4f} {result.seconds:8.1f}"
         )
     return "\n".join(lines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +46,10 @@ def build_batch(
     tokens: list[int] = []
     fed: list[int] = []
     fed_rows: list[int] = []
-    positions, slots, rows, tables = [], [], [], []
+    positions: list[int] = []
+    slots: list[int] = []
+    rows: list[int] = []
+    tables: list[array[int] | npt.NDArray[np.int32]] = []
     query_start, context_len = [0], []
     for index, work in enumerate(plan.work):
         sequence = work.sequence
@@ -59,40 +64,46 @@ def build_batch(
             fed_rows.append(index)
             tokens.append(0)
         tokens += work.drafts
-        table = np.array(sequence.lease.pages[: -(-stop // page_size)], dtype=np.int32)
-        position = np.arange(start, stop, dtype=np.int64)
-        page, within = (position, 0) if page_size == 1 else np.divmod(position, page_size)
-        slots.append(table[page].astype(np.int64) * page_size + within)
+        pages = sequence.lease.pages[: -(-stop // page_size)]
+        slots += _slots(pages, start, stop, page_size)
         if sequence.tree is None:
             query_start.append(offset + stop - start)
             context_len.append(stop)
-            positions.append(position)
-            tables.append(table)
+            positions += range(start, stop)
+            tables.append(pages)
         else:
             assert page_size == 1, "siblings would share a page"
             for low, high, path in sequence.tree.rows(start, stop):
                 query_start.append(query_start[-1] + high - low)
                 context_len.append(len(path))
-                positions.append(np.arange(len(path) - (high - low), len(path), dtype=np.int64))
-                tables.append(table[path])
-        if work.logits_stop > work.logits_start:
-            rows.append(np.arange(work.logits_start - start + offset, work.logits_stop - start + offset))
+                positions += range(len(path) - (high - low), len(path))
+                tables.append(np.asarray(pages)[path])
+        rows += range(work.logits_start - start + offset, work.logits_stop - start + offset)
     page_table = np.zeros((len(tables), max(map(len, tables)) if table_row is None else 0), dtype=np.int32)
     if table_row is None:
         for row, table in zip(page_table, tables, strict=True):
             row[: len(table)] = table
     return Batch(
         tokens=np.array(tokens, dtype=np.int64),
-        positions=np.concatenate(positions),
-        logit_rows=np.concatenate(rows).astype(np.int64) if rows else np.empty(0, dtype=np.int64),
+        positions=np.array(positions, dtype=np.int64),
+        logit_rows=np.array(rows, dtype=np.int64),
         fed=np.array(fed, dtype=np.int64),
         fed_rows=np.array(fed_rows, dtype=np.int64),
         attention=AttentionBatch(
             np.array(query_start, dtype=np.int32),
             np.array(context_len, dtype=np.int32),
             page_table,
-            np.concatenate(slots),
+            np.array(slots, dtype=np.int64),
             shared,
             table_row,
         ),
     )
+
+
+def _slots(pages: array[int], start: int, stop: int, page_size: int) -> Iterable[int]:
+    """Where the cache has a sequence's tokens start .. stop."""
+    if page_size == 1:
+        return pages[start:stop]
+    page, within = np.divmod(np.arange(start, stop), page_size)
+    found: list[int] = (np.asarray(pages, dtype=np.int64)[page] * page_size + within).tolist()
+    return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from .branch import Branch, Step
 from .errors import BoughError, EngineStoppedError
+from .known_texts import KnownTexts
 from .model_calls import Ended, FailedCall
 from .program_state import State
 from .request import ErrorInfo
@@ -37,6 +38,7 @@ class Encodings:
     def __init__(
         self,
         tokenizer: Tokenizer,
+        known: KnownTexts,
         post: Callable[[Callable[[], None]], None],
         ended: Ended,
         failed: FailedCall,
@@ -44,6 +46,7 @@ class Encodings:
         max_tokens: int,
     ) -> None:
         self._tokenizer = tokenizer
+        self._known = known
         self._post = post
         self._ended = ended
         self._failed = failed
@@ -100,8 +103,9 @@ class Encodings:
         state, branch, step = flight.state, flight.branch, flight.step
         branch.running.discard(call_id)
         try:
-            num_tokens = len(branch.tokens)
-            branch.append_tokens(flight.text, future.result(), self._tokenizer)
+            tokens, num_tokens = future.result(), len(branch.tokens)
+            self._known.keep(state.namespace, flight.text, tokens)
+            branch.append_tokens(flight.text, tokens, self._tokenizer)
             state.add_tokens(len(branch.tokens) - num_tokens, branch)
             branch.check_length(self._max_tokens)
         except BoughError as error:

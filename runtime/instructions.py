@@ -17,6 +17,7 @@ from .engine import Engine
 from .enqueue import pass_over
 from .errors import RequestError
 from .isolation import subtree
+from .known_texts import KnownTexts
 from .model_calls import Ended, FailedCall, ModelCalls
 from .program import (
     Assign,
@@ -90,9 +91,10 @@ class Instructions:
         self._token_chars = 4 * longest
         self.calls = ModelCalls(engine, clock, ended, failed)
         self.tools: ToolUses | None = None
+        self._known = KnownTexts()
         self._encodings: Encodings | None = None
         if post is not None:
-            self._encodings = Encodings(engine.tokenizer, post, ended, failed, max_tokens=self._max_tokens)
+            self._encodings = Encodings(engine.tokenizer, self._known, post, ended, failed, max_tokens=self._max_tokens)
         if runner is not None and post is not None:
             self.tools = ToolUses(
                 runner,
@@ -163,10 +165,16 @@ class Instructions:
         room = self._token_chars * max(self._max_tokens - len(branch.tokens), 0)
         text = write(parts, branch, state.branches, max_length=room)
         state.spend(run, len(text) // ENCODED)
-        if len(text) > LONG_TEXT and self._encodings is not None:
+        if not text:
+            return
+        tokens = self._known.find(state.namespace, text)
+        if tokens is None and len(text) > LONG_TEXT and self._encodings is not None:
             self._encodings.begin(state, branch, step, text)
-        else:
-            branch.append_text(text, self._tokenizer)
+            return
+        if tokens is None:
+            tokens = self._tokenizer.encode(text)
+            self._known.keep(state.namespace, text, tokens)
+        branch.append_tokens(text, tokens, self._tokenizer)
 
     def _open(self, state: State, run: Run, branch: Branch, role: str) -> None:
         """After a join the template has not been asked for the messages that were appended."""

@@ -141,7 +141,9 @@ def load_native(
                 return None
             setattr(layer, name, weight)
     embedding = loader.weight("model.embed_tokens.weight", is_table=True)
-    head = embedding if config.tie_embeddings else loader.weight("lm_head.weight", is_table=True)
+    mixes = target.quantization == "w8a8"  # the head, too: it is a tenth of the work or more
+    name = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
+    head = embedding if config.tie_embeddings and not mixes else loader.weight(name, is_table=not mixes)
     if embedding is None or head is None:
         return None
     num_positions = min(config.max_position, target.max_position or config.max_position)

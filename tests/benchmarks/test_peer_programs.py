@@ -271,7 +271,7 @@ class TestPlans:
 
 class TestOurs:
     def test_programs_of_the_language_say_what_plans_say(self, folder: Path, plans: Plans) -> None:
-        client = BoughClient({"model": str(folder), "threads": 1, "settings": {"max_num_seqs": 8}})
+        client = BoughClient({"model": str(folder), "settings": {"max_num_seqs": 8}})
         for name in ("hellaswag", "tree", "skeleton", "json", "chat-short"):
             for at_once, count in ((1, 1), (2, 2)):
                 made = plans.make(name, at_once, count, roles=True)

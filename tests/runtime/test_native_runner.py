@@ -136,7 +136,7 @@ def make_reference(config: ModelConfig, kind: str) -> Decoder:
             assert isinstance(linear, Linear)
             setattr(layer, name, Rounded(linear, kind, by_row=name in ("qkv", "gate_up")))
     assert isinstance(decoder.head, Linear)
-    decoder.head = Rounded(decoder.head, "int8")
+    decoder.head = Rounded(decoder.head, "w8a8" if kind == "w8a8" else "int8")
     return decoder
 
 

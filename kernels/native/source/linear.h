@@ -56,7 +56,7 @@ INLINE void multiply(const int format, const int NUM, const uint8_t *tile, const
     for (int r = 0; r < NUM; r++) sums[r] = vf_zero();
     for (int32_t group = 0; group < groups; group++, tile += tile_bytes(format)) {
         tile = read_head(format, tile, group, &factor, &minimum_factor);
-        for (int32_t i = 0; i < lines; i++, ahead->at += 64) __builtin_prefetch(ahead->at);
+        for (int32_t i = 0; i < lines; i++, ahead->at += 64) __builtin_prefetch(ahead->at, 0, 2);
         if (NUM <= 4 && !(format & BOUGH_UNPACKED)) /* memory is the bound: hardware does not look far enough ahead */
             for (int i = 0; i < tile_bytes(format); i += 64) __builtin_prefetch(tile + AHEAD + i);
         vf scale = load_scale(format, tile, 0);
@@ -119,7 +119,7 @@ INLINE void multiply_blocks(const int form, const int NUM, const uint8_t *strip,
 #pragma GCC unroll 16
     for (int r = 0; r < NUM; r++) dots[r] = start_dots(x[r / 4], NUM > 4 ? r % 4 : at + r), sums[r] = vf_zero();
     for (int32_t block = 0; block < num_blocks; block++, codes += BYTES) {
-        for (int32_t i = 0; i < lines; i++, ahead->at += 64) __builtin_prefetch(ahead->at);
+        for (int32_t i = 0; i < lines; i++, ahead->at += 64) __builtin_prefetch(ahead->at, 0, 2);
         if (NUM <= 4)
             for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(codes + AHEAD + i);
 #pragma GCC unroll 16
@@ -265,7 +265,7 @@ static uint8_t *open_strip(strip *at, int32_t num_rows, uint8_t *memory) {
 }
 
 /* Has strip `next`, if there is one, fetched while `at` is multiplied by all rows, so that memory does not wait for
- * arithmetic, nor arithmetic for memory. */
+ * arithmetic, nor arithmetic for memory: into the second cache, since the first is smaller than a strip. */
 static void look_ahead(strip *at, const bough_weight *weights, int32_t next, int32_t num_strips, int32_t num_rows) {
     if (next >= num_strips || num_rows <= 4) return;
     const strip after = find_strip(weights, next);
