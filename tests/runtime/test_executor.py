@@ -290,3 +290,24 @@ def test_samples(place: Place) -> None:
     assert single.values[0, "g"].text == value.text
     assert single.values[0, "g"].samples is None
     assert single.done.requests == 1
+
+
+def test_a_text_that_is_said_again_is_not_tokenised_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are tokens shared between programs, nor does one namespace know what is said in another."""
+    encode, said = place.engine.tokenizer.encode, []
+
+    def count(text: str, *, special: bool = False) -> list[int]:
+        said.append(text)
+        return encode(text, special=special)
+
+    monkeypatch.setattr(place.engine.tokenizer, "encode", count)
+    ops: list[Op] = [Text(0, ("Be brief.",)), Gen(0, "g", GREEDY), Text(0, ("Be brief.",))]
+    tokens = []
+    for program_id in ("first", "second"):
+        place.run(ops, program_id, keep=True)
+        tokens.append(place.tokens(program_id))
+        place.executor.abort(program_id)
+    assert said.count("Be brief.") == 1
+    assert tokens[0] == tokens[1]
+    place.run(ops, "third", namespace="another")
+    assert said.count("Be brief.") == 2

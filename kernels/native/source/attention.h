@@ -15,6 +15,8 @@ typedef struct {
     const uint8_t *keys, *values; /* of the layer */
     const float *scales;
     const int16_t *queries;     /* [num_tokens][num_heads][head_dim] */
+    const int8_t *narrow;       /* the same in 8 bits, if the cache has 8 */
+    const int32_t *query_sums;  /* of them, [num_tokens][num_heads] */
     const float *query_scales;  /* [num_tokens][num_heads] */
     int32_t window;
 } attention_layer;
@@ -97,6 +99,8 @@ static void attend_rows(const attention_layer *layer, const chunk *c, int32_t he
             if (high > 0 && low < CHUNK) {
                 const int64_t query = (int64_t)row * model->num_heads + head * per_kv + k;
                 by.queries[by.num] = layer->queries + query * c->dim;
+                by.narrow[by.num] = layer->narrow + query * c->dim;
+                by.sums[by.num] = layer->query_sums[query];
                 by.factors[by.num] = scale * layer->query_scales[query];
                 by.states[by.num] = states;
                 by.first[by.num] = low;
@@ -136,8 +140,9 @@ static void attend_heads(const attention_layer *layer, const work *part, int32_t
         for (int i = 0; next && head == part->head_start && i < next->num; i++)
             __builtin_prefetch(layer->scales + next->slots[i] * 2 * kv_heads);
         float *states = scratch->states + ((head - part->head_start) * num + own) * per_kv * (STATE + dim);
-        if (c.is_wide && bits == 8) open_chunk(8, &c, &scratch->chunk);
-        else if (c.is_wide) open_chunk(16, &c, &scratch->chunk);
+        if (c.is_wide && is_narrow(bits, dim)) open_chunk(8, 1, &c, &scratch->chunk);
+        else if (c.is_wide && bits == 8) open_chunk(8, 0, &c, &scratch->chunk);
+        else if (c.is_wide) open_chunk(16, 0, &c, &scratch->chunk);
         attend_rows(layer, &c, head, index, row_start, row_stop, states, &scratch->chunk);
     }
 }

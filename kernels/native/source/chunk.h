@@ -9,8 +9,8 @@
 enum { CHUNK = 64, MOST_HEAD_DIM = 256 };
 enum { STATE = 2 }; /* a state is the largest score, the sum, and [head_dim] */
 
-/* Largest codes: of keys and values (or 127), of queries, and of weights. 256 products of the first two, and CHUNK of the
- * first and the last, are less than 2^31. */
+/* Largest codes: of keys and values, of queries (all of them 127 in a cache of 8 bits), and of weights. 256 products of
+ * the first two, and CHUNK of the first and the last, are less than 2^31. */
 enum { MOST_STORED = 2047, MOST_QUERY = 4095, MOST_WEIGHT = 16383 };
 
 #if LANES == 16
@@ -20,7 +20,7 @@ enum { MOST_STORED = 2047, MOST_QUERY = 4095, MOST_WEIGHT = 16383 };
 #endif
 
 typedef struct {
-    int32_t *keys;    /* [head_dim / 2][CHUNK]: pairs of dimensions */
+    int32_t *keys;    /* [head_dim / 2][CHUNK]: pairs of dimensions, or [head_dim / 4][CHUNK]: four, if it is narrow */
     int32_t *values;  /* [CHUNK / 2][head_dim]: pairs of keys */
     float *scores;    /* [TOGETHER][CHUNK] */
     int16_t *weights; /* [TOGETHER][CHUNK] */
@@ -47,6 +47,8 @@ typedef struct {
 /* Queries that see keys first .. last (half open) of a chunk each, and the states that they have come to. */
 typedef struct {
     const int16_t *queries[TOGETHER];
+    const int8_t *narrow[TOGETHER]; /* the same in 8 bits, if the chunk is narrow */
+    int32_t sums[TOGETHER];         /* of them */
     float factors[LANES]; /* of scores, base 2 */
     float *states[TOGETHER];
     int32_t first[TOGETHER], last[TOGETHER];
@@ -68,17 +70,24 @@ INLINE void prefetch_next(const int bits, const chunk *c, const uint8_t *rows, i
         prefetch_row(bits, rows + c->next->slots[i] * c->stride + d * bits / 8, dim);
 }
 
+/* Keys and queries of a head are multiplied as bytes, where vectors of keys are full of them. Codes are the same in either
+ * form, and so are exact products. */
+INLINE int is_narrow(int32_t bits, int32_t dim) { return bits == 8 && dim % (4 * LANES) == 0; }
+
 /* Brings a chunk into the scratch. */
-INLINE void open_chunk(const int bits, const chunk *c, const chunk_scratch *scratch) {
-    const int32_t dim = c->dim;
+INLINE void open_chunk(const int bits, const int narrow, const chunk *c, const chunk_scratch *scratch) {
+    const int32_t dim = c->dim, per_lane = narrow ? 4 : 2;
     for (int i = 0; i < c->at->num; i += LANES)
-        for (int32_t d = 0; d < dim; d += 2 * LANES) {
+        for (int32_t d = 0; d < dim; d += per_lane * LANES) {
             vi rows[LANES];
 #pragma GCC unroll 16
-            for (int k = 0; k < LANES; k++) rows[k] = load_codes(bits, c->keys + c->at->slots[i + k] * c->stride, d);
+            for (int k = 0; k < LANES; k++) {
+                const uint8_t *key = c->keys + c->at->slots[i + k] * c->stride;
+                rows[k] = narrow ? vi_flip(vi_load(key + d)) : load_codes(bits, key, d);
+            }
             transpose(rows);
 #pragma GCC unroll 16
-            for (int k = 0; k < LANES; k++) vi_store(scratch->keys + (d / 2 + k) * CHUNK + i, rows[k]);
+            for (int k = 0; k < LANES; k++) vi_store(scratch->keys + (d / per_lane + k) * CHUNK + i, rows[k]);
         }
     for (int i = 0; i < c->at->num; i += 2)
         for (int32_t d = 0; d < dim; d += 2 * LANES) {
@@ -94,20 +103,23 @@ INLINE void open_chunk(const int bits, const chunk *c, const chunk_scratch *scra
 }
 
 /* Scores of NUM queries with VECTORS vectors of the keys in the scratch. */
-INLINE void score_wide(const int NUM, const int VECTORS, const readers *by, const chunk *c, int32_t dim, int first,
-                       const chunk_scratch *scratch) {
+INLINE void score_wide(const int NUM, const int VECTORS, const int narrow, const readers *by, const chunk *c, int32_t dim,
+                       int first, const chunk_scratch *scratch) {
     vi sums[TOGETHER * 4];
 #pragma GCC unroll 16
-    for (int i = 0; i < NUM * VECTORS; i++) sums[i] = vi_set(0);
-    for (int32_t pair = 0; pair < dim / 2; pair++) {
+    for (int i = 0; i < NUM * VECTORS; i++) sums[i] = vi_set(narrow ? -DOT_OFFSET * by->sums[i / VECTORS] : 0);
+    for (int32_t unit = 0; unit < dim / (narrow ? 4 : 2); unit++) {
         vi keys[4];
 #pragma GCC unroll 4
-        for (int i = 0; i < VECTORS; i++) keys[i] = vi_load(scratch->keys + pair * CHUNK + first + i * LANES);
+        for (int i = 0; i < VECTORS; i++) keys[i] = vi_load(scratch->keys + unit * CHUNK + first + i * LANES);
 #pragma GCC unroll 4
         for (int r = 0; r < NUM; r++) {
-            const vi query = vi_pair(by->queries[r] + 2 * pair);
+            const vi query = narrow ? vi_four(by->narrow[r] + 4 * unit) : vi_pair(by->queries[r] + 2 * unit);
 #pragma GCC unroll 4
-            for (int i = 0; i < VECTORS; i++) sums[r * VECTORS + i] = vi_dot_pairs(sums[r * VECTORS + i], keys[i], query);
+            for (int i = 0; i < VECTORS; i++) {
+                vi *sum = sums + r * VECTORS + i;
+                *sum = narrow ? vi_dot_vectors(*sum, keys[i], query) : vi_dot_pairs(*sum, keys[i], query);
+            }
         }
     }
 #pragma GCC unroll 4
@@ -267,13 +279,14 @@ INLINE void add_values(const int bits, const int NUM, const int VECTORS, const i
 
 INLINE void attend(const int bits, const int NUM, const int is_wide, int32_t dim, const readers *by, const chunk *c,
                    const chunk_scratch *scratch) {
+    const int narrow = is_wide && bits == 8;
     effects by_chunk;
     if (!is_wide) score_few(bits, NUM, by, c, dim, scratch);
     else
         for (int first = 0; first < by->seen; first += 4 * LANES) {
             const int left = by->seen - first;
-            if (left > 2 * LANES) score_wide(NUM, 4, by, c, dim, first, scratch);
-            else score_wide(NUM, 2, by, c, dim, first, scratch);
+            if (left > 2 * LANES) score_wide(NUM, 4, narrow, by, c, dim, first, scratch);
+            else score_wide(NUM, 2, narrow, by, c, dim, first, scratch);
         }
     soften(NUM, by, c, scratch, &by_chunk);
     int32_t d = 0;
@@ -282,14 +295,16 @@ INLINE void attend(const int bits, const int NUM, const int is_wide, int32_t dim
 }
 
 /* The commonest head sizes are known to the compiler. */
-#define ATTEND(NUM)                                                                                         \
-    static void attend_##NUM(const readers *by, const chunk *c, const chunk_scratch *scratch) { \
-        if (c->is_wide && c->dim == 64) attend(16, NUM, 1, 64, by, c, scratch);                      \
-        else if (c->is_wide) attend(16, NUM, 1, c->dim, by, c, scratch);                             \
-        else if (c->bits == 8) attend(8, NUM, 0, c->dim, by, c, scratch);                            \
-        else if (c->dim == 64) attend(16, NUM, 0, 64, by, c, scratch);                               \
-        else if (c->dim == 128) attend(16, NUM, 0, 128, by, c, scratch);                             \
-        else attend(16, NUM, 0, c->dim, by, c, scratch);                                             \
+#define ATTEND(NUM)                                                                                      \
+    static void attend_##NUM(const readers *by, const chunk *c, const chunk_scratch *scratch) {              \
+        if (c->is_wide && is_narrow(c->bits, c->dim) && c->dim == 64) attend(8, NUM, 1, 64, by, c, scratch); \
+        else if (c->is_wide && is_narrow(c->bits, c->dim)) attend(8, NUM, 1, c->dim, by, c, scratch);        \
+        else if (c->is_wide && c->dim == 64) attend(16, NUM, 1, 64, by, c, scratch);                         \
+        else if (c->is_wide) attend(16, NUM, 1, c->dim, by, c, scratch);                                     \
+        else if (c->bits == 8) attend(8, NUM, 0, c->dim, by, c, scratch);                                    \
+        else if (c->dim == 64) attend(16, NUM, 0, 64, by, c, scratch);                                       \
+        else if (c->dim == 128) attend(16, NUM, 0, 128, by, c, scratch);                                     \
+        else attend(16, NUM, 0, c->dim, by, c, scratch);                                                     \
     }
 
 ATTEND(1)

@@ -12,6 +12,8 @@ typedef struct {
     float *qkv;         /* [tokens][(heads + 2 kv_heads) head_dim] */
     int16_t *queries;   /* [tokens][heads][head_dim] */
     float *query_scales; /* [tokens][heads] */
+    int8_t *narrow;      /* queries in 8 bits, if the cache has 8: [tokens][heads][head_dim] */
+    int32_t *query_sums; /* of them, [tokens][heads] */
     rounded input;      /* the hidden states, normed: [tokens][hidden] */
     rounded last;       /* the same of the rows that have logits, for the head, in the same memory */
     rounded attended;   /* [tokens][heads head_dim] */
@@ -128,6 +130,23 @@ static void turn_head(const forward *f, float *x, const float *norm, const float
     }
 }
 
+/* Rounds a head's query: to 8 bits if that is what keys have, and then as numbers of 16, too. */
+static void round_query(const forward *f, const float *q, int64_t at) {
+    const int32_t dim = f->model->head_dim;
+    int16_t *codes = f->queries + at * dim;
+    int8_t *narrow = f->narrow + at * dim;
+    vi sums = vi_set(0);
+    if (f->cache->bits == 8) {
+        f->query_scales[at] = round_head(q, dim, 127, 8, narrow);
+        for (int32_t d = 0; d < dim; d += 2 * LANES) {
+            const vi words = vi_widen_bytes((const uint8_t *)narrow + d);
+            vi_store(codes + d, words);
+            sums = vi_dot_pairs(sums, words, vi_set(0x10001));
+        }
+    } else f->query_scales[at] = round_head(q, dim, MOST_QUERY, 16, codes);
+    f->query_sums[at] = vi_total(sums);
+}
+
 /* Rotates queries and keys, rounds them and values, and stores keys and values. */
 static void store_all(const forward *f, int32_t thread, const bough_layer *layer, int32_t index) {
     const bough_model *model = f->model;
@@ -141,7 +160,7 @@ static void store_all(const forward *f, int32_t thread, const bough_layer *layer
         for (int32_t head = 0; head < heads; head++) {
             const int64_t at = (int64_t)row * heads + head;
             turn_head(f, q + head * dim, layer->query_norm, cos, sin);
-            f->query_scales[at] = round_head(q + head * dim, dim, MOST_QUERY, 16, f->queries + at * dim);
+            round_query(f, q + head * dim, at);
         }
         for (int32_t head = 0; head < kv_heads; head++) {
             const int64_t at = (slot * kv_heads + head) * dim * cache->bits / 8;
@@ -185,7 +204,8 @@ static void attend_all(const forward *f, const bough_layer *layer, int32_t index
     const int64_t start = slot * model->num_kv_heads * model->head_dim * f->cache->bits / 8;
     const attention_scratch scratch = find_scratch(f, thread);
     const attention_layer whole = {.model = model, .cache = f->cache, .batch = f->batch, .plan = &f->plan,
-                                   .queries = f->queries, .query_scales = f->query_scales, .window = layer->window,
+                                   .queries = f->queries, .query_scales = f->query_scales, .narrow = f->narrow,
+                                   .query_sums = f->query_sums, .window = layer->window,
                                    .keys = f->cache->keys + start, .values = f->cache->values + start,
                                    .scales = f->cache->scales + slot * 2 * model->num_kv_heads};
     const block *at = f->plan.blocks, *stop = at + f->plan.num_blocks, *ahead;
@@ -247,6 +267,8 @@ static void leave_out_rows(forward *f) {
         memmove(f->hidden + (int64_t)i * model->hidden, f->hidden + row * model->hidden, (size_t)model->hidden * sizeof(float));
         memmove(f->queries + (int64_t)i * heads * dim, f->queries + row * heads * dim, (size_t)(heads * dim) * sizeof(int16_t));
         memmove(f->query_scales + (int64_t)i * heads, f->query_scales + row * heads, (size_t)heads * sizeof(float));
+        memmove(f->narrow + (int64_t)i * heads * dim, f->narrow + row * heads * dim, (size_t)(heads * dim));
+        memmove(f->query_sums + (int64_t)i * heads, f->query_sums + row * heads, (size_t)heads * sizeof(int32_t));
     }
     for (; sequence <= batch->num_sequences; sequence++) query_start[sequence] = num;
     f->batch = &f->kept;
@@ -332,6 +354,8 @@ static void lay_out(forward *f, arena *memory, int32_t num_threads, int64_t num_
     f->qkv = take(memory, num_tokens * (model->num_heads + 2 * model->num_kv_heads) * dim * 4);
     f->queries = take(memory, num_tokens * model->num_heads * dim * 2);
     f->query_scales = take(memory, num_tokens * model->num_heads * 4);
+    f->narrow = take(memory, num_tokens * model->num_heads * dim);
+    f->query_sums = take(memory, num_tokens * model->num_heads * 4);
     f->last = f->input = take_rows(memory, rows, &model->layers->query);
     if (f->input.form == IN_BLOCKS) f->input.form = IN_ROWS;
     f->last.form = form_for(&model->head);

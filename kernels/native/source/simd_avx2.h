@@ -102,16 +102,19 @@ INLINE vi vi_dot_small(vi sums, vi codes, const int8_t *x) {
     return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #endif
 }
+/* Bytes -128 .. 127 as codes 0 .. 255, and back. */
+INLINE vi vi_flip(vi a) { return _mm256_xor_si256(a, _mm256_set1_epi8((char)0x80)); }
 /* The same with codes 0 .. 255, of which the caller takes back DOT_OFFSET each. */
-INLINE vi vi_dot_bytes(vi sums, vi codes, const int8_t *x) {
+INLINE vi vi_dot_vectors(vi sums, vi codes, vi x) {
 #ifdef AVX_VNNI
-    return VNNI_256(sums, codes, vi_four(x));
+    return VNNI_256(sums, codes, x);
 #else
-    const vi whole = _mm256_xor_si256(codes, _mm256_set1_epi8((char)0x80)); /* -128 .. 127 */
-    const vi pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(whole), _mm256_sign_epi8(vi_four(x), whole));
+    const vi whole = vi_flip(codes);
+    const vi pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(whole), _mm256_sign_epi8(x, whole));
     return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #endif
 }
+INLINE vi vi_dot_bytes(vi sums, vi codes, const int8_t *x) { return vi_dot_vectors(sums, codes, vi_four(x)); }
 #ifdef AVX_VNNI
 #define DOT_OFFSET 128
 #else

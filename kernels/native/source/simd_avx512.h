@@ -74,7 +74,20 @@ INLINE vi vi_dot_bytes(vi sums, vi codes, const int8_t *x) {
     return sums;
 }
 INLINE vi vi_dot_small(vi sums, vi codes, const int8_t *x) { return vi_dot_bytes(sums, codes, x); }
+/* The same of bytes in vectors. */
+INLINE vi vi_dot_vectors(vi sums, vi codes, vi x) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(codes), "v"(x));
+    return sums;
+}
 #define DOT_OFFSET 128 /* what the caller of vi_dot_bytes takes back of each code */
+/* Bytes -128 .. 127 as such codes. */
+INLINE vi vi_flip(vi a) { return _mm512_xor_si512(a, _mm512_set1_epi8((char)0x80)); }
+/* Four bytes in each lane. */
+INLINE vi vi_four(const int8_t *p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
+}
 
 /* Pairs of whole numbers of 16 bits: sums of their two products a lane. */
 INLINE vi vi_dot_pairs(vi sums, vi a, vi b) {
