@@ -272,8 +272,9 @@ HONOURED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"num_gpu_blocks_override": 77}, {"num_pages": 77}),
     ({"max_model_len": 100}, {"max_model_len": 100}),
     ({"device": "cpu"}, {"device": "cpu"}),
-    ({"kv_cache_memory": 1_000_000}, {"num_pages": 1_000_000 // (2 * 2 * 2 * 8 * 4)}),
-    ({"gpu_memory_utilization": 1e-9, "kv_cache_memory": 512_000}, {"num_pages": 2000}),
+    # The type is named: where a processor multiplies bfloat16, that is what `auto` takes, and pages are half as large.
+    ({"kv_cache_memory": 1_000_000, "dtype": "float32"}, {"num_pages": 1_000_000 // (2 * 2 * 2 * 8 * 4)}),
+    ({"gpu_memory_utilization": 1e-9, "kv_cache_memory": 512_000, "dtype": "float32"}, {"num_pages": 2000}),
 ]
 
 

@@ -211,8 +211,9 @@ def test_logits_are_those_of_torch(changes: dict[str, Any], kind: str, make_runn
     assert (found.argmax(-1) == expected.argmax(-1)).mean() > 0.95
 
 
-def test_keys_and_values_of_8_bits(make_runner: MakeRunner) -> None:
-    config = make_config()
+@pytest.mark.parametrize("head_dim", [32, 64])
+def test_keys_and_values_of_8_bits(head_dim: int, make_runner: MakeRunner) -> None:
+    config = make_config(head_dim=head_dim)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, 150)
     found, expected = (
         run(make_runner(config, kv_bits=bits), [Sequence(tokens, np.arange(150))], [150])[0] for bits in (8, 16)
@@ -220,7 +221,7 @@ def test_keys_and_values_of_8_bits(make_runner: MakeRunner) -> None:
     assert 0 < np.abs(found - expected).mean() < 0.03 * np.abs(expected).mean()
 
 
-@pytest.mark.parametrize(("kind", "kv_bits"), [("int8", 16), ("int4", 16), ("int8", 8), ("w8a8", 16)])
+@pytest.mark.parametrize(("kind", "kv_bits"), [("int8", 16), ("int4", 16), ("int8", 8), ("w8a8", 16), ("w8a8", 8)])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("seed", range(4))
 def test_chunks_and_company_change_nothing(
