@@ -130,6 +130,15 @@ static void turn_head(const forward *f, float *x, const float *norm, const float
     }
 }
 
+/* Spreads what is large in few dimensions of a query or a key, so that 8 bits lose less; their products stay. */
+static void mix_head(float *x, int32_t dim) {
+    for (int32_t d = 0; d < dim && dim % BOUGH_BLOCK == 0; d += BOUGH_BLOCK) {
+        vf mixed[BLOCK_VECTORS];
+        mix(x + d, mixed);
+        for (int i = 0; i < BLOCK_VECTORS; i++) vf_store(x + d + i * LANES, vf_mul(mixed[i], vf_set(0.125f)));
+    }
+}
+
 /* Rounds a head's query: to 8 bits if that is what keys have, and then as numbers of 16, too. */
 static void round_query(const forward *f, const float *q, int64_t at) {
     const int32_t dim = f->model->head_dim;
@@ -160,12 +169,14 @@ static void store_all(const forward *f, int32_t thread, const bough_layer *layer
         for (int32_t head = 0; head < heads; head++) {
             const int64_t at = (int64_t)row * heads + head;
             turn_head(f, q + head * dim, layer->query_norm, cos, sin);
+            if (cache->bits == 8) mix_head(q + head * dim, dim);
             round_query(f, q + head * dim, at);
         }
         for (int32_t head = 0; head < kv_heads; head++) {
             const int64_t at = (slot * kv_heads + head) * dim * cache->bits / 8;
             float *scales = cache->scales + slot * 2 * kv_heads + head;
             turn_head(f, k + head * dim, layer->key_norm, cos, sin);
+            if (cache->bits == 8) mix_head(k + head * dim, dim);
             scales[0] = round_head(k + head * dim, dim, most, cache->bits, cache->keys + at);
             scales[kv_heads] = round_head(v + head * dim, dim, most, cache->bits, cache->values + at);
         }
