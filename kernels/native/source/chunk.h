@@ -114,7 +114,7 @@ INLINE void score_wide(const int NUM, const int VECTORS, const int narrow, const
         for (int i = 0; i < VECTORS; i++) keys[i] = vi_load(scratch->keys + unit * CHUNK + first + i * LANES);
 #pragma GCC unroll 4
         for (int r = 0; r < NUM; r++) {
-            const vi query = narrow ? vi_four(by->narrow[r] + 4 * unit) : vi_pair(by->queries[r] + 2 * unit);
+            const vi query = vi_four(narrow ? (const void *)(by->narrow[r] + 4 * unit) : by->queries[r] + 2 * unit);
 #pragma GCC unroll 4
             for (int i = 0; i < VECTORS; i++) {
                 vi *sum = sums + r * VECTORS + i;
@@ -261,7 +261,7 @@ INLINE void add_values(const int bits, const int NUM, const int VECTORS, const i
         }
 #pragma GCC unroll 4
         for (int r = 0; r < NUM; r++) {
-            const vi weight = vi_pair(scratch->weights + r * CHUNK + k);
+            const vi weight = vi_four(scratch->weights + r * CHUNK + k);
 #pragma GCC unroll 4
             for (int i = 0; i < VECTORS; i++) total[r * VECTORS + i] = vi_dot_pairs(total[r * VECTORS + i], value[i], weight);
         }

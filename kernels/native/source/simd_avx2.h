@@ -88,11 +88,14 @@ INLINE vi vi_add_upper(vi a, vi upper, const int i) {
     return _mm256_or_si256(a, _mm256_and_si256(moved, _mm256_set1_epi8(0x30)));
 }
 
-INLINE vi vi_four(const int8_t *x) {
+/* Four bytes, or a pair of 16 bits, in each lane. */
+INLINE vi vi_four(const void *x) {
     int32_t bytes;
     __builtin_memcpy(&bytes, x, 4);
     return _mm256_set1_epi32(bytes);
 }
+/* Bytes -128 .. 127 as codes 0 .. 255, and back. */
+INLINE vi vi_flip(vi a) { return _mm256_xor_si256(a, _mm256_set1_epi8((char)0x80)); }
 /* Sums of products of four bytes a lane: codes 0 .. 63 by the four signed bytes at `x`, which are no -128. */
 INLINE vi vi_dot_small(vi sums, vi codes, const int8_t *x) {
 #ifdef AVX_VNNI
@@ -102,8 +105,6 @@ INLINE vi vi_dot_small(vi sums, vi codes, const int8_t *x) {
     return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #endif
 }
-/* Bytes -128 .. 127 as codes 0 .. 255, and back. */
-INLINE vi vi_flip(vi a) { return _mm256_xor_si256(a, _mm256_set1_epi8((char)0x80)); }
 /* The same with codes 0 .. 255, of which the caller takes back DOT_OFFSET each. */
 INLINE vi vi_dot_vectors(vi sums, vi codes, vi x) {
 #ifdef AVX_VNNI
@@ -123,11 +124,6 @@ INLINE vi vi_dot_bytes(vi sums, vi codes, const int8_t *x) { return vi_dot_vecto
 
 /* Pairs of whole numbers of 16 bits: sums of their two products a lane. */
 INLINE vi vi_dot_pairs(vi sums, vi a, vi b) { return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b)); }
-INLINE vi vi_pair(const int16_t *p) {
-    int32_t pair;
-    __builtin_memcpy(&pair, p, 4);
-    return _mm256_set1_epi32(pair);
-}
 INLINE vi vi_widen_bytes(const uint8_t *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
 /* Numbers of 16 bits of two rows, paired: of every eight the first four, or the last. */
 INLINE vi vi_unpack_low(vi a, vi b) { return _mm256_unpacklo_epi16(a, b); }

@@ -82,8 +82,8 @@ INLINE vi vi_dot_vectors(vi sums, vi codes, vi x) {
 #define DOT_OFFSET 128 /* what the caller of vi_dot_bytes takes back of each code */
 /* Bytes -128 .. 127 as such codes. */
 INLINE vi vi_flip(vi a) { return _mm512_xor_si512(a, _mm512_set1_epi8((char)0x80)); }
-/* Four bytes in each lane. */
-INLINE vi vi_four(const int8_t *p) {
+/* Four bytes, or a pair of 16 bits, in each lane. */
+INLINE vi vi_four(const void *p) {
     int32_t four;
     __builtin_memcpy(&four, p, 4);
     return _mm512_set1_epi32(four);
@@ -93,11 +93,6 @@ INLINE vi vi_four(const int8_t *p) {
 INLINE vi vi_dot_pairs(vi sums, vi a, vi b) {
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
     return sums;
-}
-INLINE vi vi_pair(const int16_t *p) {
-    int32_t pair;
-    __builtin_memcpy(&pair, p, 4);
-    return _mm512_set1_epi32(pair);
 }
 INLINE vi vi_widen_bytes(const uint8_t *p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p)); }
 /* Numbers of 16 bits of two rows, paired: of every eight the first four, or the last. */
