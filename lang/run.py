@@ -97,6 +97,7 @@ class Run:
         A plain body gets a thread of its own, since it may block in any way that Python knows; a coroutine function
         runs on the loop thread that the process has for them.
         """
+        self.session.watched = True
         if isinstance(self._driver, TaskDriver):
             background.get().submit(self.aexecute()).add_done_callback(_leave_to_readers)
             return
@@ -106,6 +107,7 @@ class Run:
 
     def start_task(self) -> asyncio.Task[State[Any]]:
         """Does the same as a task of the caller's event loop."""
+        self.session.watched = True
         task = asyncio.get_running_loop().create_task(self.aexecute())
         task.add_done_callback(_leave_to_readers)
         self.main = task

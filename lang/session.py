@@ -95,6 +95,8 @@ class Session:
         self.error: BaseException | None = None
         self.body_ended = False
         self.finished = False
+        self.watched = False
+        """Somebody beside the body has the state before the program's end, and may want texts as they come."""
         self.state: object = None
         self.stand_in: StandIn | None = None
         self._driver = driver
@@ -192,6 +194,7 @@ class Session:
             keep=not self.body_ended,
             resume=bool(self.stretches),
             trace=self.settings.trace,
+            deltas=self.watched or self.settings.log or not self.body_ended,
             namespace=self.settings.namespace,
             timeout_s=self.time_left(),
             spec_tokens=self.settings.spec_tokens,

@@ -42,6 +42,7 @@ class Detokenizer:
     A regular expression is tried at each character: its first place wins, with the text so far, so that `a+` ends at
     the first a, and `$` and lookahead see the end of the text there. A stop string does not wait for it.
     The first `num_hidden_bytes` of the text are left out as if they had never been.
+    With `at_end` nobody needs the text before `finish`: unless a stop is looked for, tokens become text there.
 
     Raises:
         RequestError: stop_regex is not valid, or it matches the empty text.
@@ -56,6 +57,7 @@ class Detokenizer:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         num_hidden_bytes: int = 0,
+        at_end: bool = False,
     ) -> None:
         self.matched: str | None = None
         self._num_hidden_bytes = num_hidden_bytes
@@ -67,6 +69,7 @@ class Detokenizer:
         self._state = self._automaton.start
         self._regex = _RegexSearch(stop_regex) if stop_regex is not None else None
         self._searching = self._regex is not None or any(stop)
+        self._waiting: list[int] | None = [] if at_end and not self._searching else None
         self._best: _Match | None = None
         self._held = ""  # characters not returned yet
         self._released = 0  # characters returned; what is held begins here
@@ -75,8 +78,9 @@ class Detokenizer:
         self._parts: list[str] = []
 
     def without_stops(self) -> Detokenizer:
-        """A new one for the same text that looks for no stop and spells control tokens out."""
-        return Detokenizer(self._tokenizer, skip_special_tokens=False, num_hidden_bytes=self._num_hidden_bytes)
+        """A new one for the same text, to be read at the end, that looks for no stop and spells control tokens out."""
+        hidden = self._num_hidden_bytes
+        return Detokenizer(self._tokenizer, skip_special_tokens=False, num_hidden_bytes=hidden, at_end=True)
 
     @property
     def text(self) -> str:
@@ -95,6 +99,12 @@ class Detokenizer:
         """
         if self._finished or self.matched is not None:
             return ""
+        if self._waiting is not None:
+            self._waiting += tokens
+            return ""
+        return self._push(tokens, stops_count=stops_count)
+
+    def _push(self, tokens: Sequence[int], *, stops_count: bool) -> str:
         skip = self._skip_special_tokens
         if len(tokens) == 1:
             data = self._tokenizer.piece(tokens[0], skip_special_tokens=skip)
@@ -110,7 +120,8 @@ class Detokenizer:
         """The held-back rest; an unfinished character is U+FFFD. Nothing can be pushed afterwards."""
         if self._finished or self.matched is not None:
             return ""
-        delta = self._take(self._decoder.decode(b"", final=True), stops_count=True)
+        delta = self._push(self._waiting, stops_count=True) if self._waiting else ""
+        delta += self._take(self._decoder.decode(b"", final=True), stops_count=True)
         self._finished = True
         if self.matched is not None:
             return delta

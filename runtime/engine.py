@@ -147,6 +147,7 @@ class Engine:
                 include_stop=params.include_stop,
                 skip_special_tokens=params.skip_special_tokens,
                 num_hidden_bytes=len(request.prefix),
+                at_end=not request.stream,
             ),
             max_tokens=max_tokens,
             seed=params.seed if params.seed is not None else derive(self._config.seed, self.counters.requests + 1),

@@ -49,14 +49,13 @@ SEARCH_PATIENCE_S = 0.002
 Foresee = Callable[[Matcher, int, int], tuple[Matcher, int]]
 
 
-class _Step(msgspec.Struct, frozen=True):
-    """What a step added to a generation. `replaced`: its last token is not the one that was drawn."""
+class _Untold(msgspec.Struct):
+    """What has come since the last output."""
 
-    tokens: tuple[int, ...]
-    origins: tuple[int, ...]
-    replaced: bool
-    text: str
-    logprobs: tuple[TokenLogprob, ...] | None
+    tokens: list[int] = []
+    origins: list[int] = []
+    texts: list[str] = []
+    logprobs: list[TokenLogprob] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +103,8 @@ class Generation:
         self._foreseen: _Foreseen | None = None
         self._scores: list[TokenLogprob] = []
         self._judged = None if request.grammar is None else detokenizer.without_stops()
+        self._untold = _Untold()
+        self._has_told = False
         self._arrived = now
         self._admitted: float | None = None
         self._first: float | None = None
@@ -208,7 +209,7 @@ class Generation:
         begins = self._first is None
         self._first = now if self._first is None else self._first
         try:
-            step = self._accept(work.drafts[: count - 1], draws, first)
+            tokens, replaced = self._accept(work.drafts[: count - 1], draws, first)
         except SearchLateError:
             self._first = None if begins else self._first
             return Advance(), None
@@ -220,27 +221,18 @@ class Generation:
             logger.exception("request %s failed", self.request.id)
             return self._fail(now, "internal_error", "the request failed")
         if self._judged is not None and self.receipt is not None and self.receipt.checked:
-            self._judged.push([token for token in step.tokens if token not in self._eos_ids])
-        output = RequestOutput(
-            id=self.request.id,
-            text=step.text,
-            tokens=step.tokens,
-            origins=step.origins,
-            logprobs=step.logprobs,
-            cached_tokens=self.sequence.num_cached if begins else None,
-            finish=self.finish and self._terminal(self.finish, now),
-        )
-        return Advance(step.tokens, finished=self.finish is not None, replaced=step.replaced), output
+            self._judged.push([token for token in tokens if token not in self._eos_ids])
+        advance = Advance(tuple(tokens), finished=self.finish is not None, replaced=replaced)
+        return advance, self._tell(now) if self.finish is not None or self.request.stream else None
 
-    def _accept(self, drafts: AbstractSequence[int], draws: Draws, first: int) -> _Step:
-        """Accepts drawn tokens as long as each equals the draft it verifies, and one more."""
-        params = self.request.sampling
+    def _accept(self, drafts: AbstractSequence[int], draws: Draws, first: int) -> tuple[list[int], bool]:
+        """Accepts drawn tokens as long as each equals the draft it verifies, and one more; returns those accepted, and
+        whether the last is not the one that was drawn."""
+        keeps_logprobs = self.request.sampling.logprobs is not None
         guessed = self.guesser.guessed if self.guesser is not None else {}
+        untold = self._untold
         tokens: list[int] = []
-        origins: list[int] = []
-        texts: list[str] = []
         replaced = False
-        logprobs: list[TokenLogprob] | None = [] if params.logprobs is not None else None
         for offset in range(len(drafts) + 1):
             draft = drafts[offset] if offset < len(drafts) else None
             drawn = draws.tokens[first + offset]
@@ -252,26 +244,27 @@ class Generation:
                     raise
                 break  # what was right is taken; this one is drawn again
             replaced = token != drawn
-            logprob = draws.logprobs[first + offset]
             tokens.append(token)
-            forced = token != drawn or (token == draft and offset not in guessed)
-            origins.append(FORCED if forced else SAMPLED)
+            untold.tokens.append(token)
+            forced = replaced or (token == draft and offset not in guessed)
+            untold.origins.append(FORCED if forced else SAMPLED)
             self._num_generated += 1
-            self._num_forced += origins[-1] == FORCED
+            self._num_forced += forced
             self._counts[token] += 1
-            if logprobs is not None and logprob is not None:
-                logprobs.append(logprob if token == drawn else TokenLogprob(token, logprob.logprob, logprob.top, 0.0))
-            texts.append(self._end_or_text(token))
+            if keeps_logprobs and (logprob := draws.logprobs[first + offset]) is not None:
+                if replaced:
+                    logprob = TokenLogprob(token, logprob.logprob, logprob.top, 0.0)
+                untold.logprobs.append(logprob)
+            untold.texts.append(self._end_or_text(token))
             if self.finish is not None or token != draft:
                 break
         if self.finish is not None:
-            texts.append(self._detokenizer.finish())
+            untold.texts.append(self._detokenizer.finish())
             if self.finish.reason == "length" and self._detokenizer.matched is not None:  # settled by the last text
                 self._end("stop", self._detokenizer.matched)
         if self.guesser is not None:
             self.guesser.settle(drafts, tokens)
-        scores = None if logprobs is None else tuple(logprobs)
-        return _Step(tuple(tokens), tuple(origins), replaced, "".join(texts), scores)
+        return tokens, replaced
 
     def _advance_matcher(self, drawn: int) -> int:
         if self.matcher is None or drawn in self._eos_ids:
@@ -345,11 +338,25 @@ class Generation:
     def end(self, now: float, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
         """The terminal event of a request that ends before its time."""
         self.finish = Finish(reason=reason, error=error)
-        text = ""
-        if error is None:
+        if error is None or not self.request.stream:
             with contextlib.suppress(BoughError):  # a search for stop_regex that takes too long
-                text = self._detokenizer.finish()
-        return RequestOutput(id=self.request.id, text=text, finish=self._terminal(self.finish, now))
+                self._untold.texts.append(self._detokenizer.finish())
+        return self._tell(now)
+
+    def _tell(self, now: float) -> RequestOutput:
+        """What has come since the last output, and the end if it has."""
+        untold, self._untold = self._untold, _Untold()
+        begins = self._first is not None and not self._has_told
+        self._has_told |= begins
+        return RequestOutput(
+            id=self.request.id,
+            text="".join(untold.texts),
+            tokens=tuple(untold.tokens),
+            origins=tuple(untold.origins),
+            logprobs=None if self.request.sampling.logprobs is None else tuple(untold.logprobs),
+            cached_tokens=self.sequence.num_cached if begins else None,
+            finish=self.finish and self._terminal(self.finish, now),
+        )
 
     def propose(self, price: float, at_least: int | None) -> list[int]:
         """Drafts for the next step: what the grammar forces, if it is `at_least` tokens (None: never), and guesses.

@@ -53,12 +53,16 @@ class ModelCalls:
                 prefix=ask.prefix,
                 namespace=state.namespace,
                 timeout_s=timeout_s,
+                stream=run.program.deltas,
             )
             state.num_requests += 1
             run.num_requests += 1
 
             def listener(output: RequestOutput, index: int = index, continues: bool = ask.continues) -> None:
-                if run.over or output.id not in branch.running:
+                if run.over:
+                    return
+                if output.id not in branch.running:  # it was stopped: there is no value, but what has come is not lost
+                    self._send_text(run, branch, op, call.take(index, output), ended=True)
                     return
                 if continues and output.cached_tokens is not None:
                     self.send_appended(run, branch, output.cached_tokens)
@@ -106,17 +110,22 @@ class ModelCalls:
     ) -> None:
         run, op = step.stretch, step.item.op
         assert isinstance(run, Run) and isinstance(op, (Gen, Select))
+        failed = output.finish is not None and output.finish.error is not None
+        self._send_text(run, branch, op, call.take(index, output), ended=failed)
         if output.finish is not None:
             branch.running.discard(output.id)
             run.usage += output.finish.usage
             if output.finish.error is not None:
                 self._failed(state, branch, step, output.finish.error)
                 return
-        if text := call.take(index, output):
-            run.listener(Delta(branch.id, op.name, text))
         if not branch.running:
             self._end(state, run, branch, op, call.end(), started)
             self._ended(state, branch, step)
+
+    def _send_text(self, run: Run, branch: Branch, op: Gen | Select, text: str, *, ended: bool) -> None:
+        """`ended`: without a value."""
+        if text and ended != run.program.deltas:
+            run.listener(Delta(branch.id, op.name, text))
 
     def _end(self, state: State, run: Run, branch: Branch, op: Gen | Select, result: Result, started: float) -> None:
         value = result.value

@@ -162,6 +162,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     keep       the state stays for another stretch; otherwise it is dropped when this one ends
     resume     this stretch continues a kept state; it is an error if the state is gone
     trace      send a Piece for every stretch of tokens (for the timeline)
+    deltas     send text as it comes; else values come whole, which costs less
     spec_tokens    where each generation is a request of its own: so many tokens more may be asked for, to serve the
                    generations that come next. An engine has no use for it
     """
@@ -171,6 +172,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     keep: bool = False
     resume: bool = False
     trace: bool = False
+    deltas: bool = True
     namespace: Name = ""
     timeout_s: float | None = None
     spec_tokens: Int = 0

@@ -43,6 +43,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                   the end of a prompt, taken back so that its tokens can be chosen anew
     priority      smaller runs first among waiting requests
     timeout_s     seconds after which it ends with an error, queueing included
+    stream        send an output for each step; else there is one at the end, with everything, which costs less
     """
 
     id: str
@@ -55,6 +56,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefix: bytes = b""
     priority: int = 0
     timeout_s: float | None = None
+    stream: bool = True
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -113,7 +115,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one step added to a request: text (always whole characters), tokens, their origins, logprobs.
+    """What a step, or all of them, added to a request: text (always whole characters), tokens, their origins, logprobs.
 
     The first one that follows a computed prompt has `cached_tokens`; the last one, and only it, has `finish`. Deltas
     of text and tokens need not line up: text is held back while it could become part of a stop string or of an

@@ -107,8 +107,14 @@ class Deployed:
         arguments = _arguments(body)
         context = self._service.context(request, None)
         ops, result = await self._service.attend(request, self._fill(template, arguments, len(body)))
-        program = Program(id=f"{context.id}/{name}", ops=ops, namespace=context.namespace, timeout_s=context.timeout_s)
         stream = request.query_params.get("stream", "") in ("1", "true")
+        program = Program(
+            id=f"{context.id}/{name}",
+            ops=ops,
+            deltas=stream,
+            namespace=context.namespace,
+            timeout_s=context.timeout_s,
+        )
         quiet_s = self._service.config.ping_interval_s if stream else None
         happens = Backlog(self._service.client.arun(program), self._service.budget)
         events = Merged([happens], quiet_s=quiet_s, room=1)

@@ -290,6 +290,7 @@ def _children(
             namespace=context.namespace,
             priority=body.priority or 0,
             timeout_s=context.timeout_s,
+            stream=body.stream is True,
         )
         for index, prompt in enumerate(prompts)
         for child in range(n)

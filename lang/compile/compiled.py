@@ -199,12 +199,18 @@ class CompiledProgram:
         **arguments: Any,
     ) -> Iterator[ProgramEvent]:
         """Runs it, and yields Delta, Value, ... as they come. Leaving early stops it."""
-        filled = self._filled(args, arguments, namespace, timeout_s)
+        filled = self._filled(args, arguments, namespace, timeout_s, deltas=True)
         with closing(observe.run(self.name, resolve_backend(backend), filled.program, self.tools)) as events:
             yield from events
 
     def _filled(
-        self, args: tuple[Any, ...], by_name: Mapping[str, Any], namespace: str, timeout_s: float | None
+        self,
+        args: tuple[Any, ...],
+        by_name: Mapping[str, Any],
+        namespace: str,
+        timeout_s: float | None,
+        *,
+        deltas: bool = False,
     ) -> _Filled:
         arguments = self._named(args, by_name)
         template = self.template
@@ -213,7 +219,11 @@ class CompiledProgram:
             arguments = {**self._local.defaults, **arguments}
         ops, result = fill(template, _plain(arguments))
         program = Program(
-            id=secrets.token_hex(16), ops=ops, namespace=namespace or "", timeout_s=checked_timeout(timeout_s)
+            id=secrets.token_hex(16),
+            ops=ops,
+            deltas=deltas,
+            namespace=namespace or "",
+            timeout_s=checked_timeout(timeout_s),
         )
         return _Filled(program, Results(result), self._local, arguments)
 

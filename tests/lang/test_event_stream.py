@@ -14,7 +14,7 @@ from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError
 from bough.runtime.program import Delta, Done, Value
 
-from .fakes import FakeBackend
+from .fakes import FakeBackend, value
 
 
 @function
@@ -140,3 +140,29 @@ def test_what_the_body_raises_ends_the_stream():
     asyncio.run(main())
     with pytest.raises(ProgramError, match="stopped by KeyError"):
         list(raises.stream(backend=MockBackend({"x": "one"})))
+
+
+def test_deltas_are_asked_for_where_somebody_may_want_them():
+    """A program whose body has ended, and whose state nobody has before it is over, does without."""
+
+    @function
+    def unread(s):
+        s += gen("x")
+
+    class TakesTools(FakeBackend):
+        def run(self, program, tools=()):
+            return super().run(program)
+
+    backend = TakesTools(lambda p: iter([value(0, "x", "X"), Done()]))
+    unread.run(backend=backend)
+    unread.run_batch([{}], backend=backend)
+    unread.run_batch([{}], num_threads=1, backend=backend)
+    asyncio.run(unread.arun(backend=backend))
+    unread.compile().run(backend=backend)
+    assert [program.deltas for program in backend.requests] == [False] * 5
+    backend.requests.clear()
+    plain.run(backend=backend)  # it may stream what it reads
+    unread.run(stream=True, backend=backend).sync()
+    list(unread.stream(backend=backend))
+    list(unread.compile().stream(backend=backend))
+    assert [program.deltas for program in backend.requests] == [True] * 4

@@ -117,6 +117,8 @@ def drive(engine: Engine, max_steps: int = 20000) -> None:
         stats = engine.stats()
         if not stats.running and not stats.waiting:
             return
+        if engine.idle:
+            engine.wait_for_grammar(5.0)
         engine.step()
     raise AssertionError("no progress")
 

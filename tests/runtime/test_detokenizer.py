@@ -288,3 +288,15 @@ def test_the_automaton_knows_the_longest_beginning_and_the_longest_end(stops, te
         prefixes = [len(one[:n]) for one in stops for n in range(1, len(one) + 1) if seen.endswith(one[:n])]
         assert state.depth == max(prefixes, default=0)
         assert state.found == max((one for one in stops if seen.endswith(one)), key=len, default=None)
+
+
+@settings(max_examples=300)
+@given(tokens_of_text, stop_strings, cut_lists, st.booleans(), st.integers(0, 5))
+def test_text_at_the_end_is_the_same(tokens, stops, cuts, skip, hidden):
+    options = {"skip_special_tokens": skip, "num_hidden_bytes": hidden}
+    late, deltas = run(tokens, cuts, at_end=True, **options)
+    assert not any(deltas[:-1])
+    assert late.text == run(tokens, **options)[0].text
+    searching, _ = run(tokens, cuts, stop=tuple(stops), at_end=True, **options)
+    known, _ = run(tokens, stop=tuple(stops), **options)
+    assert (searching.text, searching.matched) == (known.text, known.matched)

@@ -7,12 +7,13 @@ import json
 import random
 
 import jsonschema
+import msgspec
 import pytest
 
 from bough.constrain.spec import Choice, JsonSchema, Regex
 from bough.runtime.engine import Engine
 from bough.runtime.errors import OverloadedError, RequestError
-from bough.runtime.request import FORCED, Request
+from bough.runtime.request import FORCED, Request, Timings
 from bough.runtime.sampling import SamplingParams
 
 from ..fakes import FakeRunner, byte_tokenizer, fake_engine
@@ -330,4 +331,50 @@ def test_fake_runner_reads_through_the_pages() -> None:
     assert (
         one(engine, "a", max_tokens=4, temperature=0.0).tokens != one(engine, "b", max_tokens=4, temperature=0.0).tokens
     )
+    engine.close()
+
+
+def said(heard: Heard) -> tuple:
+    """All that was said of a request, but the times, and which tokens were forced: a mask that is late changes that."""
+    cached = [output.cached_tokens for output in heard.outputs if output.cached_tokens is not None]
+    num_origins = sum(len(output.origins) for output in heard.outputs)
+    usage = msgspec.structs.replace(heard.finish.usage, forced_tokens=0)
+    finish = msgspec.structs.replace(heard.finish, timings=Timings(), usage=usage)
+    return heard.text, heard.tokens, num_origins, heard.logprobs, cached, finish
+
+
+def test_one_output_says_what_many_say() -> None:
+    results = []
+    for stream in (True, False):
+        engine, _ = fake_engine(max_num_seqs=1)
+        requests = [msgspec.structs.replace(one, stream=stream) for one in requests_over_a_tree(60)]
+        heard = generate(engine, requests)
+        if not stream:
+            assert [len(one.outputs) for one in heard] == [1] * 60
+        results.append([said(one) for one in heard])
+        engine.close()
+    assert results[0] == results[1]
+
+
+def test_what_had_come_is_said_at_an_early_end() -> None:
+    engine, runner = fake_engine()
+    whole = one(engine, max_tokens=30, temperature=0.0, logprobs=0)
+    sampling = SamplingParams(max_tokens=30, temperature=0.0, logprobs=0)
+    stopped, failed = Heard(), Heard()
+    for heard in (stopped, failed):
+        engine.submit(Request(id="r", prompt=prompt("hello"), sampling=sampling, stream=False), heard)
+        for _ in range(4):
+            engine.step()
+        if heard is stopped:
+            engine.abort("r")
+        else:
+            runner.fails = 1
+            engine.step()
+    assert (stopped.finish.reason, failed.code) == ("abort", "internal_error")
+    for heard in (stopped, failed):
+        assert len(heard.outputs) == 1
+        assert 3 <= len(heard.tokens) < 30
+        assert heard.tokens == whole.tokens[: len(heard.tokens)]
+        assert len(heard.logprobs) == len(heard.tokens)
+        assert heard.text and whole.text.startswith(heard.text)
     engine.close()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from bough.runtime.blocks import MAX_BRANCHES, MAX_OPS
-from bough.runtime.program import Fork, Gen, Join, Op, Ref, RoleBegin, RoleEnd, Select, Text
+from bough.runtime.program import Delta, Fork, Gen, Join, Op, Ref, RoleBegin, RoleEnd, Select, Text, Value
 from bough.runtime.sampling import SamplingParams
 
 from .interpreter import EOS, Interpreter, assert_all_free, drive, random_program
@@ -311,3 +311,36 @@ def test_a_text_that_is_said_again_is_not_tokenised_again(place: Place, monkeypa
     assert tokens[0] == tokens[1]
     place.run(ops, "third", namespace="another")
     assert said.count("Be brief.") == 2
+
+
+def test_without_deltas_values_are_the_same(place: Place) -> None:
+    with_deltas, without = (place.run(EVERYTHING, deltas=deltas) for deltas in (True, False))
+    assert with_deltas.values.keys() == without.values.keys()
+    assert with_deltas.texts == without.texts
+    assert with_deltas.done.texts == without.done.texts
+    assert any(isinstance(event, Delta) for event in with_deltas.events)
+    assert not any(isinstance(event, Delta) for event in without.events)
+
+
+def test_without_deltas_what_had_come_of_a_value_is_told_when_it_ends_early(place: Place) -> None:
+    """Of the generation that fails, and of others that run then; not of those that were done."""
+    endless = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
+    ops: list[Op] = [
+        Text(0, ("Say ",)),
+        Fork(0, (1, 2)),
+        Gen(1, "done", GREEDY),
+        Gen(1, "x", SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True), timeout_s=5.0),
+        Gen(2, "y", endless),
+    ]
+    heard = place.start(ops, deltas=False)
+    for _ in range(20):
+        place.engine.step()
+    assert [type(event) for event in heard.events] == [Value]
+    place.clock.now += 6.0
+    drive(place.engine)
+    assert heard.failed.error.code == "generation_timeout"
+    assert heard.streamed(1, "done") == ""
+    whole = place.run([Text(0, ("Say ",)), Gen(0, "y", endless)], "q").texts[0, "y"]
+    assert 10 <= len(heard.streamed(2, "y")) < len(whole)
+    assert whole.startswith(heard.streamed(2, "y"))
+    assert len(heard.streamed(1, "x")) >= 5
