@@ -112,15 +112,6 @@ static void attend_rows(const attention_layer *layer, const chunk *c, int32_t he
     see_chunk(&by, c, scratch);
 }
 
-/* What all that see a whole chunk need of its values' scales. */
-static void note_scales(chunk *c) {
-    vf widest = vf_zero();
-    for (int i = 0; i < CHUNK; i += LANES) widest = vf_max(widest, vf_load(c->value_scales + i));
-    c->widest = vf_largest(widest);
-    const vf inverse = inverse_of(vf_set(c->widest));
-    for (int i = 0; i < CHUNK; i += LANES) vf_store(c->value_codes + i, vf_mul(vf_load(c->value_scales + i), inverse));
-}
-
 /* Chunk `index` of a sequence for all heads of `part`; `next`: places that are read after it, or NULL. */
 static void attend_heads(const attention_layer *layer, const work *part, int32_t index, const places *at, const places *next,
                          int32_t row_start, int32_t row_stop, const attention_scratch *scratch) {
@@ -136,7 +127,6 @@ static void attend_heads(const attention_layer *layer, const work *part, int32_t
             const float *scales = layer->scales + at->slots[i] * 2 * kv_heads + head;
             c.key_scales[i] = scales[0], c.value_scales[i] = scales[kv_heads];
         }
-        if (at->num == CHUNK) note_scales(&c);
         for (int i = 0; next && head == part->head_start && i < next->num; i++)
             __builtin_prefetch(layer->scales + next->slots[i] * 2 * kv_heads);
         float *states = scratch->states + ((head - part->head_start) * num + own) * per_kv * (STATE + dim);

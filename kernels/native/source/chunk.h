@@ -9,9 +9,15 @@
 enum { CHUNK = 64, MOST_HEAD_DIM = 256 };
 enum { STATE = 2 }; /* a state is the largest score, the sum, and [head_dim] */
 
-/* Largest codes: of keys and values, of queries (all of them 127 in a cache of 8 bits), and of weights. 256 products of
- * the first two, and CHUNK of the first and the last, are less than 2^31. */
-enum { MOST_STORED = 2047, MOST_QUERY = 4095, MOST_WEIGHT = 16383 };
+/* Largest codes: of keys and values, of queries, and of weights times their values' scales. 256 products of the first two, and
+ * CHUNK of the first and the last, are less than 2^31. In a cache of 8 bits all have 8: 127, or 255 of weights. */
+enum { MOST_STORED = 2047, MOST_QUERY = 4095, MOST_WEIGHT = 16383, MOST_BYTE = 255 };
+
+/* Added to codes of weights before what follows the point is cut off, so that many small ones keep their sum. */
+#define REVERSED(k) (((k) & 1) << 5 | ((k) & 2) << 3 | ((k) & 4) << 1 | ((k) & 8) >> 1 | ((k) & 16) >> 3 | ((k) & 32) >> 5)
+#define DITHER(k) (((float)REVERSED(k) + 0.5f) / CHUNK)
+#define DITHERS(k) DITHER(k), DITHER(k + 1), DITHER(k + 2), DITHER(k + 3), DITHER(k + 4), DITHER(k + 5), DITHER(k + 6), DITHER(k + 7)
+static const float dither[CHUNK] = {DITHERS(0), DITHERS(8), DITHERS(16), DITHERS(24), DITHERS(32), DITHERS(40), DITHERS(48), DITHERS(56)};
 
 #if LANES == 16
 #define TOGETHER 4 /* queries that share each load of a key or value */
@@ -21,9 +27,9 @@ enum { MOST_STORED = 2047, MOST_QUERY = 4095, MOST_WEIGHT = 16383 };
 
 typedef struct {
     int32_t *keys;    /* [head_dim / 2][CHUNK]: pairs of dimensions, or [head_dim / 4][CHUNK]: four, if it is narrow */
-    int32_t *values;  /* [CHUNK / 2][head_dim]: pairs of keys */
+    int32_t *values;  /* [CHUNK / 2][head_dim]: pairs of keys, or [CHUNK / 4][head_dim]: four */
     float *scores;    /* [TOGETHER][CHUNK] */
-    int16_t *weights; /* [TOGETHER][CHUNK] */
+    int16_t *weights; /* [TOGETHER][CHUNK], or as many of 8 bits */
 } chunk_scratch;
 
 /* Where a chunk's positions are: `num` slots, and then the last one again. */
@@ -37,7 +43,6 @@ typedef struct {
 typedef struct {
     const uint8_t *keys, *values;              /* of the head: a slot's begin at slot * stride */
     float key_scales[CHUNK], value_scales[CHUNK];
-    float value_codes[CHUNK], widest;          /* MOST_WEIGHT times a value's scale over the largest of all, which is `widest` */
     const places *at, *next;
     int64_t stride;
     int32_t dim, bits, pace;
@@ -70,8 +75,8 @@ INLINE void prefetch_next(const int bits, const chunk *c, const uint8_t *rows, i
         prefetch_row(bits, rows + c->next->slots[i] * c->stride + d * bits / 8, dim);
 }
 
-/* Keys and queries of a head are multiplied as bytes, where vectors of keys are full of them. Codes are the same in either
- * form, and so are exact products. */
+/* Queries and keys of a head are multiplied as bytes, where vectors of keys are full of them, and so are weights and values
+ * if BYTE_WEIGHTS: four keys a lane. Codes are the same in either form, and so are exact products. */
 INLINE int is_narrow(int32_t bits, int32_t dim) { return bits == 8 && dim % (4 * LANES) == 0; }
 
 /* Brings a chunk into the scratch. */
@@ -89,7 +94,17 @@ INLINE void open_chunk(const int bits, const int narrow, const chunk *c, const c
 #pragma GCC unroll 16
             for (int k = 0; k < LANES; k++) vi_store(scratch->keys + (d / per_lane + k) * CHUNK + i, rows[k]);
         }
-    for (int i = 0; i < c->at->num; i += 2)
+    const int four = narrow && BYTE_WEIGHTS;
+    for (int i = 0; four && i < c->at->num; i += 4)
+        for (int32_t d = 0; d < dim; d += 4 * LANES) {
+            const uint8_t *rows[4];
+            vi fours[4];
+            for (int k = 0; k < 4; k++) rows[k] = c->values + c->at->slots[i + k] * c->stride + d;
+            vi_unpack_bytes(rows, fours);
+#pragma GCC unroll 4
+            for (int k = 0; k < 4; k++) vi_store(scratch->values + i / 4 * dim + d + k * LANES, fours[k]);
+        }
+    for (int i = 0; !four && i < c->at->num; i += 2)
         for (int32_t d = 0; d < dim; d += 2 * LANES) {
             const vi a = load_codes(bits, c->values + c->at->slots[i] * c->stride, d);
             const vi b = load_codes(bits, c->values + c->at->slots[i + 1] * c->stride, d);
@@ -165,84 +180,111 @@ typedef struct {
     float shrink[LANES], scale[LANES];
 } effects;
 
-/* The largest score of the keys that a reader sees, and of their values' scales; other scores become -infinity. */
-INLINE void see(const int is_whole, const readers *by, int r, const chunk *c, float *scores, vf *largest, vf *widest) {
-    *largest = vf_set(-INFINITY), *widest = is_whole ? vf_set(c->widest) : vf_zero();
+/* The largest score of the keys that a reader sees; other scores become -infinity. */
+INLINE vf see(const int is_whole, const readers *by, int r, float *scores) {
+    vf largest = vf_set(-INFINITY);
 #pragma GCC unroll 8
     for (int i = 0; i < CHUNK; i += LANES) {
         if (!is_whole && i >= by->seen) break;
         vf score = vf_load(scores + i);
         if (!is_whole) {
             score = vf_within(score, by->first[r] - i, by->last[r] - i, -INFINITY);
-            *widest = vf_max(*widest, vf_within(vf_load(c->value_scales + i), by->first[r] - i, by->last[r] - i, 0.0f));
             vf_store(scores + i, score);
         }
-        *largest = vf_max(*largest, score);
+        largest = vf_max(largest, score);
     }
+    return largest;
 }
 
-/* Turns scores into weights, 2^(score * factor - top), and weights times values' scales into codes, by `inverse`; returns
- * the weights' sum. */
-INLINE vf weigh(const int is_whole, const readers *by, int r, const chunk *c, const float *scores, float factor, float top,
-                float inverse, int16_t *codes) {
+/* Turns scores into weights, 2^(score * factor - top), and these into products with their values' scales, the largest of
+ * which is `most`; returns the weights' sum. */
+INLINE vf weigh(const int is_whole, const readers *by, int r, const chunk *c, float *scores, float factor, float top, vf *most) {
     vf sum = vf_zero();
+    *most = vf_zero();
 #pragma GCC unroll 8
     for (int i = 0; i < CHUNK; i += LANES) {
         if (!is_whole && i >= by->seen) break;
         vf weight = vf_exp2(vf_fma(vf_load(scores + i), vf_set(factor), vf_set(-top)));
         if (!is_whole) weight = vf_within(weight, by->first[r] - i, by->last[r] - i, 0.0f);
+        const vf product = vf_mul(weight, vf_load(c->value_scales + i));
         sum = vf_add(sum, weight);
-        const vf value = is_whole ? vf_load(c->value_codes + i) : vf_mul(vf_load(c->value_scales + i), vf_set(inverse));
-        vi_store_words(codes + i, vf_int(vf_mul(weight, value)));
+        *most = vf_max(*most, product);
+        vf_store(scores + i, product);
     }
     return sum;
 }
 
-/* What makes a code of a weight times a value's scale, where the largest scale is `widest`. */
-INLINE vf inverse_of(vf widest) { return vf_div(vf_set(MOST_WEIGHT), vf_max(widest, vf_set(1e-30f))); }
+/* Codes of these products, by `inverse`. */
+INLINE void round_weights(const int four, const int is_whole, const readers *by, int r, const chunk_scratch *scratch, float inverse) {
+#pragma GCC unroll 8
+    for (int i = r * CHUNK; i < (r + 1) * CHUNK; i += LANES) {
+        if (!is_whole && i - r * CHUNK >= by->seen) break;
+        const vi code = vf_cut(vf_fma(vf_load(scratch->scores + i), vf_set(inverse), vf_load(dither + i % CHUNK)));
+        if (four) vi_store_codes((uint8_t *)scratch->weights + i, code);
+        else vi_store_words(scratch->weights + i, code);
+    }
+}
 
 /* Takes scores of a chunk into its readers' states and turns them into codes of weights. Weights are those in relation to
  * the chunk's largest score, so that they do not wait for the state. */
-INLINE void soften(const int NUM, const readers *by, const chunk *c, const chunk_scratch *scratch, effects *out) {
-    float old[LANES], old_sum[LANES], now[LANES], top[LANES], inverse[LANES], sum[LANES];
-    vf largest[4], widest[4], sums[4];
+INLINE void soften(const int four, const int NUM, const readers *by, const chunk *c, const chunk_scratch *scratch, effects *out) {
+    float top[LANES], inverse[LANES], none[STATE] = {0};
+    float *states[4];
+    vf before, sum_before;
+    vf largest[4], products[4], sums[4];
     int is_whole[TOGETHER];
+    const float most_code = c->bits == 8 ? MOST_BYTE : MOST_WEIGHT;
 #pragma GCC unroll 4
-    for (int r = 0; r < 4; r++) largest[r] = vf_set(-INFINITY), widest[r] = sums[r] = vf_zero();
+    for (int r = 0; r < 4; r++) largest[r] = vf_set(-INFINITY), products[r] = sums[r] = vf_zero();
 #pragma GCC unroll 4
-    for (int r = 0; r < LANES; r++) old[r] = r < NUM ? by->states[r][0] : -INFINITY, old_sum[r] = r < NUM ? by->states[r][1] : 0.0f;
+    for (int r = 0; r < 4; r++) states[r] = r < NUM ? by->states[r] : none;
+    vf_gather(states, &before, &sum_before);
 #pragma GCC unroll 4
     for (int r = 0; r < NUM; r++) {
+        float *scores = scratch->scores + r * CHUNK;
         is_whole[r] = by->first[r] <= 0 && by->last[r] >= CHUNK;
-        if (is_whole[r]) see(1, by, r, c, scratch->scores + r * CHUNK, largest + r, widest + r);
-        else see(0, by, r, c, scratch->scores + r * CHUNK, largest + r, widest + r);
+        largest[r] = is_whole[r] ? see(1, by, r, scores) : see(0, by, r, scores);
     }
-    const vf tops = vf_mul(vf_largest_of(largest), vf_load(by->factors)), most = vf_largest_of(widest);
+    const vf tops = vf_mul(vf_largest_of(largest), vf_load(by->factors));
     vf_store(top, tops);
-    vf_store(inverse, inverse_of(most));
 #pragma GCC unroll 4
     for (int r = 0; r < NUM; r++) {
-        int16_t *codes = scratch->weights + r * CHUNK;
-        sums[r] = is_whole[r] ? weigh(1, by, r, c, scratch->scores + r * CHUNK, by->factors[r], top[r], inverse[r], codes)
-                              : weigh(0, by, r, c, scratch->scores + r * CHUNK, by->factors[r], top[r], inverse[r], codes);
+        float *scores = scratch->scores + r * CHUNK;
+        sums[r] = is_whole[r] ? weigh(1, by, r, c, scores, by->factors[r], top[r], products + r)
+                              : weigh(0, by, r, c, scores, by->factors[r], top[r], products + r);
     }
-    const vf before = vf_load(old), highest = vf_max(before, tops);
-    const vf shrink = vf_exp2(vf_sub(before, highest)), grow = vf_exp2(vf_sub(tops, highest));
-    vf_store(now, highest);
-    vf_store(out->shrink, shrink);
-    vf_store(out->scale, vf_mul(grow, vf_mul(most, vf_set(1.0f / MOST_WEIGHT))));
-    vf_store(sum, vf_fma(vf_load(old_sum), shrink, vf_mul(vf_sum_of(sums), grow)));
+    const vf most = vf_largest_of(products);
+    vf_store(inverse, vf_div(vf_set(most_code), vf_max(most, vf_set(1e-30f))));
 #pragma GCC unroll 4
-    for (int r = 0; r < NUM; r++) by->states[r][0] = now[r], by->states[r][1] = sum[r];
+    for (int r = 0; r < NUM; r++) {
+        if (is_whole[r]) round_weights(four, 1, by, r, scratch, inverse[r]);
+        else round_weights(four, 0, by, r, scratch, inverse[r]);
+    }
+    const vf highest = vf_max(before, tops);
+    const vf shrink = vf_exp2(vf_sub(before, highest)), grow = vf_exp2(vf_sub(tops, highest));
+    vf_store(out->shrink, shrink);
+    vf_store(out->scale, vf_mul(grow, vf_mul(most, vf_set(1.0f / most_code))));
+    vf_scatter(states, highest, vf_fma(sum_before, shrink, vf_mul(vf_sum_of(sums), grow)));
 }
 
 /* Adds VECTORS vectors of values, from dimension `d` on, times their weights to the sums of NUM readers. */
-INLINE void add_values(const int bits, const int NUM, const int VECTORS, const int is_wide, const readers *by, const chunk *c,
+INLINE void add_values(const int bits, const int NUM, const int VECTORS, const int is_wide, const int four, const readers *by, const chunk *c,
                        int32_t dim, const chunk_scratch *scratch, int32_t d, const effects *by_chunk) {
     vi total[TOGETHER * 4];
 #pragma GCC unroll 16
     for (int i = 0; i < NUM * VECTORS; i++) total[i] = vi_set(0);
-    for (int k = 0; k < by->seen; k += 2) {
+    for (int k = 0; four && k < by->seen; k += 4) {
+        vi value[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < VECTORS; i++) value[i] = vi_load(scratch->values + k / 4 * dim + d + i * LANES);
+#pragma GCC unroll 4
+        for (int r = 0; r < NUM; r++) {
+            const vi weight = vi_four((const uint8_t *)scratch->weights + r * CHUNK + k);
+#pragma GCC unroll 4
+            for (int i = 0; i < VECTORS; i++) total[r * VECTORS + i] = vi_dot_vectors(total[r * VECTORS + i], weight, value[i]);
+        }
+    }
+    for (int k = 0; !four && k < by->seen; k += 2) {
         vi value[4];
 #pragma GCC unroll 2
         for (int i = 0; i < VECTORS; i += 2) {
@@ -279,7 +321,7 @@ INLINE void add_values(const int bits, const int NUM, const int VECTORS, const i
 
 INLINE void attend(const int bits, const int NUM, const int is_wide, int32_t dim, const readers *by, const chunk *c,
                    const chunk_scratch *scratch) {
-    const int narrow = is_wide && bits == 8;
+    const int narrow = is_wide && bits == 8, four = narrow && BYTE_WEIGHTS;
     effects by_chunk;
     if (!is_wide) score_few(bits, NUM, by, c, dim, scratch);
     else
@@ -288,10 +330,10 @@ INLINE void attend(const int bits, const int NUM, const int is_wide, int32_t dim
             if (left > 2 * LANES) score_wide(NUM, 4, narrow, by, c, dim, first, scratch);
             else score_wide(NUM, 2, narrow, by, c, dim, first, scratch);
         }
-    soften(NUM, by, c, scratch, &by_chunk);
+    soften(four, NUM, by, c, scratch, &by_chunk);
     int32_t d = 0;
-    for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values(bits, NUM, 4, is_wide, by, c, dim, scratch, d, &by_chunk);
-    for (; d + 2 * LANES <= dim; d += 2 * LANES) add_values(bits, NUM, 2, is_wide, by, c, dim, scratch, d, &by_chunk);
+    for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values(bits, NUM, 4, is_wide, four, by, c, dim, scratch, d, &by_chunk);
+    for (; d + 2 * LANES <= dim; d += 2 * LANES) add_values(bits, NUM, 2, is_wide, 0, by, c, dim, scratch, d, &by_chunk);
 }
 
 /* The commonest head sizes are known to the compiler. */

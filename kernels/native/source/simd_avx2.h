@@ -17,6 +17,7 @@ INLINE vf vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }
 INLINE vf vf_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
 INLINE vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 INLINE vf vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
+INLINE vf vf_inverse(vf a) { return _mm256_rcp_ps(a); } /* roughly: to 2^-11 in all variants */
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
@@ -62,9 +63,14 @@ INLINE vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
 INLINE vf vi_float(vi a) { return _mm256_cvtepi32_ps(a); }
 INLINE vf vi_as_float(vi a) { return _mm256_castsi256_ps(a); }
 INLINE vi vf_int(vf a) { return _mm256_cvtps_epi32(a); }
+INLINE vi vf_cut(vf a) { return _mm256_cvttps_epi32(a); } /* without what follows the point */
 INLINE void vi_store_bytes(int8_t *p, vi a) {
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
     _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
+}
+INLINE void vi_store_codes(uint8_t *p, vi a) {
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(words, words));
 }
 INLINE void vi_store_words(int16_t *p, vi a) {
     _mm_storeu_si128((__m128i *)p, _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
@@ -118,8 +124,10 @@ INLINE vi vi_dot_vectors(vi sums, vi codes, vi x) {
 INLINE vi vi_dot_bytes(vi sums, vi codes, const int8_t *x) { return vi_dot_vectors(sums, codes, vi_four(x)); }
 #ifdef AVX_VNNI
 #define DOT_OFFSET 128
+#define BYTE_WEIGHTS 1 /* vi_dot_vectors multiplies codes as they are */
 #else
 #define DOT_OFFSET 0
+#define BYTE_WEIGHTS 0
 #endif
 
 /* Pairs of whole numbers of 16 bits: sums of their two products a lane. */
@@ -128,6 +136,17 @@ INLINE vi vi_widen_bytes(const uint8_t *p) { return _mm256_cvtepi8_epi16(_mm_loa
 /* Numbers of 16 bits of two rows, paired: of every eight the first four, or the last. */
 INLINE vi vi_unpack_low(vi a, vi b) { return _mm256_unpacklo_epi16(a, b); }
 INLINE vi vi_unpack_high(vi a, vi b) { return _mm256_unpackhi_epi16(a, b); }
+/* Bytes of four rows, by dimension: out[i] has, of each row, the dimensions that vi_unpack_low and vi_unpack_high of widened
+ * rows leave in the i-th vector. */
+INLINE void vi_unpack_bytes(const uint8_t *const rows[4], vi out[4]) {
+    vi own[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) own[i] = _mm256_permute4x64_epi64(vi_load(rows[i]), 0xd8);
+    const vi low = _mm256_unpacklo_epi8(own[0], own[1]), other_low = _mm256_unpacklo_epi8(own[2], own[3]);
+    const vi high = _mm256_unpackhi_epi8(own[0], own[1]), other_high = _mm256_unpackhi_epi8(own[2], own[3]);
+    out[0] = _mm256_unpacklo_epi16(low, other_low), out[1] = _mm256_unpackhi_epi16(low, other_low);
+    out[2] = _mm256_unpacklo_epi16(high, other_high), out[3] = _mm256_unpackhi_epi16(high, other_high);
+}
 /* 2 LANES numbers that came apart so, in order. */
 INLINE void vf_store_packed(float *p, vf low, vf high) {
     _mm256_storeu_ps(p, _mm256_permute2f128_ps(low, high, 0x20));
@@ -158,6 +177,18 @@ INLINE vf vf_largest_of(const vf v[4]) {
 INLINE vi vi_sum_of(const vi v[4]) {
     const vi c = sums_of_fours(sums_of_pairs(v[0], v[1]), sums_of_pairs(v[2], v[3]));
     return vi_add(c, _mm256_permute2x128_si256(c, c, 0x01));
+}
+
+/* Lanes 0 .. 3 of two vectors: the first and the second number at each of four places. */
+INLINE void vf_gather(float *const from[4], vf *first, vf *second) {
+    const __m128 a = _mm_loadh_pi(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)from[0]), (const __m64 *)from[1]);
+    const __m128 b = _mm_loadh_pi(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)from[2]), (const __m64 *)from[3]);
+    *first = _mm256_zextps128_ps256(_mm_shuffle_ps(a, b, 0x88)), *second = _mm256_zextps128_ps256(_mm_shuffle_ps(a, b, 0xdd));
+}
+INLINE void vf_scatter(float *const to[4], vf first, vf second) {
+    const __m128 a = _mm_unpacklo_ps(_mm256_castps256_ps128(first), _mm256_castps256_ps128(second)), b = _mm_unpackhi_ps(_mm256_castps256_ps128(first), _mm256_castps256_ps128(second));
+    _mm_storel_pi((__m64 *)to[0], a), _mm_storeh_pi((__m64 *)to[1], a);
+    _mm_storel_pi((__m64 *)to[2], b), _mm_storeh_pi((__m64 *)to[3], b);
 }
 
 /* LANES vectors, transposed. */

@@ -17,6 +17,7 @@ INLINE vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
 INLINE vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 INLINE vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+INLINE vf vf_inverse(vf a) { return _mm512_rcp14_ps(a); } /* roughly: to 2^-11 in all variants */
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
@@ -51,7 +52,9 @@ INLINE vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 INLINE vf vi_float(vi a) { return _mm512_cvtepi32_ps(a); }
 INLINE vf vi_as_float(vi a) { return _mm512_castsi512_ps(a); }
 INLINE vi vf_int(vf a) { return _mm512_cvtps_epi32(a); }
+INLINE vi vf_cut(vf a) { return _mm512_cvttps_epi32(a); } /* without what follows the point */
 INLINE void vi_store_bytes(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
+INLINE void vi_store_codes(uint8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
 INLINE void vi_store_words(int16_t *p, vi a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(a)); }
 INLINE void vi_store(void *p, vi a) { _mm512_storeu_si512(p, a); }
 INLINE int32_t vi_total(vi a) { return _mm512_reduce_add_epi32(a); }
@@ -80,6 +83,7 @@ INLINE vi vi_dot_vectors(vi sums, vi codes, vi x) {
     return sums;
 }
 #define DOT_OFFSET 128 /* what the caller of vi_dot_bytes takes back of each code */
+#define BYTE_WEIGHTS 1 /* vi_dot_vectors multiplies codes as they are */
 /* Bytes -128 .. 127 as such codes. */
 INLINE vi vi_flip(vi a) { return _mm512_xor_si512(a, _mm512_set1_epi8((char)0x80)); }
 /* Four bytes, or a pair of 16 bits, in each lane. */
@@ -98,6 +102,18 @@ INLINE vi vi_widen_bytes(const uint8_t *p) { return _mm512_cvtepi8_epi16(_mm256_
 /* Numbers of 16 bits of two rows, paired: of every eight the first four, or the last. */
 INLINE vi vi_unpack_low(vi a, vi b) { return _mm512_unpacklo_epi16(a, b); }
 INLINE vi vi_unpack_high(vi a, vi b) { return _mm512_unpackhi_epi16(a, b); }
+/* Bytes of four rows, by dimension: out[i] has, of each row, the dimensions that vi_unpack_low and vi_unpack_high of widened
+ * rows leave in the i-th vector. */
+INLINE void vi_unpack_bytes(const uint8_t *const rows[4], vi out[4]) {
+    const vi halves = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+    vi own[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) own[i] = _mm512_permutexvar_epi64(halves, vi_load(rows[i]));
+    const vi low = _mm512_unpacklo_epi8(own[0], own[1]), other_low = _mm512_unpacklo_epi8(own[2], own[3]);
+    const vi high = _mm512_unpackhi_epi8(own[0], own[1]), other_high = _mm512_unpackhi_epi8(own[2], own[3]);
+    out[0] = _mm512_unpacklo_epi16(low, other_low), out[1] = _mm512_unpackhi_epi16(low, other_low);
+    out[2] = _mm512_unpacklo_epi16(high, other_high), out[3] = _mm512_unpackhi_epi16(high, other_high);
+}
 /* 2 LANES numbers that came apart so, in order. */
 INLINE void vf_store_packed(float *p, vf low, vf high) {
     const vf first = _mm512_shuffle_f32x4(low, high, 0x44), second = _mm512_shuffle_f32x4(low, high, 0xee);
@@ -134,6 +150,18 @@ INLINE vi vi_sum_of(const vi v[4]) {
     const vi c = sums_of_fours(sums_of_pairs(v[0], v[1]), sums_of_pairs(v[2], v[3]));
     const vi d = vi_add(c, _mm512_shuffle_i32x4(c, c, 0xb1));
     return vi_add(d, _mm512_shuffle_i32x4(d, d, 0x4e));
+}
+
+/* Lanes 0 .. 3 of two vectors: the first and the second number at each of four places. */
+INLINE void vf_gather(float *const from[4], vf *first, vf *second) {
+    const __m128 a = _mm_loadh_pi(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)from[0]), (const __m64 *)from[1]);
+    const __m128 b = _mm_loadh_pi(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)from[2]), (const __m64 *)from[3]);
+    *first = _mm512_zextps128_ps512(_mm_shuffle_ps(a, b, 0x88)), *second = _mm512_zextps128_ps512(_mm_shuffle_ps(a, b, 0xdd));
+}
+INLINE void vf_scatter(float *const to[4], vf first, vf second) {
+    const __m128 a = _mm_unpacklo_ps(_mm512_castps512_ps128(first), _mm512_castps512_ps128(second)), b = _mm_unpackhi_ps(_mm512_castps512_ps128(first), _mm512_castps512_ps128(second));
+    _mm_storel_pi((__m64 *)to[0], a), _mm_storeh_pi((__m64 *)to[1], a);
+    _mm_storel_pi((__m64 *)to[2], b), _mm_storeh_pi((__m64 *)to[3], b);
 }
 
 /* LANES vectors, transposed. */
