@@ -17,7 +17,7 @@ def check_request(request: Request, info: ModelInfo) -> int:
     """
     if not request.prompt:
         raise RequestError("the prompt is empty", code="empty_prompt", param="prompt")
-    if not all(0 <= token < info.vocab_size for token in request.prompt):
+    if min(request.prompt) < 0 or max(request.prompt) >= info.vocab_size:
         message = f"a token id of the prompt is not in 0 .. {info.vocab_size - 1}"
         raise RequestError(message, code="invalid_token_id", param="prompt")
     if request.timeout_s is not None and math.isnan(request.timeout_s):
