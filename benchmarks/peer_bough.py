@@ -41,7 +41,7 @@ class BoughEngine:
         self, prompts: list[list[int]], sampling: SamplingParams, grammar: GrammarSpec | None = None
     ) -> list[list[int]]:
         requests = [
-            Request(id=str(index), prompt=tuple(prompt), sampling=sampling, grammar=grammar)
+            Request(id=str(index), prompt=tuple(prompt), sampling=sampling, grammar=grammar, stream=False)
             for index, prompt in enumerate(prompts)
         ]
         return [[token for output in outputs for token in output.tokens] for outputs in self._ask(requests)]

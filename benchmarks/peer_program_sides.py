@@ -56,6 +56,7 @@ class Peer:
 
     weight    of its share of the time: the best ones have rounds enough
     limited   answers one call after the other, so that a part of the programs says how fast it is
+    driven    step by step in its own process, by our walker of programs: faster than a server, and nothing one can have
     """
 
     name: str
@@ -65,6 +66,7 @@ class Peer:
     kind: str
     weight: int = 2
     limited: bool = False
+    driven: bool = False
 
     @property
     def engine(self) -> str:
@@ -73,8 +75,16 @@ class Peer:
 
 
 PEERS = (
-    Peer("openvino", "continuous batching in the process", "openvino", RECIPES["openvino"], "openvino-int8", 5),
-    Peer("llama.cpp", f"{_SLOTS} sequences in the process", "llama.cpp", RECIPES["llama.cpp"], "gguf", 4),
+    Peer(
+        "openvino",
+        "continuous batching in the process",
+        "openvino",
+        RECIPES["openvino"],
+        "openvino-int8",
+        5,
+        driven=True,
+    ),
+    Peer("llama.cpp", f"{_SLOTS} sequences in the process", "llama.cpp", RECIPES["llama.cpp"], "gguf", 4, driven=True),
     Peer("vllm", "server, openai client", "vllm", RECIPES["vllm"], "folder", 3),
     Peer("llama.cpp server", "llama-cpp-python's, openai client", "clients", _CLIENTS, "gguf", limited=True),
     Peer("guidance", "on llama.cpp", "clients", _CLIENTS, "gguf", limited=True),

@@ -21,7 +21,10 @@ from .server_process import ServerProcess
 
 WORKLOAD = "ten workloads of programs"
 BEST = "best of each"
+BEST_CLIENT = "best server or library with a client"
 _LEAST = 1.0  # asked for of each workload
+
+_DRIVEN = frozenset(peer.name for peer in PEERS if peer.driven)
 
 _READY_S = 1200.0
 _ASK_S = 600.0
@@ -158,7 +161,8 @@ class Contest:
 
 
 def rows_of(results: Results, sizes: ProgramSizes, goals: Mapping[tuple[str, str], float]) -> Iterator[Row]:
-    """The best peer of each workload and level, the means over all, and SGLang's language on our server."""
+    """The best peer of each workload and level, the means over all, those over peers that are not driven, and SGLang's
+    language on our server."""
     peers = {name: found for name, found in results.items() if name != SGLANG}
     for number, level in enumerate(sizes.levels):
         suffix = "" if number == 0 else f", {level.name}"
@@ -166,19 +170,27 @@ def rows_of(results: Results, sizes: ProgramSizes, goals: Mapping[tuple[str, str
         best = {key: name for key in keys if (name := best_peer(peers, key)) is not None}
         for key, name in best.items():
             yield _row(key, name, peers)
+        goal = asked(goals, WORKLOAD, BEST) if number == 0 else None
         if best:
-            pairs = [peers[name][key] for key, name in best.items()]
-            least = min(each.ratio for each in pairs)
-            row = Row(WORKLOAD + suffix, BEST, asked(goals, WORKLOAD, BEST) if number == 0 else None)
-            row.ratios = geometric_means([each.ratios for each in pairs])
-            row.note = f"geometric mean over {len(pairs)}, {level.name}; the least is {least:.2f}x"
-            yield row
+            yield _mean([peers[name][key] for key, name in best.items()], Row(WORKLOAD + suffix, BEST, goal), level)
+        clients = {name: found for name, found in peers.items() if name not in _DRIVEN}
+        pairs = [clients[name][key] for key in best if (name := best_peer(clients, key)) is not None]
+        if pairs and len(clients) < len(peers):
+            yield _mean(pairs, Row(WORKLOAD + suffix, BEST_CLIENT, goal), level)
         language = [results[SGLANG][key] for key in keys if SGLANG in results and results[SGLANG][key].ratios]
         if language:
             row = Row(f"programs{suffix}", "SGLang's language on our server", None)
             row.ratios = geometric_means([each.ratios for each in language])
             row.note = f"geometric mean over {len(language)}, {level.name}; the same engine, no peer of the rows above"
             yield row
+
+
+def _mean(pairs: Sequence[Pairs[Found]], row: Row, level: Level) -> Row:
+    """`row`, as the mean over workloads."""
+    least = min(each.ratio for each in pairs)
+    row.ratios = geometric_means([each.ratios for each in pairs])
+    row.note = f"geometric mean over {len(pairs)}, {level.name}; the least is {least:.2f}x"
+    return row
 
 
 def best_peer(results: Results, key: Key) -> str | None:

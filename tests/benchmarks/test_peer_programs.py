@@ -31,6 +31,7 @@ from bough.benchmarks.peer_program_walk import (
 )
 from bough.benchmarks.peer_programs import (
     BEST,
+    BEST_CLIENT,
     WORKLOAD,
     Results,
     best_peer,
@@ -362,6 +363,19 @@ class TestRows:
         mean = list(rows_of(results, SIZES, {}))[-1]
         assert mean.ratio == pytest.approx(4.0)
         assert "the least is 2.00x" in mean.note
+
+    def test_peers_that_nobody_can_have_so_have_a_mean_of_their_own(self) -> None:
+        one, two = ("a", "2 at once"), ("b", "2 at once")
+        results: Results = {
+            "openvino": {one: pairs_of(2.0), two: pairs_of(3.0)},
+            "vllm": {one: pairs_of(4.0), two: pairs_of(40.0)},
+            "guidance": {one: pairs_of(8.0), two: pairs_of(9.0)},
+        }
+        *_, best, client = rows_of(results, SIZES, {(WORKLOAD, ANY): 3.0})
+        assert (best.peer, best.reached, client.peer, client.reached) == (BEST, False, BEST_CLIENT, True)
+        assert (best.ratio, client.ratio) == pytest.approx((6.0**0.5, 6.0))
+        results["vllm"][two] = results["guidance"][two] = Pairs(note="cannot")
+        assert "geometric mean over 1" in list(rows_of(results, SIZES, {}))[-1].note
 
     def test_levels_have_means_of_their_own(self) -> None:
         results: Results = {"x": {("a", "2 at once"): pairs_of(2.0), ("a", "one by one"): pairs_of(5.0)}}
