@@ -3,6 +3,9 @@
 #include <string.h>
 #include <time.h>
 
+/* Threads that have rows of their own: how many rows at least and at most, and strips that they multiply at a time. */
+enum { OWN_ROWS = 32, MOST_OWN_ROWS = 256, OWN_STRIPS = 2 };
+
 typedef struct {
     bough_pool *pool;
     const bough_model *model;
@@ -27,41 +30,62 @@ typedef struct {
     double began_s; /* only if seconds are asked for */
 } forward;
 
+/* Rows of the batch that a stage is about. A thread has those of a span `of_its_own` all to itself: it does all of a stage's
+ * items for them, and then goes on. Else all threads share the items of all rows, and wait for each other at the end. */
+typedef struct {
+    int32_t start, stop, of_its_own, num_done;
+} span;
+
+INLINE int32_t next_item(const forward *f, int32_t thread, span *rows, int32_t num_items) {
+    if (!rows->of_its_own) return bough_pool_next(f->pool, thread, num_items);
+    return rows->num_done < num_items ? rows->num_done++ : num_items;
+}
+
+INLINE void end_stage(const forward *f, span *rows) {
+    if (!rows->of_its_own) bough_pool_wait(f->pool);
+    rows->num_done = 0;
+}
+
+/* How far ahead the thread's next item is, as a rule. */
+INLINE int32_t step_of(const forward *f, const span *rows) { return rows->of_its_own ? 1 : bough_pool_size(f->pool); }
+
 /* How many strips an item of a product has: enough items for all threads to end together. */
-static int32_t strips_per_item(const forward *f, int32_t num_strips, int32_t num_rows) {
+static int32_t strips_per_item(const forward *f, int32_t num_strips, int32_t num_rows, int of_its_own) {
+    if (of_its_own) return OWN_STRIPS;
     const int32_t fair = num_strips / (bough_pool_size(f->pool) * (num_rows > 8 ? 12 : 6));
     return fair < 1 ? 1 : fair > STRIPS ? STRIPS : fair;
 }
 
-/* y (+)= x W^T + b for weights whose outputs follow one another in y's rows; strips are shared out among the threads. */
+/* y (+)= x W^T + b for weights whose outputs follow one another in y's rows. */
 static void multiply_all(const forward *f, int32_t thread, const bough_weight *weights, int32_t num_weights, const rounded *x,
-                         int32_t num_rows, float *y, int add) {
+                         span *rows, float *y, int add) {
+    const int32_t num_rows = rows->stop - rows->start;
     int32_t num_strips = 0, stride = 0;
     for (int32_t i = 0; i < num_weights; i++) num_strips += num_strips_of(weights + i), stride += weights[i].rows;
-    const int32_t size = strips_per_item(f, num_strips, num_rows);
+    const int32_t size = strips_per_item(f, num_strips, num_rows, rows->of_its_own);
     const int32_t num_items = (num_strips + size - 1) / size;
-    for (int32_t item; (item = bough_pool_next(f->pool, thread, num_items)) < num_items;) {
+    for (int32_t item; (item = next_item(f, thread, rows, num_items)) < num_items;) {
         const int32_t num = num_strips - item * size < size ? num_strips - item * size : size;
         uint8_t *memory = f->scratch + thread * f->scratch_bytes;
         strip strips[STRIPS];
         for (int32_t i = 0; i < num; i++) {
             strips[i] = find_strip(weights, item * size + i);
             memory = open_strip(strips + i, num_rows, memory);
-            look_ahead(strips + i, weights, (item + bough_pool_size(f->pool)) * size + i, num_strips, num_rows);
+            look_ahead(strips + i, weights, (item + step_of(f, rows)) * size + i, num_strips, num_rows);
         }
-        for (int32_t row = 0; row < num_rows; row += BLOCK_OF_ROWS)
+        for (int32_t row = rows->start; row < rows->stop; row += BLOCK_OF_ROWS)
             for (int32_t i = 0; i < num; i++)
-                multiply_strip(strips + i, x, row, num_rows - row < BLOCK_OF_ROWS ? num_rows - row : BLOCK_OF_ROWS,
+                multiply_strip(strips + i, x, row, rows->stop - row < BLOCK_OF_ROWS ? rows->stop - row : BLOCK_OF_ROWS,
                                y + (int64_t)row * stride + strips[i].column, stride, add);
     }
-    bough_pool_wait(f->pool);
+    end_stage(f, rows);
 }
 
 /* silu(gate) * up of all tokens, rounded. */
-static void expand_all(const forward *f, int32_t thread, const bough_weight *gate, const bough_weight *up) {
+static void expand_all(const forward *f, int32_t thread, const bough_weight *gate, const bough_weight *up, span *rows) {
     const int32_t width = group_size(&f->expanded), num_strips = width / LANES;
-    const int32_t num_items = f->model->intermediate / width, num_rows = f->batch->num_tokens;
-    for (int32_t item; (item = bough_pool_next(f->pool, thread, num_items)) < num_items;) {
+    const int32_t num_items = f->model->intermediate / width, num_rows = rows->stop - rows->start;
+    for (int32_t item; (item = next_item(f, thread, rows, num_items)) < num_items;) {
         uint8_t *memory = f->scratch + thread * f->scratch_bytes;
         strip strips[2][BOUGH_BLOCK / LANES];
         for (int32_t i = 0; i < 2 * num_strips; i++) {
@@ -69,12 +93,12 @@ static void expand_all(const forward *f, int32_t thread, const bough_weight *gat
             const bough_weight *weight = i < num_strips ? gate : up;
             *at = find_strip(weight, item * num_strips + i % num_strips);
             memory = open_strip(at, num_rows, memory);
-            const int32_t next = (item + bough_pool_size(f->pool)) * num_strips + i % num_strips;
+            const int32_t next = (item + step_of(f, rows)) * num_strips + i % num_strips;
             look_ahead(at, weight, next, num_items * num_strips, num_rows);
         }
-        for (int32_t row = 0; row < num_rows; row += BLOCK_OF_ROWS) {
+        for (int32_t row = rows->start; row < rows->stop; row += BLOCK_OF_ROWS) {
             float numbers[2][BLOCK_OF_ROWS * BOUGH_BLOCK];
-            const int32_t num = num_rows - row < BLOCK_OF_ROWS ? num_rows - row : BLOCK_OF_ROWS;
+            const int32_t num = rows->stop - row < BLOCK_OF_ROWS ? rows->stop - row : BLOCK_OF_ROWS;
             for (int32_t i = 0; i < 2 * num_strips; i++)
                 multiply_strip(strips[i / num_strips] + i % num_strips, &f->input, row, num,
                                numbers[i / num_strips] + i % num_strips * LANES, width, 0);
@@ -87,7 +111,7 @@ static void expand_all(const forward *f, int32_t thread, const bough_weight *gat
             }
         }
     }
-    bough_pool_wait(f->pool);
+    end_stage(f, rows);
 }
 
 INLINE float norm_factor(const float *x, int32_t size, float eps) {
@@ -107,12 +131,14 @@ static void norm_row(const forward *f, int32_t thread, int64_t token, const floa
     else round_row(normed, f->model->hidden / group_size(out), out, row, 0);
 }
 
-static void norm_all(const forward *f, int32_t thread, const float *weight) {
+static void norm_all(const forward *f, int32_t thread, const float *weight, span *rows) {
     enum { ROWS = 4 };
-    const int32_t num_items = (f->batch->num_tokens + ROWS - 1) / ROWS;
-    for (int32_t item; (item = bough_pool_next(f->pool, thread, num_items)) < num_items;)
-        for (int32_t row = item * ROWS; row < (item + 1) * ROWS && row < f->batch->num_tokens; row++) norm_row(f, thread, row, weight, &f->input, row);
-    bough_pool_wait(f->pool);
+    const int32_t num_items = (rows->stop - rows->start + ROWS - 1) / ROWS;
+    for (int32_t item; (item = next_item(f, thread, rows, num_items)) < num_items;) {
+        const int32_t first = rows->start + item * ROWS;
+        for (int32_t row = first; row < first + ROWS && row < rows->stop; row++) norm_row(f, thread, row, weight, &f->input, row);
+    }
+    end_stage(f, rows);
 }
 
 /* A head's norm, if the model has it, and rotation by its position, in place. */
@@ -157,12 +183,14 @@ static void round_query(const forward *f, const float *q, int64_t at) {
 }
 
 /* Rotates queries and keys, rounds them and values, and stores keys and values. */
-static void store_all(const forward *f, int32_t thread, const bough_layer *layer, int32_t index) {
+static void store_all(const forward *f, int32_t thread, const bough_layer *layer, int32_t index, span *rows) {
     const bough_model *model = f->model;
     const bough_cache *cache = f->cache;
     const int32_t dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads, half = dim / 2;
     const int32_t most = cache->bits == 8 ? 127 : MOST_STORED;
-    for (int32_t row; (row = bough_pool_next(f->pool, thread, f->batch->num_tokens)) < f->batch->num_tokens;) {
+    const int32_t num_items = rows->stop - rows->start;
+    for (int32_t item; (item = next_item(f, thread, rows, num_items)) < num_items;) {
+        const int32_t row = rows->start + item;
         float *q = f->qkv + (int64_t)row * (heads + 2 * kv_heads) * dim, *k = q + heads * dim, *v = k + kv_heads * dim;
         const int64_t position = f->batch->positions[row], slot = index * cache->num_slots + f->batch->write_slot[row];
         const float *cos = layer->rotates ? model->cos + position * half : 0, *sin = layer->rotates ? model->sin + position * half : 0;
@@ -181,7 +209,7 @@ static void store_all(const forward *f, int32_t thread, const bough_layer *layer
             scales[kv_heads] = round_head(v + head * dim, dim, most, cache->bits, cache->values + at);
         }
     }
-    bough_pool_wait(f->pool);
+    end_stage(f, rows);
 }
 
 /* The states that a thread needs at most. */
@@ -286,45 +314,72 @@ static void leave_out_rows(forward *f) {
     make_plan(&f->plan, f->batch, f->cache->page_size, heads, model->num_kv_heads, bough_pool_size(f->pool));
 }
 
+/* All stages from what attention of layer `index - 1` has left to the stored keys and values of layer `index`. */
+static void between(const forward *f, int32_t thread, int32_t index, span *rows, double *since) {
+    const bough_model *model = f->model;
+    if (index > 0) {
+        const bough_layer *layer = model->layers + index - 1;
+        multiply_all(f, thread, &layer->out, 1, &f->attended, rows, f->hidden, 1);
+        passed(f, thread, BOUGH_OUT, since);
+        norm_all(f, thread, layer->post_norm, rows);
+        passed(f, thread, BOUGH_NORM, since);
+        expand_all(f, thread, &layer->gate, &layer->up, rows);
+        passed(f, thread, BOUGH_EXPAND, since);
+        multiply_all(f, thread, &layer->down, 1, &f->expanded, rows, f->hidden, 1);
+        passed(f, thread, BOUGH_DOWN, since);
+    }
+    if (index < model->num_layers) {
+        const bough_layer *layer = model->layers + index;
+        norm_all(f, thread, layer->input_norm, rows);
+        passed(f, thread, BOUGH_NORM, since);
+        multiply_all(f, thread, &layer->query, 3, &f->input, rows, f->qkv, 0);
+        passed(f, thread, BOUGH_QKV, since);
+        store_all(f, thread, layer, index, rows);
+        passed(f, thread, BOUGH_STORE, since);
+    }
+}
+
+/* The same of all rows. With many, each thread takes some through all stages: what a stage makes stays in the cache of its
+ * core, and nobody waits, but each thread reads all weights. With few, all threads share each stage, and each its weights. */
+static void between_all(const forward *f, int32_t thread, int32_t index, double *since) {
+    const int32_t num_rows = f->batch->num_tokens, num_threads = bough_pool_size(f->pool);
+    if (num_threads == 1 || num_rows < num_threads * OWN_ROWS) {
+        between(f, thread, index, &(span){.stop = num_rows}, since);
+        return;
+    }
+    const int32_t num_each = (num_rows + num_threads - 1) / num_threads, num_parts = (num_each + MOST_OWN_ROWS - 1) / MOST_OWN_ROWS;
+    const int32_t num_items = num_threads * num_parts, size = ((num_rows + num_items - 1) / num_items + 3) / 4 * 4;
+    for (int32_t item; (item = bough_pool_next(f->pool, thread, num_items)) < num_items;) {
+        const int32_t start = item * size < num_rows ? item * size : num_rows, stop = num_rows - start < size ? num_rows : start + size;
+        between(f, thread, index, &(span){.start = start, .stop = stop, .of_its_own = 1}, since);
+    }
+    bough_pool_wait(f->pool);
+}
+
 static void run(void *context, int32_t thread) {
     forward *f = context;
     const bough_model *model = f->model;
-    const int32_t num_logits = f->batch->num_logits;
+    const int32_t num_tokens = f->batch->num_tokens, num_logits = f->batch->num_logits;
     const int has_idle = has_idle_rows(f->batch);
-    int32_t num_tokens = f->batch->num_tokens;
     double since = f->began_s;
     passed(f, thread, BOUGH_PLAN, &since);
     for (int32_t row; (row = bough_pool_next(f->pool, thread, num_tokens)) < num_tokens;)
         read_row(&model->embedding, f->batch->tokens[row], f->hidden + (int64_t)row * model->hidden);
     bough_pool_wait(f->pool);
+    between_all(f, thread, 0, &since);
     for (int32_t index = 0; index < model->num_layers; index++) {
-        const bough_layer *layer = model->layers + index;
-        norm_all(f, thread, layer->input_norm);
-        passed(f, thread, BOUGH_NORM, &since);
-        multiply_all(f, thread, &layer->query, 3, &f->input, num_tokens, f->qkv, 0);
-        passed(f, thread, BOUGH_QKV, &since);
-        store_all(f, thread, layer, index);
-        passed(f, thread, BOUGH_STORE, &since);
         if (has_idle && index == model->num_layers - 1) {
             if (!num_logits) return;
             if (!thread) leave_out_rows(f);
             bough_pool_wait(f->pool);
-            num_tokens = num_logits;
         }
-        attend_all(f, layer, index, thread);
+        attend_all(f, model->layers + index, index, thread);
         passed(f, thread, BOUGH_ATTENTION, &since);
-        multiply_all(f, thread, &layer->out, 1, &f->attended, num_tokens, f->hidden, 1);
-        passed(f, thread, BOUGH_OUT, &since);
-        norm_all(f, thread, layer->post_norm);
-        passed(f, thread, BOUGH_NORM, &since);
-        expand_all(f, thread, &layer->gate, &layer->up);
-        passed(f, thread, BOUGH_EXPAND, &since);
-        multiply_all(f, thread, &layer->down, 1, &f->expanded, num_tokens, f->hidden, 1);
-        passed(f, thread, BOUGH_DOWN, &since);
+        between_all(f, thread, index + 1, &since);
     }
     for (int32_t row; (row = bough_pool_next(f->pool, thread, num_logits)) < num_logits;) norm_row(f, thread, f->batch->logit_rows[row], model->norm, &f->last, row);
     bough_pool_wait(f->pool);
-    multiply_all(f, thread, &model->head, 1, &f->last, num_logits, f->logits, 0);
+    multiply_all(f, thread, &model->head, 1, &f->last, &(span){.stop = num_logits}, f->logits, 0);
     passed(f, thread, BOUGH_HEAD, &since);
 }
 
@@ -424,7 +479,7 @@ static void run_product(void *context, int32_t thread) {
     for (int32_t row; (row = bough_pool_next(p->base.pool, thread, p->num_rows)) < p->num_rows;)
         round_row(p->x + (int64_t)row * p->weight->columns, p->weight->columns / group_size(&p->rows), &p->rows, row, 0);
     bough_pool_wait(p->base.pool);
-    multiply_all(&p->base, thread, p->weight, 1, &p->rows, p->num_rows, p->y, 0);
+    multiply_all(&p->base, thread, p->weight, 1, &p->rows, &(span){.stop = p->num_rows}, p->y, 0);
 }
 
 static void multiply_rows(bough_pool *pool, const bough_weight *weight, const float *x, int32_t num_rows, float *y) {
