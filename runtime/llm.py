@@ -159,7 +159,7 @@ class LLM:
         ids = [f"generate-{next(self._numbers)}" for _ in many]
         try:
             for request_id, prompt, param, spec in zip(ids, many, params, grammars, strict=True):
-                self._add(request_id, prompt, param, grammar=spec, stream=False)
+                self.add_request(request_id, prompt, param, grammar=spec, stream=False)
             return self._finish(ids, use_tqdm=use_tqdm)
         except BaseException:
             self.abort_request(ids)
@@ -202,24 +202,13 @@ class LLM:
         *,
         grammar: GrammarSpec | None = None,
         priority: int = 0,
+        stream: bool = True,
     ) -> None:
-        """Queues a request; `step` moves it on.
+        """Queues a request; `step` moves it on. Without `stream`, outputs are filled when they end, which costs less.
 
         Raises:
             RequestError: the request is wrong.
         """
-        self._add(request_id, prompt, params, grammar=grammar, priority=priority)
-
-    def _add(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        grammar: GrammarSpec | None = None,
-        priority: int = 0,
-        stream: bool = True,
-    ) -> None:
         if request_id in self._live:
             raise RequestError(f"a request with id {request_id!r} is running already", param="request_id")
         params = params or SamplingParams(max_tokens=16)

@@ -166,6 +166,17 @@ def test_step_by_step(llm: LLM) -> None:
     assert [output.request_id for output in llm.step()] == ["a"]
 
 
+def test_what_is_not_streamed_changes_once(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True, logprobs=1)
+    (whole,) = generate(llm, "text", params)
+    llm.add_request("a", "text", params, stream=False)
+    changed = [output for _ in range(5) for output in llm.step()]
+    assert [output.request_id for output in changed] == ["a"]
+    assert not llm.has_unfinished_requests()
+    assert changed[0].outputs[0].text == whole.outputs[0].text
+    assert changed[0].outputs[0].logprobs == whole.outputs[0].logprobs
+
+
 def test_abort(llm: LLM) -> None:
     for name in ("a", "b", "c"):
         llm.add_request(name, name, SamplingParams(max_tokens=400, n=2, ignore_eos=True))

@@ -3,8 +3,9 @@
 #include <string.h>
 #include <time.h>
 
-/* Threads that have rows of their own: how many rows at least and at most, and strips that they multiply at a time. */
-enum { OWN_ROWS = 32, MOST_OWN_ROWS = 256, OWN_STRIPS = 2 };
+/* When threads have rows of their own: rows of a batch at least, times the square of the threads; rows that a
+ * thread takes at most; and strips that it multiplies at a time. */
+enum { OWN_ROWS = 16, MOST_OWN_ROWS = 256, OWN_STRIPS = 2 };
 
 typedef struct {
     bough_pool *pool;
@@ -340,10 +341,11 @@ static void between(const forward *f, int32_t thread, int32_t index, span *rows,
 }
 
 /* The same of all rows. With many, each thread takes some through all stages: what a stage makes stays in the cache of its
- * core, and nobody waits, but each thread reads all weights. With few, all threads share each stage, and each its weights. */
+ * core, and nobody waits, but each thread reads all weights, so that reading over multiplying grows with the square of their
+ * number. With few rows, all threads share each stage, and its weights. */
 static void between_all(const forward *f, int32_t thread, int32_t index, double *since) {
     const int32_t num_rows = f->batch->num_tokens, num_threads = bough_pool_size(f->pool);
-    if (num_threads == 1 || num_rows < num_threads * OWN_ROWS) {
+    if (num_threads == 1 || num_rows < num_threads * num_threads * OWN_ROWS) {
         between(f, thread, index, &(span){.stop = num_rows}, since);
         return;
     }
