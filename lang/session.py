@@ -194,7 +194,7 @@ class Session:
             keep=not self.body_ended,
             resume=bool(self.stretches),
             trace=self.settings.trace,
-            deltas=self.watched or self.settings.log or not self.body_ended,
+            deltas=self.watched or self.settings.log or self.settings.trace or not self.body_ended,
             namespace=self.settings.namespace,
             timeout_s=self.time_left(),
             spec_tokens=self.settings.spec_tokens,

@@ -73,7 +73,8 @@ class Slot:
         return "".join(self.chunks[self._num_whole :])
 
     def add_text(self, text: str) -> None:
-        self.chunks.append(text)
+        if text:
+            self.chunks.append(text)
 
     def add_value(self, value: Value) -> None:
         self.chunks[self._num_whole :] = [value.text]

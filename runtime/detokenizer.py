@@ -116,11 +116,16 @@ class Detokenizer:
             data = data[num_hidden:]
         return self._take(self._decoder.decode(data), stops_count=stops_count)
 
+    def flush(self) -> str:
+        """What `at_end` has kept back so far."""
+        waiting, self._waiting = self._waiting or [], None
+        return self._push(waiting, stops_count=True) if waiting else ""
+
     def finish(self) -> str:
         """The held-back rest; an unfinished character is U+FFFD. Nothing can be pushed afterwards."""
         if self._finished or self.matched is not None:
             return ""
-        delta = self._push(self._waiting, stops_count=True) if self._waiting else ""
+        delta = self.flush()
         delta += self._take(self._decoder.decode(b"", final=True), stops_count=True)
         self._finished = True
         if self.matched is not None:

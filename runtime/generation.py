@@ -223,7 +223,8 @@ class Generation:
         if self._judged is not None and self.receipt is not None and self.receipt.checked:
             self._judged.push([token for token in tokens if token not in self._eos_ids])
         advance = Advance(tuple(tokens), finished=self.finish is not None, replaced=replaced)
-        return advance, self._tell(now) if self.finish is not None or self.request.stream else None
+        tells = self.finish is not None or self.request.stream or not self._has_told
+        return advance, self._tell(now) if tells else None
 
     def _accept(self, drafts: AbstractSequence[int], draws: Draws, first: int) -> tuple[list[int], bool]:
         """Accepts drawn tokens as long as each equals the draft it verifies, and one more; returns those accepted, and
@@ -338,9 +339,8 @@ class Generation:
     def end(self, now: float, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
         """The terminal event of a request that ends before its time."""
         self.finish = Finish(reason=reason, error=error)
-        if error is None or not self.request.stream:
-            with contextlib.suppress(BoughError):  # a search for stop_regex that takes too long
-                self._untold.texts.append(self._detokenizer.finish())
+        with contextlib.suppress(BoughError):  # a search for stop_regex that takes too long
+            self._untold.texts.append(self._detokenizer.finish() if error is None else self._detokenizer.flush())
         return self._tell(now)
 
     def _tell(self, now: float) -> RequestOutput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Iterable, Sequence
@@ -229,7 +230,8 @@ class LLM:
                     priority=priority,
                     stream=stream,
                 )
-                self._engine.submit(request, lambda output, index=index: self._take(result, index, output))  # type: ignore[misc]
+                listener = functools.partial(self._take, result, index, stream)
+                self._engine.submit(request, listener)
         except BaseException:
             self.abort_request(request_id)
             raise
@@ -278,7 +280,7 @@ class LLM:
             return prompt, self._engine.tokenizer.encode_prompt(prompt, special=True)
         return None, [int(token) for token in prompt]
 
-    def _take(self, result: PromptOutput, index: int, output: RequestOutput) -> None:
+    def _take(self, result: PromptOutput, index: int, stream: bool, output: RequestOutput) -> None:
         if self._live.get(result.request_id) is not result:  # it has ended already
             return
         completion = result.outputs[index]
@@ -292,11 +294,12 @@ class LLM:
             result.usage += finish.usage
             if finish.error is not None:
                 result.error = to_exception(finish.error)
-        self._changed[result.request_id] = result
-        if result.finished:
-            del self._live[result.request_id]
-        if result.error is not None:
+        if result.error is not None:  # the others still say what they have come to
             self._stop(result)
+        if stream or result.finished:
+            self._changed[result.request_id] = result
+        if result.finished:
+            self._live.pop(result.request_id, None)
 
     def _stop(self, result: PromptOutput) -> None:
         """Ends what still runs of a request."""

@@ -42,6 +42,7 @@ class ModelCalls:
         )
         started = self._clock()
         timeout_s = run.time_left(started, call.timeout_s)
+        attempts, kept = branch.attempts, list[str]()  # text that has come, while deltas are not sent
         for index, ask in enumerate(call.asks()):
             request = Request(
                 id=f"{state.id}/{state.num_requests}",
@@ -53,7 +54,7 @@ class ModelCalls:
                 prefix=ask.prefix,
                 namespace=state.namespace,
                 timeout_s=timeout_s,
-                stream=run.program.deltas,
+                stream=run.program.deltas or run.program.trace,
             )
             state.num_requests += 1
             run.num_requests += 1
@@ -62,12 +63,15 @@ class ModelCalls:
                 if run.over:
                     return
                 if output.id not in branch.running:  # it was stopped: there is no value, but what has come is not lost
-                    self._send_text(run, branch, op, call.take(index, output), ended=True)
+                    kept.append(call.take(index, output))
+                    if not run.program.deltas and branch.attempts == attempts:
+                        self._send_text(run, branch, op, kept)
                     return
                 if continues and output.cached_tokens is not None:
                     self.send_appended(run, branch, output.cached_tokens)
                 try:
-                    self._take(state, branch, step, call, index, output, started)
+                    kept.append(call.take(index, output))
+                    self._take(state, branch, step, call, output, started, kept)
                 except Exception:
                     logger.exception("a program failed")
                     self._failed(state, branch, step, ErrorInfo(code="internal_error", message="the program failed"))
@@ -106,12 +110,23 @@ class ModelCalls:
         self.send_appended(run, last, None)
 
     def _take(
-        self, state: State, branch: Branch, step: Step, call: Call, index: int, output: RequestOutput, started: float
+        self,
+        state: State,
+        branch: Branch,
+        step: Step,
+        call: Call,
+        output: RequestOutput,
+        started: float,
+        kept: list[str],
     ) -> None:
         run, op = step.stretch, step.item.op
         assert isinstance(run, Run) and isinstance(op, (Gen, Select))
         failed = output.finish is not None and output.finish.error is not None
-        self._send_text(run, branch, op, call.take(index, output), ended=failed)
+        if run.program.deltas or failed:
+            self._send_text(run, branch, op, kept)
+        elif not run.begun and output.finish is None:
+            run.listener(Delta(branch.id, op.name, ""))
+        run.begun = True
         if output.finish is not None:
             branch.running.discard(output.id)
             run.usage += output.finish.usage
@@ -122,9 +137,10 @@ class ModelCalls:
             self._end(state, run, branch, op, call.end(), started)
             self._ended(state, branch, step)
 
-    def _send_text(self, run: Run, branch: Branch, op: Gen | Select, text: str, *, ended: bool) -> None:
-        """`ended`: without a value."""
-        if text and ended != run.program.deltas:
+    def _send_text(self, run: Run, branch: Branch, op: Gen | Select, kept: list[str]) -> None:
+        text = "".join(kept)
+        kept.clear()
+        if text:
             run.listener(Delta(branch.id, op.name, text))
 
     def _end(self, state: State, run: Run, branch: Branch, op: Gen | Select, result: Result, started: float) -> None:

@@ -162,7 +162,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     keep       the state stays for another stretch; otherwise it is dropped when this one ends
     resume     this stretch continues a kept state; it is an error if the state is gone
     trace      send a Piece for every stretch of tokens (for the timeline)
-    deltas     send text as it comes; else values come whole, which costs less
+    deltas     send text as it comes; else values come whole, which costs less, after one empty Delta that says that the
+               first token is there
     spec_tokens    where each generation is a request of its own: so many tokens more may be asked for, to serve the
                    generations that come next. An engine has no use for it
     """

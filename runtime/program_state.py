@@ -31,7 +31,8 @@ ENCODED = 64
 
 @dataclass(eq=False)
 class Run(Stretch):
-    """A stretch in flight, with who hears of it. `told`: failures of branches that it has heard of."""
+    """A stretch in flight, with who hears of it. `told`: failures of branches that it has heard of; `begun`: a model call
+    has given a token."""
 
     program: Program
     listener: ProgramListener
@@ -42,6 +43,7 @@ class Run(Stretch):
     num_requests: int = 0
     work: int = 0
     over: bool = False
+    begun: bool = False
     told: set[Failure] = field(default_factory=set)
 
     @property

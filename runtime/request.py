@@ -43,7 +43,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                   the end of a prompt, taken back so that its tokens can be chosen anew
     priority      smaller runs first among waiting requests
     timeout_s     seconds after which it ends with an error, queueing included
-    stream        send an output for each step; else there is one at the end, with everything, which costs less
+    stream        send an output for each step; else there are two, which costs less: at the first token and at the end
     """
 
     id: str
