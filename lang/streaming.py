@@ -37,6 +37,7 @@ class Stream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
     """What comes, for `for` or for `async for`. Nothing is sent before the first of it is asked for."""
 
     def __init__(self, session: Session, walk: Iterator[Item | Wait]) -> None:
+        session.watched = True
         self._session = session
         self._walk = walk
 

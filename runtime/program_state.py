@@ -31,8 +31,8 @@ ENCODED = 64
 
 @dataclass(eq=False)
 class Run(Stretch):
-    """A stretch in flight, with who hears of it. `told`: failures of branches that it has heard of; `begun`: a model call
-    has given a token."""
+    """A stretch in flight, with who hears of it. `told`: failures of branches that it has heard of; `begun`: there is a
+    first token."""
 
     program: Program
     listener: ProgramListener

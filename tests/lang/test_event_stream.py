@@ -162,7 +162,14 @@ def test_deltas_are_asked_for_where_somebody_may_want_them():
     assert [program.deltas for program in backend.requests] == [False] * 5
     backend.requests.clear()
     plain.run(backend=backend)  # it may stream what it reads
+
+    @function
+    def streams(s):
+        s += gen("x")
+        return s.text_iter("x")
+
+    assert list(streams.run(backend=backend).ret_value) == ["X"]
     unread.run(stream=True, backend=backend).sync()
     list(unread.stream(backend=backend))
     list(unread.compile().stream(backend=backend))
-    assert [program.deltas for program in backend.requests] == [True] * 4
+    assert [program.deltas for program in backend.requests] == [True] * 5
