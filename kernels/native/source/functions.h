@@ -35,3 +35,27 @@ INLINE vf vf_silu(vf x) {
     const vf about = vf_inverse(y);
     return vf_mul(x, vf_mul(about, vf_sub(vf_set(2.0f), vf_mul(y, about))));
 }
+
+/* Lanes 0 .. 3 of two vectors: the first and the second number at each of four places. */
+INLINE void vf_gather(float *const from[4], vf *first, vf *second) {
+    const __m128 a = _mm_loadh_pi(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)from[0]), (const __m64 *)from[1]);
+    const __m128 b = _mm_loadh_pi(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)from[2]), (const __m64 *)from[3]);
+    *first = vf_from_four(_mm_shuffle_ps(a, b, 0x88)), *second = vf_from_four(_mm_shuffle_ps(a, b, 0xdd));
+}
+INLINE void vf_scatter(float *const to[4], vf first, vf second) {
+    const __m128 a = _mm_unpacklo_ps(vf_four(first), vf_four(second)), b = _mm_unpackhi_ps(vf_four(first), vf_four(second));
+    _mm_storel_pi((__m64 *)to[0], a), _mm_storeh_pi((__m64 *)to[1], a);
+    _mm_storel_pi((__m64 *)to[2], b), _mm_storeh_pi((__m64 *)to[3], b);
+}
+
+/* Bytes of four rows, by dimension: out[i] has, of each row, the dimensions that vi_unpack_low and vi_unpack_high of widened
+ * rows leave in the i-th vector. */
+INLINE void vi_unpack_bytes(const uint8_t *const rows[4], vi out[4]) {
+    vi own[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) own[i] = vi_mingle_halves(vi_load(rows[i]));
+    const vi low = vi_unpack_low_bytes(own[0], own[1]), other_low = vi_unpack_low_bytes(own[2], own[3]);
+    const vi high = vi_unpack_high_bytes(own[0], own[1]), other_high = vi_unpack_high_bytes(own[2], own[3]);
+    out[0] = vi_unpack_low(low, other_low), out[1] = vi_unpack_high(low, other_low);
+    out[2] = vi_unpack_low(high, other_high), out[3] = vi_unpack_high(high, other_high);
+}

@@ -136,17 +136,11 @@ INLINE vi vi_widen_bytes(const uint8_t *p) { return _mm256_cvtepi8_epi16(_mm_loa
 /* Numbers of 16 bits of two rows, paired: of every eight the first four, or the last. */
 INLINE vi vi_unpack_low(vi a, vi b) { return _mm256_unpacklo_epi16(a, b); }
 INLINE vi vi_unpack_high(vi a, vi b) { return _mm256_unpackhi_epi16(a, b); }
-/* Bytes of four rows, by dimension: out[i] has, of each row, the dimensions that vi_unpack_low and vi_unpack_high of widened
- * rows leave in the i-th vector. */
-INLINE void vi_unpack_bytes(const uint8_t *const rows[4], vi out[4]) {
-    vi own[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) own[i] = _mm256_permute4x64_epi64(vi_load(rows[i]), 0xd8);
-    const vi low = _mm256_unpacklo_epi8(own[0], own[1]), other_low = _mm256_unpacklo_epi8(own[2], own[3]);
-    const vi high = _mm256_unpackhi_epi8(own[0], own[1]), other_high = _mm256_unpackhi_epi8(own[2], own[3]);
-    out[0] = _mm256_unpacklo_epi16(low, other_low), out[1] = _mm256_unpackhi_epi16(low, other_low);
-    out[2] = _mm256_unpacklo_epi16(high, other_high), out[3] = _mm256_unpackhi_epi16(high, other_high);
-}
+/* The same of bytes: of every sixteen the first eight, or the last. */
+INLINE vi vi_unpack_low_bytes(vi a, vi b) { return _mm256_unpacklo_epi8(a, b); }
+INLINE vi vi_unpack_high_bytes(vi a, vi b) { return _mm256_unpackhi_epi8(a, b); }
+/* Eights of bytes of the first half and the second in turn. */
+INLINE vi vi_mingle_halves(vi a) { return _mm256_permute4x64_epi64(a, 0xd8); }
 /* 2 LANES numbers that came apart so, in order. */
 INLINE void vf_store_packed(float *p, vf low, vf high) {
     _mm256_storeu_ps(p, _mm256_permute2f128_ps(low, high, 0x20));
@@ -179,17 +173,9 @@ INLINE vi vi_sum_of(const vi v[4]) {
     return vi_add(c, _mm256_permute2x128_si256(c, c, 0x01));
 }
 
-/* Lanes 0 .. 3 of two vectors: the first and the second number at each of four places. */
-INLINE void vf_gather(float *const from[4], vf *first, vf *second) {
-    const __m128 a = _mm_loadh_pi(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)from[0]), (const __m64 *)from[1]);
-    const __m128 b = _mm_loadh_pi(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)from[2]), (const __m64 *)from[3]);
-    *first = _mm256_zextps128_ps256(_mm_shuffle_ps(a, b, 0x88)), *second = _mm256_zextps128_ps256(_mm_shuffle_ps(a, b, 0xdd));
-}
-INLINE void vf_scatter(float *const to[4], vf first, vf second) {
-    const __m128 a = _mm_unpacklo_ps(_mm256_castps256_ps128(first), _mm256_castps256_ps128(second)), b = _mm_unpackhi_ps(_mm256_castps256_ps128(first), _mm256_castps256_ps128(second));
-    _mm_storel_pi((__m64 *)to[0], a), _mm_storeh_pi((__m64 *)to[1], a);
-    _mm_storel_pi((__m64 *)to[2], b), _mm_storeh_pi((__m64 *)to[3], b);
-}
+/* The first four lanes. */
+INLINE vf vf_from_four(__m128 a) { return _mm256_zextps128_ps256(a); }
+INLINE __m128 vf_four(vf a) { return _mm256_castps256_ps128(a); }
 
 /* LANES vectors, transposed. */
 INLINE void transpose(vi rows[LANES]) {

@@ -102,18 +102,11 @@ INLINE vi vi_widen_bytes(const uint8_t *p) { return _mm512_cvtepi8_epi16(_mm256_
 /* Numbers of 16 bits of two rows, paired: of every eight the first four, or the last. */
 INLINE vi vi_unpack_low(vi a, vi b) { return _mm512_unpacklo_epi16(a, b); }
 INLINE vi vi_unpack_high(vi a, vi b) { return _mm512_unpackhi_epi16(a, b); }
-/* Bytes of four rows, by dimension: out[i] has, of each row, the dimensions that vi_unpack_low and vi_unpack_high of widened
- * rows leave in the i-th vector. */
-INLINE void vi_unpack_bytes(const uint8_t *const rows[4], vi out[4]) {
-    const vi halves = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
-    vi own[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) own[i] = _mm512_permutexvar_epi64(halves, vi_load(rows[i]));
-    const vi low = _mm512_unpacklo_epi8(own[0], own[1]), other_low = _mm512_unpacklo_epi8(own[2], own[3]);
-    const vi high = _mm512_unpackhi_epi8(own[0], own[1]), other_high = _mm512_unpackhi_epi8(own[2], own[3]);
-    out[0] = _mm512_unpacklo_epi16(low, other_low), out[1] = _mm512_unpackhi_epi16(low, other_low);
-    out[2] = _mm512_unpacklo_epi16(high, other_high), out[3] = _mm512_unpackhi_epi16(high, other_high);
-}
+/* The same of bytes: of every sixteen the first eight, or the last. */
+INLINE vi vi_unpack_low_bytes(vi a, vi b) { return _mm512_unpacklo_epi8(a, b); }
+INLINE vi vi_unpack_high_bytes(vi a, vi b) { return _mm512_unpackhi_epi8(a, b); }
+/* Eights of bytes of the first half and the second in turn. */
+INLINE vi vi_mingle_halves(vi a) { return _mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), a); }
 /* 2 LANES numbers that came apart so, in order. */
 INLINE void vf_store_packed(float *p, vf low, vf high) {
     const vf first = _mm512_shuffle_f32x4(low, high, 0x44), second = _mm512_shuffle_f32x4(low, high, 0xee);
@@ -152,17 +145,9 @@ INLINE vi vi_sum_of(const vi v[4]) {
     return vi_add(d, _mm512_shuffle_i32x4(d, d, 0x4e));
 }
 
-/* Lanes 0 .. 3 of two vectors: the first and the second number at each of four places. */
-INLINE void vf_gather(float *const from[4], vf *first, vf *second) {
-    const __m128 a = _mm_loadh_pi(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)from[0]), (const __m64 *)from[1]);
-    const __m128 b = _mm_loadh_pi(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)from[2]), (const __m64 *)from[3]);
-    *first = _mm512_zextps128_ps512(_mm_shuffle_ps(a, b, 0x88)), *second = _mm512_zextps128_ps512(_mm_shuffle_ps(a, b, 0xdd));
-}
-INLINE void vf_scatter(float *const to[4], vf first, vf second) {
-    const __m128 a = _mm_unpacklo_ps(_mm512_castps512_ps128(first), _mm512_castps512_ps128(second)), b = _mm_unpackhi_ps(_mm512_castps512_ps128(first), _mm512_castps512_ps128(second));
-    _mm_storel_pi((__m64 *)to[0], a), _mm_storeh_pi((__m64 *)to[1], a);
-    _mm_storel_pi((__m64 *)to[2], b), _mm_storeh_pi((__m64 *)to[3], b);
-}
+/* The first four lanes. */
+INLINE vf vf_from_four(__m128 a) { return _mm512_zextps128_ps512(a); }
+INLINE __m128 vf_four(vf a) { return _mm512_castps512_ps128(a); }
 
 /* LANES vectors, transposed. */
 INLINE void transpose(vi rows[LANES]) {
