@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..kernels.attention import AttentionBatch, Int32, SharedPrefix
-from ..kernels.reference import ragged_attention
+from ..kernels.attention_reference import ragged_attention
 from ..kernels.sharing import find_shared
 from .gpu_problem import poison
 from .roofline import Heads

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from .accepting import accepts, grammar_accepts
     from .compiler import GrammarCompiler
     from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, MatcherError, UnsupportedKeywordError
-    from .grammar import Grammar, MaskRow, Matcher
+    from .grammar import Grammar, Matcher
     from .masks import fill_along
     from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag
-    from .vocabulary import Vocabulary
+    from .vocabulary import MaskRow, Vocabulary
 
 __all__ = [
     "Choice",
@@ -49,10 +49,10 @@ _HOMES = {
         "MatcherError",
         "UnsupportedKeywordError",
     ),
-    "grammar": ("Grammar", "MaskRow", "Matcher"),
+    "grammar": ("Grammar", "Matcher"),
     "masks": ("fill_along",),
     "spec": ("Choice", "Gbnf", "GrammarSpec", "JsonSchema", "Lark", "Regex", "Structural", "Tag"),
-    "vocabulary": ("Vocabulary",),
+    "vocabulary": ("MaskRow", "Vocabulary"),
 }
 
 if not TYPE_CHECKING:  # hidden from type checkers: to them it would make every misspelt name an object

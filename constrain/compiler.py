@@ -20,10 +20,10 @@ from .distinct.state import DistinctState
 from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, MatcherError, UnsupportedKeywordError
 from .grammar import Grammar, Matcher
 from .grammar_state import GrammarState
-from .jobs import Check, Checked, Done, Lower, Tabulate, Tabulated
+from .jobs import Check, Checked, Done, Lower, Tabulated
 from .loose import lower_loosely
 from .lower import lower
-from .lowered import Lowered
+from .lowered import Lowered, Tabulate
 from .matcher import CompiledGrammar, TokenMatcher
 from .parts import all_parts, all_schemas, json_parts
 from .receipt import Finding, Receipt, Violation

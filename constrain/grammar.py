@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from .receipt import Receipt
-
-MaskRow = npt.NDArray[np.int32]
-"""One row of a token bitmask: int32 [ceil(V / 32)], bit i % 32 of word i // 32 is token i, 1 = allowed."""
+from .vocabulary import MaskRow
 
 
 class Matcher(Protocol):

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from .crossing import Ahead, Crossing
 from .errors import MatcherError
-from .grammar import MaskRow, Matcher
+from .grammar import Matcher
 from .tokens import TokenTable
+from .vocabulary import MaskRow
 
 MAX_CROSSINGS = 16
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError
-from .languages.regular import Automaton, Conjunction
-from .lowered import Lowered
+from .languages.regular import Automaton
+from .lowered import Lowered, Tabulate
 from .receipt import Violation
 from .spec import Choice, Gbnf, JsonSchema, Lark, Regex
 
@@ -33,13 +33,6 @@ class Check(msgspec.Struct, frozen=True, tag="check"):
     schema: str
     text: str
     formats: tuple[str, ...] = ()
-
-
-class Tabulate(msgspec.Struct, frozen=True, tag="tabulate"):
-    """Make the automaton of regular expressions, or (without any) of words. Answered by Tabulated."""
-
-    parts: tuple[Conjunction, ...] = ()
-    words: tuple[str, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -31,3 +31,10 @@ class Lowered(msgspec.Struct, frozen=True):
     witness: str | None = None
     distinct: DistinctPaths | None = None
     regular: tuple[Conjunction, ...] = ()
+
+
+class Tabulate(msgspec.Struct, frozen=True, tag="tabulate"):
+    """Make the automaton of regular expressions, or (without any) of words. Answered by Tabulated."""
+
+    parts: tuple[Conjunction, ...] = ()
+    words: tuple[str, ...] = ()

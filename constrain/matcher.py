@@ -12,12 +12,13 @@ import numpy as np
 from .closing import JsonScanner
 from .completion import Completer
 from .errors import MatcherError, SearchLateError
-from .grammar import Grammar, MaskRow
+from .grammar import Grammar
 from .grammar_state import GrammarState
-from .jobs import Tabulate
+from .lowered import Tabulate
 from .receipt import Receipt
 from .searches import Searches
 from .tokens import TokenTable
+from .vocabulary import MaskRow
 
 MAX_WITNESS_TOKENS = 4_096
 MAX_RESPELLED = 8

@@ -11,9 +11,8 @@ import numpy as np
 from llguidance import LLTokenizer
 
 from .distinct_tokens import DistinctTokens
-from .grammar import MaskRow
 from .triggers import TokenIndex
-from .vocabulary import Vocabulary
+from .vocabulary import MaskRow, Vocabulary
 
 IN_STRING = ('"}]', '"}}', '"]}', '"]]', '"}', '"]', '"')
 """Texts that bring a JSON text nearer to its end from within a string, best first."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -20,3 +23,7 @@ class Vocabulary:
     size: int
     encode: Callable[[str], list[int]]
     control: Mapping[str, int] = field(default_factory=dict, compare=False)
+
+
+MaskRow = npt.NDArray[np.int32]
+"""One row of a token bitmask: int32 [ceil(V / 32)], bit i % 32 of word i // 32 is token i, 1 = allowed."""

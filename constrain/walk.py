@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .errors import MatcherError
-from .grammar import Grammar, MaskRow, Matcher
-from .vocabulary import Vocabulary
+from .grammar import Grammar, Matcher
+from .vocabulary import MaskRow, Vocabulary
 
 MAX_ALLOWED = 300
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from .attention import AttentionBatch, HeadNorm, KVShape
-from .reference import split_heads
+from .attention_reference import split_heads
 
 _GROUP_TOKENS = 16384
 """Bound on sequences x padded context of one gather: 12 MB of keys at 3 heads of 64 in float32."""

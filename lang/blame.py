@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..runtime.errors import BoughError
+from ..runtime.errors import BoughError, ErrorInfo
 from ..runtime.program import Gen, Op, Program, Select, Use, walk
-from ..runtime.request import ErrorInfo
 from .errors import BackendError, CausedInfo, ProgramError
 from .place import Place
 

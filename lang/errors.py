@@ -11,10 +11,8 @@ from __future__ import annotations
 import linecache
 from typing import Any
 
-from ..runtime.errors import BoughError
+from ..runtime.errors import BoughError, ErrorInfo, to_info
 from ..runtime.program import Gen, Op, Select, Use
-from ..runtime.request import ErrorInfo
-from ..runtime.streams import to_info
 from .place import UNKNOWN, Place
 
 

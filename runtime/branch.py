@@ -11,9 +11,9 @@ from typing import Literal
 from .blocks import Item
 from .chat import ChatTemplate, Turn
 from .condition import Ref, Times
-from .errors import RequestError
+from .errors import ErrorInfo, RequestError
 from .patterns import Matching
-from .request import CACHED, PREFILLED, ErrorInfo
+from .request import CACHED, PREFILLED
 from .tokenizer import Tokenizer
 from .values import Values
 

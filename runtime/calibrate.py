@@ -7,7 +7,7 @@ import torch
 
 from ..kernels.attention import AttentionBatch, KVShape
 from ..kernels.torch_attention import TorchAttention
-from .runner import Model
+from .models.model import Model
 
 TEXT = """\
 The harbour was quiet before the storm. Two boats came in late, and the men who tied them up spoke of waves higher than

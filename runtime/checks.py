@@ -11,8 +11,9 @@ from ..constrain import GrammarError
 from ..constrain.parts import all_schemas
 from ..constrain.receipt import Finding, Receipt, Violation
 from ..constrain.spec import GrammarSpec
+from .errors import ErrorInfo
 from .generation import Generation
-from .request import ErrorInfo, Finish, RequestOutput
+from .request import Finish, RequestOutput
 
 Check = Callable[[GrammarSpec, str, Receipt | None], Future[list[Finding]]]
 

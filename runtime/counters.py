@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 
 @dataclass
 class Counters:
-    """Totals since the start; see client.EngineStats."""
+    """Totals since the start; see EngineStats."""
 
     steps: int = 0
     requests: int = 0
@@ -22,3 +24,55 @@ class Counters:
     forward_seconds: float = 0.0
     mask_seconds: float = 0.0
     sample_seconds: float = 0.0
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The loaded model, as clients need to know it. `max_model_len` counts prompt and completion tokens;
+    `max_request_tokens` is that, or what the cache holds if it is less. `path` is where the files lie."""
+
+    name: str
+    path: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    max_request_tokens: int
+    dtype: str
+    device: str
+    num_parameters: int
+    page_size: int
+    num_pages: int
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since the start (`*_total`) and gauges now.
+
+    num_pages = free_pages + cached_pages + locked_pages. Cached ones are in nobody's use; locked ones are in use, by
+    one sequence or shared by several.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    states: int = 0
+    num_pages: int = 0
+    free_pages: int = 0
+    cached_pages: int = 0
+    locked_pages: int = 0
+    steps_total: int = 0
+    requests_total: int = 0
+    programs_total: int = 0
+    finished_total: dict[str, int] = {}
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    computed_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    forced_tokens_total: int = 0
+    guessed_tokens_total: int = 0
+    right_guesses_total: int = 0
+    preemptions_total: int = 0
+    evicted_tokens_total: int = 0
+    grammars_compiled_total: int = 0
+    grammar_cache_hits_total: int = 0
+    step_seconds_total: float = 0.0
+    forward_seconds_total: float = 0.0
+    mask_seconds_total: float = 0.0
+    sample_seconds_total: float = 0.0

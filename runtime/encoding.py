@@ -10,12 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from .branch import Branch, Step
-from .errors import BoughError, EngineStoppedError
+from .errors import BoughError, EngineStoppedError, ErrorInfo, to_info
 from .known_texts import KnownTexts
 from .model_calls import Ended, FailedCall
 from .program_state import State
-from .request import ErrorInfo
-from .streams import to_info
 from .tokenizer import Tokenizer
 
 logger = logging.getLogger("bough.engine")

@@ -16,18 +16,17 @@ from ..constrain.healing import Healer
 from ..constrain.spec import GrammarSpec
 from ..radix import PrefixCache
 from .checks import Checks
-from .client import EngineStats, ModelInfo
 from .config import EngineConfig
-from .counters import Counters
+from .counters import Counters, EngineStats, ModelInfo
 from .detokenizer import Detokenizer
-from .errors import BoughError, DeviceLostError, EngineStoppedError, OverloadedError, RequestError
+from .errors import BoughError, DeviceLostError, EngineStoppedError, ErrorInfo, OverloadedError, RequestError
 from .generation import Generation, Listener
 from .healing import heal
 from .late_masks import LateMasks
 from .masks import MaskFiller, MaskJob
 from .passes import DrawSpec, Pass, PassRunner
 from .random import derive
-from .request import ErrorInfo, Request, RequestOutput
+from .request import Request, RequestOutput
 from .request_check import check_request
 from .sampler import Row
 from .scheduler import Advance, Plan, Scheduler, Work

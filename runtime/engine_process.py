@@ -10,7 +10,7 @@ import socket
 import sys
 
 from .config import EngineConfig
-from .errors import BoughError, EngineStoppedError
+from .errors import BoughError, EngineStoppedError, ErrorInfo, to_info
 from .local import EngineLoop
 from .messages import (
     Abort,
@@ -36,9 +36,8 @@ from .messages import (
 )
 from .models.locate import locate
 from .program import Failed, ProgramEvent
-from .request import ErrorInfo, Finish, RequestOutput
+from .request import Finish, RequestOutput
 from .start import start_engine
-from .streams import to_info
 from .tool_links import RemoteTools
 
 EXIT_LOAD_FAILED = 3

@@ -11,6 +11,8 @@ BoughError
 
 from __future__ import annotations
 
+import msgspec
+
 
 class BoughError(Exception):
     """`code` is the stable name that a client sees; `param` the field that is to blame, if one is."""
@@ -55,3 +57,44 @@ class EngineStoppedError(BoughError):
 
 class DeviceLostError(EngineStoppedError):
     """A GPU has failed in a way that only a new process gets over."""
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request failed: a stable code, a sentence, and the field to blame if there is one."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+_REFUSALS = (
+    "invalid",
+    "unsupported",
+    "context_length",
+    "empty_prompt",
+    "grammar_too_complex",
+    "state_not_found",
+    "unknown_tool",
+)
+
+
+def to_exception(error: ErrorInfo) -> BoughError:
+    """The exception to raise for an error that came back as data."""
+    if error.code.startswith(_REFUSALS):
+        return RequestError(error.message, code=error.code, param=error.param)
+    if error.code == OverloadedError.code:
+        return OverloadedError(error.message)
+    if error.code == EngineStoppedError.code:
+        return EngineStoppedError(error.message)
+    return EngineError(error.message, code=error.code, param=error.param)
+
+
+MAX_MESSAGE_CHARS = 2000
+"""Of an error as data: errors may quote errors, and names."""
+
+
+def to_info(error: BoughError) -> ErrorInfo:
+    message = error.message
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = f"{message[: MAX_MESSAGE_CHARS - 3]}..."
+    return ErrorInfo(code=error.code, message=message, param=error.param)

@@ -9,11 +9,10 @@ from .blocks import StretchReader
 from .branch import Step
 from .engine import Engine
 from .enqueue import enqueue_stretch
-from .errors import EngineStoppedError, RequestError
+from .errors import EngineStoppedError, ErrorInfo, RequestError
 from .patterns import PatternCache
 from .program import STATE_LIFE_S, Cancel, Done, Failed, Program
 from .program_state import ProgramListener, Run, State
-from .request import ErrorInfo
 from .tool_shares import client_of
 from .tool_use import Post
 from .tools import ToolCall, ToolRegistry, ToolRunner

@@ -20,21 +20,10 @@ from ..constrain.structural.matcher import StructuralMatcher
 from ..constrain.tables.matcher import RegularMatcher
 from .detokenizer import Detokenizer
 from .drafts import MAX_DRAFTS
-from .errors import BoughError
+from .errors import BoughError, ErrorInfo
 from .passes import DrawSpec
 from .random import uniform
-from .request import (
-    FORCED,
-    SAMPLED,
-    ErrorInfo,
-    Finish,
-    FinishReason,
-    Request,
-    RequestOutput,
-    Timings,
-    TokenLogprob,
-    Usage,
-)
+from .request import FORCED, SAMPLED, Finish, FinishReason, Request, RequestOutput, Timings, TokenLogprob, Usage
 from .sampler import Draws, Row
 from .scheduler import Advance, Work
 from .sequence import Sequence

@@ -28,8 +28,8 @@ from .gpu_sampler import draw_rows
 from .gpu_slots import Slot, SlotTable, page_changes
 from .gpu_state import DeviceState
 from .gpu_tree import SharedReads, arrange
+from .models.model import Model
 from .passes import DrawSpec, Masks, Pass
-from .runner import Model
 from .sampler import Draws, Row
 from .sampling import SamplingParams
 from .scheduler import Plan, Work

@@ -12,15 +12,14 @@ from typing import Any
 import msgspec
 
 from ..constrain.spec import GrammarSpec
-from .client import EngineStats
 from .config import EngineConfig
+from .counters import EngineStats
 from .engine import Engine
-from .errors import RequestError
+from .errors import RequestError, to_exception
 from .random import derive
 from .request import FinishReason, Request, RequestOutput, TokenLogprob, Usage
 from .sampling import SamplingParams
 from .start import start_engine
-from .streams import to_exception
 
 Prompt = str | Sequence[int] | dict[str, Any]
 Messages = Sequence[dict[str, Any]]

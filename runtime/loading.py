@@ -14,8 +14,8 @@ from ..kernels.drawing import triton_drawing
 from ..kernels.select import select_attention
 from ..kernels.work_planner import WorkPlanner
 from .calibrate import TEXT, kv_scales
-from .client import ModelInfo
 from .config import EngineConfig, SchedulerLimits
+from .counters import ModelInfo
 from .engine import Engine
 from .errors import ModelError, RequestError
 from .gpu_device import on_device

@@ -15,14 +15,14 @@ from typing import TypeVar
 
 import msgspec
 
-from .client import EngineStats
 from .config import EngineConfig
+from .counters import EngineStats
 from .engine import Engine
-from .errors import BoughError, EngineStoppedError
+from .errors import BoughError, EngineStoppedError, ErrorInfo, to_info
 from .executor import Executor
 from .program import Failed, Program, ProgramEvent
-from .request import ErrorInfo, Finish, Request, RequestOutput
-from .streams import aiterate, iterate, to_info
+from .request import Finish, Request, RequestOutput
+from .streams import aiterate, iterate
 from .tools import ToolCall, ToolRegistry, ToolRunner
 
 logger = logging.getLogger("bough.engine")

@@ -9,7 +9,7 @@ from ..kernels.attention import AttentionBackend, AttentionBatch
 from . import host
 from .config import SchedulerLimits
 from .errors import ModelError
-from .runner import Model
+from .models.model import Model
 
 _GRAPHS = 256 << 20
 """Bytes kept for CUDA graphs and for what libraries allocate when they are first used."""

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .client import EngineStats, ModelInfo
 from .config import EngineConfig
-from .errors import RequestError
+from .counters import EngineStats, ModelInfo
+from .errors import ErrorInfo, RequestError
 from .program import Program, ProgramEvent
-from .request import ErrorInfo, Request, RequestOutput
+from .request import Request, RequestOutput
 
 MAX_FRAME_BYTES = 1 << 30
 ROOM_BYTES = 256 << 10

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from .branch import Branch, Step
 from .calls import Call, GenCall, Result, SelectCall
 from .engine import Engine
-from .errors import RequestError
+from .errors import ErrorInfo, RequestError
 from .program import Delta, Gen, Piece, Select
 from .program_state import Run, State
-from .request import UNUSED, ErrorInfo, Request, RequestOutput
+from .request import UNUSED, Request, RequestOutput
 
 logger = logging.getLogger("bough.engine")
 

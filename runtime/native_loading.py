@@ -10,8 +10,8 @@ from pathlib import Path
 from ..constrain import GrammarCompiler
 from ..kernels.native.library import load_library
 from ..kernels.native.threads import Threads
-from .client import ModelInfo
 from .config import EngineConfig
+from .counters import ModelInfo
 from .engine import Engine
 from .errors import RequestError
 from .host import free_memory, may_have_gpu, num_threads

@@ -17,7 +17,8 @@ from ..constrain.spec import GrammarSpec
 from .condition import Condition, Int, Name
 from .condition import Hole as Hole
 from .condition import Ref as Ref
-from .request import ErrorInfo, FinishReason, Timings, TokenLogprob, Usage
+from .errors import ErrorInfo
+from .request import FinishReason, Timings, TokenLogprob, Usage
 from .sampling import SamplingParams
 
 SelectMethod = Literal[

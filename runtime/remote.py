@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from .client import EngineStats, ModelInfo
 from .config import EngineConfig
-from .errors import EngineError, EngineStoppedError, ModelError, RequestError
+from .counters import EngineStats, ModelInfo
+from .errors import EngineError, EngineStoppedError, ErrorInfo, ModelError, RequestError
 from .messages import (
     Abort,
     AskFlush,
@@ -40,7 +40,7 @@ from .messages import (
     read_frames,
 )
 from .program import Done, Failed, Program, ProgramEvent
-from .request import ErrorInfo, Finish, Request, RequestOutput
+from .request import Finish, Request, RequestOutput
 from .spawn import EngineProcess, spawn_engine
 from .streams import aiterate, iterate
 from .tokenizer import Tokenizer, load_tokenizer

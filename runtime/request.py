@@ -8,6 +8,7 @@ import msgspec
 
 from ..constrain.receipt import Receipt
 from ..constrain.spec import GrammarSpec
+from .errors import ErrorInfo
 from .sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -90,14 +91,6 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-
-
-class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request failed: a stable code, a sentence, and the field to blame if there is one."""
-
-    code: str
-    message: str
-    param: str | None = None
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .client import ModelInfo
+from .counters import ModelInfo
 from .errors import RequestError
 from .request import Request
 

@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 
 from .condition import Ref
-from .errors import EngineError
+from .errors import EngineError, ErrorInfo
 from .program import BranchFailed, ProgramEvent, Skipped, Value
 from .reasoning import Marks, split_reasoning
-from .request import ErrorInfo
 from .template import (
     Reading,
     Result,

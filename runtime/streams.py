@@ -10,43 +10,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from .errors import BoughError, EngineError, EngineStoppedError, OverloadedError, RequestError
+from .errors import to_exception
 from .program import Done, Failed, ProgramEvent
-from .request import ErrorInfo, RequestOutput
+from .request import RequestOutput
 
 Event = TypeVar("Event", RequestOutput, ProgramEvent)
-
-_REFUSALS = (
-    "invalid",
-    "unsupported",
-    "context_length",
-    "empty_prompt",
-    "grammar_too_complex",
-    "state_not_found",
-    "unknown_tool",
-)
-
-
-def to_exception(error: ErrorInfo) -> BoughError:
-    """The exception to raise for an error that came back as data."""
-    if error.code.startswith(_REFUSALS):
-        return RequestError(error.message, code=error.code, param=error.param)
-    if error.code == OverloadedError.code:
-        return OverloadedError(error.message)
-    if error.code == EngineStoppedError.code:
-        return EngineStoppedError(error.message)
-    return EngineError(error.message, code=error.code, param=error.param)
-
-
-MAX_MESSAGE_CHARS = 2000
-"""Of an error as data: errors may quote errors, and names."""
-
-
-def to_info(error: BoughError) -> ErrorInfo:
-    message = error.message
-    if len(message) > MAX_MESSAGE_CHARS:
-        message = f"{message[: MAX_MESSAGE_CHARS - 3]}..."
-    return ErrorInfo(code=error.code, message=message, param=error.param)
 
 
 def iterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[], None]) -> Iterator[Event]:

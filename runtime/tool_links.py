@@ -8,11 +8,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from .errors import BoughError
+from .errors import BoughError, ErrorInfo, to_info
 from .messages import LeaveTool, ToolInfo, ToolResult, UseTool
 from .program import Program, Use, walk
-from .request import ErrorInfo
-from .streams import to_info
 from .tool_shares import Owner
 from .tools import Ticket, ToolCall, ToolCallError, ToolRunner, check_tool, tool_failed, unknown_tool
 

@@ -9,13 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .branch import Branch, Step
-from .errors import BoughError, EngineError, EngineStoppedError
+from .errors import BoughError, EngineError, EngineStoppedError, ErrorInfo, to_info
 from .model_calls import Ended, FailedCall
 from .program import Piece, Use, Value
 from .program_state import Run, State
 from .references import write
-from .request import ErrorInfo
-from .streams import to_info
 from .tokenizer import Tokenizer
 from .tool_arguments import MAX_ARGUMENT_CHARS, read_arguments
 from .tool_shares import Owner

@@ -13,8 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from .errors import EngineStoppedError, OverloadedError, RequestError
-from .request import ErrorInfo
+from .errors import EngineStoppedError, ErrorInfo, OverloadedError, RequestError
 from .tool_shares import Owner, Shares
 
 logger = logging.getLogger("bough.tools")

@@ -11,14 +11,12 @@ from .branch import Barrier, Branch, Failure, Pending, Step
 from .decide import NotYetError
 from .engine import Engine
 from .enqueue import enter
-from .errors import BoughError
+from .errors import BoughError, ErrorInfo, to_info
 from .instructions import Entered, Instructions, Slice
 from .isolation import CANCELLED, alive, begin_anew, end, isolated, may_begin_anew, num_given, subtree, within_isolated
 from .program import BranchRestarted
 from .program_state import RESTART_WORK, Run, State
 from .references import PausedError, lacks
-from .request import ErrorInfo
-from .streams import to_info
 from .tool_use import Post
 from .tools import ToolRunner
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..runtime.client import ModelInfo
+from ..runtime.counters import ModelInfo
 from ..runtime.request import Request
 from ..runtime.sampling import MAX_LOGIT_BIAS, SamplingParams
 from ..runtime.tokenizer import Tokenizer

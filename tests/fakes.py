@@ -16,8 +16,8 @@ import tokenizers
 from bough.constrain import GrammarCompiler
 from bough.constrain.tables.matcher import RegularMatcher
 from bough.runtime.batch import Batch, build_batch
-from bough.runtime.client import ModelInfo
 from bough.runtime.config import EngineConfig
+from bough.runtime.counters import ModelInfo
 from bough.runtime.engine import Engine
 from bough.runtime.passes import DirectPasses, DrawSpec
 from bough.runtime.random import uniform

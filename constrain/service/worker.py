@@ -30,12 +30,12 @@ from ..jobs import (
     Lower,
     Ready,
     Refused,
-    Tabulate,
     Tabulated,
     ToWorker,
     frame,
 )
 from ..lower import lower
+from ..lowered import Tabulate
 from ..tables.tables import tabulate
 
 RECYCLE_BYTES = 512 << 20

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import MatcherError
-from ..grammar import MaskRow
 from ..matcher import TokenMatcher
 from ..receipt import Receipt
 from ..tokens import TokenTable
 from ..triggers import FIRST_CONTROL, Symbols, TokenIndex
+from ..vocabulary import MaskRow
 from .places import Body, Place, Scan, encode
 
 MAX_ROWS = 128

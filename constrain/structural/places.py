@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..grammar import MaskRow
 from ..matcher import CompiledGrammar
 from ..tokens import TokenTable
 from ..triggers import FIRST_CONTROL, Symbols, Triggers
+from ..vocabulary import MaskRow
 
 
 @dataclass(frozen=True)

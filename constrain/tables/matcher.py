@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import MatcherError
-from ..grammar import Grammar, MaskRow, Matcher
+from ..grammar import Grammar, Matcher
 from ..languages.regular import Automaton
 from ..matcher import TokenMatcher
 from ..receipt import Receipt
 from ..tokens import TokenTable
+from ..vocabulary import MaskRow
 from .rows import FAR, TokenMoves
 
 MAX_ROW_BYTES = 64 << 20

@@ -6,9 +6,8 @@ import threading
 
 from ..errors import GrammarError
 from ..grammar import Grammar
-from ..jobs import Tabulate
 from ..languages.regular import Automaton, compile_parts, compile_words
-from ..lowered import Lowered
+from ..lowered import Lowered, Tabulate
 from ..matcher import CompiledGrammar
 from ..spec import Choice, GrammarSpec
 from ..tokens import TokenTable

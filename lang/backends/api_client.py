@@ -13,10 +13,10 @@ import httpx
 import msgspec
 
 from ..errors import BackendError
-from .http import ahead
 
 MAX_LINE_BYTES = 4 << 20
 MAX_ANSWER_BYTES = 64 << 20
+MAX_ERROR_BYTES = 65536
 MAX_PAUSE_S = 60.0
 _RETRYABLE = frozenset({408, 409, 425, 429})
 _CODES = {401: "invalid_api_key", 403: "permission_denied", 404: "not_found", 429: "rate_limit_exceeded"}
@@ -235,3 +235,13 @@ async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
         if len(body) > MAX_ANSWER_BYTES:
             raise BackendError("the answer is longer than any text can be", code="broken_stream")
     return bytes(body)
+
+
+async def ahead(chunks: AsyncIterator[bytes]) -> bytes:
+    """As much of an answer as an error may have."""
+    body = b""
+    async for chunk in chunks:
+        body += chunk
+        if len(body) >= MAX_ERROR_BYTES:
+            break
+    return body

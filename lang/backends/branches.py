@@ -7,10 +7,10 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
 from ...runtime.blocks import Item
-from ...runtime.errors import BoughError
+from ...runtime.errors import BoughError, ErrorInfo
 from ...runtime.patterns import PatternCache
 from ...runtime.program import BranchFailed, Fork, Gen, Op, Program, ProgramEvent, Select, Use, Value
-from ...runtime.request import ErrorInfo, Usage
+from ...runtime.request import Usage
 from ...runtime.tools import ToolCall
 from .transcript import Mark, Prompt, open_role
 

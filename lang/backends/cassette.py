@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, Self
 
-from ...runtime.errors import BoughError, RequestError
+from ...runtime.errors import BoughError, RequestError, to_info
 from ...runtime.program import Done, Failed, Program, ProgramEvent
-from ...runtime.streams import to_info
 from ...runtime.tools import ToolCall
 from ..backend import TEXT_ONLY, Backend
 from ..errors import ProgramError, UnsupportedError

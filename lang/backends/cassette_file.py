@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
+from ...runtime.errors import ErrorInfo
 from ...runtime.program import BranchFailed, BranchRestarted, Done, Failed, Piece, Program, ProgramEvent, Value
-from ...runtime.request import ErrorInfo, Timings
+from ...runtime.request import Timings
 from ..errors import BackendError, CausedInfo, ProgramError
 
 VERSION = 1

@@ -18,9 +18,9 @@ from ...runtime.tools import ToolCall
 from ..backend import TEXT_ONLY
 from ..errors import BackendError
 from ..observe import trace_headers
+from .api_client import MAX_ERROR_BYTES, ahead
 from .tool_runs import NO_TOOLS
 
-MAX_ERROR_BYTES = 65536
 _MAX_CONNECTIONS = 1024
 _LANE_WIDTH = 8
 _RETRYABLE = frozenset({408, 429, 502, 503, 504})
@@ -250,16 +250,6 @@ def _broken(error: httpx.HTTPError) -> BackendError:
 def _head(chunks: Iterator[bytes]) -> bytes:
     body = b""
     for chunk in chunks:
-        body += chunk
-        if len(body) >= MAX_ERROR_BYTES:
-            break
-    return body
-
-
-async def ahead(chunks: AsyncIterator[bytes]) -> bytes:
-    """As much of an answer as an error may have."""
-    body = b""
-    async for chunk in chunks:
         body += chunk
         if len(body) >= MAX_ERROR_BYTES:
             break

@@ -10,7 +10,7 @@ import msgspec
 
 from ...runtime.blocks import Block, Item, joins_of
 from ...runtime.condition import Ref, Times
-from ...runtime.errors import BoughError, EngineError, RequestError
+from ...runtime.errors import BoughError, EngineError, ErrorInfo, RequestError, to_info
 from ...runtime.program import (
     BranchRestarted,
     Cancel,
@@ -26,8 +26,6 @@ from ...runtime.program import (
     Skipped,
     Use,
 )
-from ...runtime.request import ErrorInfo
-from ...runtime.streams import to_info
 from ..errors import to_caused_info
 from .branches import Answer, Barrier, Barriers, Branch, Call, Failure, Run, Step
 from .instructions import CancelledError, carry_out

@@ -7,10 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from ...runtime.blocks import StretchReader
-from ...runtime.errors import RequestError
+from ...runtime.errors import ErrorInfo, RequestError
 from ...runtime.patterns import PatternCache
 from ...runtime.program import Program, ProgramEvent
-from ...runtime.request import ErrorInfo
 from ...runtime.tools import ToolCall
 from .branches import Run
 from .interpret import Caller, Interpretation

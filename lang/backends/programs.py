@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Protocol
 
-from ...runtime.errors import BoughError, EngineError
+from ...runtime.errors import BoughError, EngineError, to_info
 from ...runtime.program import Failed, Gen, Program, ProgramEvent, Select, Use
-from ...runtime.streams import aiterate, iterate, to_info
+from ...runtime.streams import aiterate, iterate
 from ...runtime.tools import ToolCall
 from ..errors import BackendError
 from ..loops import LoopThread

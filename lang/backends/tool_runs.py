@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from ...runtime.errors import BoughError, EngineError, RequestError
+from ...runtime.errors import BoughError, EngineError, ErrorInfo, RequestError
 from ...runtime.program import Program, Use, Value, walk
-from ...runtime.request import ErrorInfo
 from ...runtime.tool_arguments import check_names, read_arguments
 from ...runtime.tools import DEFAULT_TIMEOUT_S, Ticket, ToolCall, ToolRunner
 from .branches import Answer, Call

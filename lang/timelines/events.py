@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from ...runtime.errors import ErrorInfo
 from ...runtime.program import (
     BranchFailed,
     BranchRestarted,
@@ -23,7 +24,7 @@ from ...runtime.program import (
     When,
     walk,
 )
-from ...runtime.request import ErrorInfo, Usage
+from ...runtime.request import Usage
 from .tree import ForkPoint
 
 Place = tuple[int, str]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...kernels.attention import HeadAttention
-from ...kernels.reference import ragged_attention
+from ...kernels.attention_reference import ragged_attention
 from ..errors import ModelError
 from .checkpoint import read_safetensors_header, safetensors_files
 from .config import ModelShape

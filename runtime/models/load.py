@@ -14,13 +14,13 @@ from ...kernels.ops import DecoderOps
 from ...kernels.select_linear import has_kernels
 from ...kernels.select_ops import select_ops
 from ..errors import ModelError
-from ..runner import Model
 from .checkpoint import Checkpoint, GGUFCheckpoint, SafetensorsCheckpoint, read_json_object
 from .config import ModelConfig, ModelShape, UnsupportedModelError, read_config
 from .decoder import Decoder
 from .gguf_file import GGUFFile
 from .locate import locate as locate
 from .locate import model_name
+from .model import Model
 from .native import NativeDecoder, NativeTarget, load_native
 from .quantised import QuantisedLinear, StackedLinear, load_projections
 from .quantised_checkpoint import EXTRA_DTYPES, QuantisedFolder

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bough.benchmarks.prose import Prose
-from bough.runtime.client import EngineStats
+from bough.runtime.counters import EngineStats
 from bough.runtime.llm import LLM
 from bough.runtime.native_runner import NativeRunner
 from bough.runtime.request import TokenLogprob

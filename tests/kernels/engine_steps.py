@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from bough.kernels.attention import AttentionBatch, KVShape
-from bough.kernels.reference import ReferenceAttention
+from bough.kernels.attention_reference import ReferenceAttention
 from bough.kernels.sharing import find_shared, order_by_prefix
 from bough.kernels.triton_attention import TritonAttention
 from tests.triton_interpreter import DEVICE

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from bough.kernels.attention import AttentionBatch, HeadNorm, KVShape
-from bough.kernels.reference import ReferenceAttention, ragged_attention, rms_norm, rotate, silu_multiply
+from bough.kernels.attention_reference import ReferenceAttention, ragged_attention
+from bough.kernels.reference import rms_norm, rotate, silu_multiply
 from bough.kernels.torch_attention import TorchAttention
 
 

@@ -12,7 +12,7 @@ import torch
 
 from bough.kernels import torch_attention
 from bough.kernels.attention import AttentionBatch, KVShape
-from bough.kernels.reference import ReferenceAttention, ragged_attention
+from bough.kernels.attention_reference import ReferenceAttention, ragged_attention
 from bough.kernels.torch_attention import TorchAttention
 
 NAN = float("nan")

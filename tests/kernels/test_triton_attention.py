@@ -16,9 +16,10 @@ from tests.triton_interpreter import DEVICE
 pytest.importorskip("triton")
 
 from bough.kernels.attention import AttentionBatch, HeadNorm
+from bough.kernels.attention_reference import ReferenceAttention
 from bough.kernels.decode_rows import DecodeRows
 from bough.kernels.padded_work import WorkCapacity, write_padded
-from bough.kernels.reference import ReferenceAttention, rms_norm, rotate
+from bough.kernels.reference import rms_norm, rotate
 from bough.kernels.select import select_attention
 from bough.kernels.torch_attention import TorchAttention
 from bough.kernels.tree_cost import HeadShape, Machine

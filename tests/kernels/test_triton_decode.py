@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.kernels.reference import ragged_attention
+from bough.kernels.attention_reference import ragged_attention
 from bough.kernels.triton_decode import DecodeSplits
 from bough.kernels.work_list import KV_START
 

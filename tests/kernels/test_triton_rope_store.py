@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bough.kernels.attention import HeadNorm
-from bough.kernels.reference import split_heads
+from bough.kernels.attention_reference import split_heads
 from tests.triton_interpreter import DEVICE, HAS_GPU
 
 from bough.kernels.triton_rope_store import rope_store  # isort: skip  after the interpreter

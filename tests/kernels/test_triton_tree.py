@@ -13,9 +13,9 @@ from tests.triton_interpreter import DEVICE
 
 pytest.importorskip("triton")
 
+from bough.kernels.attention_reference import ragged_attention
 from bough.kernels.device_work import DeviceWork
 from bough.kernels.padded_work import PaddedWork, write_padded
-from bough.kernels.reference import ragged_attention
 from bough.kernels.tree_cost import HeadShape, Machine
 from bough.kernels.tree_plan import TreePlan, TreePlanner
 from bough.kernels.triton_merge import merge_lists

@@ -16,8 +16,8 @@ pytest.importorskip("triton")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bough.kernels.attention_reference import ragged_attention
 from bough.kernels.device_work import DeviceWork, upload
-from bough.kernels.reference import ragged_attention
 from bough.kernels.triton_merge import merge_lists
 from bough.kernels.triton_work import work_attention
 from bough.kernels.work_list import WorkList, largest_block_m, plan_extend

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.kernels.reference import ragged_attention
+from bough.kernels.attention_reference import ragged_attention
 from bough.kernels.work_list import (
     FIXED_BLOCK_M,
     ITEM_FIELDS,

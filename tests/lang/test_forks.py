@@ -12,6 +12,7 @@ import pytest
 from bough.lang.api import assistant, function, gen, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError
+from bough.runtime.errors import ErrorInfo
 from bough.runtime.program import (
     BranchFailed,
     BranchRestarted,
@@ -24,7 +25,6 @@ from bough.runtime.program import (
     Join,
 )
 from bough.runtime.random import derive
-from bough.runtime.request import ErrorInfo
 
 from .fakes import FakeBackend, value
 

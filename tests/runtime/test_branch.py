@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from bough.constrain.spec import Choice
 from bough.runtime.branch import Barrier, Branch, Failure, keep_text
 from bough.runtime.decide import NotYetError
-from bough.runtime.errors import EngineError, RequestError
+from bough.runtime.errors import EngineError, ErrorInfo, RequestError
 from bough.runtime.executor import Executor
 from bough.runtime.program import Fork, Gen, Join, Op, Piece, Ref, RoleBegin, RoleEnd, Select, Text
 from bough.runtime.references import write
-from bough.runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, ErrorInfo
+from bough.runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED
 from bough.runtime.sampling import SamplingParams
 from bough.runtime.values import Values
 

@@ -11,8 +11,8 @@ import pytest
 from bough.constrain import JsonSchema, Matcher, MatcherError, Regex
 from bough.constrain.completion import Completer
 from bough.constrain.errors import SearchLateError
-from bough.constrain.grammar import MaskRow
 from bough.constrain.grammar_state import GrammarState
+from bough.constrain.vocabulary import MaskRow
 from bough.runtime.masks import MaskFiller, MaskJob
 from bough.runtime.request import Request, RequestOutput
 from bough.runtime.sampling import SamplingParams

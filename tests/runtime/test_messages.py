@@ -13,10 +13,18 @@ import msgspec
 import pytest
 
 from bough.runtime.config import EngineConfig
-from bough.runtime.errors import BoughError, EngineError, EngineStoppedError, OverloadedError, RequestError
+from bough.runtime.errors import (
+    BoughError,
+    EngineError,
+    EngineStoppedError,
+    ErrorInfo,
+    OverloadedError,
+    RequestError,
+    to_exception,
+    to_info,
+)
 from bough.runtime.messages import Abort, AskStats, Drop, FrameWriter, Start, Submit, ToEngine, read_frames
-from bough.runtime.request import ErrorInfo, Request
-from bough.runtime.streams import to_exception, to_info
+from bough.runtime.request import Request
 
 from .asking import request
 

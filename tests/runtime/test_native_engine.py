@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bough.kernels.native.library import Library
-from bough.runtime.client import EngineStats
+from bough.runtime.counters import EngineStats
 from bough.runtime.llm import LLM
 from bough.runtime.native_runner import NativeRunner
 from bough.runtime.request import TokenLogprob

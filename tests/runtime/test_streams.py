@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from bough.runtime import streams
-from bough.runtime.errors import BoughError, RequestError
+from bough.runtime.errors import BoughError, ErrorInfo, RequestError, to_info
 from bough.runtime.program import Delta, Done, Failed, ProgramEvent
-from bough.runtime.request import ErrorInfo
-from bough.runtime.streams import aiterate, to_info
+from bough.runtime.streams import aiterate
 
 Listen = Callable[[ProgramEvent], None]
 

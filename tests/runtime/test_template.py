@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from bough.runtime.condition import Compare, Count, Every, Hole, Matches, Negation, Ref, Times
-from bough.runtime.errors import EngineError, RequestError
+from bough.runtime.errors import EngineError, ErrorInfo, RequestError
 from bough.runtime.fill import check_template, fill
 from bough.runtime.program import (
     Assign,
@@ -24,7 +24,6 @@ from bough.runtime.program import (
     Value,
     When,
 )
-from bough.runtime.request import ErrorInfo
 from bough.runtime.results import Results
 from bough.runtime.template import (
     Parameter,

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bough.runtime.errors import OverloadedError
-from bough.runtime.request import ErrorInfo
+from bough.runtime.errors import ErrorInfo, OverloadedError
 from bough.runtime.tool_shares import Owner, Shares
 from bough.runtime.tools import Ticket, ToolRunner
 

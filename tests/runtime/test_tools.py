@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from bough.runtime.condition import Compare
-from bough.runtime.errors import EngineError, OverloadedError, RequestError
+from bough.runtime.errors import EngineError, ErrorInfo, OverloadedError, RequestError
 from bough.runtime.program import BranchFailed, Fork, Gen, Join, Op, Piece, Ref, Repeat, Text, Use, Value
-from bough.runtime.request import ErrorInfo
 from bough.runtime.sampling import SamplingParams
 from bough.runtime.tool_arguments import check_names, read_arguments
 from bough.runtime.tools import MAX_TOOLS, ToolRegistry, ToolRunner

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bough.constrain.receipt import Receipt
-from bough.runtime.client import EngineStats, ModelInfo
+from bough.runtime.counters import EngineStats, ModelInfo
+from bough.runtime.errors import ErrorInfo
 from bough.runtime.program import Delta, Done, Failed, Gen, Program, ProgramEvent, Value
-from bough.runtime.request import SAMPLED, ErrorInfo, Finish, FinishReason, Request, RequestOutput, TokenLogprob, Usage
+from bough.runtime.request import SAMPLED, Finish, FinishReason, Request, RequestOutput, TokenLogprob, Usage
 from bough.runtime.tools import ToolCall, ToolRegistry
 
 EOS = 256

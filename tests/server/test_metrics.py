@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from bough.runtime.client import EngineStats
+from bough.runtime.counters import EngineStats
 from bough.runtime.request import Finish, Timings, Usage
 from bough.server.metrics import ServerMetrics, kv_usage
 

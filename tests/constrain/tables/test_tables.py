@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bough.constrain import Choice, Grammar, GrammarCompiler, Lark, MatcherError, Regex, Vocabulary
-from bough.constrain.jobs import Tabulate
 from bough.constrain.languages.regular import Conjunction, compile_regular
-from bough.constrain.lowered import Lowered
+from bough.constrain.lowered import Lowered, Tabulate
 from bough.constrain.matcher import CompiledGrammar
 from bough.constrain.spec import GrammarSpec
 from bough.constrain.tables import matcher as table_matcher

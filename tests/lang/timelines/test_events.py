@@ -11,6 +11,7 @@ from bough.lang.backends import mock
 from bough.lang.timelines.timeline import Timeline
 from bough.lang.timelines.tree import Message
 from bough.runtime.condition import Compare, Ref
+from bough.runtime.errors import ErrorInfo
 from bough.runtime.program import (
     BranchFailed,
     BranchRestarted,
@@ -28,7 +29,7 @@ from bough.runtime.program import (
     When,
     walk,
 )
-from bough.runtime.request import PREFILLED, SAMPLED, ErrorInfo, Usage
+from bough.runtime.request import PREFILLED, SAMPLED, Usage
 
 from .test_timeline import Page
 

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from bough.kernels.attention import AttentionBatch, KVShape
-from bough.kernels.reference import ReferenceAttention
+from bough.kernels.attention_reference import ReferenceAttention
 
 
 def pytest_configure(config: pytest.Config) -> None:

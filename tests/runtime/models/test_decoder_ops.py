@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from bough.kernels.attention import AttentionBatch, HeadNorm, KVShape
+from bough.kernels.attention_reference import ReferenceAttention
 from bough.kernels.ops import DecoderOps
-from bough.kernels.reference import ReferenceAttention
 from bough.kernels.torch_ops import TorchOps
 from bough.runtime.models.config import ModelConfig, read_config
 from bough.runtime.models.decoder import Decoder
