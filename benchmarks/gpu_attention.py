@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..kernels.attention import AttentionBatch, Int32, SharedPrefix
-from ..kernels.attention_reference import ragged_attention
-from ..kernels.sharing import find_shared
+from ..kernels.attention.interface import AttentionBatch, Int32, SharedPrefix
+from ..kernels.attention.plan.sharing import find_shared
+from ..kernels.attention.reference import ragged_attention
 from .gpu_problem import poison
 from .roofline import Heads
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..kernels.quantised import QuantisedWeight, dequantise, quantise_bytes, quantise_int4, quantise_int8
-from ..kernels.select_linear import select_product
-from ..kernels.triton_matmul import invariant_linear
+from ..kernels.linear.formats import QuantisedWeight, dequantise, quantise_bytes, quantise_int4, quantise_int8
+from ..kernels.linear.invariant_matmul import invariant_linear
+from ..kernels.linear.select import select_product
 from . import roofline
 from .gpu_case import Case, Settings
 from .gpu_problem import Launch, Problem, measure

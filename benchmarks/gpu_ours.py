@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..kernels.attention import HeadNorm, Int32, KVShape
-from ..kernels.device_work import DeviceWork
-from ..kernels.sampling import SampleRows, SampleTables
-from ..kernels.triton_decode import DecodeSplits
-from ..kernels.triton_merge import merge_lists
-from ..kernels.triton_norm import add_rms_norm
-from ..kernels.triton_rope_store import rope_store
-from ..kernels.triton_sample import SampleWorkspace, sample_rows
-from ..kernels.triton_silu import silu_multiply
-from ..kernels.triton_work import work_attention
-from ..kernels.work_list import WorkList
-from ..kernels.work_planner import WorkPlanner
+from ..kernels.attention.decode import DecodeSplits
+from ..kernels.attention.interface import HeadNorm, Int32, KVShape
+from ..kernels.attention.merge import merge_lists
+from ..kernels.attention.plan.device_work import DeviceWork
+from ..kernels.attention.plan.planner import WorkPlanner
+from ..kernels.attention.plan.work_list import WorkList
+from ..kernels.attention.rope_store import rope_store
+from ..kernels.attention.work import work_attention
+from ..kernels.decoder.norm import add_rms_norm
+from ..kernels.decoder.silu import silu_multiply
+from ..kernels.sampling.reference import SampleRows, SampleTables
+from ..kernels.sampling.sample import SampleWorkspace, sample_rows
 from .gpu_attention import PAGE_SIZE, AttentionInputs
 from .gpu_problem import Launch, poison
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..kernels.mask_logits import unpack_mask
-from ..kernels.sampling import SampleRows
+from ..kernels.sampling.mask_logits import unpack_mask
+from ..kernels.sampling.reference import SampleRows
 from .gpu_attention import PAGE_SIZE, AttentionInputs
 from .gpu_problem import AbsentError, Launch
 

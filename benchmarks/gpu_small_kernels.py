@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..kernels import reference
-from ..kernels.attention import HeadNorm
-from ..kernels.sampling import SampleRows, SampleTables
-from ..kernels.sampling import sample_rows as sample_reference
+from ..kernels.attention.interface import HeadNorm
+from ..kernels.decoder import reference
+from ..kernels.sampling.reference import SampleRows, SampleTables
+from ..kernels.sampling.reference import sample_rows as sample_reference
 from . import gpu_ours, gpu_rivals, roofline
 from .gpu_case import Case, Settings
 from .gpu_ours import RopeInputs, SampleInputs

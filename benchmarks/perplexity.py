@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from ..kernels.attention import AttentionBatch, KVShape
+from ..kernels.attention.interface import AttentionBatch, KVShape
+from ..kernels.attention.select import select_attention
 from ..kernels.native.library import load_library
 from ..kernels.native.threads import Threads
-from ..kernels.select import select_attention
 from ..runtime.batch import Batch
 from ..runtime.models.decoder import Decoder, Linear
 from ..runtime.models.load import LoadedModel, load_model

@@ -14,7 +14,7 @@ from pathlib import Path
 import tokenizers
 import torch
 
-from ..kernels.select_ops import select_ops
+from ..kernels.decoder.select import select_ops
 from ..runtime.config import EngineConfig
 from ..runtime.control_tokens import ControlTokens
 from ..runtime.engine import Engine

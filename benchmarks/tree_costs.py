@@ -2,9 +2,9 @@
 
     python -m bough.benchmarks.tree_costs [--json]
 
-Time is that of one layer, as the cost model has it (kernels/tree_cost.py): the busiest multiprocessor of each launch,
-then the merge. It knows nothing of the GPU's cache, which may already serve some of what the flat plan reads again and
-again.
+Time is that of one layer, as the cost model has it (kernels/attention/plan/tree_cost.py): the busiest multiprocessor
+of each launch, then the merge. It knows nothing of the GPU's cache, which may already serve some of what the flat plan
+reads again and again.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.attention import SharedPrefix
-from ..kernels.tree_cost import H200, HeadShape, processor_loads, tile_costs
-from ..kernels.tree_plan import TreePlan, TreePlanner
-from ..kernels.work_list import PROGRAMS_PER_PROCESSOR
+from ..kernels.attention.interface import SharedPrefix
+from ..kernels.attention.plan.tree_cost import H200, HeadShape, processor_loads, tile_costs
+from ..kernels.attention.plan.tree_plan import TreePlan, TreePlanner
+from ..kernels.attention.plan.work_list import PROGRAMS_PER_PROCESSOR
 
 SHAPE = HeadShape(page_size=16, group=4, num_kv_heads=8, head_dim=128, kv_itemsize=2)
 """A layer of Qwen3-8B in bfloat16."""

@@ -1,4 +1,4 @@
-"""What it takes to compile a Triton kernel without a GPU; each `triton_*` module lists its own in `compile_cases`."""
+"""What it takes to compile a Triton kernel without a GPU; each module with kernels lists its own in `compile_cases`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import argparse
 import importlib
 import json
 import os
-import pkgutil
 import re
 import subprocess
 import sys
@@ -83,14 +82,14 @@ class Finding:
         """Its cells under `_COLUMNS`."""
         needs = (self.registers, self.spill_bytes, f"{self.shared_bytes / 1024:.1f} KiB")
         counts = (self.wgmma, self.mma, self.shape, self.cp_async, self.tma, f"{self.seconds:.1f}")
-        name = self.module.removeprefix("triton_")
-        return (name, self.case, f"sm_{self.target}", *map(str, needs + counts), self.fault or "ok")
+        return (self.module, self.case, f"sm_{self.target}", *map(str, needs + counts), self.fault or "ok")
 
 
 def kernel_modules() -> list[str]:
-    """Names of the modules beside this one that hold Triton kernels, sorted."""
+    """Names of the modules below this folder that hold Triton kernels, such as "attention.decode"; sorted."""
     folder = Path(__file__).parent
-    return sorted(found.name for found in pkgutil.iter_modules([str(folder)]) if found.name.startswith("triton_"))
+    found = (path for path in folder.rglob("*.py") if "\n@triton.jit" in path.read_text())
+    return sorted(".".join(path.relative_to(folder).with_suffix("").parts) for path in found)
 
 
 def cases_of(module: str) -> list[CompileCase]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels.attention import AttentionBatch, SharedPrefix
+from ..kernels.attention.interface import AttentionBatch, SharedPrefix
 from .scheduler import Plan
 
 

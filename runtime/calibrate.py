@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..kernels.attention import AttentionBatch, KVShape
-from ..kernels.torch_attention import TorchAttention
+from ..kernels.attention.interface import AttentionBatch, KVShape
+from ..kernels.attention.torch_backend import TorchAttention
 from .models.model import Model
 
 TEXT = """\

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..constrain.tables.matcher import RegularGrammar, RegularMatcher
-from ..kernels.grammar_table import GrammarPool, GrammarTable, TablePlace
+from ..kernels.decode_step.grammar_table import GrammarPool, GrammarTable, TablePlace
 from ..kernels.staging import upload
 from .gpu_slots import Slot
 

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import torch
 
 from ..constrain.tables.matcher import RegularMatcher
-from ..kernels.attention import SharedPrefix
-from ..kernels.decode_rows import DecodeRows, DeviceAttention
-from ..kernels.drawing import Drawing
-from ..kernels.padded_work import PaddedWork
-from ..kernels.sampling import SampleRows, SampleTables
+from ..kernels.attention.decode_rows import DecodeRows, DeviceAttention
+from ..kernels.attention.interface import SharedPrefix
+from ..kernels.attention.plan.padded_work import PaddedWork
+from ..kernels.decode_step.reference import DecodeInputs
+from ..kernels.decode_step.select import Drawing
+from ..kernels.sampling.reference import SampleRows, SampleTables
 from ..kernels.staging import Download, upload
-from ..kernels.step import DecodeInputs
 from .batch import build_batch
 from .gpu_device import on_device
 from .gpu_grammars import DeviceGrammars

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..kernels.drawing import Drawing
-from ..kernels.sampling import SampleRows, SampleTables
+from ..kernels.decode_step.select import Drawing
+from ..kernels.sampling.reference import SampleRows, SampleTables
 from ..kernels.staging import upload
 from .passes import Masks
 from .sampler import Draws, Row

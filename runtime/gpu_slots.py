@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels.grammar_table import TablePlace
+from ..kernels.decode_step.grammar_table import TablePlace
 from ..radix import Lease
 from .passes import DrawSpec
 from .sequence import Sequence

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ..kernels.sampling import SampleRows
+from ..kernels.sampling.reference import SampleRows
 from ..kernels.staging import upload
 from .gpu_sampler import sampling_numbers, seed_bits
 from .gpu_slots import Slot

@@ -7,11 +7,11 @@ from collections.abc import Sequence as AbstractSequence
 import numpy as np
 import torch
 
-from ..kernels.attention import SharedPrefix
-from ..kernels.padded_work import PaddedWork, write_padded
-from ..kernels.sharing import SharingIndex, find_shared, order_by_prefix
+from ..kernels.attention.interface import SharedPrefix
+from ..kernels.attention.plan.padded_work import PaddedWork, write_padded
+from ..kernels.attention.plan.sharing import SharingIndex, find_shared, order_by_prefix
+from ..kernels.attention.plan.tree_plan import TreePlanner
 from ..kernels.staging import upload
-from ..kernels.tree_plan import TreePlanner
 from ..radix import Lease
 from .gpu_slots import Slot
 from .scheduler import Work

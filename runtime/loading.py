@@ -9,10 +9,10 @@ from collections.abc import Callable
 import torch
 
 from ..constrain import GrammarCompiler
-from ..kernels.attention import KVShape
-from ..kernels.drawing import triton_drawing
-from ..kernels.select import select_attention
-from ..kernels.work_planner import WorkPlanner
+from ..kernels.attention.interface import KVShape
+from ..kernels.attention.plan.planner import WorkPlanner
+from ..kernels.attention.select import select_attention
+from ..kernels.decode_step.select import triton_drawing
 from .calibrate import TEXT, kv_scales
 from .config import EngineConfig, SchedulerLimits
 from .counters import ModelInfo

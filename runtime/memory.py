@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..kernels.attention import AttentionBackend, AttentionBatch
+from ..kernels.attention.interface import AttentionBackend, AttentionBatch
 from . import host
 from .config import SchedulerLimits
 from .errors import ModelError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..kernels.attention import AttentionBackend
+from ..kernels.attention.interface import AttentionBackend
 from .batch import Batch
 from .models.model import Model
 from .sampler import Logits

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..constrain.tables.matcher import RegularMatcher
-from ..kernels import host_sampling
+from ..kernels.sampling import host_sampling
 from .request import TokenLogprob
 from .sampling import SamplingParams
 
@@ -206,7 +206,7 @@ def forbid(line: Logits, mask: npt.NDArray[np.int32]) -> None:
 
 
 def _draw(line: Logits, row: Row) -> int:
-    """As kernels.sampling draws: in whole numbers, in the order of the vocabulary."""
+    """As kernels.sampling.reference draws: in whole numbers, in the order of the vocabulary."""
     params, bits = row.params, random_bits(row)
     numbers = np.array([params.temperature, params.top_p, params.min_p], np.float32)
     temperature, top_p, min_p = numbers.tolist()

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..kernels.host_sampling import COLDEST, ONE
-from ..kernels.mask_logits import mask_logits_
-from ..kernels.sampling import kept, pick
+from ..kernels.sampling.host_sampling import COLDEST, ONE
+from ..kernels.sampling.mask_logits import mask_logits_
+from ..kernels.sampling.reference import kept, pick
 from ..kernels.staging import upload
 from .request import TokenLogprob
 from .sampler import Draws, Row, narrow, random_bits
@@ -131,7 +131,7 @@ def _places(tokens: Sequence[tuple[int, Sequence[int]]]) -> npt.NDArray[np.int64
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """One token id a row, as kernels.sampling draws: in whole numbers, in the order of the vocabulary."""
+    """One token id a row, as kernels.sampling.reference draws: in whole numbers, in the order of the vocabulary."""
     logits = logits.float()
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     plain = [index for index, row in enumerate(rows) if not row.params.cuts]

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..quantised import PackedWeight, unpack
+from ..linear.formats import PackedWeight, unpack
 from . import library as native
 from .library import Library
 from .threads import Threads

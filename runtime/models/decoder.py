@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ...kernels.attention import AttentionBackend, HeadNorm
-from ...kernels.ops import DecoderOps
-from ...kernels.torch_ops import TorchOps
+from ...kernels.attention.interface import AttentionBackend, HeadNorm
+from ...kernels.decoder.ops import DecoderOps
+from ...kernels.decoder.torch_ops import TorchOps
 from .config import ModelConfig
 from .rope import RotaryPositions
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ...kernels.attention import HeadAttention
-from ...kernels.attention_reference import ragged_attention
+from ...kernels.attention.interface import HeadAttention
+from ...kernels.attention.reference import ragged_attention
 from ..errors import ModelError
 from .checkpoint import read_safetensors_header, safetensors_files
 from .config import ModelShape

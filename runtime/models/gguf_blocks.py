@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...kernels.quantised import PackedWeight, pack
+from ...kernels.linear.formats import PackedWeight, pack
 from .gguf_file import BlockFormat
 
 Bytes = npt.NDArray[np.uint8]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...kernels.select_invariant import InvariantProduct, select_invariant_product
+from ...kernels.linear.select_invariant import InvariantProduct, select_invariant_product
 from .decoder import Decoder, Linear, Projection
 from .quantised import QuantisedLinear, StackedLinear
 

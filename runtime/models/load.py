@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ...kernels.ops import DecoderOps
-from ...kernels.select_linear import has_kernels
-from ...kernels.select_ops import select_ops
+from ...kernels.decoder.ops import DecoderOps
+from ...kernels.decoder.select import select_ops
+from ...kernels.linear.select import has_kernels
 from ..errors import ModelError
 from .checkpoint import Checkpoint, GGUFCheckpoint, SafetensorsCheckpoint, read_json_object
 from .config import ModelConfig, ModelShape, UnsupportedModelError, read_config

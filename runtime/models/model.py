@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from ...kernels.attention import AttentionBackend
+from ...kernels.attention.interface import AttentionBackend
 
 
 class Model(Protocol):

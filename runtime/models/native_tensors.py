@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ...kernels.linear.formats import PackedWeight, quantise_int4_minimums, quantise_int8_groups
 from ...kernels.native.packed import tile_packed as tile_packed
 from ...kernels.native.weights import GROUP
-from ...kernels.quantised import PackedWeight, quantise_int4_minimums, quantise_int8_groups
 from .checkpoint import Checkpoint
 from .gguf_tensors import GGUFTensors
 from .quantised_checkpoint import QuantisedFolder

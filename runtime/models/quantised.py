@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...kernels.quantised import (
+from ...kernels.linear.formats import (
     ByteWeight,
     PackedWeight,
     QuantisedWeight,
@@ -15,7 +15,7 @@ from ...kernels.quantised import (
     quantise_int4,
     quantise_int8,
 )
-from ...kernels.select_linear import Product, select_product
+from ...kernels.linear.select import Product, select_product
 from ..errors import ModelError
 from .config import ModelConfig
 from .decoder import Decoder, Linear, Projection

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...kernels.quantised import ByteWeight, PackedWeight, dequantise, holds_group, pack
+from ...kernels.linear.formats import ByteWeight, PackedWeight, dequantise, holds_group, pack
 from ..errors import ModelError
 from .checkpoint import SafetensorsCheckpoint
 from .stored_weight import StoredWeight

@@ -12,7 +12,7 @@ _TABLE_CHUNK = 16384
 
 
 class RotaryPositions:
-    """Cosines and sines of token positions, as kernels.reference.rotate takes them.
+    """Cosines and sines of token positions, as kernels.decoder.reference.rotate takes them.
 
     num_tabulated    computes the angles of positions 0 .. num_tabulated once, 8 * head_dim bytes each, and `angles`
                      looks them up in one launch: for a GPU, where the dozen launches of the formula cost more than

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from ...kernels.quantised import QuantisedWeight
+from ...kernels.linear.formats import QuantisedWeight
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import torch
 
 from bough.benchmarks.gpu_attention import PAGE_SIZE, distinct_tokens, make_inputs, plain_paths, reference
 from bough.benchmarks.roofline import Heads
-from bough.kernels.attention import KVShape, SharedPrefix
-from bough.kernels.attention_reference import ReferenceAttention
+from bough.kernels.attention.interface import KVShape, SharedPrefix
+from bough.kernels.attention.reference import ReferenceAttention
 
 HEADS = Heads(4, 2, 8, 4, 4)
 

@@ -14,8 +14,8 @@ from bough.benchmarks.gpu_case import Settings
 from bough.benchmarks.gpu_problem import AbsentError
 from bough.benchmarks.gpu_timing import relative_error
 from bough.benchmarks.roofline import Heads
-from bough.kernels.tree_cost import HeadShape, Machine
-from bough.kernels.tree_plan import TreePlanner
+from bough.kernels.attention.plan.tree_cost import HeadShape, Machine
+from bough.kernels.attention.plan.tree_plan import TreePlanner
 
 QUICK = Settings(DEVICE, quick=True)
 FAMILIES = ("decode", "tree", "extend", "sampler", "small", "linear", "compiled")

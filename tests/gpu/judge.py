@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from bough.constrain import Grammar
-from bough.kernels.attention import AttentionBatch, KVShape
-from bough.kernels.torch_attention import TorchAttention
+from bough.kernels.attention.interface import AttentionBatch, KVShape
+from bough.kernels.attention.torch_backend import TorchAttention
 from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.load import load_model
 

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from bough.kernels.attention import AttentionBatch, KVShape
-from bough.kernels.attention_reference import ReferenceAttention
-from bough.kernels.sharing import find_shared, order_by_prefix
-from bough.kernels.triton_attention import TritonAttention
+from bough.kernels.attention.interface import AttentionBatch, KVShape
+from bough.kernels.attention.plan.sharing import find_shared, order_by_prefix
+from bough.kernels.attention.reference import ReferenceAttention
+from bough.kernels.attention.triton_backend import TritonAttention
 from tests.triton_interpreter import DEVICE
 
 NAN = float("nan")

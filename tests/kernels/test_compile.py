@@ -17,7 +17,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 
-MATRIX_KERNELS = ("triton_matmul",)
+MATRIX_KERNELS = ("linear.invariant_matmul",)
 """Modules whose kernels are worth nothing unless they use the matrix units."""
 
 
@@ -65,11 +65,11 @@ def test_products_use_the_matrix_units(findings: list[dict[str, Any]]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_both_heights_of_a_product_issue_the_same_instructions(findings: list[dict[str, Any]]) -> None:
-    """The promise of triton_matmul that a row is the same among few rows and among many rests on this."""
+    """The promise of invariant_matmul that a row is the same among few rows and among many rests on this."""
     kinds: dict[tuple[str, int], list[tuple[str, str]]] = {}
     for finding in findings:
         words = finding["case"].split()
-        if finding["module"] == "triton_matmul" and len(words) == 4:
+        if finding["module"] == "linear.invariant_matmul" and len(words) == 4:
             kinds.setdefault((words[1], finding["target"]), []).append((words[2], finding["shape"]))
     assert {kind: sorted(height for height, _ in found) for kind, found in kinds.items()} == {
         (kind, target): ["T128", "T64"] for kind in ("narrow", "wide") for target in (80, 90)
@@ -105,9 +105,9 @@ def unlisted(source: str) -> list[str]:
 
 
 def test_every_launched_kernel_is_listed(repository: Path) -> None:
-    sources = sorted((repository / "kernels").glob("triton_*.py"))
+    sources = sorted((repository / "kernels").rglob("*.py"))
     assert sources
-    found = {path.name: names for path in sources if (names := unlisted(path.read_text()))}
+    found = {str(path): names for path in sources if (names := unlisted(path.read_text()))}
     assert found == {}
 
 
@@ -166,14 +166,14 @@ def test_a_case_belongs_to_the_target_it_is_named_for() -> None:
 def test_faults_and_their_table() -> None:
     from bough.kernels.compile_check import Finding, table
 
-    fine = Finding("triton_a", "b", 80, 0.5, registers=64, shared_bytes=163 * 1024, mma=2, shape="m16n8k16")
+    fine = Finding("a", "b", 80, 0.5, registers=64, shared_bytes=163 * 1024, mma=2, shape="m16n8k16")
     assert fine.fault is None
-    assert Finding("triton_a", "b", 80, 0.5, shared_bytes=163 * 1024 + 1).fault == (
+    assert Finding("a", "b", 80, 0.5, shared_bytes=163 * 1024 + 1).fault == (
         "needs 166913 bytes of shared memory, there are 166912"
     )
-    assert Finding("triton_a", "b", 90, 0.5, shared_bytes=163 * 1024 + 1).fault is None
-    assert Finding("triton_a", "b", 90, 0.5, spill_bytes=8).fault == "spills 8 bytes"
-    assert Finding("triton_a", "b", 90, 0.5, error="no").fault == "no"
+    assert Finding("a", "b", 90, 0.5, shared_bytes=163 * 1024 + 1).fault is None
+    assert Finding("a", "b", 90, 0.5, spill_bytes=8).fault == "spills 8 bytes"
+    assert Finding("a", "b", 90, 0.5, error="no").fault == "no"
     assert table([fine]).splitlines()[1].split() == (
         ["a", "b", "sm_80", "64", "0", "163.0", "KiB", "0", "2", "m16n8k16", "0", "0", "0.5", "ok"]
     )
@@ -199,7 +199,7 @@ def compiled_anew(source: str) -> list[str]:
 
 def test_no_kernel_is_compiled_anew_for_a_number_of_rows(repository: Path) -> None:
     """Seconds each, in the middle of serving."""
-    sources = sorted((repository / "kernels").glob("triton_*.py"))
+    sources = sorted((repository / "kernels").rglob("*.py"))
     found = [name for path in sources for name in compiled_anew(path.read_text())]
     assert found == []
 

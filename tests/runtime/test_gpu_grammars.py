@@ -21,7 +21,7 @@ from bough.constrain.matcher import CompiledGrammar
 from bough.constrain.spec import GrammarSpec
 from bough.constrain.tables.matcher import RegularGrammar
 from bough.constrain.tables.tables import RegularTables, tabulate
-from bough.kernels import grammar_table
+from bough.kernels.decode_step import grammar_table
 from bough.runtime import gpu_grammars
 from bough.runtime.engine import Engine
 from bough.runtime.gpu_grammars import DeviceGrammars, build_table
@@ -36,7 +36,7 @@ from .test_gpu_runner import make_engine
 
 from ..triton_interpreter import DEVICE  # isort: skip
 
-from bough.kernels.triton_grammar import advance_states  # isort: skip  after the interpreter
+from bough.kernels.decode_step.grammar_rows import advance_states  # isort: skip  after the interpreter
 
 VOCAB = 258
 SPECS: list[GrammarSpec] = [

@@ -14,11 +14,11 @@ import torch
 
 from bough.constrain import GrammarCompiler
 from bough.constrain.spec import JsonSchema
-from bough.kernels.attention import AttentionBatch, KVShape
-from bough.kernels.decode_rows import DecodeRows
-from bough.kernels.drawing import torch_drawing
-from bough.kernels.grammar_table import advance_states
-from bough.kernels.torch_attention import TorchAttention
+from bough.kernels.attention.decode_rows import DecodeRows
+from bough.kernels.attention.interface import AttentionBatch, KVShape
+from bough.kernels.attention.torch_backend import TorchAttention
+from bough.kernels.decode_step.grammar_table import advance_states
+from bough.kernels.decode_step.select import torch_drawing
 from bough.runtime.config import EngineConfig
 from bough.runtime.engine import Engine
 from bough.runtime.gpu_grammars import DeviceGrammars

@@ -10,9 +10,9 @@ import torch
 
 from ..triton_interpreter import DEVICE
 
-from bough.kernels.tree_cost import HeadShape, Machine  # isort: skip
-from bough.kernels.tree_plan import TreePlanner  # isort: skip
-from bough.kernels.work_planner import WorkPlanner  # isort: skip
+from bough.kernels.attention.plan.tree_cost import HeadShape, Machine  # isort: skip
+from bough.kernels.attention.plan.tree_plan import TreePlanner  # isort: skip
+from bough.kernels.attention.plan.planner import WorkPlanner  # isort: skip
 from bough.runtime.config import EngineConfig  # isort: skip
 from bough.runtime.engine import Engine  # isort: skip
 from bough.runtime.gpu_slots import Slot  # isort: skip

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from bough.kernels.attention import AttentionBatch, KVShape
+from bough.kernels.attention.interface import AttentionBatch, KVShape
+from bough.kernels.attention.torch_backend import TorchAttention
+from bough.kernels.linear.formats import PackedWeight, dequantise, quantise_int4_minimums, quantise_int8_groups
 from bough.kernels.native.library import Library
 from bough.kernels.native.threads import Threads
-from bough.kernels.quantised import PackedWeight, dequantise, quantise_int4_minimums, quantise_int8_groups
-from bough.kernels.torch_attention import TorchAttention
 from bough.runtime.batch import Batch
 from bough.runtime.models.config import ModelConfig, RopeConfig
 from bough.runtime.models.decoder import Decoder, Linear

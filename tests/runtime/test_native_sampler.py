@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bough.kernels import host_sampling
 from bough.kernels.native.library import Library
 from bough.kernels.native.threads import Threads
+from bough.kernels.sampling import host_sampling
 from bough.runtime.native_sampler import NativeSampler
 from bough.runtime.sampler import Draws, Row, sample
 from bough.runtime.sampling import SamplingParams

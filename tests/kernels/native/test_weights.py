@@ -11,11 +11,7 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from bough.kernels.native.library import Library
-from bough.kernels.native.packed import tile_packed
-from bough.kernels.native.threads import Threads
-from bough.kernels.native.weights import TiledWeight, mix, tile_blocks
-from bough.kernels.quantised import (
+from bough.kernels.linear.formats import (
     PackedWeight,
     dequantise,
     pack,
@@ -23,6 +19,10 @@ from bough.kernels.quantised import (
     quantise_int4_minimums,
     quantise_int8_groups,
 )
+from bough.kernels.native.library import Library
+from bough.kernels.native.packed import tile_packed
+from bough.kernels.native.threads import Threads
+from bough.kernels.native.weights import TiledWeight, mix, tile_blocks
 
 # Bytes of a block, its numbers, and where its factors of float16 are.
 BLOCKS = {

@@ -13,8 +13,8 @@ import pytest
 import torch
 import transformers
 
-from bough.kernels.attention import AttentionBatch, KVShape
-from bough.kernels.attention_reference import ReferenceAttention
+from bough.kernels.attention.interface import AttentionBatch, KVShape
+from bough.kernels.attention.reference import ReferenceAttention
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 
-from bough.kernels.attention import AttentionBatch, HeadNorm, KVShape
-from bough.kernels.attention_reference import ReferenceAttention
-from bough.kernels.ops import DecoderOps
-from bough.kernels.torch_ops import TorchOps
+from bough.kernels.attention.interface import AttentionBatch, HeadNorm, KVShape
+from bough.kernels.attention.reference import ReferenceAttention
+from bough.kernels.decoder.ops import DecoderOps
+from bough.kernels.decoder.torch_ops import TorchOps
 from bough.runtime.models.config import ModelConfig, read_config
 from bough.runtime.models.decoder import Decoder
 from bough.runtime.models.load import load_model
@@ -21,8 +21,8 @@ from bough.runtime.models.rope import RotaryPositions
 from bough.runtime.models.weights import list_parameters
 from tests.triton_interpreter import DEVICE, HAS_GPU
 
-from bough.kernels.triton_ops import TritonOps  # isort: skip  after the interpreter
-from bough.kernels.triton_rope_store import rope_store  # isort: skip
+from bough.kernels.decoder.triton_ops import TritonOps  # isort: skip  after the interpreter
+from bough.kernels.attention.rope_store import rope_store  # isort: skip
 
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},

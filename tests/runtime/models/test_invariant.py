@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bough.kernels.attention import AttentionBatch
+from bough.kernels.attention.interface import AttentionBatch
 from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.invariant import InvariantLinear, make_invariant
 from bough.runtime.models.load import load_model

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bough.kernels.quantised import PackedWeight, dequantise
+from bough.kernels.linear.formats import PackedWeight, dequantise
 from bough.runtime.errors import ModelError
 from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.gguf_blocks import BLOCK_FORMATS, repack

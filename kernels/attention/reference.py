@@ -1,0 +1,134 @@
+"""Attention in plain torch, short and obviously right: what the faster kernels are compared with."""
+
+from __future__ import annotations
+
+import torch
+
+from ..decoder.reference import rms_norm, rotate
+from .interface import AttentionBatch, HeadNorm, KVShape
+
+
+def split_heads(
+    qkv: torch.Tensor,
+    *,
+    num_heads: int,
+    head_dim: int,
+    norm: HeadNorm | None,
+    rotation: tuple[torch.Tensor, torch.Tensor] | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The queries, keys and values in one projection's output, queries and keys normed and then rotated.
+
+    qkv        [T, (H + 2 * G) * head_dim]    H = num_heads query heads, G key heads, G value heads
+    rotation   cos and sin as `rotate` takes them; None: nothing is rotated
+    returns    q [T, H, head_dim], k and v [T, G, head_dim]; may be views of one another and of `qkv`
+    """
+    heads = qkv.view(-1, qkv.shape[1] // head_dim, head_dim)
+    num_rotated = (heads.shape[1] + num_heads) // 2
+    rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
+    if norm is not None:
+        q = rms_norm(rotated[:, :num_heads], norm.query, norm.eps)
+        k = rms_norm(rotated[:, num_heads:], norm.key, norm.eps)
+        rotated = torch.cat((q, k), dim=1)
+    if rotation is not None:
+        rotated = rotate(rotated, *rotation)
+    return rotated[:, :num_heads], rotated[:, num_heads:], v
+
+
+def ragged_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Causal attention of one sequence's newest tokens over all its tokens: softmax(mask(q K^T scale)) V.
+
+    q               [n, H, D]   the queries of the last n of N tokens
+    keys, values    [N, G, D]   H % G == 0; query head h reads head h // (H // G)
+    returns         [n, H, D]   the dtype of `q`
+
+    Scores and softmax are float32 (float64 for float64 inputs). `window`, `softcap`: see AttentionBackend.run.
+    """
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    num_queries, num_heads, _ = q.shape
+    num_keys, num_kv_heads, _ = keys.shape
+    keys = keys.to(wide).repeat_interleave(num_heads // num_kv_heads, dim=1)
+    values = values.to(wide).repeat_interleave(num_heads // num_kv_heads, dim=1)
+    scores = q.to(wide).transpose(0, 1) @ keys.permute(1, 2, 0) * scale  # [H, n, N]
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    key_position = torch.arange(num_keys, device=q.device)
+    query_position = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]
+    visible = key_position <= query_position
+    if window is not None:
+        visible &= key_position > query_position - window
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return (weights @ values.transpose(0, 1)).transpose(0, 1).to(q.dtype)
+
+
+class ReferenceAttention:
+    """The attention backend that reads its pages one sequence at a time; the oracle of all others.
+
+    Holds the cache as `keys` and `values`, each [num_layers, num_pages * page_size, num_kv_heads, head_dim]. Slots
+    never written hold NaN, so that reading one shows.
+    """
+
+    def __init__(self, shape: KVShape, device: str | torch.device = "cpu") -> None:
+        self.shape = shape
+        slots = (shape.num_layers, shape.num_pages * shape.page_size, shape.num_kv_heads, shape.head_dim)
+        self.keys = torch.full(slots, float("nan"), dtype=shape.dtype, device=device)
+        self.values = torch.full(slots, float("nan"), dtype=shape.dtype, device=device)
+        self._write_slot = torch.empty(0, dtype=torch.int64, device=device)
+        self._sequences: list[tuple[slice, torch.Tensor]] = []
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Lists, for each sequence, its query rows and the slots of its tokens in order."""
+        device = self.keys.device
+        self._write_slot = torch.from_numpy(batch.write_slot).to(device)
+        offsets = torch.arange(self.shape.page_size)
+        self._sequences = []
+        for row, context_len in enumerate(batch.context_len.tolist()):
+            num_pages = -(-context_len // self.shape.page_size)
+            pages = torch.from_numpy(batch.page_table[row, :num_pages]).long()
+            slots = (pages[:, None] * self.shape.page_size + offsets).flatten()[:context_len].to(device)
+            start, stop = batch.query_start[row : row + 2].tolist()
+            self._sequences.append((slice(start, stop), slots))
+
+    def run(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """See AttentionBackend.run."""
+        self.keys[layer, self._write_slot] = k.to(self.shape.dtype)
+        self.values[layer, self._write_slot] = v.to(self.shape.dtype)
+        out = torch.empty_like(q)
+        for rows, slots in self._sequences:
+            keys, values = self.keys[layer, slots], self.values[layer, slots]
+            out[rows] = ragged_attention(q[rows], keys, values, scale=scale, window=window, softcap=softcap)
+        return out
+
+    def run_qkv(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        *,
+        num_heads: int,
+        norm: HeadNorm | None,
+        rotation: tuple[torch.Tensor, torch.Tensor] | None,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """See AttentionBackend.run_qkv."""
+        head_dim = self.shape.head_dim
+        q, k, v = split_heads(qkv, num_heads=num_heads, head_dim=head_dim, norm=norm, rotation=rotation)
+        return self.run(layer, q, k, v, scale=scale, window=window, softcap=softcap)

@@ -1,0 +1,95 @@
+"""Work lists in plain torch, item by item: what they mean, and what the kernel is compared with."""
+
+from __future__ import annotations
+
+import torch
+
+from .merge_reference import merge_lists
+from .plan.device_work import DeviceWork, upload
+from .plan.work_list import WorkList
+
+
+def work_attention_reference(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    work: DeviceWork,
+    page_table: torch.Tensor,
+    page_size: int,
+    scale: float,
+    partial_out: torch.Tensor,
+    partial_lse: torch.Tensor,
+    window: int | None = None,
+    softcap: float | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> None:
+    """What `work.work_attention` does, in the dtype of the partials; any head size, also float64."""
+    wide = partial_out.dtype
+    num_heads, num_kv_heads = q.shape[1], keys.shape[1]
+    for item in work.items[: int(work.num_items)].tolist():
+        first, num_queries, table_row, kv_start, kv_stop, partial, _, _ = item
+        if num_queries == 0:
+            continue
+        tokens = work.query_rows[first : first + num_queries].long()
+        limit = work.query_limit[tokens].long()[:, None]
+        position = torch.arange(kv_start, max(kv_start, min(kv_stop, int(limit.max()))), device=q.device)
+        slots = page_table[table_row, position // page_size].long() * page_size + position % page_size
+        k, v = keys[slots].to(wide), values[slots].to(wide)
+        if k_scale is not None and v_scale is not None:
+            k, v = k * k_scale.to(wide)[:, None], v * v_scale.to(wide)[:, None]
+        k, v = (x.repeat_interleave(num_heads // num_kv_heads, dim=1) for x in (k, v))
+        scores = torch.einsum("nhd,khd->nhk", q[tokens].to(wide), k) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        visible = position < limit
+        if window is not None:
+            visible &= position >= limit - window
+        scores = scores.masked_fill(~visible[:, None], float("-inf"))
+        lse = torch.logsumexp(scores, dim=-1)  # [n, H]; -inf where nothing is seen
+        weights = torch.exp(scores - torch.where(lse.isneginf(), 0.0, lse)[..., None])
+        result = torch.einsum("nhk,khd->nhd", weights, v)
+        if partial < 0:
+            out[tokens] = result.to(out.dtype)
+        else:
+            partial_out[partial : partial + num_queries] = result
+            partial_lse[partial : partial + num_queries] = lse / torch.log(torch.tensor(2.0, dtype=wide))
+
+
+def attend_work_list(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    work: WorkList,
+    page_table: torch.Tensor,
+    page_size: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Attention of all launches of `work`, merged: [T, H, D] in the dtype of `q`; NaN where no item has a query."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    out = torch.full_like(q, float("nan"))
+    partial_out = torch.full((work.num_partials, *q.shape[1:]), float("nan"), dtype=wide, device=q.device)
+    partial_lse = torch.full((work.num_partials, q.shape[1]), float("nan"), dtype=wide, device=q.device)
+    for launch in upload(work, q.device):
+        work_attention_reference(
+            q,
+            keys,
+            values,
+            out,
+            work=launch,
+            page_table=page_table,
+            page_size=page_size,
+            scale=scale,
+            partial_out=partial_out,
+            partial_lse=partial_lse,
+            window=window,
+            softcap=softcap,
+        )
+    rows, starts, partials = (torch.from_numpy(x) for x in (work.merge_rows, work.merge_start, work.merge_partials))
+    merge_lists(out, partial_out, partial_lse, rows=rows, starts=starts, partials=partials)
+    return out
