@@ -38,7 +38,7 @@ test-gpu: $(DEV)  ## on a machine with a GPU: the tests of the kernels, compiled
 
 accept: $(DEV) model  ## check every promise of docs/acceptance.md at full size: hours, on a quiet machine
 	BOUGH_ACCEPTANCE=full BOUGH_ACCEPTANCE_SCHEMAS="$(SCHEMAS)" $(BIN)/pytest -v tests/acceptance tests/radix/test_mutants.py \
-		tests/constrain/test_fuzz.py
+		tests/constrain/search/test_fuzz.py
 	$(BIN)/python tests/radix/fuzz.py --operations 1000000
 	$(BIN)/bough bench throughput --at-least 5
 

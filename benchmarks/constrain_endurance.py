@@ -16,7 +16,7 @@ import numpy as np
 
 from ..constrain import GrammarCompiler, GrammarError, JsonSchema, Vocabulary
 from ..constrain.compiler import compile_grammar
-from ..constrain.tokens import TokenTable
+from ..constrain.vocabulary.token_table import TokenTable
 from .constrain_cases import Case
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096

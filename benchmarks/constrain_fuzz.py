@@ -18,8 +18,8 @@ import numpy as np
 
 from ..constrain import GrammarError, JsonSchema, MatcherError, Vocabulary, grammar_accepts
 from ..constrain.compiler import compile_grammar
-from ..constrain.grammar import Grammar
-from ..constrain.tokens import TokenTable
+from ..constrain.matchers.interface import Grammar
+from ..constrain.vocabulary.token_table import TokenTable
 from ..runtime.models.load import locate
 from ..runtime.tokenizer import load_tokenizer
 from .constrain_ours import passes_check

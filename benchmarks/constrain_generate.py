@@ -12,8 +12,8 @@ import msgspec
 
 from ..constrain import GrammarError, JsonSchema, MatcherError, Vocabulary
 from ..constrain.compiler import compile_grammar
-from ..constrain.schemas.validate import violations
-from ..constrain.tokens import TokenTable
+from ..constrain.json_schema.validate import violations
+from ..constrain.vocabulary.token_table import TokenTable
 from ..runtime.llm import LLM
 from ..runtime.sampling import SamplingParams
 from .constrain_cases import Case

@@ -9,11 +9,11 @@ import numpy as np
 
 from ..constrain import GrammarError, JsonSchema, MatcherError, Vocabulary
 from ..constrain.compiler import compile_grammar
-from ..constrain.grammar import Grammar
-from ..constrain.schemas.schema import checked_formats
-from ..constrain.schemas.validate import violations
+from ..constrain.json_schema.parse import checked_formats
+from ..constrain.json_schema.validate import violations
+from ..constrain.matchers.interface import Grammar
 from ..constrain.spec import GrammarSpec
-from ..constrain.tokens import TokenTable
+from ..constrain.vocabulary.token_table import TokenTable
 from .constrain_judge import Refused, Walk
 
 

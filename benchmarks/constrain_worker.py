@@ -14,10 +14,10 @@ from llguidance import LLMatcher
 
 from ..constrain import GrammarCompiler, GrammarSpec, JsonSchema, Regex, Vocabulary
 from ..constrain.compiler import compile_grammar
-from ..constrain.grammar import Grammar, Matcher
-from ..constrain.tables.matcher import RegularGrammar
-from ..constrain.tokens import TokenTable
-from ..constrain.vocabulary import MaskRow
+from ..constrain.matchers.interface import Grammar, Matcher
+from ..constrain.matchers.table.matcher import RegularGrammar
+from ..constrain.vocabulary.token_table import TokenTable
+from ..constrain.vocabulary.vocabulary import MaskRow
 from ..runtime.models.load import locate
 from ..runtime.tokenizer import load_tokenizer
 from .constrain_ours import passes_check

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..constrain import Grammar, GrammarCompiler, GrammarError, JsonSchema, Vocabulary
-from ..constrain.as_vocabulary import byte_vocabulary
-from ..constrain.schemas.schema import checked_formats
-from ..constrain.schemas.validate import violations
+from ..constrain.json_schema.parse import checked_formats
+from ..constrain.json_schema.validate import violations
+from ..constrain.vocabulary.adapters import byte_vocabulary
 from ..constrain.walk import Refusal, walk
 from ..runtime import pull
 from ..runtime.errors import RequestError

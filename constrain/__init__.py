@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from .accepting import accepts, grammar_accepts
     from .compiler import GrammarCompiler
     from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, MatcherError, UnsupportedKeywordError
-    from .grammar import Grammar, Matcher
-    from .masks import fill_along
+    from .matchers.interface import Grammar, Matcher
+    from .matchers.masks import fill_along
     from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag
-    from .vocabulary import MaskRow, Vocabulary
+    from .vocabulary.vocabulary import MaskRow, Vocabulary
 
 __all__ = [
     "Choice",
@@ -49,10 +49,10 @@ _HOMES = {
         "MatcherError",
         "UnsupportedKeywordError",
     ),
-    "grammar": ("Grammar", "Matcher"),
-    "masks": ("fill_along",),
+    "matchers.interface": ("Grammar", "Matcher"),
+    "matchers.masks": ("fill_along",),
     "spec": ("Choice", "Gbnf", "GrammarSpec", "JsonSchema", "Lark", "Regex", "Structural", "Tag"),
-    "vocabulary": ("MaskRow", "Vocabulary"),
+    "vocabulary.vocabulary": ("MaskRow", "Vocabulary"),
 }
 
 if not TYPE_CHECKING:  # hidden from type checkers: to them it would make every misspelt name an object

@@ -7,11 +7,11 @@ import os
 from collections import OrderedDict
 from typing import Any, Literal
 
-from .as_vocabulary import as_vocabulary
 from .compiler import GrammarCompiler
-from .grammar import Grammar
+from .matchers.interface import Grammar
 from .spec import JsonSchema
-from .vocabulary import Vocabulary
+from .vocabulary.adapters import as_vocabulary
+from .vocabulary.vocabulary import Vocabulary
 from .walk import walk
 
 MAX_COMPILERS = 4

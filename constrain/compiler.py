@@ -15,29 +15,29 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
 from .backend_errors import to_grammar_error
-from .completion import Completer
-from .distinct.state import DistinctState
 from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, MatcherError, UnsupportedKeywordError
-from .grammar import Grammar, Matcher
-from .grammar_state import GrammarState
-from .jobs import Check, Checked, Done, Lower, Tabulated
+from .json_schema.parse import checked_formats
+from .json_text.parts import all_parts, all_schemas, json_parts
 from .loose import lower_loosely
 from .lower import lower
 from .lowered import Lowered, Tabulate
-from .matcher import CompiledGrammar, TokenMatcher
-from .parts import all_parts, all_schemas, json_parts
+from .matchers.completion import Completer
+from .matchers.grammar_state import GrammarState
+from .matchers.interface import Grammar, Matcher
+from .matchers.table.matcher import RegularGrammar, RegularMatcher
+from .matchers.table.tables import RegularTables, tabulation
+from .matchers.tagged.compile import compile_structural
+from .matchers.token_matcher import CompiledGrammar, TokenMatcher
+from .matchers.unique.state import DistinctState
 from .receipt import Finding, Receipt, Violation
-from .schemas.schema import checked_formats
-from .service.cache import GrammarCache
-from .service.light import is_light
-from .service.process import NoProcessError
-from .service.service import CompileLateError, CompileService, Turn
 from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
-from .structural.grammar import compile_structural
-from .tables.matcher import RegularGrammar, RegularMatcher
-from .tables.tables import RegularTables, tabulation
-from .tokens import TokenTable
-from .vocabulary import Vocabulary
+from .vocabulary.token_table import TokenTable
+from .vocabulary.vocabulary import Vocabulary
+from .workers.cache import GrammarCache
+from .workers.jobs import Check, Checked, Done, Lower, Tabulated
+from .workers.process import NoProcessError
+from .workers.service import CompileLateError, CompileService, Turn
+from .workers.small_enough import is_light
 
 PlainSpec = JsonSchema | Regex | Choice | Lark | Gbnf
 
@@ -347,7 +347,7 @@ def _check(job: Check, turn: Turn) -> list[Violation]:
     try:
         answer = turn.do(job)
     except NoProcessError:
-        from .schemas.validate import violations  # noqa: PLC0415  # a heavy import, for a process that cannot start another
+        from .json_schema.validate import violations  # noqa: PLC0415  # a heavy import, for a process that cannot start another
 
         return violations(job.schema, job.text, formats=job.formats)
     assert isinstance(answer, Checked)

@@ -6,10 +6,10 @@ import json
 
 import msgspec
 
+from .json_schema.parse import parse_schema
 from .lower import lower
 from .lowered import Lowered
 from .receipt import Receipt
-from .schemas.schema import parse_schema
 from .spec import JsonSchema
 
 

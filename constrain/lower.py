@@ -7,11 +7,11 @@ import json
 import regex
 from llguidance import LLMatcher
 
+from .context_free.gbnf import to_lark
+from .context_free.lark_words import has_word
 from .errors import GrammarError
-from .grammars.gbnf import to_lark
-from .grammars.lark_words import has_word
-from .languages.regular import Conjunction
 from .lowered import Lowered
+from .regex.automaton import Conjunction
 from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
 
 MAX_PATTERN_LENGTH = 16_384
@@ -25,7 +25,7 @@ def lower(spec: GrammarSpec) -> Lowered:
     """The grammar of `spec`. Raises GrammarError."""
     match spec:
         case JsonSchema():
-            from .schemas.lower_schema import lower_schema  # noqa: PLC0415  forty modules, which not every engine needs
+            from .json_schema.lower import lower_schema  # noqa: PLC0415  forty modules, which not every engine needs
 
             return lower_schema(spec)
         case Regex():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from .distinct_states import DistinctPaths
-from .languages.regular import Conjunction
 from .receipt import Receipt
+from .regex.automaton import Conjunction
 
 
 class Lowered(msgspec.Struct, frozen=True):

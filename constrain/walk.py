@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .errors import MatcherError
-from .grammar import Grammar, Matcher
-from .vocabulary import MaskRow, Vocabulary
+from .matchers.interface import Grammar, Matcher
+from .vocabulary.vocabulary import MaskRow, Vocabulary
 
 MAX_ALLOWED = 300
 

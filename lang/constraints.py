@@ -91,8 +91,8 @@ def _reason(message: str) -> str:
 
 def _check_schema(spec: JsonSchema) -> None:
     from ..constrain.errors import UnsupportedKeywordError  # noqa: PLC0415
+    from ..constrain.json_schema.parse import parse_schema  # noqa: PLC0415
     from ..constrain.lower import lower  # noqa: PLC0415
-    from ..constrain.schemas.schema import parse_schema  # noqa: PLC0415
 
     schema = parse_schema(spec.schema)
     if len(spec.schema) <= MAX_LOWERED_CHARS and _is_plain(schema):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 
-from ..constrain.partial import ABSENT, PLAIN, Shape
+from ..constrain.json_text.partial import ABSENT, PLAIN, Shape
 from ..constrain.spec import JsonSchema
 from .annotations import is_model
 

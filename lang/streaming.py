@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from ..constrain.partial import PartialReader
+from ..constrain.json_text.partial import PartialReader
 from ..constrain.spec import JsonSchema
 from .branch import Branch
 from .entry import Block, Derived, Kept, marks_of

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import msgspec
 
 from ..constrain import GrammarError
-from ..constrain.parts import all_schemas
+from ..constrain.json_text.parts import all_schemas
 from ..constrain.receipt import Finding, Receipt, Violation
 from ..constrain.spec import GrammarSpec
 from .errors import ErrorInfo

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ..constrain import Grammar, GrammarCompiler, GrammarError
-from ..constrain.healing import Healer
+from ..constrain.matchers.healing import Healer
 from ..constrain.spec import GrammarSpec
 from ..radix import PrefixCache
 from .checks import Checks

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..constrain.errors import GrammarError
-from ..constrain.schemas.document import Document
-from ..constrain.schemas.schema import parse_schema
-from ..constrain.schemas.validate import violations
+from ..constrain.json_schema.document import Document
+from ..constrain.json_schema.parse import parse_schema
+from ..constrain.json_schema.validate import violations
 from .condition import Condition, Hole, Operand
 from .errors import RequestError
 from .program import Op, walk

@@ -13,11 +13,11 @@ import msgspec
 
 from ..constrain import Matcher, MatcherError
 from ..constrain.errors import SearchLateError
-from ..constrain.healing import Healing
-from ..constrain.matcher import TokenMatcher
+from ..constrain.matchers.healing import Healing
+from ..constrain.matchers.table.matcher import RegularMatcher
+from ..constrain.matchers.tagged.matcher import StructuralMatcher
+from ..constrain.matchers.token_matcher import TokenMatcher
 from ..constrain.receipt import Receipt
-from ..constrain.structural.matcher import StructuralMatcher
-from ..constrain.tables.matcher import RegularMatcher
 from .detokenizer import Detokenizer
 from .drafts import MAX_DRAFTS
 from .errors import BoughError, ErrorInfo

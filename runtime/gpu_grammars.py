@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..constrain.tables.matcher import RegularGrammar, RegularMatcher
+from ..constrain.matchers.table.matcher import RegularGrammar, RegularMatcher
 from ..kernels.decode_step.grammar_table import GrammarPool, GrammarTable, TablePlace
 from ..kernels.staging import upload
 from .gpu_slots import Slot

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..constrain.tables.matcher import RegularMatcher
+from ..constrain.matchers.table.matcher import RegularMatcher
 from ..kernels.attention.decode_rows import DecodeRows, DeviceAttention
 from ..kernels.attention.interface import SharedPrefix
 from ..kernels.attention.plan.padded_work import PaddedWork

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..constrain import Matcher
-from ..constrain.masks import fill_along
+from ..constrain.matchers.masks import fill_along
 
 logger = logging.getLogger("bough.engine")
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..constrain.tables.matcher import RegularMatcher
+from ..constrain.matchers.table.matcher import RegularMatcher
 from ..kernels.native.library import load_library
 from ..kernels.native.threads import Threads
 from .batch import Batch, build_batch

@@ -15,8 +15,8 @@ from llguidance import LLMatcher, LLParserLimits
 from ..constrain.errors import GrammarError
 from ..constrain.lower import lower
 from ..constrain.spec import Regex
-from ..constrain.tokens import TokenTable
-from ..constrain.vocabulary import Vocabulary
+from ..constrain.vocabulary.token_table import TokenTable
+from ..constrain.vocabulary.vocabulary import Vocabulary
 from .errors import EngineError, RequestError
 
 MAX_PATTERN_CHARS = 1024

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..constrain.tables.matcher import RegularMatcher
+from ..constrain.matchers.table.matcher import RegularMatcher
 from ..kernels.sampling import host_sampling
 from .request import TokenLogprob
 from .sampling import SamplingParams

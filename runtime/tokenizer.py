@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..constrain.vocabulary import Vocabulary
+from ..constrain.vocabulary.vocabulary import Vocabulary
 from .chat import FALLBACK_TEMPLATE, ChatTemplate
 from .errors import ModelError
 from .models.gguf_file import GGUFFile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..constrain.grammars.gbnf import is_gbnf
+from ..constrain.context_free.gbnf import is_gbnf
 from ..constrain.spec import Gbnf, JsonSchema, Lark
 from .errors import ApiError, invalid
 

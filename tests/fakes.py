@@ -14,7 +14,7 @@ import numpy as np
 import tokenizers
 
 from bough.constrain import GrammarCompiler
-from bough.constrain.tables.matcher import RegularMatcher
+from bough.constrain.matchers.table.matcher import RegularMatcher
 from bough.runtime.batch import Batch, build_batch
 from bough.runtime.config import EngineConfig
 from bough.runtime.counters import ModelInfo

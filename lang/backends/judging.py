@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...constrain.errors import GrammarError
-from ...constrain.grammar import Grammar
+from ...constrain.matchers.interface import Grammar
 from ...constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
 
 _LAST_BYTE = 255
@@ -38,7 +38,7 @@ class Judge:
         if isinstance(grammar, Choice):
             return None if text in grammar.options else "it is none of the choices"
         if isinstance(grammar, JsonSchema):
-            from ...constrain.schemas.validate import violations  # noqa: PLC0415  # jsonschema is slow to import
+            from ...constrain.json_schema.validate import violations  # noqa: PLC0415  # jsonschema is slow to import
 
             found = violations(grammar.schema, text)
             return None if not found else "; ".join(f"{v.pointer or 'the value'}: {v.message}" for v in found[:3])
@@ -70,8 +70,8 @@ class Judge:
 
     def _compiled(self, grammar: GrammarSpec) -> Grammar:
         """Compiled for bytes."""
-        from ...constrain.as_vocabulary import byte_vocabulary  # noqa: PLC0415  # llguidance, only if it is needed
         from ...constrain.compiler import GrammarCompiler  # noqa: PLC0415
+        from ...constrain.vocabulary.adapters import byte_vocabulary  # noqa: PLC0415  # llguidance, only if it is needed
 
         with self._lock:
             if self._compiler is None:
@@ -80,7 +80,7 @@ class Judge:
         return compiler.compile(grammar)
 
     def _by_grammar(self, text: str, grammar: GrammarSpec) -> str | None:
-        from ...constrain.as_vocabulary import byte_vocabulary  # noqa: PLC0415  # as above
+        from ...constrain.vocabulary.adapters import byte_vocabulary  # noqa: PLC0415  # as above
         from ...constrain.walk import walk  # noqa: PLC0415
 
         refused = walk(self._compiled(grammar), text, byte_vocabulary())

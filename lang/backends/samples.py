@@ -13,9 +13,9 @@ import regex
 from jsonschema.exceptions import SchemaError, UnknownType
 
 from ...constrain.errors import GrammarError, InvalidSchemaError, MatcherError
-from ...constrain.languages.formats import NAMES as FORMATS
-from ...constrain.languages.formats import example
-from ...constrain.schemas.validate import violations
+from ...constrain.json_schema.validate import violations
+from ...constrain.regex.formats.formats import NAMES as FORMATS
+from ...constrain.regex.formats.formats import example
 from ...constrain.spec import Choice, GrammarSpec, JsonSchema, Regex, Structural
 from ...runtime.errors import RequestError
 from .judging import Judge

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from bough.constrain import GrammarCompiler, GrammarSpec, JsonSchema, Structural, Tag
-from bough.constrain.as_vocabulary import byte_vocabulary
+from bough.constrain.json_schema.parse import checked_formats
 from bough.constrain.receipt import Receipt
-from bough.constrain.schemas.schema import checked_formats
+from bough.constrain.vocabulary.adapters import byte_vocabulary
 from bough.server.call_form import HERMES, call_or_answer
 
 ODD = '{"type": "object", "properties": {"n": {"type": "integer", "not": {"multipleOf": 2}}}, "required": ["n"]}'

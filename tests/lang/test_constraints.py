@@ -12,10 +12,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 from bough import JsonSchema, Lark, MockBackend, Regex, RequestError, function, gen, var
-from bough.constrain.as_vocabulary import byte_vocabulary
 from bough.constrain.compiler import GrammarCompiler
 from bough.constrain.errors import GrammarError
 from bough.constrain.spec import Choice, Gbnf, GrammarSpec, Structural, Tag
+from bough.constrain.vocabulary.adapters import byte_vocabulary
 from bough.lang.constraints import check_constraint
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [

@@ -15,7 +15,7 @@ import msgspec
 import pydantic
 import pytest
 
-from bough.constrain.partial import ABSENT, PartialReader
+from bough.constrain.json_text.partial import ABSENT, PartialReader
 from bough.constrain.spec import JsonSchema
 from bough.lang.api import assistant, function, gen, user
 from bough.lang.backends.mock import MockBackend

@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLTokenizer
 
 from bough.constrain import Regex
-from bough.constrain import tokens as tokens_module
+from bough.constrain.vocabulary import token_table as tokens_module
 from bough.runtime import local
 from bough.runtime.config import EngineConfig
 from bough.runtime.engine import Engine

@@ -17,10 +17,10 @@ import torch
 
 from bough.constrain import Choice, GrammarCompiler, Lark, Regex
 from bough.constrain.compiler import _key
-from bough.constrain.matcher import CompiledGrammar
+from bough.constrain.matchers.table.matcher import RegularGrammar
+from bough.constrain.matchers.table.tables import RegularTables, tabulate
+from bough.constrain.matchers.token_matcher import CompiledGrammar
 from bough.constrain.spec import GrammarSpec
-from bough.constrain.tables.matcher import RegularGrammar
-from bough.constrain.tables.tables import RegularTables, tabulate
 from bough.kernels.decode_step import grammar_table
 from bough.runtime import gpu_grammars
 from bough.runtime.engine import Engine

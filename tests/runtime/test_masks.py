@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from bough.constrain import JsonSchema, Matcher, MatcherError, Regex
-from bough.constrain.completion import Completer
 from bough.constrain.errors import SearchLateError
-from bough.constrain.grammar_state import GrammarState
-from bough.constrain.vocabulary import MaskRow
+from bough.constrain.matchers.completion import Completer
+from bough.constrain.matchers.grammar_state import GrammarState
+from bough.constrain.vocabulary.vocabulary import MaskRow
 from bough.runtime.masks import MaskFiller, MaskJob
 from bough.runtime.request import Request, RequestOutput
 from bough.runtime.sampling import SamplingParams

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bough.constrain import GrammarCompiler, Matcher, completion
+from bough.constrain import GrammarCompiler, Matcher
+from bough.constrain.matchers import completion
 from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex, Structural, Tag
 from bough.runtime.counters import Counters
 from bough.runtime.engine import Engine

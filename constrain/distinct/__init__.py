@@ -1,1 +1,0 @@
-"""Elements and keys that must differ, where no grammar can say so."""

@@ -1,0 +1,161 @@
+"""Subschemas and their negations as numbers, and what became of each keyword."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from ...errors import InvalidSchemaError, UnsupportedKeywordError
+from ...regex.parse.patterns import PatternError
+from ..dialects import At
+from ..document import Document, Scope, pointer_of
+from ..parse import pointer_to
+from .facts import Facts, facts_of, only_refers, scalar_key
+from .shapes import Node
+
+Policy = Literal["exact", "best_effort"]
+
+
+class Subschemas:
+    """The subschemas of a document.
+
+    A literal is an even number for a subschema (with the dynamic scope it is reached in), and the next odd one for its
+    negation.
+
+    never       the node that no value satisfies
+    referred    literals that stand for references to them as well
+    enforced    keywords met on the way
+    checked     places of keywords that the grammar does not hold: its values may be wider
+    narrowed    places of subschemas of which some values were left out: they were too many to tell apart
+    """
+
+    def __init__(self, document: Document, policy: Policy) -> None:
+        self.document = document
+        self.referred: set[int] = set()
+        self.enforced: set[str] = set()
+        self.checked: set[str] = set()
+        self.narrowed: set[str] = set()
+        self._policy = policy
+        self._literals: list[tuple[str, Scope]] = []
+        self._facts: list[Facts | None] = []
+        self._ids: dict[tuple[str, Scope], int] = {}
+        self._scalars: dict[str, int] = {}
+        self._referring: set[str] = set()
+        self.never: Node = frozenset({self.literal(document.add("never", False), ())})
+
+    def literal(self, location: str, scope: Scope) -> int:
+        """The literal of the schema at `location`, which is reached in `scope`."""
+        key = (location, self.document.enter(location, scope))
+        found = self._ids.get(key)
+        if found is None:
+            like = self._like(*key)
+            found = self._ids[key] = self._new(key) if like is None else like
+        return found
+
+    def _new(self, place: tuple[str, Scope]) -> int:
+        self._literals.append(place)
+        self._facts.append(None)
+        return 2 * len(self._literals) - 2
+
+    def _like(self, location: str, scope: Scope) -> int | None:
+        """The literal of another schema that says the same: one alike, or the one that this is but a reference to."""
+        try:
+            schema = self.document.schema(location)
+            if only_refers(schema) and location not in self._referring:
+                self._referring.add(location)
+                target = self.literal(self.document.target(location, "$ref", scope), scope)
+                self._referring.discard(location)
+                self.referred.add(target)
+                if self._facts[target >> 1] is not None:  # it has been opened
+                    self.enforced.add("$ref")
+                return target
+        except InvalidSchemaError:  # it is said where the schema is opened
+            return None
+        key = scalar_key(schema)
+        if key is None:
+            return None
+        if key not in self._scalars:
+            self._scalars[key] = self._new((location, scope))
+        return self._scalars[key]
+
+    def facts(self, literal: int) -> Facts:
+        """What the subschema of a literal, or of its negation, says at a glance."""
+        found = self._facts[literal >> 1]
+        if found is None:
+            schema = self.document.schema(self._literals[literal >> 1][0])
+            found = self._facts[literal >> 1] = facts_of(schema)
+        return found
+
+    def place(self, literal: int) -> tuple[str, Scope]:
+        """Where the subschema of a literal is."""
+        return self._literals[literal >> 1]
+
+    def children(self, literal: int, keyword: str) -> dict[str | int, int]:
+        """The literals of the subschemas under a keyword that holds a list or a map of them."""
+        location, scope = self.place(literal)
+        schema = self.facts(literal).schema
+        assert isinstance(schema, dict)
+        value = schema[keyword]
+        at = pointer_to(location, keyword)
+        if isinstance(value, At):
+            at, value = pointer_to(location, *value.steps), value.value
+        items: Iterable[tuple[str | int, Any]] = enumerate(value) if isinstance(value, list) else value.items()
+        return {
+            name: self.literal(
+                pointer_to(location, *item.steps) if isinstance(item, At) else pointer_to(at, name), scope
+            )
+            for name, item in items
+        }
+
+    def child(self, literal: int, keyword: str) -> int:
+        """The literal of the subschema under a keyword."""
+        location, scope = self.place(literal)
+        schema = self.facts(literal).schema
+        assert isinstance(schema, dict)
+        value = schema[keyword]
+        steps: tuple[str | int, ...] = value.steps if isinstance(value, At) else (keyword,)
+        return self.literal(pointer_to(location, *steps), scope)
+
+    def either(self, literals: Iterable[int]) -> int:
+        """The literal of the union of (positive) literals."""
+        places = [self.place(literal) for literal in literals]
+        if len(places) == 1:
+            return self.literal(*places[0])
+        name = "either:" + json.dumps([place[0] for place in places])
+        location = self.document.add(name, {"anyOf": [{"$ref": place[0]} for place in places]})
+        return self.literal(location, places[0][1])
+
+    # What cannot be written as shapes
+
+    def refuse(self, literal: int, keyword: str, reason: str) -> None:
+        """Leaves `keyword` to the check of the finished value, or refuses it.
+
+        Raises:
+            UnsupportedKeywordError: the policy is exact.
+        """
+        pointer = pointer_to(pointer_of(self.place(literal)[0]), keyword)
+        if self._policy == "exact":
+            raise UnsupportedKeywordError(keyword, path=pointer, reason=reason)
+        self.checked.add(pointer)
+
+    def refuse_pattern(self, literal: int, keyword: str, pattern: str, error: PatternError) -> None:
+        """The same for a pattern that cannot be read as a regular expression, or is none."""
+        pointer = pointer_to(pointer_of(self.place(literal)[0]), keyword)
+        if keyword == "patternProperties":
+            pointer = pointer_to(pointer, pattern)
+        if error.invalid:
+            raise InvalidSchemaError(f"the pattern is not a regular expression: {error}", path=pointer)
+        if self._policy == "exact":
+            raise UnsupportedKeywordError(keyword, path=pointer, reason=str(error))
+        self.checked.add(pointer)
+
+    def narrow(self, literals: Iterable[int]) -> None:
+        """Takes note that some values of a conjunction were left out."""
+        locations = [self.place(literal)[0] for literal in literals]
+        known = [location for location in locations if self.document.is_written(location)]
+        self.narrowed.update(map(pointer_of, known or ["#"]))
+
+    def check(self, literal: int, keyword: str) -> None:
+        """Leaves `keyword` to the check of the finished value."""
+        self.checked.add(pointer_to(pointer_of(self.place(literal)[0]), keyword))

@@ -1,0 +1,100 @@
+"""Finds the JSON values in a finished text that schemas speak of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ..spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag
+
+_DECODER = json.JSONDecoder()
+_SPACE = " \n\r\t"
+
+
+class Part(NamedTuple):
+    """A stretch of a text, and the schemas of which one must allow it. Without any, a tag should have been there."""
+
+    schemas: tuple[JsonSchema, ...]
+    text: str
+
+
+def json_parts(spec: GrammarSpec, text: str) -> Iterator[Part]:
+    """What schemas of `spec` govern in `text`, in which control tokens are spelt out."""
+    if isinstance(spec, JsonSchema):
+        yield Part((spec,), text)
+    elif isinstance(spec, Structural):
+        if spec.reasoning_end is not None:
+            _, _, text = text.partition(spec.reasoning_end)
+        if spec.then is not None:
+            yield from json_parts(spec.then, text)
+        else:
+            yield from _tagged(spec, text)
+
+
+def all_schemas(spec: GrammarSpec) -> tuple[JsonSchema, ...]:
+    """Each schema in `spec`."""
+    return tuple(part for part in all_parts(spec) if isinstance(part, JsonSchema))
+
+
+def all_parts(spec: GrammarSpec) -> tuple[JsonSchema | Regex | Choice | Lark | Gbnf, ...]:
+    """Each constraint in `spec` that is written as a grammar of its own."""
+    if not isinstance(spec, Structural):
+        return (spec,)
+    contents = [tag.content for tag in spec.tags] + [spec.then]
+    return tuple(content for content in contents if content is not None)
+
+
+def _tagged(spec: Structural, text: str) -> Iterator[Part]:
+    position, num_tags = 0, 0
+    # An empty beginning is everywhere: behind it, at the end of the text, there is nothing left to find.
+    while position < len(text) and not (num_tags and spec.stop_after_first):
+        start, tags = _next_tags(spec, text, position)
+        if not tags:
+            break
+        before, position = position, start + len(tags[0].begin)
+        schemas = tuple(tag.content for tag in tags if isinstance(tag.content, JsonSchema))
+        if len(schemas) < len(tags):  # the text may be no value at all: the mask has seen to it
+            position = _end_of_text(tags, text, position)
+        else:
+            stop = _end_of_value(text, position)
+            if stop is None:
+                stop = min((end for tag in tags if (end := text.find(tag.end, position)) > position), default=len(text))
+            ended = [tag for tag in tags if text.startswith(tag.end, stop)] or tags
+            yield Part(tuple(tag.content for tag in ended if isinstance(tag.content, JsonSchema)), text[position:stop])
+            position = stop + max((len(tag.end) for tag in ended if text.startswith(tag.end, stop)), default=0)
+        num_tags += 1
+        if position == before:
+            break
+    if spec.at_least_one and not num_tags:
+        yield Part((), text)
+
+
+def _next_tags(spec: Structural, text: str, position: int) -> tuple[int, list[Tag]]:
+    """The tags that begin next: the longest beginning of those that begin first; and where that is."""
+    places = [
+        (start, -len(tag.begin)) for tag in spec.tags if tag.begin and (start := text.find(tag.begin, position)) >= 0
+    ]
+    first, length = min(places, default=(-1, 0))
+    empty = [tag for tag in spec.tags if not tag.begin]
+    if empty and (first < 0 or text[position:first].strip(_SPACE)):
+        return position, empty
+    begin = text[first : first - length]
+    return first, [tag for tag in spec.tags if tag.begin == begin] if first >= 0 else []
+
+
+def _end_of_text(tags: Sequence[Tag], text: str, start: int) -> int:
+    """Where a tag with a content other than JSON ends: at the first of its ends, if it has any."""
+    ends = [(found, -len(tag.end)) for tag in tags if tag.end and (found := text.find(tag.end, start)) >= 0]
+    stop, length = min(ends, default=(start if any(not tag.end for tag in tags) else len(text), 0))
+    return stop - length
+
+
+def _end_of_value(text: str, start: int) -> int | None:
+    """Where the JSON value that begins at `start` ends: what closes a tag may also stand in a string of it."""
+    while start < len(text) and text[start] in _SPACE:
+        start += 1
+    try:
+        return _DECODER.raw_decode(text, start)[1]
+    except (ValueError, RecursionError):
+        return None

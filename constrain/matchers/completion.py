@@ -1,0 +1,247 @@
+"""Finds a short way to complete the word that a matcher is in: the witness that it can still end in time."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import time
+from collections import Counter
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SearchLateError
+from ..vocabulary.token_table import TokenTable
+from .grammar_state import GrammarState
+
+BEAM_WIDTH = 12
+MAX_CHILDREN = 64
+MAX_WORDS = 24
+MAX_NAMES = 64
+"""Names that are tried for a key, of those that objects need."""
+SEARCH_TIME_S = 1.0
+"""What one search may take: where items must differ, each state costs a millisecond."""
+MAX_EXPANSIONS = 1_500
+MAX_AIMLESS_STEPS = 4
+"""Steps of mere content after which the greedy search looks around for a way out."""
+
+Mask = npt.NDArray[np.uint32]
+
+
+class Completer:
+    """Searches for completions. Holds no state of a generation.
+
+    The search is greedy, knowing what brings a JSON text nearer to its end. Where that leads nowhere (a string with a
+    pattern, a regular expression) a beam looks for a place from which it does, or for the end. `names` are keys that
+    objects are likely to need, `words` texts that strings are.
+    """
+
+    def __init__(self, tokens: TokenTable, *, json: bool, names: Iterable[str] = (), words: Iterable[str] = ()) -> None:
+        self._tokens = tokens
+        self._json = json
+        self._names = tuple(dict.fromkeys(names))[:MAX_NAMES] if json else ()
+        self._words = tuple(words)
+        self._all_names = tuple(names)
+        self._spelled: dict[str, list[list[int]]] = {}
+
+    # Made when they are first needed: most words are never sought.
+
+    @cached_property
+    def _keys(self) -> list[int]:
+        return self._tokens.prefixes(self._all_names)
+
+    @cached_property
+    def _in_string(self) -> _Preference:
+        return _Preference([*self._tokens.in_string, *self._keys, *self._any_content])
+
+    @cached_property
+    def _between(self) -> _Preference:
+        brackets, others = self._around_quote
+        return _Preference([*brackets, *self._keys, *others, *self._any_content])
+
+    @cached_property
+    def _content(self) -> _Preference:
+        words = self._tokens.prefixes(self._words)[:MAX_WORDS]
+        return _Preference([*words, *self._tokens.fillers[:2], *self._tokens.single_bytes])
+
+    @cached_property
+    def _brackets(self) -> _Preference:
+        return _Preference(self._tokens.brackets)
+
+    @cached_property
+    def _ends(self) -> _Preference:
+        return _Preference(self._tokens.value_ends)
+
+    @cached_property
+    def _text(self) -> _Preference:
+        return _Preference(self._tokens.known("adgz_/:;@ "))  # in no number
+
+    @cached_property
+    def _quotes(self) -> _Preference:
+        return _Preference(self._tokens.string_ends)
+
+    @cached_property
+    def _openings(self) -> frozenset[int]:
+        return frozenset(self._tokens.known(('"', ' "', '""', ' ""', ",")))
+
+    @cached_property
+    def _aimless(self) -> frozenset[int]:
+        return frozenset((*self._any_content, *self._keys, *self._around_quote[1]))
+
+    @property
+    def _any_content(self) -> list[int]:
+        return [*self._tokens.fillers, *self._tokens.single_bytes]
+
+    @property
+    def _around_quote(self) -> tuple[list[int], list[int]]:
+        """What ends values, up to the quotation mark, and what else stands between them."""
+        between, in_string = self._tokens.between, self._tokens.in_string
+        quote = between.index(in_string[-1]) + 1 if in_string else 0
+        return between[:quote], between[quote:]
+
+    def _spellings(self, name: str) -> list[list[int]]:
+        """A key with its colon, as it may come after what stands before it."""
+        if name not in self._spelled:
+            key = jsonlib.dumps(name, ensure_ascii=False) + ":"
+            self._spelled[name] = [self._tokens.encode((lead + key).encode()) for lead in (", ", " ", "")]
+        return self._spelled[name]
+
+    def search(self, matcher: GrammarState, max_tokens: int, patience_s: float | None = None) -> list[int] | None:
+        """Tokens, at most `max_tokens`, that complete the word; None if none were found. Leaves `matcher` as it is.
+
+        Raises SearchLateError if it takes longer than `patience_s`.
+        """
+        trial = matcher.deep_copy()
+        path: list[int] = []
+        num_aimless = 0
+        used: Counter[str] = Counter()
+        time_left = _TimeLeft(patience_s)
+        while not trial.is_accepting() and time_left:
+            step: list[int] | None = trial.compute_ff_tokens() or self._step(trial, used)
+            aimless = step is not None and len(step) == 1 and (step[0] in self._aimless or step == path[-1:])
+            num_aimless = num_aimless + 1 if aimless else 0
+            if not self._json or num_aimless > MAX_AIMLESS_STEPS:
+                step = self._way_out(trial, max_tokens - len(path), time_left)
+                num_aimless = 0
+            if not step or len(path) + len(step) > max_tokens or trial.try_consume_tokens(step) != len(step):
+                return None
+            path += step
+        return path if trial.is_accepting() else None
+
+    def completes(self, matcher: GrammarState, tokens: list[int]) -> bool:
+        """Whether `tokens` complete the word."""
+        trial = matcher.deep_copy()
+        return trial.try_consume_tokens(tokens) == len(tokens) and trial.is_accepting()
+
+    def _step(self, trial: GrammarState, used: Counter[str]) -> list[int]:
+        """What seems to lead to the end soonest; empty if there is nothing."""
+        step = self._next(trial)
+        if len(step) == 1 and step[0] in self._openings:
+            return self._name(trial, used) or step
+        return step
+
+    def _name(self, trial: GrammarState, used: Counter[str]) -> list[int]:
+        """A key that objects need, where a key may begin; those that were written least often come first.
+
+        Otherwise the shortest key would do, again and again, and what is required would never come.
+        """
+        for name in sorted(self._names, key=used.__getitem__):
+            for step in self._spellings(name):
+                if trial.deep_copy().try_consume_tokens(step) == len(step):
+                    used[name] += 1
+                    return step
+        return []
+
+    def _next(self, trial: GrammarState) -> list[int]:
+        """The token that seems to lead to the end soonest; empty if there is none."""
+        forced = trial.compute_ff_bytes()
+        if forced:  # so few that the model's tokens for them depend on what follows
+            token = self._tokens.prefix(forced)
+            return [] if token is None else [token]
+        mask = self._mask(trial)
+        # Both brackets are allowed within strings only: elsewhere it is known which one is open.
+        preference = self._in_string if self._brackets.allowed(mask).size == 2 else self._between
+        return [int(token) for token in preference.allowed(mask)[:1]] or self._any(mask)
+
+    def _mask(self, state: GrammarState) -> Mask:
+        mask = np.zeros(self._tokens.num_words, dtype=np.uint32)
+        state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        return mask
+
+    def _any(self, mask: Mask) -> list[int]:
+        """The lowest allowed token that is not the end of sequence."""
+        bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        return [int(token) for token in bits if int(token) not in self._tokens.eos_ids][:1]
+
+    def _way_out(self, start: GrammarState, max_tokens: int, time_left: _TimeLeft) -> list[int] | None:
+        """Tokens after which the word may end, or the string of a JSON text; found breadth first, within bounds."""
+        beam: list[tuple[GrammarState, list[int], Mask]] = [(start.deep_copy(), [], self._mask(start))]
+        num_expansions = 0
+        seen: set[int] = set()
+        while beam and num_expansions < MAX_EXPANSIONS:
+            following: list[tuple[GrammarState, list[int], Mask]] = []
+            again: list[tuple[GrammarState, list[int], Mask]] = []
+            seen_now: set[int] = set()  # states of one length that allow the same tokens are taken for one
+            for state, path, mask in beam:
+                for step in self._steps(state, mask):
+                    if not time_left:
+                        return None
+                    num_expansions += 1
+                    child = state.deep_copy()
+                    if len(path) + len(step) > max_tokens or child.try_consume_tokens(step) != len(step):
+                        continue
+                    if child.is_accepting():
+                        return path + step
+                    allowed = self._mask(child)
+                    if self._json and self._leads_on(allowed):
+                        return path + step
+                    key = hash(allowed.tobytes())
+                    if key not in seen_now:
+                        seen_now.add(key)
+                        (again if key in seen else following).append((child, path + step, allowed))
+            seen |= seen_now
+            beam = [*following, *again][:BEAM_WIDTH]
+        return None
+
+    def _leads_on(self, mask: Mask) -> bool:
+        """Whether a string or a number of a JSON text can end where `mask` is what is allowed."""
+        if self._quotes.allowed(mask).size:
+            return True
+        return bool(self._ends.allowed(mask).size) and not self._text.allowed(mask).size
+
+    def _steps(self, state: GrammarState, mask: Mask) -> list[list[int]]:
+        forced = state.compute_ff_tokens()
+        if forced:
+            return [forced]
+        tokens = [int(token) for token in self._content.allowed(mask)[:MAX_CHILDREN]] or self._any(mask)
+        return [[token] for token in tokens]
+
+
+class _TimeLeft:
+    """True while a search may go on. When `patience_s` is over, asking raises SearchLateError."""
+
+    def __init__(self, patience_s: float | None) -> None:
+        self._patient = patience_s is None
+        self._end = time.monotonic() + (SEARCH_TIME_S if patience_s is None else patience_s)
+
+    def __bool__(self) -> bool:
+        if time.monotonic() < self._end:
+            return True
+        if self._patient:
+            return False
+        raise SearchLateError("the search for a way to the end takes longer")
+
+
+class _Preference:
+    """Tokens in order of preference, looked up in a mask all at once."""
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self._tokens = np.array(list(dict.fromkeys(tokens)), dtype=np.int64)
+        self._words = self._tokens >> 5
+        self._bits = np.left_shift(np.uint32(1), (self._tokens & 31).astype(np.uint32))
+
+    def allowed(self, mask: Mask) -> npt.NDArray[np.int64]:
+        """Those that `mask` allows, in order."""
+        allowed: npt.NDArray[np.int64] = self._tokens[(mask[self._words] & self._bits) != 0]
+        return allowed

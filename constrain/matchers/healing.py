@@ -1,0 +1,206 @@
+"""Token healing: a generation whose first bytes are given, in whatever tokens, before its grammar begins."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import MatcherError
+from ..vocabulary.token_table import TokenTable
+from ..vocabulary.vocabulary import MaskRow
+from .crossing import Ahead, Crossing
+from .interface import Matcher
+
+MAX_CROSSINGS = 16
+
+
+class _Mark(NamedTuple):
+    """What one accepted token did: how many of the given bytes it wrote, how many tokens `inner` was fed for it."""
+
+    num_bytes: int
+    num_fed: int
+
+
+class Healer:
+    """Makes `Healing` matchers for one vocabulary. Thread-safe."""
+
+    def __init__(self, tokens: TokenTable) -> None:
+        self.tokens = tokens
+        self.crossing = lru_cache(MAX_CROSSINGS)(self._crossing)
+
+    def matcher(self, prefix: bytes, inner: Matcher | None = None) -> Healing:
+        """A matcher of texts that begin with `prefix` and go on with a word of `inner` (None: with any text)."""
+        return Healing(prefix, self, inner)
+
+    def after(self, prefix: bytes, inner: Matcher | None) -> Matcher | None:
+        """`inner`, begun only after `prefix` if there is one."""
+        return self.matcher(prefix, inner) if prefix else inner
+
+    def _crossing(self, text: bytes) -> Crossing:
+        texts = self.tokens.vocabulary.tokens
+        longer = self.tokens.index.longer_than(text)
+        return Crossing(sorted(((texts[token] or b"")[len(text) :], token) for token in longer), self.tokens)
+
+
+class Healing:
+    """A `Matcher`: the text begins with `prefix`, and what follows is a word of `inner` (None: any text).
+
+    Allowed are all tokens that agree with what is left of the prefix: those that write a part of it, and those that
+    write all of it and more, if `inner` allows that more. After the prefix it does as `inner` does, so that whoever
+    never takes tokens back can go on with that (`over`).
+    """
+
+    def __init__(self, prefix: bytes, healer: Healer, inner: Matcher | None) -> None:
+        if not prefix:
+            raise ValueError("without a prefix there is nothing to heal")
+        self.inner = inner
+        self._healer = healer
+        self._tokens = healer.tokens
+        self._rest = prefix
+        self._prefix = prefix
+        self._taken: list[_Mark] = []
+
+    @property
+    def over(self) -> bool:
+        """The prefix is written: what follows is `inner`'s."""
+        return not self._rest
+
+    @property
+    def free(self) -> bool:
+        """Every token is allowed here, no mask is needed."""
+        return self.over and (self.inner is None or bool(getattr(self.inner, "free", False)))
+
+    @property
+    def accepting(self) -> bool:
+        """The end of sequence is allowed here."""
+        return self.over and (self.inner is None or self.inner.accepting)
+
+    @property
+    def finished(self) -> bool:
+        """Nothing but the end of sequence is allowed here."""
+        return self.over and self.inner is not None and self.inner.finished
+
+    def fill_mask(self, out: MaskRow) -> None:
+        """Writes the tokens allowed next. Raises MatcherError at a dead end."""
+        if self.over:
+            if self.inner is not None:
+                self.inner.fill_mask(out)
+            else:
+                out[:] = _row(np.arange(self._tokens.vocabulary.size), len(out))
+            return
+        if out.shape != (self._tokens.num_words,) or out.dtype != np.int32:
+            raise MatcherError(f"a mask row must be {self._tokens.num_words} int32 words, got {out.dtype} {out.shape}")
+        rest = self._rest
+        within = [token for length in range(1, len(rest) + 1) for token in self._tokens.spelling(rest[:length])]
+        crossing = self._healer.crossing(rest)
+        beyond = crossing.ids if self.inner is None else Ahead(self._tokens, self.inner.copy()).allowed(crossing)
+        if not within and not len(beyond):
+            raise MatcherError(f"no token goes on with {rest!r}")
+        out[:] = _row(np.concatenate([np.array(within, dtype=np.int64), beyond]), len(out))
+
+    def accept(self, token: int, remaining: int | None = None, patience_s: float | None = None) -> int:
+        """Advances by `token`, or by one that leaves a way to the end within `remaining`, and returns the one taken."""
+        if self.over:
+            return self._accept_after(token, remaining, patience_s)
+        text = self._text(token)
+        if not self._agrees(text):
+            raise MatcherError(f"token {token} does not go on with {self._rest!r}")
+        num_bytes = min(len(text), len(self._rest))
+        num_fed = self._feed(text[num_bytes:], remaining, patience_s)
+        if num_fed is None or not self._fits(text, remaining):
+            token = self._way(self._rest)[0]
+            num_bytes, num_fed = len(self._text(token)), 0
+        self._rest = self._rest[num_bytes:]
+        self._taken.append(_Mark(num_bytes, num_fed))
+        return token
+
+    def forced_tokens(self) -> list[int]:
+        """The tokens that are forced next; before the end of the prefix there is mostly a choice."""
+        return self.inner.forced_tokens() if self.over and self.inner is not None else []
+
+    def rollback(self, num_tokens: int) -> None:
+        """Takes back the last `num_tokens` accepted tokens; ends of sequence do not count."""
+        if num_tokens < 0 or num_tokens > len(self._taken):
+            raise MatcherError(f"cannot take back {num_tokens} of {len(self._taken)} tokens")
+        if num_tokens == 0:
+            return
+        marks = self._taken[-num_tokens:]
+        if self.inner is not None:
+            self.inner.rollback(sum(mark.num_fed for mark in marks))
+        del self._taken[-num_tokens:]
+        num_left = len(self._rest) + sum(mark.num_bytes for mark in marks)
+        self._rest = self._prefix[len(self._prefix) - num_left :]
+
+    def copy(self) -> Healing:
+        """An independent matcher in the same state."""
+        other = Healing(self._prefix, self._healer, None if self.inner is None else self.inner.copy())
+        other._rest = self._rest
+        other._taken = list(self._taken)
+        return other
+
+    def _accept_after(self, token: int, remaining: int | None, patience_s: float | None) -> int:
+        if self.inner is not None:
+            token = self.inner.accept(token, remaining, patience_s)
+        if token not in self._tokens.eos_ids:
+            self._taken.append(_Mark(0, int(self.inner is not None)))
+        return token
+
+    def _text(self, token: int) -> bytes:
+        """The bytes of a token; none for an end of sequence and other control tokens."""
+        return self._tokens.text([token]) if token >= 0 else b""
+
+    def _agrees(self, text: bytes) -> bool:
+        return bool(text) and (self._rest.startswith(text) or text.startswith(self._rest))
+
+    def _fits(self, text: bytes, remaining: int | None) -> bool:
+        """Whether what is left of the prefix, and then a word of `inner`, can be written after a token within it."""
+        if remaining is None or len(text) > len(self._rest):
+            return True
+        least = getattr(self.inner, "min_tokens", lambda: 0)() or 0
+        rest = self._rest[len(text) :]
+        return remaining >= len(rest) + least or remaining >= len(self._way(rest)) + least
+
+    def _way(self, rest: bytes) -> list[int]:
+        """Tokens that write `rest`."""
+        tokens = self._tokens.encode(rest)
+        if self._tokens.text(tokens) == rest:
+            return tokens
+        tokens = []
+        while rest and (piece := self._tokens.prefix(rest)) is not None:
+            tokens.append(piece)
+            rest = rest[len(self._text(piece)) :]
+        return tokens
+
+    def _feed(self, text: bytes, remaining: int | None, patience_s: float | None) -> int | None:
+        """Takes what a token wrote beyond the prefix to `inner`; returns in how many tokens.
+
+        None, and nothing is changed, if `inner` knows no way to its end from there within `remaining`.
+        """
+        if self.inner is None:
+            return 0
+        num_fed = 0
+        try:
+            while text:
+                piece = self._tokens.prefix(text)
+                if piece is None:
+                    raise MatcherError(f"no token writes {text!r}")
+                text = text[len(self._text(piece)) :]
+                taken = self.inner.accept(piece, None if text else remaining, patience_s)
+                num_fed += taken not in self._tokens.eos_ids
+                if taken != piece:
+                    self.inner.rollback(num_fed)
+                    return None
+        except MatcherError:
+            self.inner.rollback(num_fed)
+            raise
+        return num_fed
+
+
+def _row(tokens: npt.NDArray[np.int64], num_words: int) -> MaskRow:
+    """A mask row that allows just `tokens`."""
+    bits = np.zeros(32 * num_words, dtype=np.uint8)
+    bits[tokens] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)

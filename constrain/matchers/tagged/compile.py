@@ -1,0 +1,289 @@
+"""Compiles texts with marked parts: where they are free, where a part has begun, and the grammars inside of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+
+from ...errors import GrammarError, GrammarTooComplexError, MatcherError
+from ...loose import lower_loosely
+from ...lowered import Lowered
+from ...receipt import Receipt
+from ...spec import Choice, Gbnf, JsonSchema, Lark, Regex, Structural, Tag
+from ...vocabulary.token_table import TokenTable
+from ...vocabulary.triggers import FIRST_CONTROL, Symbols, Triggers, to_symbols
+from ..completion import Completer
+from ..grammar_state import GrammarState
+from ..token_matcher import CompiledGrammar
+from .matcher import StructuralGrammar
+from .source import Source
+from .states import Body, Place, Scan, encode
+
+MAX_TAGS = 1_024
+MAX_MARK_LENGTH = 1_024
+MAX_SUSPECTS = 2_000
+"""Tokens that hold a mark and more: each is tried by itself in a mask (12 us)."""
+
+Content = JsonSchema | Regex | Choice | Lark | Gbnf
+LowerPart = Callable[[Content], Lowered]
+
+
+def compile_structural(spec: Structural, tokens: TokenTable, lower_part: LowerPart) -> StructuralGrammar:
+    """The grammar of `spec`. `lower_part` writes the content of a tag as a grammar.
+
+    Raises:
+        GrammarError: `path` is a JSON pointer into the fields of `spec`.
+    """
+    return _Compilation(spec, tokens, lower_part).run()
+
+
+class _Compilation:
+    """Makes the places of one spec, the last one first."""
+
+    def __init__(self, spec: Structural, tokens: TokenTable, lower_part: LowerPart) -> None:
+        _check(spec, tokens)
+        self._spec = spec
+        self._tokens = tokens
+        self._index = tokens.index
+        self._places: list[Place] = []
+        self._begins = [to_symbols(tag.begin, tokens.control) for tag in spec.tags]
+        self._written: dict[Content, Lowered] = {}
+        self._lowered = [
+            None if tag.content is None else self._lower(lower_part, tag.content, f"/tags/{index}/content")
+            for index, tag in enumerate(spec.tags)
+        ]
+        self._then = None if spec.then is None else self._lower(lower_part, spec.then, "/then")
+
+    def run(self) -> StructuralGrammar:
+        spec = self._spec
+        start = self._main()
+        if spec.reasoning_end is not None:
+            pattern = to_symbols(spec.reasoning_end, self._tokens.control)
+            start = self._scan(
+                Triggers([pattern]), {(0,): start}, may_end=self._may_be_empty(start), path="/reasoning_end"
+            )
+        receipt = _receipt([*self._lowered, self._then])
+        grammar = StructuralGrammar(self._places, start, self._tokens, self._index, receipt)
+        grammar = self._with_ways_out(grammar)
+        for number, place in enumerate(self._places):
+            if isinstance(place, Scan):
+                grammar.prepare(number)
+        return grammar
+
+    def _main(self) -> int:
+        """The place where what is constrained begins."""
+        spec = self._spec
+        if self._then is not None:
+            source = Source(self._tokens, after_reasoning=spec.reasoning_end is not None)
+            source.add_part(self._then)
+            return self._body(source, None, json=self._then.json)
+        if not spec.tags:
+            return self._scan(Triggers([]), {}, may_end=True)
+        if not spec.free_text:
+            source = Source(
+                self._tokens,
+                after_reasoning=spec.reasoning_end is not None,
+                repeats=not spec.stop_after_first,
+                optional=not spec.at_least_one,
+            )
+            for index, tag in enumerate(spec.tags):
+                source.add_tag(self._begins[index], self._lowered[index], tag, leaves=False)
+            return self._body(source, None)
+        patterns = [to_symbols(trigger, self._tokens.control) for trigger in spec.triggers] or self._begins
+        triggers = Triggers(dict.fromkeys(patterns))
+        targets: dict[tuple[int, ...], int] = {}
+        after = None if spec.stop_after_first else self._scan(triggers, targets, may_end=True)
+        targets |= self._groups(triggers, after)
+        if after is not None and not spec.at_least_one:
+            return after
+        return self._scan(triggers, targets, may_end=not spec.at_least_one)
+
+    def _groups(self, triggers: Triggers, leaves_to: int | None) -> dict[tuple[int, ...], int]:
+        """A place for each set of triggers that can appear at once: the tags that may follow there."""
+        suspects = self._suspects(triggers, "/triggers") if leaves_to is not None else ()
+        targets: dict[tuple[int, ...], int] = {}
+        for pattern in triggers.patterns:
+            state, _ = triggers.walk(0, pattern)
+            matched = triggers.matched(state)
+            if matched in targets:
+                continue
+            source = Source(self._tokens, leaves=leaves_to is not None)
+            for index, tag in enumerate(self._spec.tags):
+                begin = self._begins[index]
+                for length in {len(triggers.patterns[number]) for number in matched}:
+                    if any(begin[:length] == triggers.patterns[number] for number in matched):
+                        source.add_tag(begin[length:], self._lowered[index], tag, leaves=leaves_to is not None)
+            if source.empty:
+                raise GrammarError("no tag begins with the trigger", path="/triggers")
+            targets[matched] = self._body(source, leaves_to, suspects=suspects)
+        return targets
+
+    def _scan(
+        self, triggers: Triggers, targets: dict[tuple[int, ...], int], *, may_end: bool, path: str = "/triggers"
+    ) -> int:
+        self._places.append(Scan(triggers, targets, may_end, self._suspects(triggers, path)))
+        return len(self._places) - 1
+
+    def _suspects(self, triggers: Triggers, path: str) -> tuple[int, ...]:
+        """Tokens that hold a whole pattern and more."""
+        suspects = tuple(self._index.holding_any(triggers))
+        if len(suspects) > MAX_SUSPECTS:
+            reason = f"{len(suspects)} tokens hold a text to look for, at most {MAX_SUSPECTS} may: make it longer"
+            raise GrammarTooComplexError(reason, path=path)
+        return suspects
+
+    def _body(
+        self, source: Source, leaves_to: int | None, *, suspects: tuple[int, ...] = (), json: bool = False
+    ) -> int:
+        text = source.text()
+        start: GrammarState = LLMatcher(  # type: ignore[assignment]  # its stubs do not tell all it has
+            self._tokens.tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False)
+        )
+        if start.is_error():
+            reason = " ".join(start.get_error().split())[:300]
+            raise GrammarError(f"the grammar of the tags cannot be compiled: {reason}", path="/tags")
+        parts = source.parts
+        completer = _TagCompleter(
+            self._tokens,
+            ends=source.ends,
+            known=source.words,
+            json=any(part.json for part in parts),
+            names=[name for part in parts for name in part.names],
+            words=[word for part in parts for word in part.words],
+        )
+        growth = max((part.growth for part in parts), default=64)
+        grammar = CompiledGrammar(
+            start, self._tokens, completer, json=json, growth=growth, num_bytes=200_000 + 64 * len(text)
+        )
+        _check_start(grammar)
+        self._places.append(Body(grammar, leaves_to, suspects))
+        return len(self._places) - 1
+
+    def _lower(self, lower_part: LowerPart, content: Content, path: str) -> Lowered:
+        """The grammar of a content, the same one for equal contents."""
+        if content not in self._written:
+            try:
+                self._written[content] = _lower_somehow(lower_part, content)
+            except GrammarError as error:
+                error.path = path + error.path
+                error.args = (f"{error.reason} (at {error.path})",)
+                raise
+        return self._written[content]
+
+    def _may_be_empty(self, place: int) -> bool:
+        here = self._places[place]
+        return here.may_end if isinstance(here, Scan) else here.grammar.matcher().accepting
+
+    def _with_ways_out(self, grammar: StructuralGrammar) -> StructuralGrammar:
+        """Each place that must not end gets the trigger that leads to the shortest end."""
+        for number, place in enumerate(self._places):
+            if not isinstance(place, Scan) or place.may_end:
+                continue
+            ways = []
+            for index, pattern in enumerate(place.triggers.patterns):
+                state, length = place.triggers.walk(0, pattern)
+                num_after = grammar.num_needed(place.targets[place.triggers.matched(state)], 0)
+                ways.append((length + num_after, index, num_after))
+            _, path, num_after = min(ways)
+            self._places[number] = replace(place, path=path, num_after=num_after)
+        return grammar
+
+
+def _lower_somehow(lower_part: LowerPart, content: Content) -> Lowered:
+    try:
+        return lower_part(content)
+    except GrammarTooComplexError:
+        if isinstance(content, JsonSchema) and content.policy == "best_effort":
+            return lower_loosely(content)
+        raise
+
+
+class _TagCompleter(Completer):
+    """Knows the texts that end a tag, and some whole tags: in text of any kind a search would not come upon them."""
+
+    def __init__(
+        self,
+        tokens: TokenTable,
+        *,
+        ends: Sequence[Symbols],
+        known: Sequence[Symbols],
+        json: bool,
+        names: Iterable[str],
+        words: Iterable[str],
+    ) -> None:
+        super().__init__(tokens, json=json, names=names, words=words)
+        rests = {tuple(end[start:]): None for end in ends for start in range(len(end))}
+        self._rests = sorted((encode(tokens, rest) for rest in rests), key=len)
+        self._known = sorted((encode(tokens, word) for word in known), key=len)
+
+    def search(self, matcher: GrammarState, max_tokens: int, patience_s: float | None = None) -> list[int] | None:
+        """Tokens, at most `max_tokens`, that complete the word; None if none were found. Leaves `matcher` as it is."""
+        if matcher.is_accepting():
+            return []
+        for rest in self._rests:
+            if len(rest) <= max_tokens and self.completes(matcher, rest):
+                return list(rest)
+        found = super().search(matcher, max_tokens, patience_s)
+        if found is None:
+            found = next((word for word in self._known if self.completes(matcher, word)), None)
+        return None if found is None or len(found) > max_tokens else list(found)
+
+
+def _check(spec: Structural, tokens: TokenTable) -> None:
+    if spec.then is not None and spec.tags:
+        raise GrammarError("there are tags and another constraint: only one of them can follow", path="/then")
+    if not spec.tags and spec.then is None and spec.reasoning_end is None:
+        raise GrammarError("at least one tag is needed", path="/tags")
+    if spec.tags and spec.triggers and not spec.free_text:
+        raise GrammarError("triggers need free text to appear in", path="/triggers")
+    if len(spec.tags) > MAX_TAGS or len(spec.triggers) > MAX_TAGS:
+        raise GrammarError(f"there are more than {MAX_TAGS} tags", path="/tags")
+    marks = {f"/triggers/{index}": trigger for index, trigger in enumerate(spec.triggers)}
+    for index, tag in enumerate(spec.tags):
+        marks |= {f"/tags/{index}/begin": tag.begin, f"/tags/{index}/end": tag.end}
+        _check_tag(index, tag, spec)
+    if spec.reasoning_end is not None:
+        marks["/reasoning_end"] = spec.reasoning_end
+    for path, mark in marks.items():
+        if not mark and not path.endswith("/end") and (spec.free_text or not path.endswith("/begin")):
+            raise GrammarError("the text is empty", path=path)
+        if "\0" in mark or len(mark) > MAX_MARK_LENGTH:
+            raise GrammarError(f"the text holds a NUL or more than {MAX_MARK_LENGTH} characters", path=path)
+        if any("\ud800" <= char <= "\udfff" for char in mark):
+            raise GrammarError("the text holds a lone surrogate", path=path)
+        if any(symbol - FIRST_CONTROL in tokens.eos_ids for symbol in to_symbols(mark, tokens.control)):
+            raise GrammarError("the text holds a token that ends the sequence", path=path)
+
+
+def _check_tag(index: int, tag: Tag, spec: Structural) -> None:
+    if spec.triggers and not any(tag.begin.startswith(trigger) for trigger in spec.triggers):
+        raise GrammarError("no trigger is the beginning of it", path=f"/tags/{index}/begin")
+    if tag.content is None and not tag.end:
+        raise GrammarError("a tag with any content needs a text that ends it", path=f"/tags/{index}/end")
+
+
+def _receipt(parts: Iterable[Lowered | None]) -> Receipt | None:
+    """How all the parts are kept. That elements differ is seen to only where a grammar has the text to itself."""
+    written = [part for part in parts if part is not None]
+    receipts = [part.receipt for part in written if part.receipt is not None]
+    if not receipts:
+        return None
+    later = {pointer for part in written if part.distinct is not None for pointer in part.distinct.pointers}
+    enforced = {keyword for receipt in receipts for keyword in receipt.enforced}
+    return Receipt(
+        mode="best_effort" if any(receipt.mode == "best_effort" for receipt in receipts) else "exact",
+        enforced=tuple(sorted(enforced - {pointer.rpartition("/")[2] for pointer in later})),
+        checked=tuple(sorted(later.union(*(receipt.checked for receipt in receipts)))),
+        narrowed=tuple(sorted({pointer for receipt in receipts for pointer in receipt.narrowed})),
+    )
+
+
+def _check_start(grammar: CompiledGrammar) -> None:
+    mask = np.zeros(grammar.tokens.num_words, dtype=np.int32)
+    try:
+        grammar.matcher().fill_mask(mask)
+    except MatcherError as error:
+        raise GrammarError(f"nothing satisfies the tags: {error}", path="/tags") from None

@@ -1,0 +1,342 @@
+"""A compiled grammar and its matchers over llguidance, which keep enough budget to end each word whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import Future
+from ctypes import addressof, c_char
+
+import numpy as np
+
+from ..errors import MatcherError, SearchLateError
+from ..json_text.closing import JsonScanner
+from ..lowered import Tabulate
+from ..receipt import Receipt
+from ..vocabulary.token_table import TokenTable
+from ..vocabulary.vocabulary import MaskRow
+from .completion import Completer
+from .grammar_state import GrammarState
+from .interface import Grammar
+from .searches import Searches
+
+MAX_WITNESS_TOKENS = 4_096
+MAX_RESPELLED = 8
+_WHITESPACE = b" \t\n\r"
+
+
+class CompiledGrammar:
+    """A `Grammar`. `start` is a matcher in the start state, which is only copied.
+
+    `witness` is a short word, if one is known. Set by who compiles it: `key`, under which it is kept; `tabulation`,
+    which makes a table of it (None: it is not regular, or that has been begun); `table`, that table to come.
+    """
+
+    def __init__(
+        self,
+        start: GrammarState,
+        tokens: TokenTable,
+        completer: Completer,
+        *,
+        json: bool,
+        growth: int,
+        num_bytes: int,
+        receipt: Receipt | None = None,
+        witness: str | None = None,
+    ) -> None:
+        self.tokens = tokens
+        self.json = json
+        self.num_bytes = num_bytes
+        self.receipt = receipt
+        self.tabulation: Tabulate | None = None
+        self.table: Future[Grammar] | None = None
+        self.key = b""
+        self.completer = completer
+        self.searches = Searches(completer)
+        known = tokens.encode(witness.encode()) if witness is not None else []
+        self.witness: list[int] | None = known
+        if not known or not completer.completes(start, known):
+            self.witness = completer.search(start, MAX_WITNESS_TOKENS)
+        shortest = len(self.witness) if self.witness is not None else 0
+        self.guarded_tokens = 32 + 2 * shortest + min(growth, MAX_WITNESS_TOKENS)
+        self._start = start
+
+    def matcher(self) -> TokenMatcher:
+        """A fresh matcher at the start state."""
+        return TokenMatcher(self, self.start())
+
+    def start(self) -> GrammarState:
+        """A fresh start state."""
+        return self._start.deep_copy()
+
+    def min_tokens(self) -> int | None:
+        """Tokens of a short word, which a budget should allow at least; None if none was found."""
+        return None if self.witness is None else len(self.witness)
+
+    def scanner(self) -> JsonScanner:
+        """A scanner for what closes a JSON text in few tokens."""
+        return JsonScanner(b"null" if self.tokens.known(["null"]) else b"0")
+
+
+class TokenMatcher:
+    """A `Matcher`.
+
+    Far from the end of the budget a token is only checked and taken. Near it (`guarded_tokens`) the matcher keeps a
+    witness: tokens that complete the word from here. A token that leads where no witness fits into what remains is
+    replaced by the first token of the last one. If there is no witness that fits (the budget was too small from the
+    start), a JSON text is at least closed: it parses, though it cannot satisfy its schema.
+    """
+
+    def __init__(self, grammar: CompiledGrammar, state: GrammarState) -> None:
+        self.grammar = grammar
+        self.state = state
+        self._taken: list[int] = []
+        self._masked_at = 0  # how many tokens were taken when the state last made a mask
+        self._witness: list[int] | None = grammar.witness
+        self._witness_at = 0  # how many tokens were taken when it was found
+        self._next_search = math.inf  # after a search in vain: the budget at which to search again
+        self._scanner: JsonScanner | None = None
+        self._scanned = 0  # how many taken tokens the scanner has seen
+        self._closing: list[int] | None = None  # what is still to be written to close the text
+        self._num_closed = 0
+
+    @property
+    def accepting(self) -> bool:
+        """What was generated so far is a complete word, or a JSON text that was closed."""
+        return not self._closing if self._closing is not None else bool(self.state.is_accepting())
+
+    @property
+    def finished(self) -> bool:
+        """Nothing but the end of sequence is allowed here."""
+        return not self._closing if self._closing is not None else bool(self.state.is_stopped())
+
+    @property
+    def free(self) -> bool:
+        """No mask is needed: never here."""
+        return False
+
+    @property
+    def taken(self) -> list[int]:
+        """The tokens accepted so far. Not to be changed."""
+        return self._taken
+
+    @property
+    def closed(self) -> bool:
+        """The budget cut the word short: its text is JSON, but not a word of the grammar."""
+        return self._closing is not None
+
+    def min_tokens(self) -> int | None:
+        """Tokens of a short word from the start; None if none was found."""
+        return self.grammar.min_tokens()
+
+    def fill_mask(self, out: MaskRow) -> None:
+        """Writes the tokens allowed next. Raises MatcherError at a dead end."""
+        tokens = self.grammar.tokens
+        if self._closing is not None:
+            out[:] = tokens.single(self._closing[0]) if self._closing else tokens.end()
+            return
+        if out.nbytes != 4 * tokens.num_words or not out.flags.c_contiguous:
+            raise MatcherError(f"a mask row must be {tokens.num_words} contiguous int32 words, got {out.shape}")
+        address = addressof(c_char.from_buffer(out.data))  # faster than `out.ctypes`
+        self.state.unsafe_compute_mask_ptr(address, out.nbytes)
+        self._masked_at = len(self._taken)
+        self.check(out)
+
+    def check(self, row: MaskRow) -> None:
+        """Raises MatcherError if `row`, just filled, shows that the generation cannot go on."""
+        if self._closing is not None:
+            return
+        if self.state.is_error():
+            raise MatcherError(f"the grammar cannot be followed: {_first_line(self.state.get_error())}")
+        if not np.count_nonzero(row) or (self.state.is_stopped() and not self.state.is_accepting()):
+            raise MatcherError("the grammar allows no token here")
+
+    def accept(self, token: int, remaining: int | None = None, patience_s: float | None = None) -> int:
+        """Advances by `token`, or by one that leaves a way to the end within `remaining`, and returns the one taken."""
+        if self._closing is not None:
+            return self._accept_closing(token)
+        if token in self.grammar.tokens.eos_ids:
+            if not self.state.is_accepting():
+                raise MatcherError("the end of sequence is not allowed here")
+            return token
+        if remaining is None or remaining >= self.grammar.guarded_tokens:
+            self._take(token)
+            return token
+        return self._accept_guarded(token, remaining, patience_s)
+
+    def expect(self, witness: list[int]) -> None:
+        """Takes note of tokens that complete the word from here."""
+        self._keep(witness)
+
+    def search(self, max_tokens: int, patience_s: float | None = None) -> list[int] | None:
+        """At most `max_tokens` tokens that complete the word, or None. Raises SearchLateError after `patience_s`."""
+        return self.grammar.searches.find(self._taken, self.state, max_tokens, patience_s)
+
+    def give_up(self) -> None:
+        """Takes note that there is no way to the end within the budget: none is sought any more."""
+        self._witness, self._next_search = None, -math.inf
+
+    def forced_tokens(self) -> list[int]:
+        """The tokens that the grammar forces next."""
+        if self._closing is not None:
+            return list(self._closing)
+        return [] if self.state.is_stopped() else list(self.state.compute_ff_tokens())
+
+    def rollback(self, num_tokens: int) -> None:
+        """Takes back the last `num_tokens` accepted tokens; ends of sequence do not count."""
+        if num_tokens < 0 or num_tokens > len(self._taken):
+            raise MatcherError(f"cannot take back {num_tokens} of {len(self._taken)} tokens")
+        if num_tokens == 0:
+            return
+        num_closed = min(num_tokens, self._num_closed)
+        num_state = num_tokens - num_closed
+        kept = len(self._taken) - num_tokens
+        if num_state and not self._roll_back(num_state, kept):
+            raise MatcherError(f"cannot take back {num_tokens} tokens")
+        if num_state == 0:  # the text goes on being closed
+            self._closing = self._taken[kept:] + (self._closing or [])
+            self._num_closed -= num_closed
+        else:
+            self._closing, self._num_closed = None, 0
+        del self._taken[kept:]
+        if self._scanned > kept:
+            self._scanner, self._scanned = None, 0
+        if self._witness_at > kept:
+            self._next_search = math.inf
+            self._witness = self.grammar.witness if not self._taken else None
+            self._witness_at = kept
+
+    def copy(self) -> TokenMatcher:
+        """An independent matcher in the same state."""
+        other = TokenMatcher(self.grammar, self.state.deep_copy())
+        other._taken, other._masked_at = list(self._taken), self._masked_at
+        other._witness, other._witness_at, other._next_search = self._witness, self._witness_at, self._next_search
+        other._scanner = self._scanner.copy() if self._scanner is not None else None
+        other._scanned = self._scanned
+        other._closing = list(self._closing) if self._closing is not None else None
+        other._num_closed = self._num_closed
+        return other
+
+    def _take(self, token: int) -> None:
+        known = 0 <= token < len(self.grammar.tokens.vocabulary.tokens)
+        if not known or not self.state.validate_tokens([token]):  # consuming a bad token would break the state for good
+            raise MatcherError(f"token {token} is not allowed here")
+        if not self.state.consume_token(token):
+            raise MatcherError(f"the grammar cannot be followed: {_first_line(self.state.get_error())}")
+        self._taken.append(token)
+
+    def _accept_guarded(self, token: int, remaining: int, patience_s: float | None) -> int:
+        before = self._known_witness(remaining, patience_s)
+        if before is None:
+            return self._accept_lost(token, remaining)
+        if before and token == before[0] and len(before) - 1 <= remaining:
+            self._take(token)
+            self._keep(before[1:])
+            return token
+        self._take(token)
+        try:
+            after = self._witness_after(before, remaining, patience_s)
+        except SearchLateError:
+            self._undo()
+            self._keep(before)
+            raise
+        if after is not None:
+            self._keep(after)
+            return token
+        if len(before) > remaining + 1:
+            self._undo()
+            self._witness, self._next_search = None, remaining // 2
+            return self._accept_lost(token, remaining)
+        self._undo()
+        if not before:
+            return min(self.grammar.tokens.eos_ids)
+        self._take(before[0])
+        self._keep(before[1:])
+        return before[0]
+
+    def _known_witness(self, remaining: int, patience_s: float | None) -> list[int] | None:
+        """A witness for the state as it is that fits, sought only a few times if there seems to be none."""
+        if self._witness is not None and self._witness_at == len(self._taken):
+            return self._witness
+        if remaining > self._next_search:
+            return None
+        self._witness = self.search(remaining + 1, patience_s)
+        self._witness_at = len(self._taken)
+        self._next_search = math.inf if self._witness is not None else remaining // 2
+        return self._witness
+
+    def _witness_after(self, before: list[int], remaining: int, patience_s: float | None) -> list[int] | None:
+        """A witness of at most `remaining` tokens for the state after a token that was not the witness's."""
+        completer = self.grammar.completer
+        for way in self._likely_ways(before):
+            if len(way) <= remaining and completer.completes(self.state, way):
+                return way
+        return self.search(remaining, patience_s)
+
+    def _likely_ways(self, before: list[int]) -> Iterator[list[int]]:
+        """What may complete the word after the last token, if `before` did before it: a search takes much longer."""
+        yield before  # the token was content; what follows it is as before
+        yield before[1:]
+        texts = self.grammar.tokens.vocabulary.tokens
+        written = (texts[self._taken[-1]] or b"").translate(None, _WHITESPACE)
+        for index, token in enumerate(before[:MAX_RESPELLED]):  # the same text in other tokens and other whitespace
+            text = texts[token] or b""
+            solid = text.translate(None, _WHITESPACE)
+            if len(written) < len(solid):
+                if solid.startswith(written):
+                    rest = text.lstrip(_WHITESPACE)[len(written) :]
+                    yield self.grammar.tokens.encode(rest) + before[index + 1 :]
+                break
+            if not written.startswith(solid):
+                break
+            written = written[len(solid) :]
+            if not written:
+                yield before[index + 1 :]
+        yield before[2:]  # another value of a few
+        yield before[3:]
+
+    def _keep(self, witness: list[int]) -> None:
+        self._witness, self._witness_at = witness, len(self._taken)
+
+    def _roll_back(self, num_tokens: int, kept: int) -> bool:
+        """Takes tokens of the state back, such that `kept` are left. One that made a mask after those is left alone."""
+        if self._masked_at <= kept:
+            return self.state.rollback(num_tokens)
+        self.state, self._masked_at = self.grammar.start(), 0
+        return self.state.try_consume_tokens(self._taken[:kept]) == kept
+
+    def _undo(self) -> None:
+        self.state.rollback(1)
+        self._taken.pop()
+
+    def _accept_lost(self, token: int, remaining: int) -> int:
+        """Takes `token` if the text can be closed as JSON afterwards, else begins to close it."""
+        if not self.grammar.json:
+            self._take(token)
+            return token
+        tokens = self.grammar.tokens
+        if self._scanner is None:
+            self._scanner = self.grammar.scanner()
+        self._scanner.feed(tokens.text(self._taken[self._scanned :]))
+        self._scanned = len(self._taken)
+        after = self._scanner.copy()
+        after.feed(tokens.text([token]))
+        if len(tokens.encode(after.closing())) <= remaining:
+            self._take(token)
+            self._scanner, self._scanned = after, len(self._taken)
+            return token
+        self._closing = tokens.encode(self._scanner.closing())
+        return self._accept_closing(self._closing[0] if self._closing else min(tokens.eos_ids))
+
+    def _accept_closing(self, token: int) -> int:
+        """The next token of the closing, whatever `token` is."""
+        if not self._closing:
+            return min(self.grammar.tokens.eos_ids) if token not in self.grammar.tokens.eos_ids else token
+        taken = self._closing.pop(0)
+        self._taken.append(taken)
+        self._num_closed += 1
+        return taken
+
+
+def _first_line(message: str) -> str:
+    return message.partition("\n")[0]

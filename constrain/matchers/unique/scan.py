@@ -1,0 +1,306 @@
+"""Reads a JSON text and knows where an element, or a key, would come a second time. All states are values."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal, InvalidOperation
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+from ...distinct_states import NOWHERE, DistinctPaths, PathState
+
+Value: TypeAlias = Any
+"""A JSON value, the same for equal ones: bytes for a string, str for a number or literal, a tuple, a frozenset."""
+
+Seen: TypeAlias = tuple[frozenset[Value], ...]
+"""A set that grows at little cost while others keep what it was: parts of falling sizes."""
+
+MAX_DEPTH = 256
+"""Levels of arrays and objects in one that must differ from others: comparing them must not exhaust the stack."""
+MAX_ZEROS = 400
+"""Digits that an exponent may add to an integer; one with more is equal only to those that are written like it."""
+
+LITERALS = frozenset({"true", "false", "null"})
+
+_STRING_STOP = re.compile(rb'["\\]')
+_NUMBER = frozenset(b"0123456789+-.eE")
+_LITERAL_OF = {ord("t"): b"true", ord("f"): b"false", ord("n"): b"null"}
+_QUOTE, _COMMA, _COLON, _SPACE = b'",: '
+_OPEN, _CLOSE, _OPEN_OBJECT = b"[{", b"]}", ord("{")
+
+
+class DuplicateError(Exception):
+    """What was read is, or can only become, an element or key that is there already; or it is too deep to tell."""
+
+
+class Mode(IntEnum):
+    """What the next byte belongs to."""
+
+    FIRST = 0
+    """The first element or key, or the closing bracket."""
+    NEXT = 1
+    """An element, a key or an object's value."""
+    COLON = 2
+    AFTER = 3
+    """What follows an element."""
+    STRING = 4
+    KEY = 5
+    NUMBER = 6
+    LITERAL = 7
+
+
+class Frame(NamedTuple):
+    """An array or object that is not complete.
+
+    state       what is known of it by its place
+    seen        its elements, or keys, so far, if they must differ; else None
+    num_seen    how many there are, of at most `most`
+    tracked     its value matters: it is, or is in, an element that must differ from others
+    watched     this is so of it or of something it is in
+    children    the values of its elements, or of its keys as pairs, if it is tracked
+    num_read    how many elements, or keys with values, are complete
+    name        the last key
+    depth       how many tracked ones it is in
+    """
+
+    below: Frame | None
+    is_object: bool
+    state: PathState | None
+    seen: Seen | None = None
+    num_seen: int = 0
+    most: int | None = None
+    tracked: bool = False
+    watched: bool = False
+    children: tuple[Value, ...] = ()
+    num_read: int = 0
+    name: bytes = b""
+    depth: int = 0
+
+    @property
+    def differs(self) -> bool:
+        """It is an array whose elements must differ."""
+        return self.seen is not None and not self.is_object
+
+
+class Scan(NamedTuple):
+    """Where a text is: the innermost array or object, and the string, number or literal that has begun.
+
+    text       its content so far in UTF-8 with escapes resolved, if `keeps`; the rest of a literal
+    pending    an escape that is not complete, in the text's own bytes; all of a literal
+    keeps      the content matters
+    """
+
+    frame: Frame
+    mode: Mode
+    text: bytes = b""
+    pending: bytes = b""
+    keeps: bool = False
+
+
+class Reader:
+    """Reads texts by an automaton of places."""
+
+    def __init__(self, paths: DistinctPaths) -> None:
+        self._states = paths.states
+        self._names = {id(state): {_utf8(name): step for name, step in state.names} for state in paths.states}
+        self.start = Scan(Frame(None, False, PathState(rest=0)), Mode.NEXT)
+
+    def feed(self, scan: Scan, data: bytes) -> Scan:
+        """Reads on. Raises DuplicateError."""
+        position = 0
+        while position < len(data):
+            if scan.mode == Mode.STRING or scan.mode == Mode.KEY:
+                scan, position = self._string(scan, data, position)
+            else:
+                scan = self._byte(scan, data[position])
+                position += 1
+        return scan
+
+    def _string(self, scan: Scan, data: bytes, position: int) -> tuple[Scan, int]:
+        """Reads on inside a string, until it ends at most."""
+        frame, mode, text, pending, keeps = scan
+        while position < len(data):
+            if pending:
+                pending += data[position : position + 1]
+                position += 1
+                if _is_whole(pending):
+                    text, pending = (text + _unescaped(pending) if keeps else text), b""
+                continue
+            found = _STRING_STOP.search(data, position)
+            stop = found.start() if found is not None else len(data)
+            if keeps:
+                text += data[position:stop]
+            position = stop + 1
+            if found is None:
+                break
+            if data[stop] == _QUOTE:
+                return (_with_key(frame, text) if mode == Mode.KEY else _with_value(frame, text)), position
+            pending = b"\\"
+        return Scan(frame, mode, text, pending, keeps), position
+
+    def _byte(self, scan: Scan, byte: int) -> Scan:
+        frame, mode, text, pending, keeps = scan
+        if mode == Mode.NUMBER:
+            if byte in _NUMBER:
+                return Scan(frame, mode, text + bytes((byte,)), b"", keeps)
+            scan = _with_value(frame, (number_value(text) or text.decode()) if keeps else None)
+            frame, mode = scan.frame, scan.mode
+        elif mode == Mode.LITERAL:
+            if len(text) > 1:
+                return Scan(frame, mode, text[1:], pending, keeps)
+            return _with_value(frame, pending.decode())
+        if byte == _SPACE:
+            return scan
+        if byte == _COMMA:
+            if frame.seen is not None and frame.most is not None and frame.num_seen >= frame.most:
+                raise DuplicateError
+            return Scan(frame, Mode.NEXT)
+        if byte == _COLON:
+            return Scan(frame, Mode.COLON)
+        if byte in _OPEN:
+            return Scan(self._opened(frame, byte == _OPEN_OBJECT), Mode.FIRST)
+        if byte in _CLOSE:
+            assert frame.below is not None
+            return _with_value(frame.below, _value_of(frame))
+        return self._scalar(frame, mode, byte)
+
+    def _scalar(self, frame: Frame, mode: Mode, byte: int) -> Scan:
+        """The first byte of a string, number or literal."""
+        if byte == _QUOTE and frame.is_object and mode != Mode.COLON:
+            return Scan(frame, Mode.KEY, keeps=frame.tracked or frame.state is not None)
+        keeps = frame.tracked or frame.differs
+        if byte == _QUOTE:
+            return Scan(frame, Mode.STRING, keeps=keeps)
+        literal = _LITERAL_OF.get(byte)
+        if literal is None:
+            return Scan(frame, Mode.NUMBER, bytes((byte,)), keeps=keeps)
+        if frame.differs and is_seen(frame.seen, literal.decode()):
+            raise DuplicateError
+        return Scan(frame, Mode.LITERAL, literal[1:], literal, keeps)
+
+    def _opened(self, parent: Frame, is_object: bool) -> Frame:
+        state = self._child(parent)
+        tracked = parent.tracked or parent.differs
+        depth = parent.depth + tracked
+        if depth > MAX_DEPTH:
+            raise DuplicateError
+        if state is None:
+            return Frame(parent, is_object, None, tracked=tracked, watched=parent.watched, depth=depth)
+        differs = state.keys if is_object else state.items
+        return Frame(
+            parent,
+            is_object,
+            state,
+            () if differs else None,
+            0,
+            state.most_keys if is_object else state.most_items,
+            tracked,
+            parent.watched or differs,
+            depth=depth,
+        )
+
+    def _child(self, frame: Frame) -> PathState | None:
+        """What is known of the value that comes next."""
+        state = frame.state
+        if state is None:
+            return None
+        if frame.is_object:
+            number = self._names[id(state)].get(frame.name, state.other)
+        else:
+            number = state.prefix[frame.num_read] if frame.num_read < len(state.prefix) else state.rest
+        return None if number == NOWHERE else self._states[number]
+
+
+def is_seen(seen: Seen | None, value: Value) -> bool:
+    """Whether `value` is among them."""
+    return seen is not None and any(value in part for part in seen)
+
+
+def all_seen(seen: Seen) -> Iterator[Value]:
+    """Each of them."""
+    for part in seen:
+        yield from part
+
+
+@lru_cache(maxsize=4096)
+def number_value(text: bytes) -> str | None:
+    """What is the same for numbers that are equal, exactly or as floating point numbers; None for a part of one."""
+    if text[-1:] in b"+-.eE":
+        return None
+    digits = text.removeprefix(b"-")
+    if digits.isdigit():
+        return "0" if digits == b"0" else text.decode()
+    try:
+        sign, figures, exponent = Decimal(text.decode()).as_tuple()
+    except InvalidOperation:
+        return None
+    assert isinstance(exponent, int)
+    whole = "".join(map(str, figures)).strip("0")
+    if not whole:
+        return "0"
+    exponent += len(figures) - len("".join(map(str, figures)).rstrip("0"))
+    if 0 <= exponent <= MAX_ZEROS:
+        return "-" * sign + whole + "0" * exponent
+    if exponent > 0:
+        return f"{'-' * sign}{whole}e{exponent}"
+    approximate = float(text)
+    return str(int(approximate)) if approximate.is_integer() else repr(approximate)
+
+
+def _with_key(frame: Frame, name: bytes) -> Scan:
+    """After the key `name`."""
+    seen, num_seen = frame.seen, frame.num_seen
+    if seen is not None:
+        if is_seen(seen, name):
+            raise DuplicateError
+        seen, num_seen = _added(seen, name), num_seen + 1
+    below, is_object, state, _, _, most, tracked, watched, children, num_read, _, depth = frame
+    changed = Frame(below, is_object, state, seen, num_seen, most, tracked, watched, children, num_read, name, depth)
+    return Scan(changed, Mode.COLON)
+
+
+def _with_value(frame: Frame, value: Value) -> Scan:
+    """After an element, or the value of the last key."""
+    below, is_object, state, seen, num_seen, most, tracked, watched, children, num_read, name, depth = frame
+    if seen is not None and not is_object:
+        if is_seen(seen, value):
+            raise DuplicateError
+        seen, num_seen = _added(seen, value), num_seen + 1
+    if tracked:
+        children = (*children, (name, value) if is_object else value)
+    changed = Frame(
+        below, is_object, state, seen, num_seen, most, tracked, watched, children, num_read + 1, name, depth
+    )
+    return Scan(changed, Mode.AFTER)
+
+
+def _value_of(frame: Frame) -> Value:
+    """The value of a complete array or object, as far as it matters."""
+    if not frame.tracked:
+        return None
+    return frozenset(dict(frame.children).items()) if frame.is_object else frame.children
+
+
+def _added(seen: Seen, value: Value) -> Seen:
+    part = frozenset((value,))
+    while seen and len(seen[-1]) <= len(part):
+        part |= seen[-1]
+        seen = seen[:-1]
+    return (*seen, part)
+
+
+def _is_whole(escape: bytes) -> bool:
+    if len(escape) < 2 or escape[1] != ord("u"):
+        return len(escape) == 2
+    return len(escape) == (12 if escape[2:3] in b"dD" and escape[3:4] in b"89abAB" and escape[3:4] else 6)
+
+
+def _unescaped(escape: bytes) -> bytes:
+    return _utf8(json.loads(b'"' + escape + b'"'))
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,415 @@
+"""A grammar's state without what would repeat an element of an array, or a key of an object."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...distinct_states import DistinctPaths
+from ...vocabulary.element_tokens import Row
+from ...vocabulary.token_table import TokenTable
+from ..grammar_state import GrammarState
+from .alike import MAX_REMEMBERED, Likeness, pairs
+from .scan import DuplicateError, Frame, Mode, Reader, Scan, Seen, is_seen, number_value
+
+MAX_DEPTH = 3
+"""Tokens that are looked ahead to see whether what is begun can still become something new."""
+MAX_TRIALS = 24
+"""Tokens tried in the looking ahead of one mask."""
+MAX_STEPS = 32
+"""Forced stretches that are followed in looking ahead."""
+MAX_FEW = 32
+"""Tokens that a mask may allow where each of them is looked at."""
+
+_PROBES = ("a", "7", "z")
+"""Tokens that show, where they are allowed, that a string or number can become many others."""
+_SEPARATORS: dict[Mode, tuple[bytes, ...]] = {
+    Mode.NEXT: (b"", b" "),
+    Mode.AFTER: (b",", b", "),
+    Mode.NUMBER: (b",", b", "),
+    Mode.STRING: (b'",', b'", '),
+}
+_SHORT_ESCAPES = {34: b'\\"', 92: b"\\\\", 8: b"\\b", 12: b"\\f", 10: b"\\n", 13: b"\\r", 9: b"\\t"}
+_ESCAPED = {byte: _SHORT_ESCAPES.get(byte, b"\\u%04x" % byte) for byte in (*range(32), 34, 92)}
+
+
+class DistinctState:
+    """A `GrammarState`: that of `inner`, without the tokens that would repeat an element or a key by `reader`.
+
+    What costs time is only done inside arrays and objects whose elements or keys must differ, and most of it only where
+    what is being written is the beginning of something that is there already.
+    """
+
+    def __init__(
+        self, inner: GrammarState, tokens: TokenTable, reader: Reader, scans: tuple[Scan, ...] | None = None
+    ) -> None:
+        self._inner = inner
+        self._tokens = tokens
+        self._classes = tokens.elements  # made for the first grammar that needs it, and not for its first mask
+        self._reader = reader
+        self._scans = [reader.start] if scans is None else list(scans)
+        self._likeness = Likeness()
+        self._openings: dict[tuple[int, Mode], tuple[Seen, list[int]]] = {}
+        self._followed: tuple[Scan, int, Scan | None] | None = None
+        self._num_trials = 0
+
+    @classmethod
+    def guarding(cls, inner: GrammarState, tokens: TokenTable, paths: DistinctPaths) -> DistinctState:
+        """The start state of a grammar with `paths`."""
+        return cls(inner, tokens, Reader(paths))
+
+    # As the grammar's
+
+    def deep_copy(self) -> DistinctState:
+        return DistinctState(self._inner.deep_copy(), self._tokens, self._reader, tuple(self._scans))
+
+    def is_accepting(self) -> bool:
+        return self._inner.is_accepting()
+
+    def is_stopped(self) -> bool:
+        return self._inner.is_stopped()
+
+    def is_error(self) -> bool:
+        return self._inner.is_error()
+
+    def get_error(self) -> str:
+        return self._inner.get_error()
+
+    def rollback(self, num_tokens: int) -> bool:
+        if not self._inner.rollback(num_tokens):
+            return False
+        del self._scans[len(self._scans) - num_tokens :]
+        return True
+
+    # Without what repeats
+
+    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None:
+        self._inner.unsafe_compute_mask_ptr(trg_pointer, trg_byte_size)
+        scan = self._scans[-1]
+        if scan.frame.watched and not self._inner.is_error():
+            memory = (ctypes.c_uint32 * (trg_byte_size // 4)).from_address(trg_pointer)
+            row = np.frombuffer(memoryview(memory), np.uint32)
+            self._num_trials = 0
+            for token in self._forbid(scan, row):
+                if self._is_dead_after(token, MAX_DEPTH):
+                    _forbid(row, token)
+            self._forbid_member(scan, row)
+
+    def unsafe_compute_mask_ptr_with_draft_token(
+        self, trg_pointer: int, one_mask_byte_size: int, draft: list[int]
+    ) -> None:
+        self.unsafe_compute_mask_ptr(trg_pointer, one_mask_byte_size)
+        trial = self.deep_copy() if draft and not self.is_error() else self
+        for place, token in enumerate(draft, 1):
+            if trial.is_error() or not trial._may_take(token) or not trial.consume_token(token):
+                break
+            trial.unsafe_compute_mask_ptr(trg_pointer + place * one_mask_byte_size, one_mask_byte_size)
+
+    def validate_tokens(self, tokens: list[int]) -> int:
+        num_taken = 0
+        for token in tokens:
+            if not self._may_take(token):
+                break
+            num_taken += 1
+            if num_taken < len(tokens):
+                self.consume_token(token)
+        self.rollback(max(min(num_taken, len(tokens) - 1), 0))
+        return num_taken
+
+    def consume_token(self, sampled_token: int) -> bool:
+        scan = self._follow(sampled_token)
+        if scan is None or not self._inner.consume_token(sampled_token):
+            return False
+        self._scans.append(scan)
+        return True
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        for num_taken, token in enumerate(tokens):
+            if not self._may_take(token) or not self.consume_token(token):
+                return num_taken
+        return len(tokens)
+
+    def compute_ff_tokens(self) -> list[int]:
+        scan, forced = self._scans[-1], self._inner.compute_ff_tokens()
+        for count, token in enumerate(forced):
+            try:
+                scan = self._reader.feed(scan, self._tokens.text([token]))
+            except DuplicateError:
+                return forced[:count]
+        return forced
+
+    def compute_ff_bytes(self) -> bytes:
+        scan, forced = self._scans[-1], self._inner.compute_ff_bytes()
+        for count in range(len(forced)):
+            try:
+                scan = self._reader.feed(scan, forced[count : count + 1])
+            except DuplicateError:
+                return forced[:count]
+        return forced
+
+    def _follow(self, token: int) -> Scan | None:
+        """Where the text is after `token`; None if it repeats something."""
+        scan, known = self._scans[-1], self._followed
+        if known is not None and known[0] is scan and known[1] == token:
+            return known[2]
+        try:
+            found = self._reader.feed(scan, self._tokens.text([token]))
+        except DuplicateError:
+            found = None
+        self._followed = scan, token, found
+        return found
+
+    def _may_take(self, token: int) -> bool:
+        """The mask may say less: it also leaves out what can only go on to repeat something."""
+        return self._inner.validate_tokens([token]) == 1 and self._follow(token) is not None
+
+    # Masks
+
+    def _forbid(self, scan: Scan, row: Row) -> list[int]:
+        """Takes out of a mask what repeats something; returns those left of which some may only go on to do so."""
+        classes = self._classes
+        inside = scan.mode in (Mode.STRING, Mode.KEY)
+        suspects = dict.fromkeys(classes.whole[inside].allowed(row))
+        self._forbid_ends(scan, row, suspects)
+        frame: Frame | None = scan.frame
+        child: Frame | None = None
+        while frame is not None and frame.watched:
+            if frame.seen and frame.differs:
+                known = self._likeness.known(frame.seen)
+                if known.has_literal:
+                    suspects.update(dict.fromkeys(classes.literals[inside].allowed(row)))
+                if known.has_container and child is not None and self._likeness.may_close(frame, child):
+                    suspects.update(dict.fromkeys(classes.closes[inside].allowed(row)))
+            if frame.most is not None and frame.seen is not None and frame.num_seen + 1 >= frame.most:
+                suspects.update(dict.fromkeys(classes.commas[inside].allowed(row)))
+            frame, child = frame.below, frame
+        if not suspects and inside and self._is_clear(scan):
+            return []
+        leading = [*self._forbid_repeating(scan, row, suspects), *self._leading(scan)]
+        if self._is_narrow(scan):
+            leading += _few(row)
+        return [token for token in dict.fromkeys(leading) if row[token >> 5] >> (token & 31) & 1]
+
+    def _is_clear(self, scan: Scan) -> bool:
+        """Whether a string, which no string before it begins like, has nothing to be compared with any more."""
+        frame = scan.frame
+        assert frame.below is not None
+        alone = frame.seen is not None and not frame.below.watched and not _is_scarce(frame)
+        return alone and not self._likeness.matches(scan)
+
+    def _forbid_ends(self, scan: Scan, row: Row, suspects: dict[int, None]) -> None:
+        """Takes out what ends the string or number that has begun where it is like one before it."""
+        frame, mode, text, pending, _ = scan
+        classes = self._classes
+        if mode == Mode.NUMBER and frame.differs and is_seen(frame.seen, number_value(text)):
+            classes.starting(b",").forbid(row)
+            classes.starting(b"]").forbid(row)
+        matches = self._likeness.matches(scan)
+        if matches and pending:
+            suspects.update(dict.fromkeys(classes.quotes.allowed(row)))
+        elif matches:
+            suspects.update(dict.fromkeys(classes.escapes.allowed(row)))
+            for match in matches:
+                end = _escaped(match[len(text) :]) + b'"'
+                if len(end) <= classes.longest:
+                    classes.starting(end).forbid(row)
+
+    def _forbid_repeating(self, scan: Scan, row: Row, suspects: dict[int, None]) -> list[int]:
+        """Takes out the suspects that repeat something, each tried byte by byte; returns those that may be about to."""
+        leading: list[int] = []
+        known: dict[bytes, Scan | None] = {b"": scan}
+        for token in suspects:
+            text = self._tokens.text([token])
+            here: Scan | None = scan
+            for stop in range(1, len(text) + 1):
+                assert here is not None
+                head = text[:stop]
+                if head not in known:
+                    try:
+                        known[head] = self._reader.feed(here, head[-1:])
+                    except DuplicateError:
+                        known[head] = None
+                here = known[head]
+                if here is None:
+                    _forbid(row, token)
+                    break
+            if here is not None and self._is_critical(here):
+                leading.append(token)
+        return leading
+
+    # Looking ahead
+
+    def _leading(self, scan: Scan) -> list[int]:
+        """Tokens that write, or go on writing, what would be a repetition if it ended."""
+        frame, mode, _, pending, _ = scan
+        if not frame.seen or pending:
+            return []
+        found = [token for opening in self._rests(scan) for token in self._tokens.spelling(opening)]
+        if frame.differs and mode in _SEPARATORS:
+            key = id(frame.seen), mode
+            known = self._openings.get(key)
+            if known is None:
+                if len(self._openings) >= MAX_REMEMBERED:
+                    self._openings.clear()
+                openings = dict.fromkeys(self._openings_of(frame, mode))
+                tokens = [token for opening in openings for token in self._tokens.spelling(opening)]
+                known = self._openings[key] = frame.seen, tokens
+            found += known[1]
+        return found
+
+    def _rests(self, scan: Scan) -> Iterator[bytes]:
+        """How what has begun goes on where it is the beginning of something that is there."""
+        frame, mode, text, _, _ = scan
+        assert frame.seen is not None
+        longest = self._classes.longest
+        scarce = _is_scarce(frame)
+        rests: list[bytes] = []
+        if mode == Mode.NUMBER and frame.differs:
+            if is_seen(frame.seen, number_value(text)):
+                yield from (b".", b".0", b"0")
+            start = text.decode()
+            rests = [number[len(text) :].encode() for number in self._numbers(frame) if number.startswith(start)]
+        elif not _is_open(frame):
+            rests = [_escaped(match[len(text) :]) for match in self._likeness.matches(scan)]
+        for rest in rests:
+            if scarce:
+                yield from (rest[:stop] for stop in range(1, min(len(rest), longest) + 1))
+            elif rest:
+                yield rest
+
+    def _openings_of(self, frame: Frame, mode: Mode) -> Iterator[bytes]:
+        """How an element may begin that is there already, with what comes before it."""
+        assert frame.seen is not None
+        longest = self._classes.longest
+        scarce = _is_scarce(frame)
+        openings = [number.encode() for number in self._numbers(frame)]
+        if not _is_open(frame):
+            openings += [b'"' + _escaped(text) for text in self._likeness.known(frame.seen).texts]
+        for separator in _SEPARATORS[mode]:
+            for opening in openings:
+                for stop in range(1 if scarce else len(opening), min(len(opening), longest) + 1):
+                    yield separator + opening[:stop]
+
+    def _numbers(self, frame: Frame) -> list[str]:
+        assert frame.seen is not None
+        numbers = self._likeness.known(frame.seen).numbers
+        return [*numbers, "-0", "-"] if "0" in numbers else numbers
+
+    def _is_dead_after(self, token: int, depth: int) -> bool:
+        """Whether all that can follow `token`, which is allowed, repeats something; found with bounded effort."""
+        scan = self._follow(token)
+        if scan is None or self._num_trials >= MAX_TRIALS or not self._is_endangered(scan):
+            return scan is None
+        start = len(self._scans)
+        self._num_trials += 1
+        self.consume_token(token)
+        dead = self._is_dead(depth)
+        self.rollback(len(self._scans) - start)
+        return dead
+
+    def _is_dead(self, depth: int) -> bool:
+        """The same from here on. Goes on from here, as far as what follows is forced but for spaces."""
+        for _ in range(MAX_STEPS):
+            forced = self._inner.compute_ff_bytes()
+            if forced:
+                try:
+                    self._reader.feed(self._scans[-1], forced)
+                except DuplicateError:
+                    return True
+            step = self._tokens.encode(forced or b" ")
+            if not forced and self._scans[-1].mode not in (Mode.NEXT, Mode.COLON):
+                break
+            if not forced and self.validate_tokens(step) != len(step):
+                break
+            if self.try_consume_tokens(step) != len(step) or not self._is_endangered(self._scans[-1]):
+                return False
+        scan = self._scans[-1]
+        if depth == 0 or not self._is_critical(scan) or self._has_way(self._tokens.known(_PROBES)):
+            return False
+        row = np.zeros(self._tokens.num_words, dtype=np.uint32)
+        # What made a mask cannot be rolled back: see `GrammarState`.
+        self._inner.deep_copy().unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        leading = self._forbid(scan, row)
+        for token in leading:
+            _forbid(row, token)
+        if row.any() or self._has_way(leading):
+            return False
+        return all(self._is_dead_after(token, depth - 1) for token in leading)
+
+    def _has_way(self, tokens: list[int]) -> bool:
+        """Whether one of `tokens` leads to what plainly is not there."""
+        for token in tokens:
+            if self._inner.validate_tokens([token]) == 1:  # before it is read: it must be JSON
+                scan = self._follow(token)
+                if scan is not None and not self._is_endangered(scan):
+                    return True
+        return False
+
+    def _is_endangered(self, scan: Scan) -> bool:
+        """Whether what has begun may still become a repetition, as far as it matters."""
+        frame, mode, text, _, _ = scan
+        if frame.differs and _is_scarce(frame) and mode in (Mode.NUMBER, Mode.NEXT):
+            return True
+        if mode == Mode.NUMBER and frame.differs:
+            return text == b"-" or is_seen(frame.seen, number_value(text.removesuffix(b".")))
+        return bool(self._likeness.matches(scan)) or self._likeness.is_any_similar(scan)
+
+    def _is_critical(self, scan: Scan) -> bool:
+        """Whether it is not plain that what follows, which is not forced, can be something new."""
+        matches = self._likeness.matches(scan)
+        if len(matches) == 1:
+            return matches[0] == scan.text or not matches[0].isascii()
+        return self._is_endangered(scan)
+
+    def _is_narrow(self, scan: Scan) -> bool:
+        """Whether to look at each token if there are few: elements are running out, or like ones before them so far."""
+        frame = scan.frame
+        if frame.seen is not None:
+            if _is_scarce(frame) or (not _is_open(frame) and self._likeness.matches(scan)):
+                return True
+            if frame.differs and scan.mode == Mode.NEXT and self._likeness.known(frame.seen).has_container:
+                return True
+        return any(_is_scarce(below) for below, _ in pairs(frame)) or self._likeness.is_any_similar(scan)
+
+    def _forbid_member(self, scan: Scan, row: Row) -> None:
+        """Takes out what ends a string or number in an element if from there on it can only repeat one before it."""
+        frame, mode, _, pending, _ = scan
+        if mode not in (Mode.STRING, Mode.NUMBER) or pending or frame.below is None or not frame.below.differs:
+            return
+        mark = b'"' if mode == Mode.STRING else b","
+        if self._is_endangered(scan):
+            for token in self._tokens.spelling(mark)[:1]:
+                if row[token >> 5] >> (token & 31) & 1 and self._is_dead_after(token, MAX_DEPTH):
+                    self._classes.starting(mark).forbid(row)
+
+
+def _is_scarce(frame: Frame) -> bool:
+    return frame.state is not None and frame.state.scarce
+
+
+def _is_open(frame: Frame) -> bool:
+    return frame.state is not None and frame.state.open
+
+
+def _few(row: Row) -> list[int]:
+    """The tokens of a mask row if there are few."""
+    words = np.flatnonzero(row)
+    if len(words) > MAX_FEW:
+        return []
+    found = [(word << 5) + bit for word in words.tolist() for bit in range(32) if int(row[word]) >> bit & 1]
+    return found if len(found) <= MAX_FEW else []
+
+
+def _forbid(row: Row, token: int) -> None:
+    row[token >> 5] &= ~np.uint32(1 << (token & 31))
+
+
+def _escaped(text: bytes) -> bytes:
+    """`text` as it stands in a string, most likely."""
+    return b"".join(_ESCAPED.get(byte, bytes((byte,))) for byte in text) if _needs_escape(text) else text
+
+
+def _needs_escape(text: bytes) -> bool:
+    return any(byte in _ESCAPED for byte in text)

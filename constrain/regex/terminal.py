@@ -1,0 +1,272 @@
+"""Writes a language of texts as a Lark terminal: its words are the JSON strings, in quotes, of those texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from ..errors import GrammarTooComplexError
+from .algebra import ANY, EMPTY, EPSILON, chars, concat, repeat, union, words
+from .charsets import CharSet
+from .decisions import matches
+from .json_strings import SHORT_ESCAPES, alternatives, is_single, literal
+from .language import Language
+from .nodes import Chars, Complement, Concat, Intersection, Node, Repeat, Union, Words, counted, parts
+
+MAX_LENGTH = 1_000_000
+"""Of a regular expression, in characters."""
+MAX_PARTS = 50_000
+"""Of an expression, each counted as often as it is written."""
+MAX_DEPTH = 150
+"""How deep intersections and complements may be within others."""
+MAX_REMEMBERED = 2_048
+MAX_REMEMBERED_LENGTH = 4_096
+MAX_COMPARED = 1_000
+"""Of listed texts, how many are compared with what else is allowed."""
+MAX_BRANCHINGS = 16
+"""How often in a row texts are parted by their next character."""
+
+_ONE_WRITING: Final = re.compile(r"[\0-~]*").fullmatch
+"""Whether a text is written in one way only."""
+
+_HIGH = r"[dD][89abAB][0-9a-fA-F]{2}"
+_LOW = r"[dD][c-fC-F][0-9a-fA-F]{2}"
+_BASIC = r"[0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}"
+
+ANY_STRING: Final = rf'/"(?:[^"\\\x00-\x1f]|\\(?:["\\\/bfnrt]|u(?:{_BASIC}|{_HIGH}\\u{_LOW})))*"/'
+"""A JSON string, its escapes written in any way, but for surrogates that stand alone: no encoding can hold them."""
+
+
+def to_terminal(language: Language, after: str = "") -> str:
+    """A Lark expression that can be the body of a terminal, or part of one.
+
+    `after`, a name of a terminal without quotes in its words, is what must follow. It is put within intersections and
+    complements: what is free is then still seen to be free by llguidance, which makes masks of such strings in no time.
+
+    What is free in all of its characters may be escaped in any way that JSON has; all else is written as `json_text`
+    says. Raises ValueError if `language` is the empty one, and GrammarTooComplexError.
+    """
+    node = _filtered(language.node)
+    if node is EMPTY:
+        raise ValueError("no text is in the language")
+    _check_size(node)
+    return _followed(ANY_STRING, after) if node is ANY else _expression(node, '"', after)
+
+
+def _filtered(node: Node) -> Node:
+    """`node`; if it is an intersection with a list of texts, the list of those that are in it.
+
+    Of alternatives, those texts are left out that another one has: they would only make masks slow.
+    """
+    if isinstance(node, Intersection):
+        for item in node.items:
+            if isinstance(item, Words):
+                return words(text for text in item.texts if matches(node, text))
+    if isinstance(node, Union):
+        rest = union(item for item in node.items if not isinstance(item, Words))
+        listed = next((item for item in node.items if isinstance(item, Words)), EMPTY)
+        if isinstance(listed, Words) and len(listed.texts) <= MAX_COMPARED and rest is not EMPTY:
+            return union((rest, words(text for text in listed.texts if not matches(rest, text))))
+    return node
+
+
+def _sooner(node: Node) -> Node:
+    """`.*x.*` as `[^x]*x.*`: after the first x it is plain that anything may come. `.*x?.*` is `.*`."""
+    if not isinstance(node, Concat):
+        return node
+    items = list(node.items)
+    for at, run in enumerate(zip(items, items[1:], items[2:], strict=False)):
+        (before, *times), (middle, least, most), (after, *later) = map(counted, run)
+        members = _characters(middle)
+        if (
+            (isinstance(before, Chars) and isinstance(after, Chars) and times == later == [0, None])
+            and (members is not None and (least == 0 or (least == 1 and most in (1, None))))
+            and (before.chars | members) <= after.chars
+        ):
+            some = [repeat(chars(before.chars - members), 0, None), chars(members)]
+            items[at : at + 2] = some if least else [EPSILON, EPSILON]
+    return concat(items)
+
+
+def _turned(node: Node) -> Node:
+    """`(xy){n}x` as `x(yx){n}`: within the first x it is then plain that all of x may come."""
+    if not isinstance(node, Concat):
+        return node
+    items = list(node.items)
+    for at in range(len(items) - 1):
+        inner, least, most = counted(items[at])
+        if isinstance(inner, Concat) and most != 1 and inner.items[0] is items[at + 1]:
+            first, rest = inner.items[0], concat(inner.items[1:])
+            items[at : at + 2] = [first, repeat(concat((rest, first)), least, most)]
+    return concat(items)
+
+
+def _characters(node: Node) -> CharSet | None:
+    if isinstance(node, Words) and len(node.texts) == 1 and len(node.texts[0]) == 1:
+        return CharSet.of(node.texts[0])
+    return node.chars if isinstance(node, Chars) else None
+
+
+def _check_size(node: Node) -> None:
+    """Raises GrammarTooComplexError. A part that an expression shares is written once for each use."""
+    known: dict[Node, tuple[int, int]] = {}
+    pending = [node]
+    while pending:
+        top = pending[-1]
+        needed = [item for item in parts(top) if item not in known]
+        pending += needed
+        if needed:
+            continue
+        below = [known[item] for item in parts(top)]
+        size = 1 + sum(item_size for item_size, _ in below)
+        depth = 0 if top.plain else 1 + max(item_depth for _, item_depth in below)
+        if size > MAX_PARTS or depth > MAX_DEPTH:
+            raise GrammarTooComplexError(f"a string's grammar takes more than {MAX_PARTS} parts or {MAX_DEPTH} levels")
+        known[top] = size, depth
+        pending.pop()
+
+
+def _expression(node: Node, quote: str, after: str = "") -> str:
+    """A Lark expression for `node` between two of `quote`, and then `after`; it binds as a name does."""
+    if node.plain:
+        written = _remembered.get((node, quote))
+        if written is None:
+            written = _plain(node, quote)
+            if len(written) <= MAX_REMEMBERED_LENGTH:
+                if len(_remembered) >= MAX_REMEMBERED:
+                    _remembered.clear()
+                _remembered[node, quote] = written
+        return _followed(written, after)
+    match node:
+        case Union(items=items):
+            return f"({' | '.join(_expression(item, quote, after) for item in items)})"
+        case Intersection(items=items):
+            return f"({' & '.join(_conjunct(item, quote, after) for item in items)})"
+        case Complement():
+            return f"({_expression(ANY, quote, after)} & {_conjunct(node, quote, after)})"
+        case Concat(items=items):
+            return _followed(_in_sequence(items, quote), after)
+    return _followed(_in_sequence((node,), quote), after)
+
+
+_remembered: dict[tuple[Node, str], str] = {}
+"""What parts that many expressions share are written as: key sets, formats, patterns."""
+
+
+def _plain(node: Node, quote: str) -> str:
+    if isinstance(node, Words) and len(node.texts) > 1 and all(map(_ONE_WRITING, node.texts)):
+        return f"({' | '.join(_lark_string(text, quote) for text in node.texts)})"
+    alternatives = [_turned(_sooner(item)) for item in (node.items if isinstance(node, Union) else (node,))]
+    return f"/{quote}{_regex(union(alternatives)).within(_SEQUENCE)}{quote}/"
+
+
+def _followed(expression: str, after: str) -> str:
+    return f"({expression} {after})" if after else expression
+
+
+def _conjunct(node: Node, quote: str, after: str) -> str:
+    if isinstance(node, Complement):
+        return f"~{_expression(node.item, quote, after)}"
+    return _expression(node, quote, after)
+
+
+def _in_sequence(items: Iterable[Node], quote: str) -> str:
+    """One after another: what is plain in one regular expression, the rest by itself."""
+    found: list[str] = []
+    run = quote
+    for item in items:
+        if item.plain:
+            run += _regex(item).within(_SEQUENCE)
+            continue
+        if run:
+            found.append(f"/{run}/")
+        base, low, high = counted(item)
+        found.append(_expression(base, "") + _count(low, high))
+        run = ""
+    if run + quote:
+        found.append(f"/{run}{quote}/")
+    return f"({' '.join(found)})"
+
+
+def _lark_string(text: str, quote: str) -> str:
+    return json.dumps(quote + json.dumps(text)[1:-1] + quote)
+
+
+_CHOICE, _SEQUENCE, _ATOM = range(3)
+
+
+class _Regex(NamedTuple):
+    """A regular expression and how tight it binds."""
+
+    text: str
+    level: int
+
+    def within(self, level: int) -> str:
+        """The text, in parentheses where it binds less tight than `level`."""
+        return self.text if self.level >= level else f"(?:{self.text})"
+
+
+def _regex(node: Node) -> _Regex:
+    """A regular expression for a plain node, whose parts are written before it: it may be deeper than Python recurs."""
+    known: dict[Node, _Regex] = {}
+    pending = [node]
+    while pending:
+        top = pending[-1]
+        needed = [item for item in parts(top) if item not in known]
+        if needed:
+            pending += needed
+            continue
+        known[top] = _written(top, known)
+        if len(known[top].text) > MAX_LENGTH:
+            raise GrammarTooComplexError(f"an expression takes more than {MAX_LENGTH} characters of grammar")
+        pending.pop()
+    return known[node]
+
+
+def _written(node: Node, known: dict[Node, _Regex]) -> _Regex:
+    match node:
+        case Words(texts=texts):
+            return _trie(list(texts), MAX_BRANCHINGS)
+        case Chars(chars=members):
+            return _Regex(alternatives(members), _ATOM if is_single(members) else _CHOICE)
+        case Concat(items=items):
+            return _Regex("".join(known[item].within(_SEQUENCE) for item in items), _SEQUENCE)
+        case Union(items=items):
+            return _Regex("|".join(known[item].within(_SEQUENCE) for item in items), _CHOICE)
+        case Repeat(item=item, low=low, high=high):
+            return _Regex(known[item].within(_ATOM) + _count(low, high), _SEQUENCE)
+    raise TypeError(f"not a plain expression: {node!r}")
+
+
+def _trie(texts: list[str], branchings: int) -> _Regex:
+    """An expression for sorted texts, those of one beginning together."""
+    if len(texts) == 1:
+        atom = len(texts[0]) == 1 and texts[0] not in SHORT_ESCAPES
+        return _Regex(literal(texts[0]), _ATOM if atom else _SEQUENCE)
+    pairs = enumerate(zip(texts[0], texts[-1], strict=False))
+    shared = next((at for at, (one, other) in pairs if one != other), len(texts[0]))
+    prefix = texts[0][:shared]
+    rests = [text[shared:] for text in texts]
+    if branchings == 0:
+        return _Regex("|".join(map(literal, texts)), _CHOICE)
+    groups: dict[str, list[str]] = {}
+    for rest in rests:
+        groups.setdefault(rest[:1], []).append(rest)
+    optional = groups.pop("", None) is not None
+    found = _Regex("|".join(_trie(group, branchings - 1).within(_SEQUENCE) for group in groups.values()), _CHOICE)
+    if optional:
+        found = _Regex(f"(?:{found.text})?", _SEQUENCE)
+    return _Regex(literal(prefix) + found.within(_SEQUENCE), _SEQUENCE) if prefix else found
+
+
+def _count(low: int, high: int | None) -> str:
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}.get((low, high))
+    if short is not None:
+        return short
+    return f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}"
+
+
+ANY_WORDS: Final = _expression(ANY, '"')
+"""What `to_terminal` writes for any string that others are taken from."""

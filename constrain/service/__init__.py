@@ -1,1 +1,0 @@
-"""Compilations side by side, each bounded in time and memory."""

@@ -1,1 +1,0 @@
-"""Free text with marked stretches that keep constraints of their own: tool calls, tags, reasoning."""

@@ -1,0 +1,101 @@
+"""What a worker process is asked and what it answers: MessagePack in frames, each after 4 bytes of its length."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError
+from ..lowered import Lowered, Tabulate
+from ..receipt import Violation
+from ..regex.automaton import Automaton
+from ..spec import Choice, Gbnf, JsonSchema, Lark, Regex
+
+HEADER_BYTES = 4
+MAX_FRAME_BYTES = 64 << 20
+
+
+class Limits(msgspec.Struct, frozen=True, tag="limits"):
+    """First of all: what one job may use. The process ends by itself past twice the processor time."""
+
+    memory_bytes: int
+    seconds: float
+
+
+class Lower(msgspec.Struct, frozen=True, tag="lower"):
+    """Write a constraint as a grammar. Answered by Lowered."""
+
+    spec: JsonSchema | Regex | Choice | Lark | Gbnf
+
+
+class Check(msgspec.Struct, frozen=True, tag="check"):
+    """Say what is wrong with a finished value; `formats` are those to look at. Answered by Checked."""
+
+    schema: str
+    text: str
+    formats: tuple[str, ...] = ()
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The process takes jobs."""
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    lowered: Lowered
+
+
+class Checked(msgspec.Struct, frozen=True, tag="checked"):
+    violations: list[Violation]
+
+
+class Tabulated(msgspec.Struct, frozen=True, tag="tabulated"):
+    automaton: Automaton
+
+
+class Interrupted(msgspec.Struct, frozen=True, tag="interrupted"):
+    """The job was asked to stop before it was done."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A GrammarError. `code` says of which kind."""
+
+    code: str
+    reason: str
+    path: str = ""
+    keyword: str = ""
+
+    def error(self) -> GrammarError:
+        """The error as it was raised."""
+        kind = _KINDS.get(self.code, GrammarError)
+        error = kind.__new__(kind)
+        GrammarError.__init__(error, self.reason, path=self.path)
+        if isinstance(error, UnsupportedKeywordError):
+            error.keyword = self.keyword
+        return error
+
+    @classmethod
+    def of(cls, error: GrammarError) -> Refused:
+        return cls(error.code, error.reason, error.path, getattr(error, "keyword", ""))
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Our own fault: the traceback."""
+
+    traceback: str
+
+
+_KINDS = {
+    kind.code: kind for kind in (GrammarError, InvalidSchemaError, UnsupportedKeywordError, GrammarTooComplexError)
+}
+
+Job = Lower | Check | Tabulate
+Answer = Done | Checked | Tabulated | Interrupted | Refused | Failed
+ToWorker = Limits | Job
+FromWorker = Ready | Answer
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """`message` as it goes through a pipe. Raises ValueError if it is too large or holds text that is not Unicode."""
+    data = msgspec.msgpack.encode(message)
+    if len(data) > MAX_FRAME_BYTES:
+        raise ValueError(f"a message has {len(data)} bytes, at most {MAX_FRAME_BYTES} are possible")
+    return len(data).to_bytes(HEADER_BYTES, "little") + data

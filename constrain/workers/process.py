@@ -1,0 +1,231 @@
+"""A worker process as seen from outside: it does one job at a time, and can be interrupted or killed at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from threading import RLock
+
+import msgspec
+
+from .jobs import HEADER_BYTES, MAX_FRAME_BYTES, Answer, FromWorker, Interrupted, Job, Limits, Ready, frame
+
+logger = logging.getLogger("bough.constrain")
+
+MEMORY_BYTES = 1536 << 20
+START_TIMEOUT_S = 30.0
+RETRY_START_S = 60.0
+"""After a process could not be started, how long none is tried."""
+INTERRUPT_TIMEOUT_S = 0.5
+"""How long an interrupted process may go on, in native code, before it is killed."""
+EXIT_TIMEOUT_S = 1.0
+
+
+class ProcessEndedError(RuntimeError):
+    """The process ended before it answered: killed by a limit, or by a fault of native code."""
+
+
+class LateError(RuntimeError):
+    """The job was not done in time. Its process was killed."""
+
+
+class NoProcessError(RuntimeError):
+    """No process can be started here."""
+
+
+class WorkerProcess:
+    """Runs `constrain/worker.py`. Used by one thread at a time, but for `kill`."""
+
+    def __init__(self, *, memory_bytes: int, seconds: float) -> None:
+        """Starts it; does not wait until it is ready. Raises OSError if no process can be started."""
+        # No code of this process runs between fork and exec, whatever its threads hold.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", f"{__package__}.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin = self._process.stdin
+        self._stdout = self._process.stdout
+        self._poll = select.poll()
+        self._poll.register(self._stdout, select.POLLIN)
+        self._decoder = msgspec.msgpack.Decoder(FromWorker)
+        self._ready = False
+        with contextlib.suppress(BrokenPipeError):  # seen when it is waited for
+            self._stdin.write(frame(Limits(memory_bytes, seconds)))
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    def wait_until_ready(self) -> None:
+        """Raises ProcessEndedError, LateError: it did not start."""
+        if not self._ready:
+            answer = self._receive(time.monotonic() + START_TIMEOUT_S)
+            assert isinstance(answer, Ready)
+            self._ready = True
+
+    def do(self, job: Job, *, deadline: float, slice_s: float, crowded: Callable[[], bool]) -> Answer:
+        """The answer to `job`. After each `slice_s` it is interrupted if others should go first (`crowded`).
+
+        Raises:
+            LateError: it was not done by `deadline` (of the monotonic clock).
+            ProcessEndedError: the process broke down over it.
+        """
+        self._send(job)
+        while True:
+            until = min(time.monotonic() + slice_s, deadline)
+            if self._poll.poll(max(until - time.monotonic(), 0.0) * 1000):
+                answer = self._receive(time.monotonic() + EXIT_TIMEOUT_S)
+                assert not isinstance(answer, Ready)
+                return answer
+            if time.monotonic() >= deadline:
+                self.close(kill=True)
+                raise LateError
+            if crowded():
+                return self._interrupt()
+
+    def kill(self) -> None:
+        """Ends it at once; whoever uses it sees to the rest. Any thread may ask for it."""
+        self._process.kill()
+
+    def close(self, *, kill: bool = False) -> None:
+        """Ends it, in order or at once, and waits until it is gone. One that is not ready yet has nothing to end."""
+        if kill or not self._ready:
+            self._process.kill()
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        try:
+            self._process.wait(EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._stdout.close()
+
+    def _interrupt(self) -> Answer:
+        self._process.send_signal(signal.SIGALRM)
+        try:
+            answer = self._receive(time.monotonic() + INTERRUPT_TIMEOUT_S)
+        except LateError:
+            return Interrupted()
+        assert not isinstance(answer, Ready)
+        return answer
+
+    def _send(self, job: Job) -> None:
+        data = memoryview(frame(job))
+        try:
+            while data:
+                data = data[self._stdin.write(data) or 0 :]
+        except OSError:
+            self._end()
+
+    def _receive(self, deadline: float) -> Ready | Answer:
+        size = int.from_bytes(self._read(HEADER_BYTES, deadline), "little")
+        if size > MAX_FRAME_BYTES:
+            self._end()
+        answer: Ready | Answer = self._decoder.decode(self._read(size, deadline))
+        return answer
+
+    def _read(self, count: int, deadline: float) -> bytes:
+        parts = bytearray()
+        while len(parts) < count:
+            if not self._poll.poll(max(deadline - time.monotonic(), 0.0) * 1000):
+                self.close(kill=True)
+                raise LateError
+            part = os.read(self._stdout.fileno(), min(count - len(parts), 1 << 20))
+            if not part:
+                self._end()
+            parts += part
+        return bytes(parts)
+
+    def _end(self) -> None:
+        self.close(kill=True)
+        raise ProcessEndedError(f"the process ended with status {self._process.returncode}")
+
+
+class Processes:
+    """Worker processes that wait for jobs. Started when first needed. Thread-safe."""
+
+    def __init__(self, max_idle: int, timeout_s: float) -> None:
+        self._max_idle = max_idle
+        self._timeout_s = timeout_s
+        self._lock = RLock()  # a collection of garbage may come in between, and close it
+        self._idle: list[WorkerProcess] = []
+        self._closed = False
+        self._retry_at = 0.0
+
+    def take(self) -> WorkerProcess:
+        """One that is ready. Raises NoProcessError."""
+        while True:
+            with self._lock:
+                process = self._idle.pop() if self._idle else None
+            if process is None:
+                return self._wait(self._start())
+            if process.alive:
+                return self._wait(process)
+            process.close()
+
+    def start_ahead(self) -> None:
+        """Starts one, if none is there and one can be started, and does not wait for it: `take` does."""
+        with self._lock:
+            if self._idle or self._closed:
+                return
+        with contextlib.suppress(NoProcessError):
+            self.give_back(self._start())
+
+    def give_back(self, process: WorkerProcess) -> None:
+        with self._lock:
+            if process.alive and not self._closed and len(self._idle) < self._max_idle:
+                self._idle.append(process)
+                return
+        process.close()
+
+    def idle_ids(self) -> list[int]:
+        with self._lock:
+            return [process.process_id for process in self._idle]
+
+    def kill(self) -> None:
+        """Ends those that wait at once; `close` sees to the rest."""
+        with self._lock:
+            for process in self._idle:
+                process.kill()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.close()
+
+    def _start(self) -> WorkerProcess:
+        if time.monotonic() < self._retry_at:
+            raise NoProcessError
+        try:
+            return WorkerProcess(memory_bytes=MEMORY_BYTES, seconds=self._timeout_s)
+        except OSError as error:
+            raise self._no_process(error) from error
+
+    def _wait(self, process: WorkerProcess) -> WorkerProcess:
+        try:
+            process.wait_until_ready()
+        except (ProcessEndedError, LateError) as error:
+            raise self._no_process(error) from error
+        return process
+
+    def _no_process(self, error: Exception) -> NoProcessError:
+        logger.warning("constraints are compiled without a process of their own: %s", error)
+        self._retry_at = time.monotonic() + RETRY_START_S
+        return NoProcessError()

@@ -1,0 +1,325 @@
+"""Compilations that hang, crash, eat memory or outlive their owner harm nobody else."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bough.constrain import GrammarCompiler, GrammarError, GrammarTooComplexError, JsonSchema, Regex, Vocabulary
+from bough.constrain.lower import lower
+from bough.constrain.vocabulary.adapters import byte_vocabulary
+from bough.constrain.workers.jobs import Check, Checked, Done, Lower, Refused
+from bough.constrain.workers.process import LateError, ProcessEndedError, WorkerProcess
+from bough.constrain.workers.service import CompileLateError, CompileService, Turn
+
+_DOUBLED = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i - 1}"}] * 2} for i in range(1, 40)}
+HANG = Check(json.dumps({"$defs": {"a0": True, **_DOUBLED}, "$ref": "#/$defs/a39"}), "1")
+"""2 ** 39 visits to one schema."""
+
+
+def heavy(number: int = 0) -> JsonSchema:
+    """A schema that is lowered in a process."""
+    return JsonSchema(json.dumps({"anyOf": [{"type": "integer", "minimum": number}, {"type": "string"}]}))
+
+
+def hang(service: CompileService) -> Future[Any]:
+    future: Future[Any] = Future()
+    service.submit(lambda turn: turn.do(HANG), future)
+    return future
+
+
+def exists(process_id: int) -> bool:
+    """Whether the process is there, be it as a zombie."""
+    return Path(f"/proc/{process_id}").exists()
+
+
+@pytest.fixture
+def compiler(vocabulary: Vocabulary) -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(vocabulary, timeout_s=2.0)
+    yield compiler
+    compiler.close()
+
+
+@pytest.fixture
+def process() -> Iterator[WorkerProcess]:
+    process = WorkerProcess(memory_bytes=1 << 30, seconds=5.0)
+    process.wait_until_ready()
+    yield process
+    process.close(kill=True)
+
+
+def do(process: WorkerProcess, job: Any, *, seconds: float = 10.0, crowded: bool = False) -> Any:
+    return process.do(job, deadline=time.monotonic() + seconds, slice_s=0.05, crowded=lambda: crowded)
+
+
+# The process
+
+
+def test_a_process_lowers_as_this_one_does(process: WorkerProcess) -> None:
+    assert do(process, Lower(heavy())) == Done(lower(heavy()))
+    assert do(process, Lower(Regex("[a-z]+"))) == Done(lower(Regex("[a-z]+")))
+
+
+@pytest.mark.parametrize(
+    "spec", [JsonSchema("{"), JsonSchema('{"type": "strnig"}'), JsonSchema('{"minLength": 99999999}'), Regex("")]
+)
+def test_a_refusal_comes_back_as_it_was(process: WorkerProcess, spec: Any) -> None:
+    with pytest.raises(GrammarError) as here:
+        lower(spec)
+    answer = do(process, Lower(spec))
+    assert isinstance(answer, Refused)
+    error = answer.error()
+    assert type(error) is type(here.value)
+    assert (str(error), error.path, error.reason) == (str(here.value), here.value.path, here.value.reason)
+    assert getattr(error, "keyword", None) == getattr(here.value, "keyword", None)
+
+
+def test_a_crowded_process_is_interrupted_and_goes_on(process: WorkerProcess) -> None:
+    assert type(do(process, HANG, crowded=True)).__name__ == "Interrupted"
+    assert process.alive
+    assert do(process, Check("true", "1")) == Checked([])
+
+
+def test_a_process_is_kept_however_large_the_one_that_started_it_is() -> None:
+    """As is one that has loaded a model."""
+    ballast = b"x" * (600 << 20)
+    process = WorkerProcess(memory_bytes=1 << 30, seconds=5.0)
+    process.wait_until_ready()
+    for _ in range(3):
+        assert do(process, Check("true", "1")) == Checked([])
+    process.close()
+    assert len(ballast) == 600 << 20
+
+
+def test_a_late_job_is_killed(process: WorkerProcess) -> None:
+    with pytest.raises(LateError):
+        do(process, HANG, seconds=0.2)
+    assert not exists(process.process_id)
+
+
+def test_native_code_that_cannot_be_interrupted_is_killed(process: WorkerProcess) -> None:
+    os.kill(process.process_id, signal.SIGSTOP)
+    assert type(do(process, HANG, crowded=True)).__name__ == "Interrupted"
+    assert not exists(process.process_id)
+
+
+def test_a_process_that_dies_over_a_job_is_told_from_one_that_answers(process: WorkerProcess) -> None:
+    timer = threading.Timer(0.1, os.kill, (process.process_id, signal.SIGKILL))
+    timer.start()
+    with pytest.raises(ProcessEndedError, match="-9"):
+        do(process, HANG)
+    timer.join()
+    assert not exists(process.process_id)
+
+
+def test_a_job_that_takes_too_much_memory_is_refused() -> None:
+    process = WorkerProcess(memory_bytes=300 << 20, seconds=5.0)
+    process.wait_until_ready()
+    answer = do(process, Check("true", "[" + "{}," * 4_000_000 + "{}]"))
+    process.close()
+    assert isinstance(answer, Refused)
+    assert "300 MiB" in answer.reason
+    assert isinstance(answer.error(), GrammarTooComplexError)
+
+
+def test_a_process_does_not_outlive_who_started_it() -> None:
+    script = (
+        "import os\n"
+        "from bough.constrain.workers.jobs import Check, frame\n"
+        "from bough.constrain.workers.process import WorkerProcess\n"
+        "process = WorkerProcess(memory_bytes=1 << 30, seconds=0.1)\n"
+        "process.wait_until_ready()\n"
+        f"process._stdin.write(frame(Check({HANG.schema!r}, '1')))\n"
+        "print(process.process_id, flush=True)\n"
+        "os._exit(0)\n"
+    )
+    output = subprocess.run([sys.executable, "-P", "-c", script], check=True, stdout=subprocess.PIPE, timeout=30).stdout
+    deadline = time.monotonic() + 20
+    while exists(int(output)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not exists(int(output))
+
+
+# The service
+
+
+def test_what_is_light_starts_no_process(compiler: GrammarCompiler) -> None:
+    compiler.compile(JsonSchema('{"type": "object", "properties": {"a": {"enum": [1, 2]}}}'))
+    compiler.compile(Regex("[a-z]+"))
+    assert compiler.process_ids == []
+    compiler.compile(heavy())
+    assert len(compiler.process_ids) == 1
+
+
+def test_many_that_hang_end_in_time_and_hold_nobody_up(compiler: GrammarCompiler) -> None:
+    compiler.compile(heavy())
+    started = time.monotonic()
+    hanging = [hang(compiler._service) for _ in range(12)]
+    behind = [compiler.submit(heavy(number + 1)) for number in range(12)]
+    for future in behind:
+        assert future.result(timeout=10)
+    assert not all(future.done() for future in hanging)
+    for future in hanging:
+        with pytest.raises(GrammarTooComplexError, match="2 s"):
+            future.result(timeout=10)
+    assert time.monotonic() - started < 3.5
+    assert compiler.compile(heavy(100))
+
+
+def test_a_task_of_many_parts_has_one_share_of_time(compiler: GrammarCompiler) -> None:
+    compiler.compile(heavy())
+    done: list[int] = []
+
+    def many(turn: Turn) -> None:
+        for number in range(1000):
+            turn.do(Check("true", "1"))
+            time.sleep(0.02)  # what is done here between the parts
+            done.append(number)
+
+    future: Future[Any] = Future()
+    started = time.monotonic()
+    compiler._service.submit(many, future)
+    with pytest.raises(CompileLateError, match="2 s"):
+        future.result(timeout=10)
+    assert time.monotonic() - started < 2.5
+    assert len(done) > 10
+
+
+def test_the_start_of_a_process_is_not_the_fault_of_its_task(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = GrammarCompiler(vocabulary, timeout_s=0.2)
+    take = compiler._service.processes.take
+
+    def take_slowly() -> WorkerProcess:
+        time.sleep(1.0)
+        return take()
+
+    monkeypatch.setattr(compiler._service.processes, "take", take_slowly)
+    assert compiler.compile(heavy())
+    compiler.close()
+
+
+def test_native_code_that_panics_fails_its_own_task(compiler: GrammarCompiler) -> None:
+    class Panic(BaseException):
+        """What native code raises when it panics."""
+
+    def panic(turn: Turn) -> None:
+        raise Panic("at src/lib.rs")
+
+    for _ in range(4):
+        future: Future[Any] = Future()
+        compiler._service.submit(panic, future)
+        with pytest.raises(RuntimeError, match=r"src/lib\.rs"):
+            future.result(timeout=1.0)
+    assert compiler.compile(heavy())
+
+
+def test_close_leaves_nothing_behind(vocabulary: Vocabulary) -> None:
+    threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
+    compiler = GrammarCompiler(vocabulary)
+    compiler.compile(heavy())
+    hanging = [hang(compiler._service) for _ in range(3)]
+    deadline = time.monotonic() + 4
+    while len(processes := compiler.process_ids) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(processes) == 2
+    compiler.close()
+    for future in hanging:
+        with pytest.raises(GrammarError, match="closed"):
+            future.result(timeout=5)
+    assert not any(exists(process_id) for process_id in processes)
+    assert set(threading.enumerate()) <= threads
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_a_compiler_that_nobody_has_any_more_leaves_nothing_behind(vocabulary: Vocabulary) -> None:
+    threads = set(threading.enumerate())
+    compiler: GrammarCompiler | None = GrammarCompiler(vocabulary)
+    assert compiler is not None
+    compiler.compile(heavy())
+    processes = compiler.process_ids
+    compiler = None
+    gc.collect()
+    assert processes
+    assert not any(exists(process_id) for process_id in processes)
+    deadline = time.monotonic() + 5
+    while not set(threading.enumerate()) <= threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert set(threading.enumerate()) <= threads
+
+
+def test_a_process_that_died_while_idle_is_replaced(compiler: GrammarCompiler) -> None:
+    compiler.compile(heavy())
+    (first,) = compiler.process_ids
+    os.kill(first, signal.SIGKILL)
+    assert compiler.compile(heavy(1))
+    assert not exists(first)
+    assert first not in compiler.process_ids
+
+
+def test_without_processes_all_is_done_here(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    grammar = compiler.compile(heavy())
+    assert grammar.receipt is not None
+    assert compiler.process_ids == []
+    found = compiler.check(JsonSchema('{"items": {"type": "string"}}'), "[1]", None).result()
+    assert [finding.violation.pointer for finding in found] == ["/0"]
+
+
+def test_the_interpreter_ends_cleanly_while_something_hangs() -> None:
+    script = (
+        "import time\n"
+        "from concurrent.futures import Future\n"
+        "from bough.constrain import GrammarCompiler\n"
+        "from bough.constrain.vocabulary.adapters import byte_vocabulary\n"
+        "from bough.constrain.workers.jobs import Check\n"
+        "compiler = GrammarCompiler(byte_vocabulary())\n"
+        f"hang = Check({HANG.schema!r}, '1')\n"
+        "compiler._service.submit(lambda turn: turn.do(hang), Future())\n"
+        "while not compiler.process_ids: time.sleep(0.01)\n"
+        "print(*compiler.process_ids)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, timeout=30, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()
+    assert not any(exists(int(process_id)) for process_id in done.stdout.split())
+
+
+def test_a_check_goes_before_what_waits(vocabulary: Vocabulary) -> None:
+    compiler = GrammarCompiler(vocabulary, timeout_s=5.0)
+    for future in [compiler.submit(heavy(number)) for number in range(20)]:
+        future.result()
+    hanging = [hang(compiler._service) for _ in range(6)]
+    started = time.monotonic()
+    assert compiler.check(JsonSchema('{"type": "integer"}'), "1", None).result(timeout=5) == []
+    assert time.monotonic() - started < 3.0
+    assert not any(future.done() for future in hanging)
+    compiler.close()
+
+
+def test_text_that_is_not_unicode_fails_alone(compiler: GrammarCompiler) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        compiler.submit(JsonSchema('{"anyOf": [{"const": "\ud800"}]}'))
+    assert compiler.compile(heavy())
+
+
+def test_bytes_are_a_vocabulary() -> None:
+    vocabulary = byte_vocabulary()
+    assert vocabulary.encode("é") == [0xC3, 0xA9]
+    assert vocabulary.tokens[256] is None
