@@ -69,11 +69,11 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/test_facade.py
     from bough.lang.tool import Tool as Tool
     from bough.lang.tool import tool as tool
     from bough.lang.tool import use as use
-    from bough.runtime.errors import BoughError as BoughError
-    from bough.runtime.errors import EngineError as EngineError
-    from bough.runtime.errors import RequestError as RequestError
-    from bough.runtime.llm import LLM as LLM
-    from bough.runtime.sampling import SamplingParams as SamplingParams
+    from bough.runtime.client.llm import LLM as LLM
+    from bough.runtime.protocol.errors import BoughError as BoughError
+    from bough.runtime.protocol.errors import EngineError as EngineError
+    from bough.runtime.protocol.errors import RequestError as RequestError
+    from bough.runtime.protocol.sampling_params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 
@@ -125,9 +125,9 @@ _HOMES = {
     "bough.lang.program": ("Function", "State"),
     "bough.lang.timelines.timeline": ("BatchTimeline", "Timeline"),
     "bough.lang.tool": ("Tool", "tool", "use"),
-    "bough.runtime.errors": ("BoughError", "EngineError", "RequestError"),
-    "bough.runtime.llm": ("LLM",),
-    "bough.runtime.sampling": ("SamplingParams",),
+    "bough.runtime.protocol.errors": ("BoughError", "EngineError", "RequestError"),
+    "bough.runtime.client.llm": ("LLM",),
+    "bough.runtime.protocol.sampling_params": ("SamplingParams",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 
 from ..constrain import Vocabulary
-from ..runtime.config import EngineConfig
-from ..runtime.llm import LLM
+from ..runtime.client.llm import LLM
 from ..runtime.models.load import locate
-from ..runtime.tokenizer import load_tokenizer
+from ..runtime.protocol.config import EngineConfig
+from ..runtime.tokenizer.tokenizer import load_tokenizer
 from .constrain_cases import Case, maskbench_cases, maskbench_folder, suite_cases, suite_folder
 from .constrain_contest import OURS, Absent, Contestant, Measured, contest, contestant, write_vocabulary
 from .constrain_endurance import measure_held, measure_memory, measure_service

@@ -21,7 +21,7 @@ from ..constrain.compiler import compile_grammar
 from ..constrain.matchers.interface import Grammar
 from ..constrain.vocabulary.token_table import TokenTable
 from ..runtime.models.load import locate
-from ..runtime.tokenizer import load_tokenizer
+from ..runtime.tokenizer.tokenizer import load_tokenizer
 from .constrain_ours import passes_check
 from .constrain_random import DRAFTS, Schemas
 from .constrain_shrink import shrink

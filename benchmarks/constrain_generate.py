@@ -14,8 +14,8 @@ from ..constrain import GrammarError, JsonSchema, MatcherError, Vocabulary
 from ..constrain.compiler import compile_grammar
 from ..constrain.json_schema.validate import violations
 from ..constrain.vocabulary.token_table import TokenTable
-from ..runtime.llm import LLM
-from ..runtime.sampling import SamplingParams
+from ..runtime.client.llm import LLM
+from ..runtime.protocol.sampling_params import SamplingParams
 from .constrain_cases import Case
 from .constrain_fuzz import draw_word
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from ..runtime.models.load import locate
-from ..runtime.tokenizer import load_tokenizer
+from ..runtime.tokenizer.tokenizer import load_tokenizer
 from .constrain_cases import Case, maskbench_cases, maskbench_folder, suite_cases, suite_folder
 from .constrain_judge import Outcome, Refused, Walk, by_group, judge, percentile, score
 from .constrain_ours import Ours

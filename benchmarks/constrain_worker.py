@@ -19,7 +19,7 @@ from ..constrain.matchers.table.matcher import RegularGrammar
 from ..constrain.vocabulary.token_table import TokenTable
 from ..constrain.vocabulary.vocabulary import MaskRow
 from ..runtime.models.load import locate
-from ..runtime.tokenizer import load_tokenizer
+from ..runtime.tokenizer.tokenizer import load_tokenizer
 from .constrain_ours import passes_check
 from .constrain_peer import Engine, State, serve
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from ..constrain.spec import GrammarSpec, JsonSchema
-from ..runtime.config import EngineConfig
-from ..runtime.engine import Engine
+from ..runtime.engine.engine import Engine
 from ..runtime.models.load import LoadedModel
-from ..runtime.request import Request, RequestOutput
-from ..runtime.sampling import SamplingParams
+from ..runtime.protocol.config import EngineConfig
+from ..runtime.protocol.request import Request, RequestOutput
+from ..runtime.protocol.sampling_params import SamplingParams
 from . import roofline
 from .gpu_case import Case, Settings
 from .gpu_rows import Row, spread

@@ -96,9 +96,9 @@ def run_workload(workload: Workload, generate: Generate) -> dict[str, float]:
 
 
 def _bough(arguments: argparse.Namespace) -> Generate:
-    from ..runtime.config import EngineConfig
-    from ..runtime.request import Request, RequestOutput
-    from ..runtime.sampling import SamplingParams
+    from ..runtime.protocol.config import EngineConfig
+    from ..runtime.protocol.request import Request, RequestOutput
+    from ..runtime.protocol.sampling_params import SamplingParams
     from .random_model import random_engine
 
     on_gpu = arguments.device != "cpu"

@@ -21,10 +21,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..runtime.config import EngineConfig
-from ..runtime.errors import BoughError
 from ..runtime.models.load import locate
-from ..runtime.tokenizer import load_tokenizer
+from ..runtime.protocol.config import EngineConfig
+from ..runtime.protocol.errors import BoughError
+from ..runtime.tokenizer.tokenizer import load_tokenizer
 from . import language_contests as contests
 from . import language_workloads as workloads
 from .language_report import ModelResults, draw, reached, tables

@@ -16,9 +16,9 @@ from ..lang.backends.branches import Answer, Call
 from ..lang.backends.http import HttpBackend
 from ..lang.backends.kept import Interpreter
 from ..lang.backends.transcript import Prompt
-from ..runtime.choices import score_choices
-from ..runtime.errors import BoughError, EngineError
-from ..runtime.program import (
+from ..runtime.programs.choices import score_choices
+from ..runtime.protocol.errors import BoughError, EngineError
+from ..runtime.protocol.program import (
     Done,
     Failed,
     Fork,
@@ -34,7 +34,7 @@ from ..runtime.program import (
     Value,
     walk,
 )
-from ..runtime.tokenizer import Tokenizer
+from ..runtime.tokenizer.tokenizer import Tokenizer
 from .plain_http import PlainClient
 
 Ops = tuple[Op, ...]

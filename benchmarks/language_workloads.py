@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from ..runtime.tokenizer import Tokenizer
+from ..runtime.tokenizer.tokenizer import Tokenizer
 from .language_rounds import Job, Rounds, take_turns
 from .language_ways import GenByGen, OneRequest, OpenAICalls, Ops, Record, Way, is_chat
 from .server_process import ServerProcess

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from ..runtime.models.config import read_config
-from ..runtime.models.gguf_file import GGUFFile
+from ..runtime.checkpoints.config import read_config
+from ..runtime.checkpoints.gguf_file import GGUFFile
+from ..runtime.checkpoints.weights import list_parameters
 from ..runtime.models.load import locate
-from ..runtime.models.weights import list_parameters
-from ..runtime.tokenizer_gguf import read_gguf_tokenizer
-from ..runtime.tokenizer_parts import TokenizerParts
+from ..runtime.tokenizer.from_gguf import read_gguf_tokenizer
+from ..runtime.tokenizer.pipeline import TokenizerParts
 
 _SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -22,8 +22,8 @@ from ..lang.backend import TEXT_ONLY
 from ..lang.backends.local import LocalBackend
 from ..lang.program import AsyncFunction, Function
 from ..lang.state import State
-from ..runtime.config import EngineConfig
-from ..runtime.program import Done, Gen, Program, ProgramEvent, Value
+from ..runtime.protocol.config import EngineConfig
+from ..runtime.protocol.program import Done, Gen, Program, ProgramEvent, Value
 
 GOAL_BYTES = 20 * 1024
 """Of memory per idle state, by the operating system's count."""

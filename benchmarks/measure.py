@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
-from ..runtime.client import EngineClient
-from ..runtime.errors import EngineError
-from ..runtime.program import Done, Failed, Op, Piece, Program, Value
-from ..runtime.request import Usage
+from ..runtime.client.client import EngineClient
+from ..runtime.protocol.errors import EngineError
+from ..runtime.protocol.program import Done, Failed, Op, Piece, Program, Value
+from ..runtime.protocol.request import Usage
 from .optimum import fewest_computed, sent_requests
 from .workload import Workload
 

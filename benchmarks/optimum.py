@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..runtime.program import Fork, Gen, Join, Op, Piece, Select, Value
+from ..runtime.protocol.program import Fork, Gen, Join, Op, Piece, Select, Value
 
 
 @dataclass(frozen=True)

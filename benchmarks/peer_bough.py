@@ -7,11 +7,11 @@ import queue
 from typing import Any
 
 from ..constrain.spec import GrammarSpec, JsonSchema
-from ..runtime.config import EngineConfig
-from ..runtime.local import EngineLoop
-from ..runtime.request import Request, RequestOutput, TokenLogprob
-from ..runtime.sampling import SamplingParams
-from ..runtime.start import start_engine
+from ..runtime.client.local import EngineLoop
+from ..runtime.load.start import start_engine
+from ..runtime.protocol.config import EngineConfig
+from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob
+from ..runtime.protocol.sampling_params import SamplingParams
 
 
 class BoughEngine:

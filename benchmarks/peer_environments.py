@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from ..runtime.pull import default_cache
+from ..runtime.checkpoints.fetch import default_cache
 from .gpu_process import Child, GoneError
 from .peer_requirements import RECIPES, TORCH, Recipe
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..constrain.spec import Regex
-from ..runtime.program import Fork, Gen, Hole, Join, Op, Ref, RoleBegin, RoleEnd, Select, Text
-from ..runtime.tokenizer import Tokenizer
+from ..runtime.protocol.program import Fork, Gen, Hole, Join, Op, Ref, RoleBegin, RoleEnd, Select, Text
+from ..runtime.tokenizer.tokenizer import Tokenizer
 from .peer_program_walk import Plan, first_texts
 from .programs import WORKLOADS
 from .workload import Size

@@ -12,9 +12,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ..runtime.models.gguf_file import GGUFFile
-from ..runtime.tokenizer_gguf import read_gguf_tokenizer
-from ..runtime.tokenizer_parts import TokenizerParts
+from ..runtime.checkpoints.gguf_file import GGUFFile
+from ..runtime.tokenizer.from_gguf import read_gguf_tokenizer
+from ..runtime.tokenizer.pipeline import TokenizerParts
 from .peer_environments import PeerError, locked
 
 _END = "<|im_end|>"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..runtime.tokenizer import Tokenizer
+from ..runtime.tokenizer.tokenizer import Tokenizer
 from .prose import Prose
 
 Maker = Callable[["Prompts", int], dict[str, Any]]

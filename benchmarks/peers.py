@@ -17,12 +17,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..runtime.config import EngineConfig
-from ..runtime.errors import BoughError
-from ..runtime.host import num_threads
 from ..runtime.models.load import locate
 from ..runtime.models.native import KINDS as NATIVE_KINDS
-from ..runtime.tokenizer import load_tokenizer
+from ..runtime.protocol.config import EngineConfig
+from ..runtime.protocol.errors import BoughError
+from ..runtime.runner.host import num_threads
+from ..runtime.tokenizer.tokenizer import load_tokenizer
 from .peer_contest import PeerRun, measure_peer, measure_quality_of_ours
 from .peer_environments import PeerError, peers_folder
 from .peer_models import KINDS

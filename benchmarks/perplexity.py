@@ -25,16 +25,16 @@ from ..kernels.attention.interface import AttentionBatch, KVShape
 from ..kernels.attention.select import select_attention
 from ..kernels.native.library import load_library
 from ..kernels.native.threads import Threads
-from ..runtime.batch import Batch
 from ..runtime.models.decoder import Decoder, Linear
 from ..runtime.models.load import LoadedModel, load_model
 from ..runtime.models.native import KINDS as NATIVE_KINDS
 from ..runtime.models.native import NativeDecoder, NativeTarget
-from ..runtime.models.quantised import KINDS, QuantisedLinear, StackedLinear, quantise_decoder
-from ..runtime.native_runner import NativeRunner
-from ..runtime.passes import LogitsRunner
-from ..runtime.runner import ModelRunner
-from ..runtime.tokenizer import load_tokenizer
+from ..runtime.models.quantise import KINDS, QuantisedLinear, StackedLinear, quantise_decoder
+from ..runtime.runner.native_runner import NativeRunner
+from ..runtime.runner.runner import LogitsRunner
+from ..runtime.runner.torch_runner import ModelRunner
+from ..runtime.scheduler.batch import Batch
+from ..runtime.tokenizer.tokenizer import load_tokenizer
 from .passage import PASSAGE
 
 _CHUNK = 256  # tokens of one forward pass

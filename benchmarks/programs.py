@@ -15,10 +15,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..runtime.client import EngineClient
-from ..runtime.config import EngineConfig
-from ..runtime.errors import BoughError
-from ..runtime.local import LocalClient
+from ..runtime.client.client import EngineClient
+from ..runtime.client.local import LocalClient
+from ..runtime.protocol.config import EngineConfig
+from ..runtime.protocol.errors import BoughError
 from .measure import Measurement, best_hit_rate, measure
 from .real_data import RealDataError, real_workloads
 from .workload import Size, Workload

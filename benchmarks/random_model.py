@@ -15,16 +15,16 @@ import tokenizers
 import torch
 
 from ..kernels.decoder.select import select_ops
-from ..runtime.config import EngineConfig
-from ..runtime.control_tokens import ControlTokens
-from ..runtime.engine import Engine
-from ..runtime.loading import make_engine
-from ..runtime.models.config import ModelConfig
+from ..runtime.checkpoints.config import ModelConfig
+from ..runtime.checkpoints.weights import list_parameters
+from ..runtime.engine.engine import Engine
+from ..runtime.load.load_torch import make_engine
 from ..runtime.models.decoder import Decoder
 from ..runtime.models.load import LoadedModel, resolve_dtype
-from ..runtime.models.weights import list_parameters
-from ..runtime.tokenizer import Tokenizer
-from ..runtime.tokenizer_parts import TextPipeline, TokenizerParts
+from ..runtime.protocol.config import EngineConfig
+from ..runtime.tokenizer.control_tokens import ControlTokens
+from ..runtime.tokenizer.pipeline import TextPipeline, TokenizerParts
+from ..runtime.tokenizer.tokenizer import Tokenizer
 from .shapes import shape
 
 END = "<|im_end|>"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..runtime.models.config import ModelConfig
+from ..runtime.checkpoints.config import ModelConfig
 
 
 @dataclass(frozen=True)

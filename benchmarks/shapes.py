@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..runtime.models.config import ModelConfig, read_config
+from ..runtime.checkpoints.config import ModelConfig, read_config
 
 _LLAMA3_ROPE = {
     "rope_type": "llama3",

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ..constrain.spec import JsonSchema
-from ..runtime.config import EngineConfig
-from ..runtime.engine import Engine
-from ..runtime.errors import BoughError
-from ..runtime.loading import load_engine
-from ..runtime.request import Request, RequestOutput
-from ..runtime.sampling import SamplingParams
+from ..runtime.engine.engine import Engine
+from ..runtime.load.load_torch import load_engine
+from ..runtime.protocol.config import EngineConfig
+from ..runtime.protocol.errors import BoughError
+from ..runtime.protocol.request import Request, RequestOutput
+from ..runtime.protocol.sampling_params import SamplingParams
 from .passage import PASSAGE
 
 _PEOPLE = ("smith", "pilot", "queen", "thief", "baker", "monk", "spy", "nurse", "sailor", "judge", "poet", "giant")

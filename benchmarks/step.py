@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from ..runtime import passes
-from ..runtime.config import EngineConfig
-from ..runtime.engine import Engine
-from ..runtime.generation import Generation
-from ..runtime.passes import DirectPasses
-from ..runtime.request import Request
-from ..runtime.sampling import SamplingParams
-from ..runtime.start import start_engine
+from ..runtime.engine.engine import Engine
+from ..runtime.engine.generation import Generation
+from ..runtime.load.start import start_engine
+from ..runtime.protocol.config import EngineConfig
+from ..runtime.protocol.request import Request
+from ..runtime.protocol.sampling_params import SamplingParams
+from ..runtime.runner import runner as passes
+from ..runtime.runner.runner import DirectPasses
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

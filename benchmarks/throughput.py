@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import torch
 
-from ..runtime.config import EngineConfig
-from ..runtime.errors import BoughError
 from ..runtime.models.load import locate, resolve_dtype
-from ..runtime.tokenizer import load_tokenizer
+from ..runtime.protocol.config import EngineConfig
+from ..runtime.protocol.errors import BoughError
+from ..runtime.tokenizer.tokenizer import load_tokenizer
 from .prose import Prose
 
 _START_S = 180.0

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..runtime.models.checkpoint import GGUFCheckpoint
-from ..runtime.models.config import ModelConfig, read_config
-from ..runtime.models.gguf_file import GGUFFile
+from ..runtime.checkpoints.config import ModelConfig, read_config
+from ..runtime.checkpoints.gguf_file import GGUFFile
+from ..runtime.checkpoints.safetensors import GGUFCheckpoint
 from ..runtime.models.load import locate
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..constrain.spec import GrammarSpec
-from ..runtime.program import Fork, Gen, Join, Op, Ref, RoleBegin, RoleEnd, Select, Text
-from ..runtime.sampling import SamplingParams
+from ..runtime.protocol.program import Fork, Gen, Join, Op, Ref, RoleBegin, RoleEnd, Select, Text
+from ..runtime.protocol.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

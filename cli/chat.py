@@ -9,9 +9,9 @@ import itertools
 import sys
 import time
 
-from ..runtime.local import LocalClient
-from ..runtime.request import Finish, Request
-from ..runtime.sampling import SamplingParams
+from ..runtime.client.local import LocalClient
+from ..runtime.protocol.request import Finish, Request
+from ..runtime.protocol.sampling_params import SamplingParams
 from .options import add_engine_options, engine_config
 from .progress import LoadingBar
 

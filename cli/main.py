@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..runtime.errors import BoughError, RequestError
+from ..runtime.protocol.errors import BoughError, RequestError
 
 _COMMANDS = {
     "serve": "serve a model over an OpenAI-compatible HTTP API",

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ..runtime.config import EngineConfig
+from ..runtime.protocol.config import EngineConfig
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:

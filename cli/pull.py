@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..runtime import pull
+from ..runtime.checkpoints import fetch as pull
 from .progress import LoadingBar
 
 

@@ -17,9 +17,9 @@ from ..lang.program import Function
 from ..lang.report import report
 from ..lang.state import State
 from ..lang.timelines.timeline import Timeline
-from ..runtime.errors import RequestError
-from ..runtime.pull import MODELS, default_cache
-from ..runtime.tokenizer import load_tokenizer
+from ..runtime.checkpoints.fetch import MODELS, default_cache
+from ..runtime.protocol.errors import RequestError
+from ..runtime.tokenizer.tokenizer import load_tokenizer
 from .options import add_engine_options, engine_config
 from .progress import LoadingBar
 
@@ -167,7 +167,7 @@ def _backend(arguments: argparse.Namespace) -> Iterator[Backend]:
         backend = HttpBackend(arguments.url, api_key=arguments.api_key)
     else:
         from ..lang.backends.local import LocalBackend
-        from ..runtime.local import LocalClient
+        from ..runtime.client.local import LocalClient
 
         config = engine_config(arguments)
         with LoadingBar() as bar:

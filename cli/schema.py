@@ -17,9 +17,9 @@ from ..constrain.json_schema.parse import checked_formats
 from ..constrain.json_schema.validate import violations
 from ..constrain.vocabulary.adapters import byte_vocabulary
 from ..constrain.walk import Refusal, walk
-from ..runtime import pull
-from ..runtime.errors import RequestError
-from ..runtime.tokenizer import load_tokenizer
+from ..runtime.checkpoints import fetch as pull
+from ..runtime.protocol.errors import RequestError
+from ..runtime.tokenizer.tokenizer import load_tokenizer
 
 _PIECES = re.compile(r'"(?:[^"\\]|\\.)*"|[ \t\n\r]+|[,:]')
 _AROUND = 40

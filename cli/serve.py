@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.errors import RequestError
-from ..runtime.spawn import spawn_engine
+from ..runtime.client.spawn import spawn_engine
+from ..runtime.protocol.errors import RequestError
 from ..server.config import ServerConfig
 from ..server.security import parse_keys, read_keys
 from ..server.serve import serve
@@ -20,8 +20,8 @@ from .progress import LoadingBar
 
 if TYPE_CHECKING:
     from ..lang.tool import Tool
-    from ..runtime.remote import RemoteClient
-    from ..runtime.template import Template
+    from ..runtime.client.remote import RemoteClient
+    from ..runtime.protocol.template import Template
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     def launch() -> RemoteClient:
         print(f"loading {engine.model}", file=sys.stderr, flush=True)
         spawned = spawn_engine()
-        from ..runtime.remote import RemoteClient  # what the engine's process imports, too, meanwhile
+        from ..runtime.client.remote import RemoteClient  # what the engine's process imports, too, meanwhile
 
         with LoadingBar() as bar:
             client = RemoteClient.launch(engine, bar, spawned)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, Unpack, cast, get_args, overload
 
 from ..constrain.spec import GrammarSpec, JsonSchema, Lark, Regex
-from ..runtime.errors import RequestError
-from ..runtime.program import SelectMethod
+from ..runtime.protocol.errors import RequestError
+from ..runtime.protocol.program import SelectMethod
 from .backend import Backend, resolve_backend, set_default_backend
 from .choices import ChoicesSamplingMethod, method_name
 from .constraints import check_constraint

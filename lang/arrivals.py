@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..runtime.patterns import PatternCache
-from ..runtime.program import Delta, ProgramEvent, Skipped, Value
-from ..runtime.request import Usage
+from ..runtime.protocol.patterns import PatternCache
+from ..runtime.protocol.program import Delta, ProgramEvent, Skipped, Value
+from ..runtime.protocol.request import Usage
 from .errors import ProgramError
 from .recorder import Recorder
 from .replay import Replay

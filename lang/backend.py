@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Protocol
 
-from ..runtime.errors import RequestError
-from ..runtime.program import Program, ProgramEvent
-from ..runtime.tools import ToolCall
+from ..runtime.protocol.errors import RequestError
+from ..runtime.protocol.program import Program, ProgramEvent
+from ..runtime.tools.registry import ToolCall
 from .errors import ProgramError
 from .place import caller
 

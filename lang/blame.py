@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..runtime.errors import BoughError, ErrorInfo
-from ..runtime.program import Gen, Op, Program, Select, Use, walk
+from ..runtime.protocol.errors import BoughError, ErrorInfo
+from ..runtime.protocol.program import Gen, Op, Program, Select, Use, walk
 from .errors import BackendError, CausedInfo, ProgramError
 from .place import Place
 

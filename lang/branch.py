@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..runtime.program import Fork, Gen, Join, JoinMode, RoleBegin, RoleEnd, Select
+from ..runtime.protocol.program import Fork, Gen, Join, JoinMode, RoleBegin, RoleEnd, Select
 from .annotations import as_json
 from .condition import Condition
 from .control_expression import Repeated, Whether

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..runtime.choices import score_choices
-from ..runtime.program import SelectMethod
+from ..runtime.programs.choices import score_choices
+from ..runtime.protocol.program import SelectMethod
 
 __all__ = [
     "ChoicesDecision", "ChoicesSamplingMethod", "greedy_token_selection", "token_length_normalized",

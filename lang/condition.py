@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..constrain.spec import Regex
-from ..runtime import condition as runtime
-from ..runtime.decide import as_text
+from ..runtime.protocol import condition as runtime
+from ..runtime.protocol.decide import as_text
 from .constraints import check_constraint
 from .errors import ProgramError
 from .option_kinds import refuse_unknown

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from ..constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
-from ..runtime.errors import RequestError
+from ..runtime.protocol.errors import RequestError
 
 MAX_CHECKED_CHARS = 16_384
 """Of a grammar in Lark's notation or a list of choices: longer ones take over 30 ms, and are left to the engine."""

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ..runtime.errors import RequestError
+from ..runtime.protocol.errors import RequestError
 from .branch import Branch
 from .condition import Condition, CountOf, Operand, TimesOf
 from .control_expression import Repeated, Whether

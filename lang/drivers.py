@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from ..runtime.errors import BoughError
-from ..runtime.program import ProgramEvent
+from ..runtime.protocol.errors import BoughError
+from ..runtime.protocol.program import ProgramEvent
 from . import greenlets
 from .errors import ProgramError
 from .loops import on_a_loop

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..runtime.program import Part, Ref
+from ..runtime.protocol.program import Part, Ref
 from .errors import ProgramError
 from .expression import RoleClose, RoleOpen
 from .place import caller

@@ -11,8 +11,8 @@ from __future__ import annotations
 import linecache
 from typing import Any
 
-from ..runtime.errors import BoughError, ErrorInfo, to_info
-from ..runtime.program import Gen, Op, Select, Use
+from ..runtime.protocol.errors import BoughError, ErrorInfo, to_info
+from ..runtime.protocol.program import Gen, Op, Select, Use
 from .place import UNKNOWN, Place
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from functools import partial
 from typing import Generic, Self, TypeVar
 
-from ..runtime.program import ProgramEvent
+from ..runtime.protocol.program import ProgramEvent
 from . import greenlets
 from .drivers import PullDriver, TaskDriver
 from .errors import ProgramError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..constrain.spec import GrammarSpec
-from ..runtime.program import SelectMethod
+from ..runtime.protocol.program import SelectMethod
 from .errors import ProgramError
 from .place import Place, caller
 

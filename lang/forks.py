@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..runtime.random import derive
+from ..runtime.sampler.random_numbers import derive
 from .branch import Branch
 from .errors import ProgramError
 from .expression import Expression, Generate, Series, items_of

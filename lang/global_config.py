@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..runtime.errors import RequestError
+from ..runtime.protocol.errors import RequestError
 from .backend import Backend, resolve_backend, set_default_backend
 from .errors import ProgramError
 

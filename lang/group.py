@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
-from ..runtime.program import JoinMode
+from ..runtime.protocol.program import JoinMode
 from .branch import Branch
 from .errors import ProgramError
 from .expression import Expression

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from ..runtime.errors import EngineError, RequestError
-from ..runtime.tools import check_tool
+from ..runtime.protocol.errors import EngineError, RequestError
+from ..runtime.tools.registry import check_tool
 from .annotations import described
 from .tool import MAX_CHARS, Tool
 

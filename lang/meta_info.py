@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..runtime.program import Value
-from ..runtime.request import TokenLogprob
+from ..runtime.protocol.program import Value
+from ..runtime.protocol.request import TokenLogprob
 
 Entry = tuple[float, int, str | None]
 """Log-probability, token id, and the token's text if the backend says it."""

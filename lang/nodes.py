@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..runtime import condition as runtime
-from ..runtime.program import Assign, Op, Part, Repeat, Text, Use, When
+from ..runtime.protocol import condition as runtime
+from ..runtime.protocol.program import Assign, Op, Part, Repeat, Text, Use, When
 from .condition import Condition, Operand, literal
 from .entry import Entry, Fixed, Gathered, Kept, Piece, marks_of, parts_of, refer
 from .place import Place

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from ..runtime.errors import BoughError
-from ..runtime.program import Failed, Program, ProgramEvent
-from ..runtime.tools import ToolCall
+from ..runtime.protocol.errors import BoughError
+from ..runtime.protocol.program import Failed, Program, ProgramEvent
+from ..runtime.tools.registry import ToolCall
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

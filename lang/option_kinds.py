@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..runtime.errors import RequestError
+from ..runtime.protocol.errors import RequestError
 
 
 def checked_option(name: str, value: object) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from ..runtime.errors import RequestError
-from ..runtime.sampling import SamplingParams
+from ..runtime.protocol.errors import RequestError
+from ..runtime.protocol.sampling_params import SamplingParams
 from .option_kinds import checked_option, nearest
 
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
-from ..runtime.errors import BoughError
+from ..runtime.protocol.errors import BoughError
 from . import greenlets
 from .backend import Backend, resolve_backend
 from .batch import Maker, alist, count_at_once, on_loop, on_threads, split_item

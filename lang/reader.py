@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..runtime.errors import BoughError
-from ..runtime.program import Value
+from ..runtime.protocol.errors import BoughError
+from ..runtime.protocol.program import Value
 from .annotations import described
 from .branch import Branch
 from .entry import Derived, Entry, Fixed, Gathered, Kept, Passage

@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from ..constrain.spec import GrammarSpec, Structural
-from ..runtime.errors import RequestError
-from ..runtime.reasoning import KIMI, THINK, Marks, split_reasoning
+from ..runtime.protocol.errors import RequestError
+from ..runtime.tokenizer.reasoning import KIMI, THINK, Marks, split_reasoning
 from .expression import Expression, Generate, Series, items_of
 from .numerals import alone
 

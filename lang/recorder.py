@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ..runtime.program import Fork, Join, Op, Part
+from ..runtime.protocol.program import Fork, Join, Op, Part
 from .entry import Gathered, Kept, Piece
 from .errors import ProgramError
 from .nodes import Lowering, Node, OpNode, TextNode, UseNode, slots_in

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..runtime import condition as runtime
-from ..runtime.condition import Ref, Times
-from ..runtime.decide import holds
-from ..runtime.patterns import PatternCache
-from ..runtime.program import Fork, Join, RoleBegin, RoleEnd, Value
+from ..runtime.protocol import condition as runtime
+from ..runtime.protocol.condition import Ref, Times
+from ..runtime.protocol.decide import holds
+from ..runtime.protocol.patterns import PatternCache
+from ..runtime.protocol.program import Fork, Join, RoleBegin, RoleEnd, Value
 from .condition import Operand, literal
 from .entry import Derived, Entry, Fixed, Gathered, Kept, Passage
 from .expression import RoleClose, RoleOpen

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from ..constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
-from ..runtime.errors import RequestError
+from ..runtime.protocol.errors import RequestError
 from .annotations import described
 
 INTEGER = r"-?(0|[1-9][0-9]{0,17})"

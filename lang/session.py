@@ -11,8 +11,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
-from ..runtime.errors import BoughError
-from ..runtime.program import (
+from ..runtime.protocol.errors import BoughError
+from ..runtime.protocol.program import (
     BranchFailed,
     BranchRestarted,
     Cancel,
@@ -26,8 +26,8 @@ from ..runtime.program import (
     Use,
     walk,
 )
-from ..runtime.request import Usage
-from ..runtime.tools import ToolCall
+from ..runtime.protocol.request import Usage
+from ..runtime.tools.registry import ToolCall
 from .arrivals import Arrivals
 from .awaited import Awaited
 from .backend import Backend

@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, Trac
 from opentelemetry.util.types import AttributeValue
 
 from ..constrain.spec import JsonSchema
-from ..runtime.program import (
+from ..runtime.protocol.program import (
     BranchFailed,
     BranchRestarted,
     Done,
@@ -30,9 +30,9 @@ from ..runtime.program import (
     Value,
     walk,
 )
-from ..runtime.request import Usage
-from ..runtime.sampling import SamplingParams
-from ..runtime.tools import ToolCall
+from ..runtime.protocol.request import Usage
+from ..runtime.protocol.sampling_params import SamplingParams
+from ..runtime.tools.registry import ToolCall
 from .backend import Backend
 
 MAX_CONTENT = 8192

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar
 
 import msgspec
 
-from ..runtime.errors import RequestError
-from ..runtime.request import Usage
+from ..runtime.protocol.errors import RequestError
+from ..runtime.protocol.request import Usage
 from . import reader, streaming, texts
 from .branch import Branch
 from .constraints import check_constraint

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.program import Program, ProgramEvent, Value
-from ..runtime.tools import ToolCall
+from ..runtime.protocol.program import Program, ProgramEvent, Value
+from ..runtime.tools.registry import ToolCall
 from .place import Place
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import msgspec
 
-from ..runtime.errors import EngineError, RequestError
-from ..runtime.tool_arguments import check_names, read_arguments
-from ..runtime.tools import check_tool
+from ..runtime.protocol.errors import EngineError, RequestError
+from ..runtime.tools.arguments import check_names, read_arguments
+from ..runtime.tools.registry import check_tool
 from .annotations import annotations_of, as_json, described
 from .expression import Expression
 from .option_kinds import checked_timeout, wrong_kind

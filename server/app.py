@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from ..constrain.errors import GrammarError
-from ..runtime.errors import BoughError, EngineStoppedError
-from ..runtime.template import Template
-from ..runtime.tools import ToolCall
+from ..runtime.protocol.errors import BoughError, EngineStoppedError
+from ..runtime.protocol.template import Template
+from ..runtime.tools.registry import ToolCall
 from .config import ServerConfig
 from .connection import ClientClosedError
 from .deployed import Deployed
@@ -31,7 +31,7 @@ from .tools import to_toolbox
 from .translate import check_chars, encode_chat
 
 if TYPE_CHECKING:
-    from ..runtime.client import EngineClient
+    from ..runtime.client.client import EngineClient
 
 
 def create_app(

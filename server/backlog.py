@@ -10,8 +10,8 @@ from typing import Self, cast
 
 import msgspec
 
-from ..runtime.errors import ErrorInfo
-from ..runtime.program import Delta, Done, Failed, ProgramEvent
+from ..runtime.protocol.errors import ErrorInfo
+from ..runtime.protocol.program import Delta, Done, Failed, ProgramEvent
 
 MAX_WAITING_BYTES = 32 << 20
 """Of events that wait for one reader; a single one may be larger."""

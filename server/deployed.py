@@ -12,14 +12,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ..constrain.errors import GrammarError
-from ..runtime.errors import BoughError
-from ..runtime.fill import Filled, check_template, fill
-from ..runtime.program import BranchFailed, Delta, Done, Failed, Program, ProgramEvent, Value
-from ..runtime.rehearse import rehearse
-from ..runtime.request import Usage
-from ..runtime.results import Results
-from ..runtime.template import Result, Template
-from ..runtime.tools import ToolCall
+from ..runtime.protocol.errors import BoughError
+from ..runtime.protocol.program import BranchFailed, Delta, Done, Failed, Program, ProgramEvent, Value
+from ..runtime.protocol.request import Usage
+from ..runtime.protocol.template import Result, Template
+from ..runtime.templates.fill import Filled, check_template, fill
+from ..runtime.templates.results import Results
+from ..runtime.templates.validate import rehearse
+from ..runtime.tools.registry import ToolCall
 from .backlog import Backlog
 from .body import decode
 from .errors import ApiError, from_error_info, invalid, to_api_error

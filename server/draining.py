@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from ..runtime.template import Template
+from ..runtime.protocol.template import Template
 from .app import create_app
 from .config import ServerConfig
 from .lifecycle import Lifecycle
 
 if TYPE_CHECKING:
-    from ..runtime.client import EngineClient
+    from ..runtime.client.client import EngineClient
 
 _GRACE_S = 2.0
 """For answers that end because their time is over to reach their clients."""

@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from ..constrain.errors import GrammarError
-from ..runtime.errors import BoughError, EngineStoppedError, ErrorInfo, OverloadedError, RequestError
+from ..runtime.protocol.errors import BoughError, EngineStoppedError, ErrorInfo, OverloadedError, RequestError
 
 INTERNAL_MESSAGE = "The server failed to process the request. Please name the x-request-id when you report it."
 

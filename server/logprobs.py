@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..runtime.request import TokenLogprob
-from ..runtime.tokenizer import Tokenizer
+from ..runtime.protocol.request import TokenLogprob
+from ..runtime.tokenizer.tokenizer import Tokenizer
 from .openai import CompletionLogprobs, ContentLogprob, TopLogprob
 
 LOWEST = -9999.0

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..runtime.counters import EngineStats, ModelInfo
-from ..runtime.request import Finish
+from ..runtime.protocol.counters import EngineStats, ModelInfo
+from ..runtime.protocol.request import Finish
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)

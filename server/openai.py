@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ..runtime.sampling import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_TOKEN_IDS
+from ..runtime.protocol.sampling_params import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_TOKEN_IDS
 
 MAX_N = 16
 NO_JSON = msgspec.Raw(b"null")

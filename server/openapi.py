@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
-from ..runtime.program import Fork, Op, walk
-from ..runtime.template import (
+from ..runtime.protocol.program import Fork, Op, walk
+from ..runtime.protocol.template import (
     Result,
     ResultArgument,
     ResultConstant,

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from ..constrain.spec import GrammarSpec, Structural
-from ..runtime.reasoning import THINK
-from ..runtime.tokenizer import Tokenizer
+from ..runtime.tokenizer.reasoning import THINK
+from ..runtime.tokenizer.tokenizer import Tokenizer
 
 BEGIN, END = THINK
 _TAIL_TOKENS = 16

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ..constrain.receipt import Receipt
-from ..runtime import request as engine
-from ..runtime.request import RequestOutput, TokenLogprob
-from ..runtime.tokenizer import Tokenizer
+from ..runtime.protocol import request as engine
+from ..runtime.protocol.request import RequestOutput, TokenLogprob
+from ..runtime.tokenizer.tokenizer import Tokenizer
 from .logprobs import LogprobLists, chat_logprobs, joined
 from .openai import (
     AnswerMessage,

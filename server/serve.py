@@ -15,8 +15,8 @@ from .lifecycle import Lifecycle
 from .security import check_bind
 
 if TYPE_CHECKING:
-    from ..runtime.client import EngineClient
-    from ..runtime.template import Template
+    from ..runtime.client.client import EngineClient
+    from ..runtime.protocol.template import Template
 
 EXIT_USAGE = 2
 EXIT_PORT_IN_USE = 4

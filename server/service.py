@@ -13,9 +13,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ..constrain.errors import GrammarError
-from ..runtime.errors import BoughError
-from ..runtime.program import STATE_LIFE_S, Fork, Op, Program, walk
-from ..runtime.request import Request, RequestOutput, TokenLogprob
+from ..runtime.protocol.errors import BoughError
+from ..runtime.protocol.program import STATE_LIFE_S, Fork, Op, Program, walk
+from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob
 from . import connection
 from .backlog import Backlog, Budget
 from .body import decode, decode_openai
@@ -33,7 +33,7 @@ from .translate import Context, Job, chat_job, completion_job
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from ..runtime.client import EngineClient
+    from ..runtime.client.client import EngineClient
 
 T = TypeVar("T")
 B = TypeVar("B", bound=msgspec.Struct)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..runtime.counters import ModelInfo
-from ..runtime.request import Request
-from ..runtime.sampling import MAX_LOGIT_BIAS, SamplingParams
-from ..runtime.tokenizer import Tokenizer
+from ..runtime.protocol.counters import ModelInfo
+from ..runtime.protocol.request import Request
+from ..runtime.protocol.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from ..runtime.tokenizer.tokenizer import Tokenizer
 from .call_form import find_form
 from .constraint import Constraint, to_constraint
 from .errors import ApiError, invalid

@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _default_model() -> Path | None:
     """Where the default model lies, if it has been fetched; never fetches it."""
-    from bough.runtime import pull
+    from bough.runtime.checkpoints import fetch as pull
 
     name, model = next(iter(pull.MODELS.items()))
     candidates = (pull.default_cache() / name / "model.gguf", pull._installed_file(model))

@@ -15,16 +15,16 @@ import tokenizers
 
 from bough.constrain import GrammarCompiler
 from bough.constrain.matchers.table.matcher import RegularMatcher
-from bough.runtime.batch import Batch, build_batch
-from bough.runtime.config import EngineConfig
-from bough.runtime.counters import ModelInfo
-from bough.runtime.engine import Engine
-from bough.runtime.passes import DirectPasses, DrawSpec
-from bough.runtime.random import uniform
-from bough.runtime.sampler import Draws, Row, sample
-from bough.runtime.scheduler import Advance, Plan, Work
-from bough.runtime.sequence import Sequence
-from bough.runtime.tokenizer import Tokenizer, load_tokenizer
+from bough.runtime.engine.engine import Engine
+from bough.runtime.protocol.config import EngineConfig
+from bough.runtime.protocol.counters import ModelInfo
+from bough.runtime.runner.runner import DirectPasses, DrawSpec
+from bough.runtime.sampler.random_numbers import uniform
+from bough.runtime.sampler.rows import Draws, Row, sample
+from bough.runtime.scheduler.batch import Batch, build_batch
+from bough.runtime.scheduler.scheduler import Advance, Plan, Work
+from bough.runtime.scheduler.sequence import Sequence
+from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 _MASK = (1 << 61) - 1
 

@@ -19,8 +19,8 @@ from bough.cli import bench
 from bough.cli.main import main
 from bough.lang.backends.samples import make_text
 from bough.lang.options import SamplingOptions
-from bough.runtime.config import EngineConfig
-from bough.runtime.request import Request
+from bough.runtime.protocol.config import EngineConfig
+from bough.runtime.protocol.request import Request
 from bough.server.app import Routes
 from bough.server.config import ServerConfig
 from bough.server.lifecycle import Lifecycle

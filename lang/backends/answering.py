@@ -11,11 +11,11 @@ import msgspec
 
 from ...constrain.errors import GrammarError
 from ...constrain.spec import Choice, GrammarSpec, Structural
-from ...runtime.choices import probabilities, score_choices
-from ...runtime.errors import EngineError, RequestError
-from ...runtime.program import Gen, Select, Value
-from ...runtime.request import Usage
-from ...runtime.sampling import SamplingParams
+from ...runtime.programs.choices import probabilities, score_choices
+from ...runtime.protocol.errors import EngineError, RequestError
+from ...runtime.protocol.program import Gen, Select, Value
+from ...runtime.protocol.request import Usage
+from ...runtime.protocol.sampling_params import SamplingParams
 from ..errors import BackendError, UnsupportedError
 from .branches import Answer, Call
 from .cutting import Cutter

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from ...constrain.spec import GrammarSpec
-from ...runtime.program import Gen, Select
-from ...runtime.request import Usage
-from ...runtime.sampling import SamplingParams
+from ...runtime.protocol.program import Gen, Select
+from ...runtime.protocol.request import Usage
+from ...runtime.protocol.sampling_params import SamplingParams
 from ..errors import BackendError
 from .api_client import ApiClient
 from .cutting import Cutter

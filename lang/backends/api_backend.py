@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Self
 
-from ...runtime.program import Program, ProgramEvent
-from ...runtime.tools import ToolCall
+from ...runtime.protocol.program import Program, ProgramEvent
+from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY
 from .answering import Answering, Policy
 from .api_client import ApiClient

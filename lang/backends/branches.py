@@ -6,12 +6,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
-from ...runtime.blocks import Item
-from ...runtime.errors import BoughError, ErrorInfo
-from ...runtime.patterns import PatternCache
-from ...runtime.program import BranchFailed, Fork, Gen, Op, Program, ProgramEvent, Select, Use, Value
-from ...runtime.request import Usage
-from ...runtime.tools import ToolCall
+from ...runtime.programs.validate import Item
+from ...runtime.protocol.errors import BoughError, ErrorInfo
+from ...runtime.protocol.patterns import PatternCache
+from ...runtime.protocol.program import BranchFailed, Fork, Gen, Op, Program, ProgramEvent, Select, Use, Value
+from ...runtime.protocol.request import Usage
+from ...runtime.tools.registry import ToolCall
 from .transcript import Mark, Prompt, open_role
 
 

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, Self
 
-from ...runtime.errors import BoughError, RequestError, to_info
-from ...runtime.program import Done, Failed, Program, ProgramEvent
-from ...runtime.tools import ToolCall
+from ...runtime.protocol.errors import BoughError, RequestError, to_info
+from ...runtime.protocol.program import Done, Failed, Program, ProgramEvent
+from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY, Backend
 from ..errors import ProgramError, UnsupportedError
 from .cassette_file import Record, Refused, Secrets, difference, key_of, load, matter, save

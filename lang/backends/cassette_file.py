@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.errors import ErrorInfo
-from ...runtime.program import BranchFailed, BranchRestarted, Done, Failed, Piece, Program, ProgramEvent, Value
-from ...runtime.request import Timings
+from ...runtime.protocol.errors import ErrorInfo
+from ...runtime.protocol.program import BranchFailed, BranchRestarted, Done, Failed, Piece, Program, ProgramEvent, Value
+from ...runtime.protocol.request import Timings
 from ..errors import BackendError, CausedInfo, ProgramError
 
 VERSION = 1

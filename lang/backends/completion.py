@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...constrain.spec import Gbnf
-from ...runtime.errors import RequestError
+from ...runtime.protocol.errors import RequestError
 from ..api import gen
 from ..backend import Backend
 from ..program import Function

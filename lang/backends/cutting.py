@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import regex
 
-from ...runtime.sampling import SamplingParams
+from ...runtime.protocol.sampling_params import SamplingParams
 
 
 class Cutter:

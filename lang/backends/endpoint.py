@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...runtime.errors import RequestError
+from ...runtime.protocol.errors import RequestError
 from . import completion
 from .completion import Params, asked
 from .http import HttpBackend

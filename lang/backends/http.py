@@ -12,9 +12,9 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from ...runtime.errors import RequestError
-from ...runtime.program import Done, Failed, Program, ProgramEvent
-from ...runtime.tools import ToolCall
+from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.program import Done, Failed, Program, ProgramEvent
+from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY
 from ..errors import BackendError
 from ..observe import trace_headers

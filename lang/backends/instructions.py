@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import Literal, Protocol
 
-from ...runtime.blocks import Block, Item
-from ...runtime.condition import Condition, Hole, Ref, Times
-from ...runtime.decide import NotYetError, holds
-from ...runtime.errors import BoughError, RequestError
-from ...runtime.program import (
+from ...runtime.programs.validate import Block, Item
+from ...runtime.protocol.condition import Condition, Hole, Ref, Times
+from ...runtime.protocol.decide import NotYetError, holds
+from ...runtime.protocol.errors import BoughError, RequestError
+from ...runtime.protocol.program import (
     Assign,
     Cancel,
     Fork,
@@ -28,7 +28,7 @@ from ...runtime.program import (
     Value,
     When,
 )
-from ...runtime.request import PREFILLED, SAMPLED
+from ...runtime.protocol.request import PREFILLED, SAMPLED
 from .branches import Answer, Branch, Call, Run, Step, Waits
 from .speculate import after, match, take
 from .transcript import Begin, End, Mark, text_of, words

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import msgspec
 
-from ...runtime.blocks import Block, Item, joins_of
-from ...runtime.condition import Ref, Times
-from ...runtime.errors import BoughError, EngineError, ErrorInfo, RequestError, to_info
-from ...runtime.program import (
+from ...runtime.programs.validate import Block, Item, joins_of
+from ...runtime.protocol.condition import Ref, Times
+from ...runtime.protocol.errors import BoughError, EngineError, ErrorInfo, RequestError, to_info
+from ...runtime.protocol.program import (
     BranchRestarted,
     Cancel,
     Delta,

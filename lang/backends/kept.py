@@ -6,11 +6,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
-from ...runtime.blocks import StretchReader
-from ...runtime.errors import ErrorInfo, RequestError
-from ...runtime.patterns import PatternCache
-from ...runtime.program import Program, ProgramEvent
-from ...runtime.tools import ToolCall
+from ...runtime.programs.validate import StretchReader
+from ...runtime.protocol.errors import ErrorInfo, RequestError
+from ...runtime.protocol.patterns import PatternCache
+from ...runtime.protocol.program import Program, ProgramEvent
+from ...runtime.tools.registry import ToolCall
 from .branches import Run
 from .interpret import Caller, Interpretation
 

@@ -8,9 +8,9 @@ from typing import Any, Self
 
 import msgspec
 
-from ...runtime.client import EngineClient
-from ...runtime.program import Program, ProgramEvent
-from ...runtime.tools import ToolCall
+from ...runtime.client.client import EngineClient
+from ...runtime.protocol.program import Program, ProgramEvent
+from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY
 from .tool_runs import NO_TOOLS
 
@@ -62,7 +62,7 @@ class LocalBackend:
 
 
 def _load(model: str | None, options: dict[str, Any]) -> EngineClient:
-    from ...runtime.config import EngineConfig
-    from ...runtime.local import LocalClient  # pulls torch
+    from ...runtime.client.local import LocalClient  # pulls torch
+    from ...runtime.protocol.config import EngineConfig
 
     return LocalClient.load(EngineConfig(**options) if model is None else EngineConfig(model=model, **options))

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...constrain.errors import GrammarError
-from ...runtime.errors import BoughError, RequestError
-from ...runtime.program import Program, ProgramEvent, Use
-from ...runtime.streams import aiterate, iterate
-from ...runtime.tools import Ticket, ToolCall
+from ...runtime.client.streams import aiterate, iterate
+from ...runtime.protocol.errors import BoughError, RequestError
+from ...runtime.protocol.program import Program, ProgramEvent, Use
+from ...runtime.tools.registry import Ticket, ToolCall
 from ..backend import TEXT_ONLY
 from ..errors import BackendError
 from .branches import Answer, Call

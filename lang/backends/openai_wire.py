@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 from ...constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex
-from ...runtime.program import Gen, Select
-from ...runtime.request import TokenLogprob, Usage
-from ...runtime.sampling import SamplingParams
+from ...runtime.protocol.program import Gen, Select
+from ...runtime.protocol.request import TokenLogprob, Usage
+from ...runtime.protocol.sampling_params import SamplingParams
 from ..errors import BackendError
 from .api_client import ApiClient
 from .cutting import Cutter

@@ -11,10 +11,10 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Protocol
 
-from ...runtime.errors import BoughError, EngineError, to_info
-from ...runtime.program import Failed, Gen, Program, ProgramEvent, Select, Use
-from ...runtime.streams import aiterate, iterate
-from ...runtime.tools import ToolCall
+from ...runtime.client.streams import aiterate, iterate
+from ...runtime.protocol.errors import BoughError, EngineError, to_info
+from ...runtime.protocol.program import Failed, Gen, Program, ProgramEvent, Select, Use
+from ...runtime.tools.registry import ToolCall
 from ..errors import BackendError
 from ..loops import LoopThread
 from .branches import Answer, Call

@@ -17,7 +17,7 @@ from ...constrain.json_schema.validate import violations
 from ...constrain.regex.formats.formats import NAMES as FORMATS
 from ...constrain.regex.formats.formats import example
 from ...constrain.spec import Choice, GrammarSpec, JsonSchema, Regex, Structural
-from ...runtime.errors import RequestError
+from ...runtime.protocol.errors import RequestError
 from .judging import Judge
 
 _MAX_NODES = 2_000

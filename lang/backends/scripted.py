@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from ...constrain.spec import GrammarSpec, JsonSchema
-from ...runtime.errors import EngineError, RequestError
-from ...runtime.program import Gen, Program, Select, Use, Value, walk
-from ...runtime.request import Usage
-from ...runtime.tools import ToolCall
+from ...runtime.protocol.errors import EngineError, RequestError
+from ...runtime.protocol.program import Gen, Program, Select, Use, Value, walk
+from ...runtime.protocol.request import Usage
+from ...runtime.tools.registry import ToolCall
 from ..annotations import as_json
 from .branches import Answer, Call
 from .samples import conforms, fault, make_text

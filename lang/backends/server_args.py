@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...runtime.config import EngineConfig
-from ...runtime.errors import RequestError
+from ...runtime.protocol.config import EngineConfig
+from ...runtime.protocol.errors import RequestError
 
 _RENAMED = {
     "context_length": "max_model_len",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from ...runtime.program import Fork, Gen, Join, Op, Repeat, RoleBegin, RoleEnd, Select, Text, Use, When
+from ...runtime.protocol.program import Fork, Gen, Join, Op, Repeat, RoleBegin, RoleEnd, Select, Text, Use, When
 
 Seen = Callable[[Gen | Select, "Shape"], None]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ...runtime.program import Gen, Op, Select, Text, Use, Value
-from ...runtime.request import Usage
+from ...runtime.protocol.program import Gen, Op, Select, Text, Use, Value
+from ...runtime.protocol.request import Usage
 from .branches import Answer, Barrier, Step, Surplus
 from .transcript import Mark
 

@@ -8,7 +8,7 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...runtime.program import Done, ProgramEvent
+from ...runtime.protocol.program import Done, ProgramEvent
 
 
 @dataclass

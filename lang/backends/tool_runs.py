@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from ...runtime.errors import BoughError, EngineError, ErrorInfo, RequestError
-from ...runtime.program import Program, Use, Value, walk
-from ...runtime.tool_arguments import check_names, read_arguments
-from ...runtime.tools import DEFAULT_TIMEOUT_S, Ticket, ToolCall, ToolRunner
+from ...runtime.protocol.errors import BoughError, EngineError, ErrorInfo, RequestError
+from ...runtime.protocol.program import Program, Use, Value, walk
+from ...runtime.tools.arguments import check_names, read_arguments
+from ...runtime.tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolCall, ToolRunner
 from .branches import Answer, Call
 
 NO_TOOLS: Mapping[str, ToolCall] = MappingProxyType({})

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...constrain.spec import GrammarSpec
-from ...runtime.program import Gen, Select
-from ...runtime.request import TokenLogprob, Usage
-from ...runtime.sampling import SamplingParams
+from ...runtime.protocol.program import Gen, Select
+from ...runtime.protocol.request import TokenLogprob, Usage
+from ...runtime.protocol.sampling_params import SamplingParams
 from .transcript import Message
 
 

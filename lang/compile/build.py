@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ...runtime.errors import RequestError
-from ...runtime.template import Template, refs_of
+from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.template import Template, refs_of
 from .compiled import CompiledProgram, Local
 from .optimise import PASSES, optimise
 from .optional import check_none

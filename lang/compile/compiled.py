@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from ...runtime.errors import BoughError, RequestError
-from ...runtime.fill import fill
-from ...runtime.program import Failed, Gen, Program, ProgramEvent, Select, Use, walk
-from ...runtime.results import Results
-from ...runtime.template import Result, Template
-from ...runtime.tools import ToolCall
+from ...runtime.protocol.errors import BoughError, RequestError
+from ...runtime.protocol.program import Failed, Gen, Program, ProgramEvent, Select, Use, walk
+from ...runtime.protocol.template import Result, Template
+from ...runtime.templates.fill import fill
+from ...runtime.templates.results import Results
+from ...runtime.tools.registry import ToolCall
 from .. import observe
 from ..annotations import as_json
 from ..backend import Backend, resolve_backend

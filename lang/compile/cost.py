@@ -7,8 +7,22 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
-from ...runtime.condition import Ref
-from ...runtime.program import Assign, Fork, Gen, Join, Op, Part, Repeat, RoleBegin, RoleEnd, Select, Text, Use, When
+from ...runtime.protocol.condition import Ref
+from ...runtime.protocol.program import (
+    Assign,
+    Fork,
+    Gen,
+    Join,
+    Op,
+    Part,
+    Repeat,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Text,
+    Use,
+    When,
+)
 from .token_tree import HOLD_BACK, ROOT, TokenTree
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ...runtime.condition import Hole
-from ...runtime.fill import fill
-from ...runtime.program import Op, walk
-from ...runtime.rewrite import parts_in
-from ...runtime.template import ResultConstant, Template, refs_of
+from ...runtime.protocol.condition import Hole
+from ...runtime.protocol.program import Op, walk
+from ...runtime.protocol.template import ResultConstant, Template, refs_of
+from ...runtime.templates.fill import fill
+from ...runtime.templates.rewrite import parts_in
 from ..table import aligned
 from .build import compile_body
 from .cost import Bill, Cost, Encoder, Item, itemise

@@ -9,8 +9,20 @@ from typing import Any
 import msgspec
 
 from ...constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
-from ...runtime.condition import Compare, Condition, Count, Either, Every, Hole, Matches, Negation, Operand, Ref, Times
-from ...runtime.program import (
+from ...runtime.protocol.condition import (
+    Compare,
+    Condition,
+    Count,
+    Either,
+    Every,
+    Hole,
+    Matches,
+    Negation,
+    Operand,
+    Ref,
+    Times,
+)
+from ...runtime.protocol.program import (
     Assign,
     Cancel,
     Fork,
@@ -26,7 +38,7 @@ from ...runtime.program import (
     Use,
     When,
 )
-from ...runtime.template import (
+from ...runtime.protocol.template import (
     Parameter,
     Result,
     ResultArgument,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
-from ...runtime.condition import Ref
-from ...runtime.program import Assign, Cancel, Fork, Gen, Join, Op, RoleBegin, RoleEnd, Select, Text, Use, walk
-from ...runtime.rewrite import refs_in
+from ...runtime.protocol.condition import Ref
+from ...runtime.protocol.program import Assign, Cancel, Fork, Gen, Join, Op, RoleBegin, RoleEnd, Select, Text, Use, walk
+from ...runtime.templates.rewrite import refs_in
 
 Ops = tuple[Op, ...]
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from typing import Any, get_args, get_origin
 
-from ...runtime.condition import Condition, Hole
-from ...runtime.program import Op, walk
-from ...runtime.rewrite import Parts, joined, rewrite
-from ...runtime.template import Result, ResultArgument, ResultConstant, ResultText, replace_leaves
+from ...runtime.protocol.condition import Condition, Hole
+from ...runtime.protocol.program import Op, walk
+from ...runtime.protocol.template import Result, ResultArgument, ResultConstant, ResultText, replace_leaves
+from ...runtime.templates.rewrite import Parts, joined, rewrite
 from ..annotations import annotations_of
 from ..place import Place
 from .placeholder import CompileError, Marks

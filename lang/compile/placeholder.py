@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from numbers import Number
 from typing import Any, NoReturn
 
-from ...runtime import condition as conditions
-from ...runtime.condition import Hole
-from ...runtime.program import Part
-from ...runtime.rewrite import Parts
+from ...runtime.protocol import condition as conditions
+from ...runtime.protocol.condition import Hole
+from ...runtime.protocol.program import Part
+from ...runtime.templates.rewrite import Parts
 from ..condition import Comparison, Condition, Operand
 from ..entry import Derived, Kept, parts_of
 from ..errors import ProgramError

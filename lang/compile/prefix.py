@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-from ...runtime.program import Failed, Gen, Op, Program, RoleBegin, RoleEnd, Text
-from ...runtime.sampling import SamplingParams
+from ...runtime.protocol.program import Failed, Gen, Op, Program, RoleBegin, RoleEnd, Text
+from ...runtime.protocol.sampling_params import SamplingParams
 from ..backend import Backend
 from ..errors import ProgramError
 from .placeholder import Marks

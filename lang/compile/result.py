@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...constrain.spec import JsonSchema
-from ...runtime.condition import Hole, Ref
-from ...runtime.program import Gen, walk
-from ...runtime.rewrite import Parts, joined
-from ...runtime.template import (
+from ...runtime.protocol.condition import Hole, Ref
+from ...runtime.protocol.program import Gen, walk
+from ...runtime.protocol.template import (
     Reading,
     Result,
     ResultArgument,
@@ -26,6 +25,7 @@ from ...runtime.template import (
     ResultText,
     ResultValue,
 )
+from ...runtime.templates.rewrite import Parts, joined
 from ..annotations import as_json
 from ..entry import Derived, Entry, Fixed, Gathered, Kept, Passage, parts_of
 from ..reader import read_as

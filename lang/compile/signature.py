@@ -13,8 +13,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from ...runtime.condition import Hole
-from ...runtime.template import Parameter
+from ...runtime.protocol.condition import Hole
+from ...runtime.protocol.template import Parameter
 from ..annotations import annotations_of, as_json, described, fields_of
 from ..place import place
 from .placeholder import CompileError, Marks, Unknown

@@ -11,10 +11,10 @@ from typing import Any, Literal, NoReturn, get_origin
 import msgspec
 
 from ...constrain.spec import JsonSchema
-from ...runtime.condition import Condition, Operand, Ref
-from ...runtime.program import Assign, Op, Program, ProgramEvent, Repeat, When, walk
-from ...runtime.rewrite import Parts, joined, rewrite, with_operands
-from ...runtime.tools import ToolCall
+from ...runtime.protocol.condition import Condition, Operand, Ref
+from ...runtime.protocol.program import Assign, Op, Program, ProgramEvent, Repeat, When, walk
+from ...runtime.templates.rewrite import Parts, joined, rewrite, with_operands
+from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY
 from ..branch import Branch
 from ..condition import UndecidedError

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...runtime.program import Piece, Value
-from ...runtime.request import FORCED, SAMPLED, Usage
+from ...runtime.protocol.program import Piece, Value
+from ...runtime.protocol.request import FORCED, SAMPLED, Usage
 from .tree import Branch, Message
 
 Place = tuple[int, str]

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ...runtime.errors import ErrorInfo
-from ...runtime.program import (
+from ...runtime.protocol.errors import ErrorInfo
+from ...runtime.protocol.program import (
     BranchFailed,
     BranchRestarted,
     Done,
@@ -24,7 +24,7 @@ from ...runtime.program import (
     When,
     walk,
 )
-from ...runtime.request import Usage
+from ...runtime.protocol.request import Usage
 from .tree import ForkPoint
 
 Place = tuple[int, str]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ...runtime.program import Piece
+from ...runtime.protocol.program import Piece
 from .events import Record
 from .tree import Branch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ...runtime.program import Piece
+from ...runtime.protocol.program import Piece
 from .batch import Member
 
 Interval = tuple[float, float]

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ...runtime.errors import ErrorInfo
-from ...runtime.program import Op, Piece, ProgramEvent
-from ...runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, Usage
+from ...runtime.protocol.errors import ErrorInfo
+from ...runtime.protocol.program import Op, Piece, ProgramEvent
+from ...runtime.protocol.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, Usage
 from ..html import framed
 from . import batch_page, page, text
 from .batch import Member, Shared, first_tokens, shared_beginnings, summed

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from ...runtime.errors import ErrorInfo
-from ...runtime.program import Piece
-from ...runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED
+from ...runtime.protocol.errors import ErrorInfo
+from ...runtime.protocol.program import Piece
+from ...runtime.protocol.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED
 from .events import Record
 from .gantt import count, describe, duration, named
 from .tree import Branch, Message

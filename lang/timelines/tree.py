@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ...runtime.program import Piece
+from ...runtime.protocol.program import Piece
 
 
 @dataclass(frozen=True)

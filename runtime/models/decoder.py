@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from ...kernels.attention.interface import AttentionBackend, HeadNorm
 from ...kernels.decoder.ops import DecoderOps
 from ...kernels.decoder.torch_ops import TorchOps
-from .config import ModelConfig
+from ..checkpoints.config import ModelConfig
 from .rope import RotaryPositions
 
 _MAX_TABULATED = 1 << 18

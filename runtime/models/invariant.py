@@ -8,7 +8,7 @@ import torch
 
 from ...kernels.linear.select_invariant import InvariantProduct, select_invariant_product
 from .decoder import Decoder, Linear, Projection
-from .quantised import QuantisedLinear, StackedLinear
+from .quantise import QuantisedLinear, StackedLinear
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,18 @@ import torch
 from ...kernels.decoder.ops import DecoderOps
 from ...kernels.decoder.select import select_ops
 from ...kernels.linear.select import has_kernels
-from ..errors import ModelError
-from .checkpoint import Checkpoint, GGUFCheckpoint, SafetensorsCheckpoint, read_json_object
-from .config import ModelConfig, ModelShape, UnsupportedModelError, read_config
+from ..checkpoints.config import ModelConfig, ModelShape, UnsupportedModelError, read_config
+from ..checkpoints.gguf_file import GGUFFile
+from ..checkpoints.locate import locate as locate
+from ..checkpoints.locate import model_name
+from ..checkpoints.quantised import EXTRA_DTYPES, QuantisedFolder
+from ..checkpoints.safetensors import Checkpoint, GGUFCheckpoint, SafetensorsCheckpoint, read_json_object
+from ..checkpoints.weights import Progress, check_shapes, list_parameters, load_parameters
+from ..protocol.errors import ModelError
 from .decoder import Decoder
-from .gguf_file import GGUFFile
-from .locate import locate as locate
-from .locate import model_name
 from .model import Model
 from .native import NativeDecoder, NativeTarget, load_native
-from .quantised import QuantisedLinear, StackedLinear, load_projections
-from .quantised_checkpoint import EXTRA_DTYPES, QuantisedFolder
-from .weights import Progress, check_shapes, list_parameters, load_parameters
+from .quantise import QuantisedLinear, StackedLinear, load_projections
 
 _DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,

@@ -14,13 +14,13 @@ from ...kernels.native import library as native
 from ...kernels.native.library import Library
 from ...kernels.native.threads import Threads
 from ...kernels.native.weights import BLOCK, GROUP, TiledWeight, mix, tile_blocks
-from .config import ModelConfig
-from .gguf_tensors import GGUFTensors
+from ..checkpoints.config import ModelConfig
+from ..checkpoints.gguf_tensors import GGUFTensors
+from ..checkpoints.weights import Progress, check_shapes, list_parameters
 from .rope_frequencies import rope_table
-from .weights import Progress, check_shapes, list_parameters
 
 if TYPE_CHECKING:
-    from .checkpoint import Checkpoint
+    from ..checkpoints.safetensors import Checkpoint
 
 Floats = npt.NDArray[np.float32]
 

@@ -7,9 +7,9 @@ import torch
 from ...kernels.linear.formats import PackedWeight, quantise_int4_minimums, quantise_int8_groups
 from ...kernels.native.packed import tile_packed as tile_packed
 from ...kernels.native.weights import GROUP
-from .checkpoint import Checkpoint
-from .gguf_tensors import GGUFTensors
-from .quantised_checkpoint import QuantisedFolder
+from ..checkpoints.gguf_tensors import GGUFTensors
+from ..checkpoints.quantised import QuantisedFolder
+from ..checkpoints.safetensors import Checkpoint
 
 
 def read_packed(

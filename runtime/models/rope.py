@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .config import RopeConfig
+from ..checkpoints.config import RopeConfig
 from .rope_frequencies import attention_factor, rope_frequencies
 
 _TABLE_CHUNK = 16384

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from .config import RopeConfig
+from ..checkpoints.config import RopeConfig
 
 Floats = npt.NDArray[np.float32]
 

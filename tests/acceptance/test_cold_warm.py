@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from bough.benchmarks.prose import Prose
-from bough.runtime.counters import EngineStats
-from bough.runtime.llm import LLM
-from bough.runtime.native_runner import NativeRunner
-from bough.runtime.request import TokenLogprob
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.client.llm import LLM
+from bough.runtime.protocol.counters import EngineStats
+from bough.runtime.protocol.request import TokenLogprob
+from bough.runtime.protocol.sampling_params import SamplingParams
+from bough.runtime.runner.native_runner import NativeRunner
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

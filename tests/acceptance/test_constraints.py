@@ -14,7 +14,7 @@ from bough.benchmarks.constrain_hostile import LIMIT_S, hostile_bodies, measure_
 from bough.benchmarks.constrain_judge import judge, percentile, score
 from bough.benchmarks.constrain_ours import Ours
 from bough.constrain import Vocabulary
-from bough.runtime.llm import LLM
+from bough.runtime.client.llm import LLM
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

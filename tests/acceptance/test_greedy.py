@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bough.benchmarks.transformers_reference import TransformersReference
-from bough.runtime.llm import LLM
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.client.llm import LLM
+from bough.runtime.protocol.sampling_params import SamplingParams
 
 from .prompts import PROMPTS
 

@@ -15,8 +15,8 @@ import pytest
 
 from bough.constrain import GrammarCompiler, GrammarError
 from bough.constrain.spec import JsonSchema
-from bough.runtime.llm import LLM
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.client.llm import LLM
+from bough.runtime.protocol.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 LOAD = """
 import json, time
-from bough.runtime.llm import LLM
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.client.llm import LLM
+from bough.runtime.protocol.sampling_params import SamplingParams
 llm = LLM()
 ready = time.time()
 llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)

@@ -35,10 +35,10 @@ from bough.benchmarks.programs import WORKLOADS
 from bough.benchmarks.server_process import Counters, ServerProcess, count_answers
 from bough.benchmarks.workload import Script, Size
 from bough.constrain.spec import Regex
-from bough.runtime.errors import EngineError
-from bough.runtime.program import Gen, Piece
-from bough.runtime.request import PREFILLED, SAMPLED
-from bough.runtime.tokenizer import load_tokenizer
+from bough.runtime.protocol.errors import EngineError
+from bough.runtime.protocol.program import Gen, Piece
+from bough.runtime.protocol.request import PREFILLED, SAMPLED
+from bough.runtime.tokenizer.tokenizer import load_tokenizer
 
 from ..tiny_model import write_tiny_model
 

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from bough.benchmarks.optimum import Sent, fewest_computed, sent_requests
-from bough.runtime.program import Fork, Gen, Join, Piece, Select, Text, Value
-from bough.runtime.request import PREFILLED, SAMPLED, Usage
+from bough.runtime.protocol.program import Fork, Gen, Join, Piece, Select, Text, Value
+from bough.runtime.protocol.request import PREFILLED, SAMPLED, Usage
 
 
 def computed_in_order(requests):

@@ -41,8 +41,8 @@ from bough.benchmarks.peer_programs import (
 )
 from bough.benchmarks.peer_report import ANY
 from bough.benchmarks.peer_rounds import Pairs
-from bough.runtime.tokenizer import Tokenizer, load_tokenizer
-from bough.runtime.tokenizer_gguf import build_gguf_tokenizer
+from bough.runtime.tokenizer.from_gguf import build_gguf_tokenizer
+from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 from ..tiny_model import write_tiny_model
 

@@ -9,10 +9,10 @@ import torch
 from bough.benchmarks.random_model import covering_tokenizer, random_engine, random_model
 from bough.benchmarks.shapes import SHAPES, shape, write_folder
 from bough.constrain.spec import JsonSchema
-from bough.runtime.config import EngineConfig
-from bough.runtime.models.config import read_config
-from bough.runtime.request import Request, RequestOutput
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.checkpoints.config import read_config
+from bough.runtime.protocol.config import EngineConfig
+from bough.runtime.protocol.request import Request, RequestOutput
+from bough.runtime.protocol.sampling_params import SamplingParams
 
 
 @pytest.fixture(scope="module")

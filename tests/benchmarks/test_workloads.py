@@ -8,7 +8,7 @@ from bough.benchmarks.programs import WORKLOADS
 from bough.benchmarks.prose import Prose
 from bough.benchmarks.workload import Size
 from bough.benchmarks.workloads_choice import Question, mmlu
-from bough.runtime.program import Fork, Gen, Ref, RoleBegin, RoleEnd, Select, Text
+from bough.runtime.protocol.program import Fork, Gen, Ref, RoleBegin, RoleEnd, Select, Text
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

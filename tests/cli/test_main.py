@@ -14,9 +14,9 @@ import pytest
 
 from bough.cli.main import main
 from bough.cli.progress import LoadingBar
-from bough.runtime import pull
-from bough.runtime.errors import ModelError
-from bough.runtime.local import LocalClient
+from bough.runtime.checkpoints import fetch as pull
+from bough.runtime.client.local import LocalClient
+from bough.runtime.protocol.errors import ModelError
 
 from ..tiny_model import write_tiny_model
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from bough.cli.options import add_engine_options, engine_config
-from bough.runtime.config import EngineConfig
-from bough.runtime.errors import RequestError
+from bough.runtime.protocol.config import EngineConfig
+from bough.runtime.protocol.errors import RequestError
 
 
 @pytest.fixture

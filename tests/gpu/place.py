@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from bough.runtime.llm import LLM
-from bough.runtime.request import TokenLogprob
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.client.llm import LLM
+from bough.runtime.protocol.request import TokenLogprob
+from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ..tiny_model import write_tiny_model
 

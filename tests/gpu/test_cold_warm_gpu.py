@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from bough.constrain.spec import GrammarSpec, Regex
-from bough.runtime.request import TokenLogprob
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.protocol.request import TokenLogprob
+from bough.runtime.protocol.sampling_params import SamplingParams
 
 from .place import GPU, INTERPRETED, Place, Said, ask, greedy, make_prompts
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bough.constrain.spec import Choice, GrammarSpec, Regex
-from bough.runtime.llm import LLM
+from bough.runtime.client.llm import LLM
 
 from ..margin import MarginRule, faults, summary
 from .judge import Judge

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from bough.runtime.llm import LLM, PromptOutput
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.client.llm import LLM, PromptOutput
+from bough.runtime.protocol.sampling_params import SamplingParams
 
 from .place import CPU, GPU, Place, make_prompts
 

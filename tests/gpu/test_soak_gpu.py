@@ -15,9 +15,9 @@ import torch
 
 from bough.constrain import GrammarCompiler
 from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
-from bough.runtime.errors import RequestError
-from bough.runtime.llm import LLM, PromptOutput
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.client.llm import LLM, PromptOutput
+from bough.runtime.protocol.errors import RequestError
+from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ..margin import MarginRule, faults
 from .judge import Judge

@@ -7,8 +7,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from bough.runtime.errors import BoughError
-from bough.runtime.program import Done, Failed, Program, ProgramEvent, Value
+from bough.runtime.protocol.errors import BoughError
+from bough.runtime.protocol.program import Done, Failed, Program, ProgramEvent, Value
 
 Script = Callable[[Program], Iterator[ProgramEvent | BoughError | threading.Event]]
 

@@ -15,7 +15,7 @@ from bough.lang.backends.mock import MockBackend
 from bough.lang.choices import token_length_normalized
 from bough.lang.errors import ProgramError, UnsupportedError
 from bough.lang.expression import Choose, Generate, Picture
-from bough.runtime.errors import RequestError
+from bough.runtime.protocol.errors import RequestError
 
 from .fakes import FakeBackend
 

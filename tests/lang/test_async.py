@@ -12,8 +12,8 @@ from bough.lang.api import assistant, function, gen, user
 from bough.lang.backend import use_backend
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError
-from bough.runtime.errors import ErrorInfo
-from bough.runtime.program import Delta, Done, Failed
+from bough.runtime.protocol.errors import ErrorInfo
+from bough.runtime.protocol.program import Delta, Done, Failed
 
 from .fakes import FakeBackend, value
 

@@ -14,7 +14,7 @@ from bough.lang.backends.mock import MockBackend
 from bough.lang.backends.openai import OpenAI
 from bough.lang.errors import BackendError, ProgramError, UnsupportedError
 from bough.lang.place import Place
-from bough.runtime.errors import BoughError
+from bough.runtime.protocol.errors import BoughError
 
 # mypy compares the signatures
 BACKENDS: list[type[Backend]] = [Anthropic, HttpBackend, LocalBackend, MockBackend, OpenAI]

@@ -12,8 +12,8 @@ import pytest
 from bough.lang.api import function, gen
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError
-from bough.runtime.errors import RequestError
-from bough.runtime.program import Delta, Done
+from bough.runtime.protocol.errors import RequestError
+from bough.runtime.protocol.program import Delta, Done
 
 from .fakes import FakeBackend, value
 

@@ -11,8 +11,8 @@ from bough.lang.backends.mock import MockBackend
 from bough.lang.condition import Condition
 from bough.lang.control import count, repeat_until, times, var, when
 from bough.lang.errors import ProgramError
-from bough.runtime.condition import Compare, Count, Either, Every, Matches, Negation, Ref, Times
-from bough.runtime.program import Assign, Repeat, Text, When, walk
+from bough.runtime.protocol.condition import Compare, Count, Either, Every, Matches, Negation, Ref, Times
+from bough.runtime.protocol.program import Assign, Repeat, Text, When, walk
 
 
 def record(body, answers=None, **options):

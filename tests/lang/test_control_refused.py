@@ -8,8 +8,8 @@ from bough.lang.api import assistant, assistant_begin, function, gen, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.control import repeat_until, times, var, when
 from bough.lang.errors import ProgramError
-from bough.runtime.errors import RequestError
-from bough.runtime.program import Gen, Join, RoleBegin, walk
+from bough.runtime.protocol.errors import RequestError
+from bough.runtime.protocol.program import Gen, Join, RoleBegin, walk
 
 from .fakes import kinds
 

@@ -12,7 +12,7 @@ import pytest
 from bough.lang.api import function, gen
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError
-from bough.runtime.program import Delta, Done, Value
+from bough.runtime.protocol.program import Delta, Done, Value
 
 from .fakes import FakeBackend, value
 

@@ -12,19 +12,9 @@ import pytest
 from bough.lang.api import assistant, function, gen, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError
-from bough.runtime.errors import ErrorInfo
-from bough.runtime.program import (
-    BranchFailed,
-    BranchRestarted,
-    Cancel,
-    Delta,
-    Done,
-    Failed,
-    Fork,
-    Gen,
-    Join,
-)
-from bough.runtime.random import derive
+from bough.runtime.protocol.errors import ErrorInfo
+from bough.runtime.protocol.program import BranchFailed, BranchRestarted, Cancel, Delta, Done, Failed, Fork, Gen, Join
+from bough.runtime.sampler.random_numbers import derive
 
 from .fakes import FakeBackend, value
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bough.lang.meta_info import meta_info
-from bough.runtime.program import Value
-from bough.runtime.request import TokenLogprob, Usage
+from bough.runtime.protocol.program import Value
+from bough.runtime.protocol.request import TokenLogprob, Usage
 
 TEXTS = {1: " a", 2: " b", 3: "c"}
 

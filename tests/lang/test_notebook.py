@@ -10,8 +10,8 @@ import pytest
 import bough
 from bough.lang.notebook import MAX_MESSAGES, MAX_TEXT, MAX_VALUES
 from bough.lang.timelines.timeline import Timeline
-from bough.runtime.program import Delta, Done, Piece
-from bough.runtime.request import CACHED
+from bough.runtime.protocol.program import Delta, Done, Piece
+from bough.runtime.protocol.request import CACHED
 
 from .fakes import FakeBackend, value
 

@@ -22,8 +22,8 @@ from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError
 from bough.lang.partial import shape_of
 from bough.lang.schema import typed
-from bough.runtime.errors import RequestError
-from bough.runtime.program import Delta, Done, Gen, Program
+from bough.runtime.protocol.errors import RequestError
+from bough.runtime.protocol.program import Delta, Done, Gen, Program
 
 from .fakes import FakeBackend, value
 

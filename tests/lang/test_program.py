@@ -13,8 +13,8 @@ from bough.lang.backend import use_backend
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError
 from bough.lang.program import Function
-from bough.runtime.errors import ErrorInfo, RequestError
-from bough.runtime.program import Delta, Done, Failed, Value
+from bough.runtime.protocol.errors import ErrorInfo, RequestError
+from bough.runtime.protocol.program import Delta, Done, Failed, Value
 
 from .fakes import FakeBackend, ops_of, value
 

@@ -12,8 +12,8 @@ import pytest
 from bough.lang.api import function
 from bough.lang.backends.local import LocalBackend
 from bough.lang.backends.mock import MockBackend
-from bough.runtime.config import EngineConfig
-from bough.runtime.local import EngineLoop, LocalClient
+from bough.runtime.client.local import EngineLoop, LocalClient
+from bough.runtime.protocol.config import EngineConfig
 
 from ..fakes import fake_engine
 from .random_flow import Line, Writer, answer_or_choice, evaluate, record

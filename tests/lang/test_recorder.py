@@ -7,7 +7,7 @@ import pytest
 from bough.lang.api import assistant, function, gen, select, system, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError, UnsupportedError
-from bough.runtime.program import Fork, Gen, Join, Ref, RoleBegin, RoleEnd, Select, Text
+from bough.runtime.protocol.program import Fork, Gen, Join, Ref, RoleBegin, RoleEnd, Select, Text
 
 from .fakes import kinds
 

@@ -6,9 +6,9 @@ import bough
 from bough.lang.report import report
 from bough.lang.table import aligned
 from bough.lang.timelines.timeline import Timeline
-from bough.runtime.errors import ErrorInfo
-from bough.runtime.program import Done, Failed, Gen, Piece, ProgramEvent, Text, Value
-from bough.runtime.request import PREFILLED, SAMPLED, Usage
+from bough.runtime.protocol.errors import ErrorInfo
+from bough.runtime.protocol.program import Done, Failed, Gen, Piece, ProgramEvent, Text, Value
+from bough.runtime.protocol.request import PREFILLED, SAMPLED, Usage
 
 
 def test_columns_stand_below_each_other():

@@ -15,7 +15,7 @@ import regex
 
 from bough.constrain.spec import Choice, JsonSchema, Regex
 from bough.lang.schema import INTEGER, NUMBER, typed
-from bough.runtime.errors import RequestError
+from bough.runtime.protocol.errors import RequestError
 
 
 @dataclass

@@ -12,8 +12,8 @@ import pytest
 from bough.lang.api import assistant, function, gen, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import BackendError, ProgramError
-from bough.runtime.errors import EngineStoppedError, ErrorInfo, RequestError
-from bough.runtime.program import Delta, Done, Failed
+from bough.runtime.protocol.errors import EngineStoppedError, ErrorInfo, RequestError
+from bough.runtime.protocol.program import Delta, Done, Failed
 
 from .fakes import FakeBackend, value
 

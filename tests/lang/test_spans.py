@@ -16,9 +16,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 import bough
 from bough.lang.backends.http import _body
 from bough.lang.observe import trace_headers
-from bough.runtime.errors import ErrorInfo
-from bough.runtime.program import BranchFailed, Done, Failed, Program, Text
-from bough.runtime.request import Timings, Usage
+from bough.runtime.protocol.errors import ErrorInfo
+from bough.runtime.protocol.program import BranchFailed, Done, Failed, Program, Text
+from bough.runtime.protocol.request import Timings, Usage
 
 from .fakes import FakeBackend, value
 

@@ -13,8 +13,8 @@ import bough
 from bough.lang.api import assistant, function, gen, gen_int, gen_string, select, system, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import ProgramError
-from bough.runtime.program import Done
-from bough.runtime.request import Timings, TokenLogprob, Usage
+from bough.runtime.protocol.program import Done
+from bough.runtime.protocol.request import Timings, TokenLogprob, Usage
 
 from .fakes import FakeBackend, value
 

@@ -21,8 +21,8 @@ from bough.lang.control import var
 from bough.lang.errors import ProgramError, UnsupportedError
 from bough.lang.http_tool import http_tool
 from bough.lang.tool import Tool, tool, use
-from bough.runtime.errors import EngineError, RequestError
-from bough.runtime.program import Ref, Use
+from bough.runtime.protocol.errors import EngineError, RequestError
+from bough.runtime.protocol.program import Ref, Use
 
 from .fakes import FakeBackend
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from bough.runtime.client import EngineClient
-from bough.runtime.config import EngineConfig
-from bough.runtime.errors import EngineStoppedError
-from bough.runtime.program import Gen, Program, Text
-from bough.runtime.request import Request, RequestOutput
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.client.client import EngineClient
+from bough.runtime.protocol.config import EngineConfig
+from bough.runtime.protocol.errors import EngineStoppedError
+from bough.runtime.protocol.program import Gen, Program, Text
+from bough.runtime.protocol.request import Request, RequestOutput
+from bough.runtime.protocol.sampling_params import SamplingParams
 
 NUMBERS = itertools.count()
 

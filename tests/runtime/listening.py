@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bough.runtime.engine import Engine
-from bough.runtime.request import Finish, Request, RequestOutput, TokenLogprob
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.engine.engine import Engine
+from bough.runtime.protocol.request import Finish, Request, RequestOutput, TokenLogprob
+from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ..fakes import byte_tokenizer, fake_engine
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bough.constrain.receipt import Receipt
-from bough.runtime.counters import EngineStats, ModelInfo
-from bough.runtime.errors import ErrorInfo
-from bough.runtime.program import Delta, Done, Failed, Gen, Program, ProgramEvent, Value
-from bough.runtime.request import SAMPLED, Finish, FinishReason, Request, RequestOutput, TokenLogprob, Usage
-from bough.runtime.tools import ToolCall, ToolRegistry
+from bough.runtime.protocol.counters import EngineStats, ModelInfo
+from bough.runtime.protocol.errors import ErrorInfo
+from bough.runtime.protocol.program import Delta, Done, Failed, Gen, Program, ProgramEvent, Value
+from bough.runtime.protocol.request import SAMPLED, Finish, FinishReason, Request, RequestOutput, TokenLogprob, Usage
+from bough.runtime.tools.registry import ToolCall, ToolRegistry
 
 EOS = 256
 VOCAB_SIZE = 49152

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bough.runtime.errors import EngineError
-from bough.runtime.program import Assign, Delta, Done, Failed, Program, ProgramEvent, Skipped, Value
+from bough.runtime.protocol.errors import EngineError
+from bough.runtime.protocol.program import Assign, Delta, Done, Failed, Program, ProgramEvent, Skipped, Value
 from bough.server.backlog import MAX_WAITING_BYTES, Backlog, Budget
 
 from .conftest import Running, Start

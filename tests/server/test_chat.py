@@ -13,7 +13,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from bough.constrain.spec import Choice, Gbnf, JsonSchema, Lark, Regex
-from bough.runtime.request import Request
+from bough.runtime.protocol.request import Request
 
 from .conftest import Running, Start
 from .fake_client import FakeClient, Script

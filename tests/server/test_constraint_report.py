@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bough.constrain.receipt import Receipt, Violation
-from bough.runtime.errors import ErrorInfo
+from bough.runtime.protocol.errors import ErrorInfo
 
 from .conftest import Running, Start
 from .fake_client import FakeClient, Script

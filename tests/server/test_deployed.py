@@ -9,9 +9,17 @@ import jsonschema
 import msgspec
 import pytest
 
-from bough.runtime.condition import Hole, Ref
-from bough.runtime.program import Fork, Gen, Text
-from bough.runtime.template import Parameter, Result, ResultConstant, ResultObject, ResultText, ResultValue, Template
+from bough.runtime.protocol.condition import Hole, Ref
+from bough.runtime.protocol.program import Fork, Gen, Text
+from bough.runtime.protocol.template import (
+    Parameter,
+    Result,
+    ResultConstant,
+    ResultObject,
+    ResultText,
+    ResultValue,
+    Template,
+)
 from bough.server.security import parse_keys
 
 from .conftest import Start

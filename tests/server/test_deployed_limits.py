@@ -10,9 +10,22 @@ import msgspec
 import pytest
 
 from bough.constrain.spec import JsonSchema, Regex
-from bough.runtime.condition import Compare, Hole, Matches, Ref
-from bough.runtime.program import Assign, Cancel, Done, Gen, Op, Program, ProgramEvent, Select, Text, Use, Value, When
-from bough.runtime.template import (
+from bough.runtime.protocol.condition import Compare, Hole, Matches, Ref
+from bough.runtime.protocol.program import (
+    Assign,
+    Cancel,
+    Done,
+    Gen,
+    Op,
+    Program,
+    ProgramEvent,
+    Select,
+    Text,
+    Use,
+    Value,
+    When,
+)
+from bough.runtime.protocol.template import (
     Parameter,
     Result,
     ResultArgument,
@@ -164,7 +177,7 @@ def test_constants_and_defaults_are_numbers_that_there_are(start: Start, text: s
 
 
 def test_the_check_of_arguments_has_an_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bough.runtime.fill.CHECK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("bough.runtime.templates.fill.CHECK_TIMEOUT_S", 0.05)
     server = start()
     put(server, made(schema='{"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "null"}]}}'))
     error = error_of(server.http().post("/v1/programs/f", json={"a": [""] * 100_000}))

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bough.runtime.request import Request
+from bough.runtime.protocol.request import Request
 
 from .conftest import Running, Start
 from .fake_client import FakeClient, Script

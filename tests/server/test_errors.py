@@ -13,7 +13,7 @@ import pytest
 
 from bough.benchmarks.constrain_hostile import expanded
 from bough.constrain.errors import GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError
-from bough.runtime.errors import EngineError, EngineStoppedError, ErrorInfo, OverloadedError, RequestError
+from bough.runtime.protocol.errors import EngineError, EngineStoppedError, ErrorInfo, OverloadedError, RequestError
 from bough.server.config import ServerConfig
 from bough.server.errors import STATUS, from_error_info, to_api_error
 from bough.server.security import parse_keys

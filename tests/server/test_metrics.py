@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from bough.runtime.counters import EngineStats
-from bough.runtime.request import Finish, Timings, Usage
+from bough.runtime.protocol.counters import EngineStats
+from bough.runtime.protocol.request import Finish, Timings, Usage
 from bough.server.metrics import ServerMetrics, kv_usage
 
 from .conftest import Start

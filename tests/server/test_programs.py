@@ -9,9 +9,21 @@ import msgspec
 import pytest
 
 from bough.constrain.spec import Regex
-from bough.runtime.errors import OverloadedError
-from bough.runtime.program import Delta, Done, Fork, Gen, Program, ProgramEvent, Ref, RoleBegin, RoleEnd, Text, Value
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.protocol.errors import OverloadedError
+from bough.runtime.protocol.program import (
+    Delta,
+    Done,
+    Fork,
+    Gen,
+    Program,
+    ProgramEvent,
+    Ref,
+    RoleBegin,
+    RoleEnd,
+    Text,
+    Value,
+)
+from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.server.security import parse_keys
 
 from .conftest import Running, Start

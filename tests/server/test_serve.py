@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bough.runtime.counters import EngineStats
+from bough.runtime.protocol.counters import EngineStats
 from bough.server.config import ServerConfig
 from bough.server.draining import DrainingServer
 from bough.server.lifecycle import Lifecycle

@@ -15,7 +15,7 @@ import pytest
 
 from bough.constrain import GrammarCompiler, Vocabulary
 from bough.constrain.spec import JsonSchema, Structural
-from bough.runtime.request import Request
+from bough.runtime.protocol.request import Request
 from bough.server.call_form import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, find_form
 from bough.server.readers import Called, ReasoningReader, Said, TagReader, TextReader, Thought
 

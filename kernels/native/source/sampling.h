@@ -1,4 +1,4 @@
-/* Tokens drawn from rows of logits, as kernels/sampling/host_sampling.py and runtime/sampler.py draw them. */
+/* Tokens drawn from rows of logits, as kernels/sampling/host_sampling.py and runtime/sampler/rows.py draw them. */
 
 typedef unsigned __int128 wide_int;
 

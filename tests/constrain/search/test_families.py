@@ -16,8 +16,8 @@ import pytest
 from bough.constrain import Choice, GrammarCompiler, JsonSchema, Lark, Matcher, MatcherError, Regex, Vocabulary
 from bough.constrain.accepting import grammar_accepts
 from bough.constrain.spec import GrammarSpec
-from bough.runtime.errors import ModelError
-from bough.runtime.tokenizer import load_tokenizer
+from bough.runtime.protocol.errors import ModelError
+from bough.runtime.tokenizer.tokenizer import load_tokenizer
 
 from .families import FAMILIES, greedy, large
 

@@ -59,8 +59,8 @@ def test_threads_begin_and_end(native_library: Library) -> None:
 @pytest.mark.usefixtures("native_library")
 def test_the_variant_for_plain_avx2_is_as_right(repository: Path) -> None:
     """On processors that have more, too."""
-    files = ["tests/kernels/native/test_weights.py", "tests/runtime/test_native_runner.py"]
-    files.append("tests/runtime/test_native_sampler.py")
+    files = ["tests/kernels/native/test_weights.py", "tests/runtime/runner/test_native_runner.py"]
+    files.append("tests/runtime/sampler/test_native_sampler.py")
     chosen = ["-k", "not change_nothing or 0-16 or 3-1-"]
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, *files]
     environment = os.environ | {"BOUGH_CPU": "avx2"}

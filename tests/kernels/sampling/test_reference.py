@@ -18,9 +18,9 @@ from bough.kernels.sampling.reference import (
     sample_rows,
     uniform_bits,
 )
-from bough.runtime.random import uniform
-from bough.runtime.sampler import Row, sample
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.protocol.sampling_params import SamplingParams
+from bough.runtime.sampler.random_numbers import uniform
+from bough.runtime.sampler.rows import Row, sample
 from tests.kernels.sampling.brute_sampler import Draw, adjusted, chi_square, distribution, right_tokens, tensors
 
 VOCAB = 300

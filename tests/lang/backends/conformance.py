@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import bough
 from bough.lang.backend import Backend
-from bough.runtime.program import Delta, Done, Value
+from bough.runtime.protocol.program import Delta, Done, Value
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 6}
 ATTEMPTS: dict[str, int] = {}

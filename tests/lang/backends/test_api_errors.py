@@ -15,7 +15,7 @@ import pytest
 import bough
 from bough.lang.backends.api_backend import ApiBackend
 from bough.lang.errors import BackendError
-from bough.runtime.program import Gen
+from bough.runtime.protocol.program import Gen
 
 from .fake_api import Answer, Api, Exchange, serving
 

@@ -17,8 +17,8 @@ from bough.lang.backends.cassette_file import MAX_BYTES
 from bough.lang.backends.mock import MockBackend
 from bough.lang.control import var, when
 from bough.lang.errors import BackendError, ProgramError, UnsupportedError
-from bough.runtime.errors import RequestError
-from bough.runtime.program import Delta, Done, Gen, Program
+from bough.runtime.protocol.errors import RequestError
+from bough.runtime.protocol.program import Delta, Done, Gen, Program
 
 from ..fakes import FakeBackend
 

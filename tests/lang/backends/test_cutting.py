@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bough.constrain.spec import Choice, JsonSchema, Lark, Regex
 from bough.lang.backends.cutting import Cutter
 from bough.lang.backends.judging import Judge, candidates, chosen
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.protocol.sampling_params import SamplingParams
 
 LETTERS = st.text(alphabet="ab-", max_size=12)
 

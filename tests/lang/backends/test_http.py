@@ -19,8 +19,8 @@ from bough.lang.api import function, gen
 from bough.lang.backends.http import HttpBackend
 from bough.lang.backends.mock import MockBackend
 from bough.lang.errors import BackendError, ProgramError
-from bough.runtime.errors import RequestError
-from bough.runtime.program import Delta, Done, Program, Value
+from bough.runtime.protocol.errors import RequestError
+from bough.runtime.protocol.program import Delta, Done, Program, Value
 
 from ..fakes import value
 

@@ -12,9 +12,9 @@ import pytest
 
 from bough.lang.backends.branches import Answer, Call
 from bough.lang.backends.kept import Interpreter
-from bough.runtime.condition import Compare, Ref
-from bough.runtime.errors import EngineError, RequestError
-from bough.runtime.program import (
+from bough.runtime.protocol.condition import Compare, Ref
+from bough.runtime.protocol.errors import EngineError, RequestError
+from bough.runtime.protocol.program import (
     BranchFailed,
     BranchRestarted,
     Cancel,
@@ -36,12 +36,12 @@ from bough.runtime.program import (
     Value,
     When,
 )
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...runtime.control_programs import TOOLS, ControlPrograms, UpperTool
-from ...runtime.interpreter import EOS, Heard, history_of
-from ...runtime.interpreter import Interpreter as Reference
-from ...runtime.tool_place import ToolPlace
+from ...runtime.programs.control_programs import TOOLS, ControlPrograms, UpperTool
+from ...runtime.programs.interpreter import EOS, Heard, history_of
+from ...runtime.programs.interpreter import Interpreter as Reference
+from ...runtime.programs.tool_place import ToolPlace
 
 BIAS = {EOS: 4.0, ord("e"): 4.0}
 WORDS = ("e", "a", "yes", "2", "one", "né", "🦊", "", "3.5", "bee", "x y")

@@ -37,7 +37,7 @@ def test_programs_go_to_the_client():
 
 
 def test_the_options_become_the_engine_s_config(monkeypatch: pytest.MonkeyPatch):
-    from bough.runtime import local
+    from bough.runtime.client import local
 
     seen = []
 

@@ -15,9 +15,21 @@ from bough.lang.api import assistant, function, gen, select, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.backends.samples import conforms, make_text
 from bough.lang.errors import ProgramError
-from bough.runtime.condition import Ref
-from bough.runtime.errors import RequestError
-from bough.runtime.program import Done, Failed, Fork, Gen, Join, Program, RoleBegin, RoleEnd, Select, Text, Value
+from bough.runtime.protocol.condition import Ref
+from bough.runtime.protocol.errors import RequestError
+from bough.runtime.protocol.program import (
+    Done,
+    Failed,
+    Fork,
+    Gen,
+    Join,
+    Program,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Text,
+    Value,
+)
 
 
 def execute(*ops, answers=None, **fields):
@@ -51,7 +63,7 @@ def test_stop_strings_cut_the_answer():
 
 
 def gen_sampling(**fields):
-    from bough.runtime.sampling import SamplingParams
+    from bough.runtime.protocol.sampling_params import SamplingParams
 
     return SamplingParams(**fields)
 

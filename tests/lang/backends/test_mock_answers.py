@@ -18,7 +18,7 @@ import pytest
 import bough
 from bough.constrain.spec import JsonSchema
 from bough.lang.errors import ProgramError
-from bough.runtime.program import Failed, Gen, Program
+from bough.runtime.protocol.program import Failed, Gen, Program
 
 
 class Color(enum.Enum):

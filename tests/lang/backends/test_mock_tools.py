@@ -11,7 +11,7 @@ import pytest
 
 import bough
 from bough.lang.errors import ProgramError
-from bough.runtime.program import Value
+from bough.runtime.protocol.program import Value
 
 
 @bough.tool

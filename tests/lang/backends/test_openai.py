@@ -11,18 +11,8 @@ from bough.lang.api import assistant, function, gen, select, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.backends.openai import OpenAI
 from bough.lang.errors import ProgramError, UnsupportedError
-from bough.runtime.program import (
-    Delta,
-    Done,
-    Gen,
-    Program,
-    ProgramEvent,
-    RoleBegin,
-    RoleEnd,
-    Text,
-    Value,
-)
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.protocol.program import Delta, Done, Gen, Program, ProgramEvent, RoleBegin, RoleEnd, Text, Value
+from bough.runtime.protocol.sampling_params import SamplingParams
 
 from .api_programs import capital, completed
 from .fake_api import Exchange, saying

@@ -15,16 +15,7 @@ from bough.lang.backends.openai import OpenAI
 from bough.lang.control import repeat_until, times, var, when
 from bough.lang.errors import ProgramError
 from bough.lang.tool import tool, use
-from bough.runtime.program import (
-    Cancel,
-    Delta,
-    Done,
-    Fork,
-    Gen,
-    Join,
-    Program,
-    Text,
-)
+from bough.runtime.protocol.program import Cancel, Delta, Done, Fork, Gen, Join, Program, Text
 
 from .api_programs import capital, completed
 from .fake_api import Answer, Exchange, saying, serving

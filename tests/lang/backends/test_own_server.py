@@ -14,7 +14,7 @@ from bough.lang.backends.mock import MockBackend
 from bough.lang.backends.openai import OpenAI
 from bough.lang.backends.tool_runs import NO_TOOLS
 from bough.lang.errors import UnsupportedError
-from bough.runtime.program import Done, ProgramEvent, Value
+from bough.runtime.protocol.program import Done, ProgramEvent, Value
 from bough.server.config import ServerConfig
 
 from ...server.conftest import running

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 from bough.lang.backends.token_usage import TokenUsage
-from bough.runtime.program import Delta, Done, ProgramEvent
-from bough.runtime.request import Usage
+from bough.runtime.protocol.program import Delta, Done, ProgramEvent
+from bough.runtime.protocol.request import Usage
 
 EVENTS = (Delta(0, "x", "a"), Done(usage=Usage(prompt_tokens=5, completion_tokens=2)))
 

@@ -10,9 +10,9 @@ import pytest
 
 import bough
 from bough.lang.compile.placeholder import CompileError
-from bough.runtime.condition import Hole, Ref
-from bough.runtime.program import Gen, RoleBegin, RoleEnd, Text
-from bough.runtime.template import ResultArgument, ResultList, ResultObject, ResultText, ResultValue
+from bough.runtime.protocol.condition import Hole, Ref
+from bough.runtime.protocol.program import Gen, RoleBegin, RoleEnd, Text
+from bough.runtime.protocol.template import ResultArgument, ResultList, ResultObject, ResultText, ResultValue
 
 
 @bough.function

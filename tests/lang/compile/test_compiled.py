@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import bough
-from bough.runtime.program import Gen, Text
+from bough.runtime.protocol.program import Gen, Text
 
 
 @bough.function

@@ -3,9 +3,9 @@
 import pytest
 
 from bough.lang.compile.cost import estimate
-from bough.runtime.condition import Compare, Ref
-from bough.runtime.program import Fork, Gen, Join, Repeat, Select, Text, Use, When
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.protocol.condition import Compare, Ref
+from bough.runtime.protocol.program import Fork, Gen, Join, Repeat, Select, Text, Use, When
+from bough.runtime.protocol.sampling_params import SamplingParams
 
 
 class FourLetters:

@@ -7,8 +7,8 @@ import pytest
 import bough
 from bough.benchmarks import language_programs
 from bough.benchmarks.prose import Prose
-from bough.runtime.program import Done
-from bough.runtime.tokenizer import load_tokenizer
+from bough.runtime.protocol.program import Done
+from bough.runtime.tokenizer.tokenizer import load_tokenizer
 
 QUESTION = Prose(1).text(50)
 

@@ -9,12 +9,12 @@ import random
 import pytest
 
 from bough.lang.compile.optimise import PASSES, optimise
-from bough.runtime.condition import Ref
-from bough.runtime.program import Fork, Op, Text
+from bough.runtime.protocol.condition import Ref
+from bough.runtime.protocol.program import Fork, Op, Text
 
-from ...runtime.control_programs import TOOLS, ControlPrograms
-from ...runtime.interpreter import EOS, BrokenError, Interpreter, history_of
-from ...runtime.tool_place import ToolPlace
+from ...runtime.programs.control_programs import TOOLS, ControlPrograms
+from ...runtime.programs.interpreter import EOS, BrokenError, Interpreter, history_of
+from ...runtime.programs.tool_place import ToolPlace
 
 FULL = os.environ.get("BOUGH_ACCEPTANCE") == "full"
 NUM_PROGRAMS = 5000 if FULL else 120

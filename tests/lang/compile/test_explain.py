@@ -6,10 +6,10 @@ import pytest
 
 import bough
 from bough.lang.compile.cost import itemise
-from bough.runtime.chat import RolePieces
-from bough.runtime.condition import Compare, Ref
-from bough.runtime.program import Fork, Gen, Repeat, RoleBegin, RoleEnd, Text
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.protocol.condition import Compare, Ref
+from bough.runtime.protocol.program import Fork, Gen, Repeat, RoleBegin, RoleEnd, Text
+from bough.runtime.protocol.sampling_params import SamplingParams
+from bough.runtime.tokenizer.chat_template import RolePieces
 
 
 class Letters:

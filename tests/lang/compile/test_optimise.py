@@ -1,20 +1,9 @@
 """The optimiser: what it drops, moves and hoists; and that values stay what they were."""
 
 from bough.lang.compile.optimise import PASSES, optimise
-from bough.runtime.condition import Compare, Ref
-from bough.runtime.program import (
-    Assign,
-    Fork,
-    Gen,
-    Join,
-    Repeat,
-    RoleBegin,
-    RoleEnd,
-    Text,
-    Use,
-    When,
-)
-from bough.runtime.sampling import SamplingParams
+from bough.runtime.protocol.condition import Compare, Ref
+from bough.runtime.protocol.program import Assign, Fork, Gen, Join, Repeat, RoleBegin, RoleEnd, Text, Use, When
+from bough.runtime.protocol.sampling_params import SamplingParams
 
 NOTHING = Compare("a", "eq", "a")
 

@@ -1,7 +1,7 @@
 """The tree of tokens by which costs are counted."""
 
 from bough.lang.compile.token_tree import HOLD_BACK, ROOT, TokenTree
-from bough.runtime.config import SchedulerLimits
+from bough.runtime.protocol.config import SchedulerLimits
 
 LONG = tuple(range(HOLD_BACK))
 

@@ -7,8 +7,8 @@ from bough.lang.timelines.batch import shared_beginnings
 from bough.lang.timelines.batch_page import MAX_TOKENS
 from bough.lang.timelines.load import merged
 from bough.lang.timelines.timeline import BatchTimeline, Timeline
-from bough.runtime.program import Gen, Piece, Text
-from bough.runtime.request import PREFILLED, SAMPLED
+from bough.runtime.protocol.program import Gen, Piece, Text
+from bough.runtime.protocol.request import PREFILLED, SAMPLED
 
 from .test_timeline import Page
 

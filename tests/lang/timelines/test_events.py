@@ -10,9 +10,9 @@ import bough
 from bough.lang.backends import mock
 from bough.lang.timelines.timeline import Timeline
 from bough.lang.timelines.tree import Message
-from bough.runtime.condition import Compare, Ref
-from bough.runtime.errors import ErrorInfo
-from bough.runtime.program import (
+from bough.runtime.protocol.condition import Compare, Ref
+from bough.runtime.protocol.errors import ErrorInfo
+from bough.runtime.protocol.program import (
     BranchFailed,
     BranchRestarted,
     Failed,
@@ -29,7 +29,7 @@ from bough.runtime.program import (
     When,
     walk,
 )
-from bough.runtime.request import PREFILLED, SAMPLED, Usage
+from bough.runtime.protocol.request import PREFILLED, SAMPLED, Usage
 
 from .test_timeline import Page
 

@@ -6,8 +6,8 @@ import pytest
 
 from bough.lang.timelines.timeline import Timeline
 from bough.lang.timelines.tree import ForkPoint, Message, arrange
-from bough.runtime.program import Done, Fork, Gen, Join, Piece, RoleBegin, RoleEnd, Select, Text, Value
-from bough.runtime.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, Usage
+from bough.runtime.protocol.program import Done, Fork, Gen, Join, Piece, RoleBegin, RoleEnd, Select, Text, Value
+from bough.runtime.protocol.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, Usage
 
 OPS = (
     RoleBegin(0, "user"),

@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from bough.runtime.models.decoder import Decoder
-from bough.runtime.models.generic import GenericModel
 from bough.runtime.models.load import LoadedModel, load_model
+from bough.runtime.models.transformers_model import GenericModel
 
 VOCAB = 97
 SMALL = {

@@ -14,11 +14,11 @@ from bough.kernels.attention.interface import AttentionBatch, HeadNorm, KVShape
 from bough.kernels.attention.reference import ReferenceAttention
 from bough.kernels.decoder.ops import DecoderOps
 from bough.kernels.decoder.torch_ops import TorchOps
-from bough.runtime.models.config import ModelConfig, read_config
+from bough.runtime.checkpoints.config import ModelConfig, read_config
+from bough.runtime.checkpoints.weights import list_parameters
 from bough.runtime.models.decoder import Decoder
 from bough.runtime.models.load import load_model
 from bough.runtime.models.rope import RotaryPositions
-from bough.runtime.models.weights import list_parameters
 from tests.triton_interpreter import DEVICE, HAS_GPU
 
 from bough.kernels.decoder.triton_ops import TritonOps  # isort: skip  after the interpreter

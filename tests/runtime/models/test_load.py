@@ -15,11 +15,11 @@ import pytest
 import torch
 import transformers
 
-from bough.runtime.errors import ModelError
-from bough.runtime.models import locate as locating
+from bough.runtime.checkpoints import locate as locating
 from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.load import load_model, locate, resolve_dtype
 from bough.runtime.models.rope_frequencies import rope_frequencies
+from bough.runtime.protocol.errors import ModelError
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,

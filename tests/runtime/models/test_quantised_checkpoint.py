@@ -11,10 +11,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from bough.runtime.errors import ModelError
 from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.load import load_model
-from bough.runtime.models.quantised import QuantisedLinear, StackedLinear
+from bough.runtime.models.quantise import QuantisedLinear, StackedLinear
+from bough.runtime.protocol.errors import ModelError
 from tests.runtime.models.quantised_folders import (
     PROJECTIONS,
     Tensors,

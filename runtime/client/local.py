@@ -1,0 +1,284 @@
+"""An engine on a thread of this process: for scripts and notebooks, and inside the engine process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import TypeVar
+
+import msgspec
+
+from ..engine.engine import Engine
+from ..programs.executor import Executor
+from ..protocol.config import EngineConfig
+from ..protocol.counters import EngineStats
+from ..protocol.errors import BoughError, EngineStoppedError, ErrorInfo, to_info
+from ..protocol.program import Failed, Program, ProgramEvent
+from ..protocol.request import Finish, Request, RequestOutput
+from ..tools.registry import ToolCall, ToolRegistry, ToolRunner
+from .streams import aiterate, iterate
+
+logger = logging.getLogger("bough.engine")
+
+QUIET_S = 1.0
+"""How long an engine that serves others has nothing to do before it gets ready for their first constraint."""
+
+REST_S = 0.02
+"""How long an engine has had nothing to do before it gets ready for passes to come."""
+
+Answer = TypeVar("Answer")
+
+
+class EngineLoop:
+    """Runs an engine and its executor on one thread. Calls come in through an inbox; it sleeps when idle.
+
+    Whatever was started gets its terminal event, also when the loop is closed or dies (then `on_death` is called).
+    One that `serves` gets ready for constraints as soon as it has nothing else to do.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        on_death: Callable[[], None] | None = None,
+        *,
+        serves: bool = False,
+    ) -> None:
+        self.engine = engine
+        self._on_death = on_death
+        self.tools = ToolRegistry()
+        self._runner = ToolRunner()
+        self._executor = Executor(
+            engine,
+            time.monotonic,
+            max_states=config.max_states,
+            post=self._post,
+            runner=self._runner,
+            tools=self.tools,
+        )
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._stopped = False
+        self._warm_at = time.monotonic() + QUIET_S if serves else math.inf
+        self._rest_s: float | None = REST_S  # until more can be prepared; None: nothing can
+        self._lock = threading.Lock()
+        engine.wake = lambda: self._inbox.put(_nothing)
+        self._thread = threading.Thread(target=self._run, name="bough-engine", daemon=True)
+        self._thread.start()
+        # A thread that is cut off inside native code at the interpreter's end takes the whole process with it.
+        weakref.finalize(self, _end, self._inbox, self._thread)
+
+    @property
+    def alive(self) -> bool:
+        return not self._stopped
+
+    def start_request(self, request: Request, listen: Callable[[RequestOutput], None]) -> None:
+        """`listen` is called from the engine's thread; a refusal arrives as a terminal event."""
+
+        def submit() -> None:
+            try:
+                self.engine.submit(request, listen)
+            except Exception as error:  # noqa: BLE001  it goes to who asked
+                listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=_refusal(error))))
+
+        self._post(submit)
+
+    def start_program(
+        self, program: Program, listen: Callable[[ProgramEvent], None], tools: Mapping[str, ToolCall] | None = None
+    ) -> None:
+        """`listen` is called from the engine's thread; a refusal arrives as the terminal event."""
+
+        def start() -> None:
+            try:
+                self._executor.run(program, listen, tools)
+            except Exception as error:  # noqa: BLE001  it goes to who asked
+                listen(Failed(error=_refusal(error)))
+
+        self._post(start)
+
+    def abort(self, request_id: str) -> None:
+        with contextlib.suppress(EngineStoppedError):
+            self._post(lambda: self.engine.abort(request_id))
+
+    def drop(self, program_id: str) -> None:
+        with contextlib.suppress(EngineStoppedError):
+            self._post(lambda: self._executor.abort(program_id))
+
+    def ask(self, question: Callable[[], Answer], answer: Callable[[Answer], None]) -> None:
+        """Has `question` asked on the engine's thread, between steps."""
+        self._post(lambda: answer(question()))
+
+    def stats(self) -> EngineStats:
+        """Counters of engine and executor. On the engine's thread only."""
+        executor = self._executor
+        return msgspec.structs.replace(
+            self.engine.stats(), states=executor.num_states, programs_total=executor.num_programs
+        )
+
+    def close(self) -> None:
+        """Ends what is running and waits for the thread. Closing twice is fine."""
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=30.0)
+
+    def _post(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            if self._stopped:
+                raise EngineStoppedError("the engine has stopped")
+            self._inbox.put(call)
+
+    def _run(self) -> None:
+        died = False
+        try:
+            while self._take_calls():
+                self._executor.expire()
+                works = not self.engine.idle
+                self.engine.step()
+                if works:
+                    self._rest_s = REST_S
+                    if self._warm_at < math.inf:
+                        self._warm_at = time.monotonic() + QUIET_S
+        except Exception:
+            logger.exception("the engine has died")
+            died = True
+        with self._lock:
+            self._stopped = True
+        self._executor.close()
+        self._runner.close()
+        self.engine.close()
+        while not self._inbox.empty():  # refused by what is closed
+            call = self._inbox.get()
+            if call is not None:
+                _make(call)
+        if died and self._on_death is not None:
+            self._on_death()
+
+    def _take_calls(self) -> bool:
+        """Makes the calls that wait, sleeping for one if there is nothing to compute. False: close.
+
+        Those that come in meanwhile wait until after the next step, so that many callers cannot keep it from coming.
+        """
+        num_left = self._inbox.qsize()
+        while num_left > 0 or self.engine.idle:
+            try:
+                call = self._inbox.get(timeout=self._sleep_s() if num_left <= 0 else None)
+            except queue.Empty:
+                self._use_rest()
+                return True  # a deadline has come
+            if call is None:
+                return False
+            num_left -= 1
+            _make(call)
+        return True
+
+    def _sleep_s(self) -> float | None:
+        """How long the idle loop may sleep: until the first deadline of a constraint that is compiled, or of a tool, or
+        until it has rested long enough to get ready for what may come.
+        """
+        ends = [end for end in (self.engine.sleep_s(), self._executor.sleep_s(), self._rest_s) if end is not None]
+        if self._warm_at < math.inf:
+            ends.append(max(self._warm_at - time.monotonic(), 0.0))
+        return min(ends, default=None)
+
+    def _use_rest(self) -> None:
+        if self._rest_s is not None:
+            self._rest_s = 0.0 if self.engine.prepare() else None
+        if time.monotonic() >= self._warm_at:
+            self._warm_at = math.inf
+            self.engine.warm()
+
+
+def _end(inbox: queue.SimpleQueue[Callable[[], None] | None], thread: threading.Thread) -> None:
+    inbox.put(None)
+    thread.join(timeout=10.0)
+
+
+def _nothing() -> None:
+    """Wakes the loop."""
+
+
+def _make(call: Callable[[], None]) -> None:
+    """Makes a call; what goes wrong in it is no reason for the engine to stop."""
+    try:
+        call()
+    except Exception:
+        logger.exception("a call of the engine failed")
+
+
+def _refusal(error: Exception) -> ErrorInfo:
+    if isinstance(error, BoughError):
+        return to_info(error)
+    logger.error("what was asked for could not be started", exc_info=error)
+    return ErrorInfo(code="internal_error", message="what was asked for could not be started")
+
+
+class LocalClient:
+    """`EngineClient` over an `EngineLoop`."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self._loop = loop
+        self.tokenizer = loop.engine.tokenizer
+        self.info = loop.engine.info
+
+    @classmethod
+    def load(
+        cls, config: EngineConfig | None = None, progress: Callable[[str, int, int], None] | None = None
+    ) -> LocalClient:
+        """Loads the model that `config` names; see start.start_engine."""
+        from ..load.start import start_engine  # noqa: PLC0415  pulls numpy and the grammars
+
+        config = config or EngineConfig()
+        return cls(EngineLoop(start_engine(config, progress), config))
+
+    @property
+    def alive(self) -> bool:
+        return self._loop.alive
+
+    def stream(self, request: Request) -> Iterator[RequestOutput]:
+        return iterate(lambda listen: self._loop.start_request(request, listen), lambda: self._loop.abort(request.id))
+
+    def astream(self, request: Request) -> AsyncIterator[RequestOutput]:
+        return aiterate(lambda listen: self._loop.start_request(request, listen), lambda: self._loop.abort(request.id))
+
+    def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
+        return iterate(lambda listen: self._loop.start_program(program, listen, tools), lambda: self.drop(program.id))
+
+    def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]:
+        return aiterate(lambda listen: self._loop.start_program(program, listen, tools), lambda: self.drop(program.id))
+
+    @property
+    def tools(self) -> Mapping[str, ToolCall]:
+        return self._loop.tools.tools
+
+    def register_tool(self, tool: ToolCall) -> None:
+        self._loop.tools.register(tool)
+
+    def drop(self, program_id: str) -> None:
+        self._loop.drop(program_id)
+
+    def stats(self) -> EngineStats:
+        return self._wait(self._loop.stats)
+
+    def flush_cache(self) -> bool:
+        return self._wait(self._loop.engine.flush_cache)
+
+    def close(self) -> None:
+        self._loop.close()
+
+    def _wait(self, question: Callable[[], Answer]) -> Answer:
+        answer: Future[Answer] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:  # noqa: BLE001  it is raised where it is waited for
+                answer.set_exception(error)
+
+        self._loop.ask(ask, lambda _: None)
+        return answer.result()

@@ -1,0 +1,271 @@
+"""What the engine process and its client say to each other: MessagePack frames over a socket pair.
+
+A frame is its length, 4 bytes little-endian, and a message. Streams are told apart by a key that the client gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..protocol.config import EngineConfig
+from ..protocol.counters import EngineStats, ModelInfo
+from ..protocol.errors import ErrorInfo, RequestError
+from ..protocol.program import Program, ProgramEvent
+from ..protocol.request import Request, RequestOutput
+
+MAX_FRAME_BYTES = 1 << 30
+ROOM_BYTES = 256 << 10
+ROOM_TIMEOUT_S = 1.0
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """First of all: what to load."""
+
+    config: EngineConfig
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    key: int
+    request: Request
+
+
+class ToolInfo(msgspec.Struct, frozen=True):
+    """A tool that the client runs: what the engine has to know of it."""
+
+    name: str
+    timeout_s: float | None
+    max_chars: int
+    parameters: dict[str, Any] | None
+
+
+class Run(msgspec.Struct, frozen=True, tag="run"):
+    key: int
+    program: Program
+    tools: tuple[ToolInfo, ...] = ()
+
+
+class ToolResult(msgspec.Struct, frozen=True, tag="tool_result"):
+    """What a tool returned, or why it failed; `call` is the engine's."""
+
+    call: int
+    text: str = ""
+    error: ErrorInfo | None = None
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    request_id: str
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    program_id: str
+
+
+class AskStats(msgspec.Struct, frozen=True, tag="ask_stats"):
+    key: int
+
+
+class AskFlush(msgspec.Struct, frozen=True, tag="ask_flush"):
+    key: int
+
+
+ToEngine = Start | Submit | Run | ToolResult | Abort | Drop | AskStats | AskFlush
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    what: str
+    done: int
+    total: int
+
+
+class Located(msgspec.Struct, frozen=True, tag="located"):
+    """Where the model's files lie: they are all there."""
+
+    path: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    info: ModelInfo
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
+    error: ErrorInfo
+
+
+class Output(msgspec.Struct, frozen=True, tag="output"):
+    key: int
+    output: RequestOutput
+
+
+class Event(msgspec.Struct, frozen=True, tag="event"):
+    key: int
+    event: ProgramEvent
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    key: int
+    stats: EngineStats
+
+
+class Flushed(msgspec.Struct, frozen=True, tag="flushed"):
+    key: int
+    done: bool
+
+
+class UseTool(msgspec.Struct, frozen=True, tag="use_tool"):
+    """The program `key` calls a tool of the client's: a ToolResult with this `call` is waited for."""
+
+    key: int
+    call: int
+    tool: str
+    arguments: dict[str, Any]
+
+
+class LeaveTool(msgspec.Struct, frozen=True, tag="leave_tool"):
+    """Nobody waits for this call any more."""
+
+    call: int
+
+
+FromEngine = Loading | Located | Ready | LoadFailed | Output | Event | Stats | Flushed | UseTool | LeaveTool
+
+
+class _Head(msgspec.Struct):
+    type: str
+    key: int = 0
+
+
+class Unreadable(NamedTuple):
+    """A message that is not what it says: its tag, the key of its stream, and what is wrong."""
+
+    kind: str
+    key: int
+    reason: str
+
+
+class FrameWriter:
+    """Sends messages from a thread of its own, several to a system call when they come faster than they go.
+
+    `put` never blocks. What waits is bounded by what is live, and the peer reads all the time; but a program can say
+    more than it reads meanwhile. Who speaks for programs calls `wait_for_room`, so that others need not wait for what
+    one of them has said.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._num_bytes = 0
+        self._ended = False
+        self._sent = threading.Condition()
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="bough-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, message: msgspec.Struct) -> None:
+        """Sends `message`, in a moment; after `close`, or when the peer is gone, it is lost.
+
+        Raises:
+            RequestError: it holds what no message can: text that is not Unicode, or more than MAX_FRAME_BYTES.
+        """
+        try:
+            body = msgspec.msgpack.encode(message)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            place = _unsendable(message)
+            reason = f"{place or 'it'} cannot be sent between processes: {error}"
+            raise RequestError(reason, param=place or None) from error
+        if len(body) > MAX_FRAME_BYTES:
+            raise RequestError(f"it has {len(body)} bytes, more than can be sent between processes")
+        with self._sent:
+            self._num_bytes += 4 + len(body)
+        self._queue.put(len(body).to_bytes(4, "little") + body)
+
+    def wait_for_room(self) -> None:
+        """Returns once no more than ROOM_BYTES wait to be sent, or after ROOM_TIMEOUT_S."""
+        with self._sent:
+            self._sent.wait_for(lambda: self._ended or self._num_bytes <= ROOM_BYTES, ROOM_TIMEOUT_S)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Sends what waits, as far as the peer reads it in time, then ends the thread."""
+        self._queue.put(None)
+        self._thread.join(timeout=timeout_s)
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # the peer is gone; the reader notices
+            self._send_all()
+        with self._sent:
+            self._ended = True
+            self._sent.notify_all()
+
+    def _send_all(self) -> None:
+        while True:
+            frames = [self._queue.get()]
+            while len(frames) < 256 and not self._queue.empty():
+                frames.append(self._queue.get())
+            data = b"".join(frame for frame in frames if frame is not None)
+            self._connection.sendall(data)
+            with self._sent:
+                self._num_bytes -= len(data)
+                self._sent.notify_all()
+            if None in frames:
+                return
+
+
+def _unsendable(message: msgspec.Struct) -> str:
+    """Where in a message a value is that no frame can hold: "sampling.seed"; "" if that is not known."""
+    stack: list[tuple[str, Any]] = [("", message)]
+    while stack:
+        place, value = stack.pop()
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            break
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                break
+        elif isinstance(value, msgspec.Struct):
+            stack += [(f"{place}.{name}", getattr(value, name)) for name in value.__struct_fields__]
+        elif isinstance(value, dict):
+            stack += [(f"{place}.{str(name)[:100]}", item) for name, item in value.items()]
+        elif isinstance(value, tuple | list):
+            stack += [(f"{place}[{index}]", item) for index, item in enumerate(value)]
+    else:
+        return ""
+    return place.removeprefix(".").removeprefix("request.").removeprefix("program.")
+
+
+def read_frames(
+    connection: socket.socket, types: Any, refuse: Callable[[Unreadable], None] | None = None
+) -> Iterator[Any]:
+    """Messages of the union `types` until the peer closes or dies.
+
+    A message in which something has the wrong type goes to `refuse`, if that is given and its stream is known.
+
+    Raises:
+        msgspec.DecodeError: a frame is not one of these messages.
+    """
+    decoder = msgspec.msgpack.Decoder(types)
+    with connection.makefile("rb") as stream, contextlib.suppress(ConnectionError):
+        while True:
+            head = stream.read(4)
+            if len(head) < 4:
+                return
+            length = int.from_bytes(head, "little")
+            if length > MAX_FRAME_BYTES:
+                raise msgspec.DecodeError(f"a frame of {length} bytes is over the limit")
+            body = stream.read(length)
+            if len(body) < length:
+                return
+            try:
+                message = decoder.decode(body)
+            except (msgspec.ValidationError, RecursionError) as error:
+                if refuse is None:
+                    raise
+                about = msgspec.msgpack.decode(body, type=_Head)
+                refuse(Unreadable(about.type, about.key, str(error)))
+            else:
+                yield message

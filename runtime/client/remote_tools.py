@@ -1,0 +1,160 @@
+"""Tools of the client's process, called by an engine in another: the two ends of the link."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ..protocol.errors import BoughError, ErrorInfo, to_info
+from ..protocol.program import Program, Use, walk
+from ..tools.quotas import Owner
+from ..tools.registry import Ticket, ToolCall, ToolCallError, ToolRunner, check_tool, tool_failed, unknown_tool
+from .messages import LeaveTool, ToolInfo, ToolResult, UseTool
+
+Send = Callable[[Any], None]
+
+
+class RemoteTools:
+    """The engine's end: tools that are asked of the client. Their calls are awaited on the tools' event loop."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._calls = itertools.count(1)
+        self._lock = threading.Lock()
+        self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[ToolResult]]] = {}
+
+    def of(self, key: int, tools: tuple[ToolInfo, ...]) -> Mapping[str, ToolCall]:
+        """The tools of the program `key`, to be called from here."""
+        return {tool.name: RemoteTool(self, key, tool) for tool in tools}
+
+    async def call(self, key: int, tool: str, arguments: dict[str, Any]) -> str:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[ToolResult] = loop.create_future()
+        call = next(self._calls)
+        with self._lock:
+            self._waiting[call] = loop, answer
+        try:
+            self._send(UseTool(key, call, tool, arguments))
+            result = await answer
+        except asyncio.CancelledError:
+            self._send(LeaveTool(call))
+            raise
+        finally:
+            with self._lock:
+                self._waiting.pop(call, None)
+        if result.error is not None:
+            raise ToolCallError(result.error)
+        return result.text
+
+    def take(self, result: ToolResult) -> None:
+        """An answer has come. From any thread."""
+        with self._lock:
+            loop, answer = self._waiting.get(result.call, (None, None))
+        if loop is not None and answer is not None:
+            loop.call_soon_threadsafe(_settle, answer, result)
+
+
+class RemoteTool(NamedTuple):
+    """A tool of the client's, as the engine sees it."""
+
+    tools: RemoteTools
+    key: int
+    info: ToolInfo
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def timeout_s(self) -> float | None:
+        return self.info.timeout_s
+
+    @property
+    def max_chars(self) -> int:
+        return self.info.max_chars
+
+    @property
+    def parameters(self) -> Mapping[str, Any] | None:
+        return self.info.parameters
+
+    async def call(self, arguments: dict[str, Any]) -> str:
+        return await self.tools.call(self.key, self.info.name, arguments)
+
+
+class LocalTools:
+    """The client's end: runs the tools that programs of its own call. Thread-safe."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._runner = ToolRunner()
+        self._lock = threading.Lock()
+        self._tools: dict[int, tuple[Owner, Mapping[str, ToolCall]]] = {}
+        self._tickets: dict[int, Ticket] = {}
+
+    def offer(self, key: int, program: Program, tools: Mapping[str, ToolCall]) -> tuple[ToolInfo, ...]:
+        """Keeps those of `tools` that the program `key` names, until it is over; what the engine has to know of them.
+
+        Raises:
+            RequestError: one is not there, or not a tool.
+        """
+        used: dict[str, ToolCall] = {}
+        for index, op in enumerate(walk(program.ops)):
+            if isinstance(op, Use):
+                if op.tool not in tools:
+                    raise unknown_tool(index, op.tool, tools)
+                used[op.tool] = tools[op.tool]
+        for tool in used.values():
+            check_tool(tool)
+        if used:
+            with self._lock:
+                self._tools[key] = Owner.of(program.namespace, program.id), used
+        return tuple(_info(name, tool) for name, tool in used.items())
+
+    def over(self, key: int) -> None:
+        with self._lock:
+            self._tools.pop(key, None)
+
+    def use(self, message: UseTool) -> None:
+        """Begins a call that the engine asks for."""
+
+        def done(outcome: str | ErrorInfo) -> None:
+            with self._lock:
+                self._tickets.pop(message.call, None)
+            if isinstance(outcome, ErrorInfo):
+                self._send(ToolResult(message.call, error=outcome))
+            else:
+                self._send(ToolResult(message.call, outcome))
+
+        with self._lock:
+            owner, tools = self._tools.get(message.key, (None, {}))
+        tool = tools.get(message.tool)
+        if tool is None:
+            done(tool_failed(message.tool, "the program that called it is over"))
+            return
+        try:
+            with self._lock:  # its end must not come before it is known
+                self._tickets[message.call] = self._runner.start(tool, message.arguments, done, owner)
+        except BoughError as error:
+            done(to_info(error))
+
+    def leave(self, message: LeaveTool) -> None:
+        with self._lock:
+            ticket = self._tickets.pop(message.call, None)
+        if ticket is not None:
+            self._runner.abandon(ticket)
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def _info(name: str, tool: ToolCall) -> ToolInfo:
+    parameters = None if tool.parameters is None else dict(tool.parameters)
+    return ToolInfo(name, tool.timeout_s, tool.max_chars, parameters)
+
+
+def _settle(answer: asyncio.Future[ToolResult], result: ToolResult) -> None:
+    if not answer.done():
+        answer.set_result(result)

@@ -1,0 +1,135 @@
+"""Events of one request or program as an iterator, for threads and for asyncio; errors as exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from ..protocol.errors import to_exception
+from ..protocol.program import Done, Failed, ProgramEvent
+from ..protocol.request import RequestOutput
+
+Event = TypeVar("Event", RequestOutput, ProgramEvent)
+
+
+def iterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[], None]) -> Iterator[Event]:
+    """Events of what `start` begins, the last included; `stop` is called if the consumer leaves before it.
+
+    `start` is given a function to send events to, from any thread, and must see to it that the last one always
+    comes. An error as the very first event is a refusal, and raised, unless an instruction of a program is to blame.
+    """
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    start(events.put)
+    over = False
+    try:
+        event = events.get()
+        over = _is_last(event)
+        _raise_refusal(event)
+        yield event
+        while not over:
+            event = events.get()
+            over = _is_last(event)
+            yield event
+    finally:
+        if not over:
+            stop()
+
+
+async def aiterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[], None]) -> AsyncIterator[Event]:
+    """The same for asyncio."""
+    events: _Arrivals[Event] = _Arrivals()
+    start(events.put)
+    over = False
+    try:
+        event = await events.get()
+        over = _is_last(event)
+        _raise_refusal(event)
+        yield event
+        while not over:
+            event = await events.get()
+            over = _is_last(event)
+            yield event
+    finally:
+        if not over:
+            stop()
+
+
+class _Arrivals(Generic[Event]):
+    """A queue from any thread to one task. Thousands wait at a time: an asyncio.Queue is ten times as large."""
+
+    __slots__ = ("_arrived", "_post", "_waiter")
+
+    def __init__(self) -> None:
+        self._post = _post_of(asyncio.get_running_loop())
+        self._arrived: deque[Event] | None = None  # a deque is large, too: there is none while nothing has come
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, event: Event) -> None:
+        self._post.send(self._take, event)
+
+    async def get(self) -> Event:
+        while not self._arrived:
+            self._arrived = None
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._arrived.popleft()
+
+    def _take(self, event: Event) -> None:
+        if self._arrived is None:
+            self._arrived = deque()
+        self._arrived.append(event)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Post:
+    """Brings what other threads send to an event loop's thread, which is woken once for all that has come meanwhile."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._letters: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._called = False
+
+    def send(self, receiver: Callable[[Any], None], letter: Any) -> None:
+        self._letters.append((receiver, letter))
+        if not self._called:
+            self._called = True
+            with contextlib.suppress(RuntimeError):  # the consumer's loop is closed: nobody listens any more
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._called = False  # before the letters are counted: one that comes later calls again
+        for _ in range(len(self._letters)):  # no more, so that a flood of them leaves the loop's time to others
+            receiver, letter = self._letters.popleft()
+            receiver(letter)
+
+
+_posts: weakref.WeakValueDictionary[int, _Post] = weakref.WeakValueDictionary()
+"""By the id of their loop, as long as something is to arrive there."""
+
+
+def _post_of(loop: asyncio.AbstractEventLoop) -> _Post:
+    """The event loop's own; called on its thread."""
+    post = _posts.get(id(loop))
+    if post is None:
+        post = _posts[id(loop)] = _Post(loop)
+    return post
+
+
+def _is_last(event: RequestOutput | ProgramEvent) -> bool:
+    return event.finish is not None if isinstance(event, RequestOutput) else isinstance(event, (Done, Failed))
+
+
+def _raise_refusal(event: RequestOutput | ProgramEvent) -> None:
+    error = None
+    if isinstance(event, RequestOutput) and event.finish is not None:
+        error = event.finish.error
+    elif isinstance(event, Failed) and event.index is None:
+        error = event.error
+    if error is not None:
+        raise to_exception(error)

@@ -1,0 +1,85 @@
+"""Finished values that are checked before their end is told: what no mask can enforce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+
+import msgspec
+
+from ...constrain import GrammarError
+from ...constrain.json_text.parts import all_schemas
+from ...constrain.receipt import Finding, Receipt, Violation
+from ...constrain.spec import GrammarSpec
+from ..protocol.errors import ErrorInfo
+from ..protocol.request import Finish, RequestOutput
+from .generation import Generation
+
+Check = Callable[[GrammarSpec, str, Receipt | None], Future[list[Finding]]]
+
+MAX_NAMED = 5
+"""Violations that an error's message names."""
+
+
+class Checks:
+    """Those under way. `wake` is called from another thread when one has ended."""
+
+    def __init__(self, check: Check, wake: Callable[[], None]) -> None:
+        self._check = check
+        self._wake = wake
+        self._under_way: dict[Generation, tuple[Future[list[Finding]], Finish]] = {}
+
+    @property
+    def any_done(self) -> bool:
+        return any(future.done() for future, _ in self._under_way.values())
+
+    @property
+    def futures(self) -> Iterable[Future[list[Finding]]]:
+        return [future for future, _ in self._under_way.values()]
+
+    def begin(self, generation: Generation, finish: Finish) -> None:
+        """Has the text of `generation` checked, which ends with `finish` if nothing is wrong with it."""
+        assert generation.request.grammar is not None
+        try:
+            future = self._check(generation.request.grammar, generation.judged_text, generation.receipt)
+        except Exception as error:  # noqa: BLE001  it is told as what the check found
+            future = Future()
+            future.set_exception(error)
+        self._under_way[generation] = future, finish
+        future.add_done_callback(lambda _: self._wake())
+
+    def drop(self, generation: Generation) -> bool:
+        """Forgets the check of `generation`; False if there is none."""
+        return self._under_way.pop(generation, None) is not None
+
+    def take_done(self) -> Iterator[tuple[Generation, RequestOutput]]:
+        """The last events of those that have been checked."""
+        for generation, (future, finish) in list(self._under_way.items()):
+            if future.done() and self.drop(generation):  # who hears of one end may drop another
+                finish = _judge(finish, future, generation.request.grammar)
+                generation.finish, generation.checked = finish, True
+                yield generation, RequestOutput(id=generation.request.id, finish=finish)
+
+
+def _judge(finish: Finish, check: Future[list[Finding]], spec: GrammarSpec | None) -> Finish:
+    """`finish` after what the check has found: by an exact schema, it is an error; by a best-effort one, it is told."""
+    assert finish.constraint is not None
+    error = check.exception()
+    if error is not None:
+        reason = str(error) if isinstance(error, GrammarError) else "the check failed"
+        schemas = () if spec is None else all_schemas(spec)
+        exact = finish.constraint.mode == "exact" or any(schema.policy == "exact" for schema in schemas)
+        violation = Violation("", f"the value could not be checked: {reason}")
+        findings = [Finding(violation, "exact" if exact else "best_effort")]
+    else:
+        findings = check.result()
+    if not findings:
+        return finish
+    violations = tuple(found.violation for found in findings)
+    receipt = msgspec.structs.replace(finish.constraint, violations=violations)
+    if all(found.policy == "best_effort" for found in findings):
+        return msgspec.structs.replace(finish, constraint=receipt)
+    named_first = [found.violation for found in sorted(findings, key=lambda found: found.policy == "best_effort")]
+    named = "; ".join(f"{found.pointer or '(the value)'}: {found.message}" for found in named_first[:MAX_NAMED])
+    info = ErrorInfo(code="constraint_violated", message=f"the value violates its constraint: {named}")
+    return msgspec.structs.replace(finish, reason="error", matched=None, error=info, constraint=receipt)

@@ -1,0 +1,250 @@
+"""Tokens to text as they come: whole characters only, and nothing of a stop string."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import regex
+
+from ..protocol.errors import EngineError, RequestError
+from ..tokenizer.tokenizer import Tokenizer
+from .stop import StopAutomaton
+
+REGEX_WINDOW = 4096
+"""A match of stop_regex is looked for in so many last characters."""
+
+REGEX_TIMEOUT_S = 0.25
+"""Seconds that the searches for stop_regex in one text may take, and `REGEX_CHAR_S` more for each character of it."""
+
+REGEX_CHAR_S = 0.001
+
+
+class _Match(NamedTuple):
+    """A stop in the text, by character offsets from its beginning."""
+
+    start: int
+    stop: int
+    text: str
+
+
+class Detokenizer:
+    """The text of one generation, and the stop that ends it. Not thread-safe.
+
+    All that `push` and `finish` return, joined, is the decoded text of all tokens, up to the stop if there is one.
+    How tokens are grouped into calls does not matter.
+
+    Of stop strings the one that begins first in the text wins; of two that begin together, the shorter. While an
+    earlier one may still complete, a match is not yet settled: look at `matched` after `finish` too.
+    A regular expression is tried at each character: its first place wins, with the text so far, so that `a+` ends at
+    the first a, and `$` and lookahead see the end of the text there. A stop string does not wait for it.
+    The first `num_hidden_bytes` of the text are left out as if they had never been.
+    With `at_end` nobody needs the text before `finish`: unless a stop is looked for, tokens become text there.
+
+    Raises:
+        RequestError: stop_regex is not valid, or it matches the empty text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: tuple[str, ...] = (),
+        stop_regex: str | None = None,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        num_hidden_bytes: int = 0,
+        at_end: bool = False,
+    ) -> None:
+        self.matched: str | None = None
+        self._num_hidden_bytes = num_hidden_bytes
+        self._tokenizer = tokenizer
+        self._include_stop = include_stop
+        self._skip_special_tokens = skip_special_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._automaton = _automaton(tuple(text for text in stop if text))
+        self._state = self._automaton.start
+        self._regex = _RegexSearch(stop_regex) if stop_regex is not None else None
+        self._searching = self._regex is not None or any(stop)
+        self._waiting: list[int] | None = [] if at_end and not self._searching else None
+        self._best: _Match | None = None
+        self._held = ""  # characters not returned yet
+        self._released = 0  # characters returned; what is held begins here
+        self._seen = 0  # characters searched
+        self._finished = False
+        self._parts: list[str] = []
+
+    def without_stops(self) -> Detokenizer:
+        """A new one for the same text, to be read at the end, that looks for no stop and spells control tokens out."""
+        hidden = self._num_hidden_bytes
+        return Detokenizer(self._tokenizer, skip_special_tokens=False, num_hidden_bytes=hidden, at_end=True)
+
+    @property
+    def text(self) -> str:
+        """Everything returned so far."""
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0] if self._parts else ""
+
+    def push(self, tokens: Sequence[int], *, stops_count: bool = True) -> str:
+        """The text that tokens make certain. After a stop has matched, only what precedes it; then nothing.
+
+        Without `stops_count`, a stop that is completed by these tokens is text like any other.
+
+        Raises:
+            EngineError: the search for stop_regex took too long.
+        """
+        if self._finished or self.matched is not None:
+            return ""
+        if self._waiting is not None:
+            self._waiting += tokens
+            return ""
+        return self._push(tokens, stops_count=stops_count)
+
+    def _push(self, tokens: Sequence[int], *, stops_count: bool) -> str:
+        skip = self._skip_special_tokens
+        if len(tokens) == 1:
+            data = self._tokenizer.piece(tokens[0], skip_special_tokens=skip)
+        else:
+            data = b"".join(self._tokenizer.pieces(tokens, skip_special_tokens=skip))
+        if self._num_hidden_bytes:
+            num_hidden = min(self._num_hidden_bytes, len(data))
+            self._num_hidden_bytes -= num_hidden
+            data = data[num_hidden:]
+        return self._take(self._decoder.decode(data), stops_count=stops_count)
+
+    def flush(self) -> str:
+        """What `at_end` has kept back so far."""
+        waiting, self._waiting = self._waiting or [], None
+        return self._push(waiting, stops_count=True) if waiting else ""
+
+    def finish(self) -> str:
+        """The held-back rest; an unfinished character is U+FFFD. Nothing can be pushed afterwards."""
+        if self._finished or self.matched is not None:
+            return ""
+        delta = self.flush()
+        delta += self._take(self._decoder.decode(b"", final=True), stops_count=True)
+        self._finished = True
+        if self.matched is not None:
+            return delta
+        if self._regex is not None:
+            self._keep_earlier(self._regex.finish())
+        return delta + (self._settle() if self._best is not None else self._release(len(self._held)))
+
+    def _take(self, text: str, *, stops_count: bool) -> str:
+        """Adds characters to the text and returns those that are certain."""
+        if not self._searching:  # nothing is ever held
+            self._released += len(text)
+            if text:
+                self._parts.append(text)
+            return text
+        self._held += text
+        for char in text:
+            self._advance(char, stops_count=stops_count)
+            if self._best is not None and self._best.start <= self._seen - self._state.depth:
+                return self._settle()
+        certain = self._seen - self._state.depth
+        if self._best is not None:
+            certain = min(certain, self._best.start)
+        if self._regex is not None:
+            certain = min(certain, self._regex.live_from)
+        return self._release(certain - self._released)
+
+    def _advance(self, char: str, *, stops_count: bool) -> None:
+        """Looks for stops that end with this character, and keeps the one that begins first."""
+        self._seen += 1
+        self._state = self._automaton.advance(self._state, char)
+        by_regex = self._regex.advance(char) if self._regex is not None else None
+        if stops_count and self._state.found is not None:
+            self._keep_earlier(_Match(self._seen - len(self._state.found), self._seen, self._state.found))
+        if stops_count:
+            self._keep_earlier(by_regex)
+
+    def _keep_earlier(self, match: _Match | None) -> None:
+        if match is not None and (self._best is None or match.start < self._best.start):
+            self._best = match
+
+    def _settle(self) -> str:
+        """Ends the text at the best match."""
+        assert self._best is not None
+        self.matched = self._best.text
+        end = self._best.stop if self._include_stop else self._best.start
+        delta = self._release(end - self._released)
+        self._held = ""
+        return delta
+
+    def _release(self, count: int) -> str:
+        """Takes characters off the front of what is held."""
+        delta, self._held = self._held[:count], self._held[count:]
+        self._released += len(delta)
+        if delta:
+            self._parts.append(delta)
+        return delta
+
+
+class _RegexSearch:
+    """Looks for a pattern in a stream of characters. `live_from` is the first offset at which a match may begin."""
+
+    def __init__(self, pattern: str) -> None:
+        try:
+            self._pattern = regex.compile(pattern)
+        except regex.error as error:
+            raise RequestError(f"stop_regex is not a regular expression: {error}", param="stop_regex") from error
+        self._text = ""  # the last characters, some that cannot begin a match included: lookbehind may need them
+        self._dropped = 0  # characters before `_text`
+        self._left_s = REGEX_TIMEOUT_S
+        self.live_from = 0
+        if self.finish() is not None:
+            raise RequestError("stop_regex matches the empty text: it would end every answer", param="stop_regex")
+
+    def advance(self, char: str) -> _Match | None:
+        """The match that one more character completes.
+
+        Only the first place where one may begin is tried, so that a character costs one look at what is held.
+        """
+        self._text += char
+        if len(self._text) > 3 * REGEX_WINDOW:
+            self._dropped += len(self._text) - 2 * REGEX_WINDOW
+            self._text = self._text[-2 * REGEX_WINDOW :]
+        seen = self._dropped + len(self._text)
+        self.live_from = max(self.live_from, seen - REGEX_WINDOW)
+        self._left_s += REGEX_CHAR_S
+        while self.live_from < seen:
+            found = self._try(self._pattern.match, partial=True)
+            if found is None:
+                self.live_from += 1
+            elif found.partial:
+                return None
+            else:
+                return self._taken(found)
+        return None
+
+    def finish(self) -> _Match | None:
+        """The first match in what is left, now that nothing follows."""
+        found = self._try(self._pattern.search, partial=False)
+        return self._taken(found) if found is not None else None
+
+    def _taken(self, found: Any) -> _Match:
+        start, stop = self._dropped + found.start(), self._dropped + found.end()
+        self.live_from = max(stop, start + 1)
+        return _Match(start, stop, found.group())
+
+    def _try(self, method: Callable[..., Any], *, partial: bool) -> Any:
+        started = time.thread_time()  # a busy machine takes the thread's time, and is not the pattern's fault
+        try:
+            if self._left_s <= 0:
+                raise TimeoutError
+            return method(self._text, self.live_from - self._dropped, partial=partial, timeout=self._left_s)
+        except TimeoutError as error:
+            message = f"the search for stop_regex took more than {REGEX_TIMEOUT_S} s"
+            raise EngineError(message, code="stop_regex_timeout", param="stop_regex") from error
+        finally:
+            self._left_s -= time.thread_time() - started
+
+
+@lru_cache(maxsize=64)
+def _automaton(stops: tuple[str, ...]) -> StopAutomaton:
+    return StopAutomaton(stops)

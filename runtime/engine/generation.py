@@ -1,0 +1,405 @@
+"""One request in the engine: from drawn tokens to text, stops, origins and the one terminal event."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ...constrain import Matcher, MatcherError
+from ...constrain.errors import SearchLateError
+from ...constrain.matchers.healing import Healing
+from ...constrain.matchers.table.matcher import RegularMatcher
+from ...constrain.matchers.tagged.matcher import StructuralMatcher
+from ...constrain.matchers.token_matcher import TokenMatcher
+from ...constrain.receipt import Receipt
+from ..protocol.errors import BoughError, ErrorInfo
+from ..protocol.request import (
+    FORCED,
+    SAMPLED,
+    Finish,
+    FinishReason,
+    Request,
+    RequestOutput,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from ..runner.runner import DrawSpec
+from ..sampler.random_numbers import uniform
+from ..sampler.rows import Draws, Row
+from ..scheduler.scheduler import Advance, Work
+from ..scheduler.sequence import Sequence
+from .detokenizer import Detokenizer
+from .ngram_drafts import MAX_DRAFTS
+from .speculation import Guesser
+
+logger = logging.getLogger("bough.engine")
+
+Listener = Callable[[RequestOutput], None]
+SEARCH_PATIENCE_S = 0.002
+"""What the engine's thread waits for a way to a word's end near the end of a budget; past it others seek it."""
+
+Foresee = Callable[[Matcher, int, int], tuple[Matcher, int]]
+
+
+class _Untold(msgspec.Struct):
+    """What has come since the last output."""
+
+    tokens: list[int] = []
+    origins: list[int] = []
+    texts: list[str] = []
+    logprobs: list[TokenLogprob] = []
+
+
+@dataclass(frozen=True, slots=True)
+class _Foreseen:
+    """What accepting a drawn token with so many left came to: the matcher after it and the token taken, or an error."""
+
+    drawn: int
+    remaining: int
+    result: tuple[Matcher, int] | MatcherError
+
+
+class Generation:
+    """The engine's side of a request. `take` is called once a step; everything else follows from it."""
+
+    def __init__(
+        self,
+        request: Request,
+        sequence: Sequence,
+        detokenizer: Detokenizer,
+        *,
+        max_tokens: int,
+        seed: int,
+        eos_ids: AbstractSequence[int],
+        listener: Listener,
+        now: float,
+    ) -> None:
+        self.request = request
+        self.sequence = sequence
+        self.matcher: Matcher | None = None
+        self.guesser: Guesser | None = None
+        self.receipt: Receipt | None = None
+        self.checked = False
+        self.listener = listener
+        self.finish: Finish | None = None
+        self._detokenizer = detokenizer
+        self._max_tokens = max_tokens
+        self._seed = seed
+        self._eos_ids = frozenset(eos_ids)
+        self._ends = self._eos_ids.union(request.sampling.stop_token_ids)
+        self._num_generated = 0
+        self._num_forced = 0
+        self._counts: Counter[int] = Counter()
+        self._closing = False
+        self.undecided: int | None = None
+        self._foreseen: _Foreseen | None = None
+        self._scores: list[TokenLogprob] = []
+        self._judged = None if request.grammar is None else detokenizer.without_stops()
+        self._untold = _Untold()
+        self._has_told = False
+        self._arrived = now
+        self._admitted: float | None = None
+        self._first: float | None = None
+
+    @property
+    def must_be_checked(self) -> bool:
+        """Whether its text, which is finished, may violate the constraint in ways that no mask prevents."""
+        return not self.checked and self.receipt is not None and bool(self.receipt.checked) and self._is_whole
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the text ended where a word of the grammar does: not at a stop, and not cut short by the budget."""
+        finish, matcher = self.finish, self.matcher
+        if finish is None or matcher is None or finish.reason not in ("stop", "length"):
+            return False
+        if isinstance(matcher, TokenMatcher | StructuralMatcher | RegularMatcher) and matcher.closed:
+            return False
+        return finish.matched in self._eos_ids or (finish.matched is None and matcher.accepting)
+
+    @property
+    def judged_text(self) -> str:
+        """What a check looks at: all the text, with control tokens, which may be what marks its parts."""
+        return "" if self._judged is None else self._judged.text + self._judged.finish()
+
+    @property
+    def uses_drafts(self) -> bool:
+        """Penalties look at what was generated before, which a draft would have to be counted into."""
+        params = self.request.sampling
+        return not (params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0)
+
+    @property
+    def table_matcher(self) -> RegularMatcher | None:
+        """The matcher, if its state is a number in a table."""
+        if isinstance(self.matcher, RegularMatcher) and self.matcher.state is not None:
+            return self.matcher
+        return None
+
+    def spec(self, work: Work, num_steps: int) -> DrawSpec | None:
+        """How a device draws the token of `work`, and those of the steps after it, by itself, `num_steps` in all; None
+        if it takes more than sampling parameters and a table."""
+        params, matcher = self.request.sampling, self.table_matcher
+        plain = work.samples and work.num_tokens == 1 and not work.drafts
+        if matcher is not None:  # near its limit tokens are chosen that lead to the end in time
+            num_left = self.sequence.limit - (work.stop + num_steps)
+            plain = plain and num_left >= matcher.grammar.farthest
+        elif self.matcher is not None:
+            plain = False
+        # Until `min_tokens` are there, counting those in flight, some tokens are not allowed.
+        early = work.start + 1 - self.sequence.num_prompt < params.min_tokens
+        return DrawSpec(params, self._seed, matcher) if plain and not early else None
+
+    def rows(self, work: Work, first_mask: int | None) -> list[Row]:
+        """How each logits row of `work` is to be drawn from; masks are `first_mask` and the rows after it."""
+        sequence, params = self.sequence, self.request.sampling
+        if sequence.score_from is not None:
+            if sequence.tree is not None:
+                asked = sequence.tree.targets[work.logits_start + 1 - sequence.score_from :]
+                asked = asked[: work.logits_stop - work.logits_start]
+                return [Row(params, target=first, others=others) for first, *others in asked]
+            targets = sequence.tokens[work.logits_start + 1 : work.logits_stop + 1]
+            return [Row(params, target=target) for target in targets]
+        seen = tuple(set(sequence.tokens)) if params.repetition_penalty != 1.0 else ()
+        ends = () if self.matcher is not None else (*self._eos_ids, *params.stop_token_ids)
+        matcher = self.table_matcher
+        rows = []
+        for offset in range(work.logits_stop - work.logits_start):
+            rows.append(
+                Row(
+                    params,
+                    uniform=0.0 if params.greedy else uniform(self._seed, work.logits_start + offset + 1),
+                    seed=self._seed,
+                    position=work.logits_start + offset + 1,
+                    counts=self._counts,
+                    seen=seen,
+                    banned=ends if self._num_generated + offset < params.min_tokens else (),
+                    masked=None if first_mask is None else first_mask + offset,
+                    matcher=matcher,
+                )
+            )
+        return rows
+
+    def admitted(self, now: float) -> None:
+        if self._admitted is None:
+            self._admitted = now
+
+    def take(
+        self, work: Work, draws: Draws, first: int, num_right: int | None, now: float
+    ) -> tuple[Advance, RequestOutput | None]:
+        """Takes the draws of this work's rows, which begin at `first`.
+
+        `num_right` is how many of the rows had a mask (None: no grammar).
+        """
+        count = work.logits_stop - work.logits_start if num_right is None else num_right
+        if not work.samples and work.sequence.score_from is None:
+            return Advance(), None
+        if any(draws.poisoned[first : first + count]):
+            return self._fail(now, "nonfinite_logits", "the model produced numbers that are not finite", poisoned=True)
+        if self.sequence.score_from is not None:
+            return self._take_scores(work, draws, first, now)
+        if count == 0:
+            return self._fail(now, "grammar_dead_end", "the grammar allows no further token")
+        begins = self._first is None
+        self._first = now if self._first is None else self._first
+        try:
+            tokens, replaced = self._accept(work.drafts[: count - 1], draws, first)
+        except SearchLateError:
+            self._first = None if begins else self._first
+            return Advance(), None
+        except MatcherError as error:
+            return self._fail(now, "grammar_dead_end", str(error))
+        except BoughError as error:
+            return self._fail(now, error.code, error.message)
+        except Exception:
+            logger.exception("request %s failed", self.request.id)
+            return self._fail(now, "internal_error", "the request failed")
+        if self._judged is not None and self.receipt is not None and self.receipt.checked:
+            self._judged.push([token for token in tokens if token not in self._eos_ids])
+        advance = Advance(tuple(tokens), finished=self.finish is not None, replaced=replaced)
+        tells = self.finish is not None or self.request.stream or not self._has_told
+        return advance, self._tell(now) if tells else None
+
+    def _accept(self, drafts: AbstractSequence[int], draws: Draws, first: int) -> tuple[list[int], bool]:
+        """Accepts drawn tokens as long as each equals the draft it verifies, and one more; returns those accepted, and
+        whether the last is not the one that was drawn."""
+        keeps_logprobs = self.request.sampling.logprobs is not None
+        guessed = self.guesser.guessed if self.guesser is not None else {}
+        untold = self._untold
+        tokens: list[int] = []
+        replaced = False
+        for offset in range(len(drafts) + 1):
+            draft = drafts[offset] if offset < len(drafts) else None
+            drawn = draws.tokens[first + offset]
+            try:
+                token = self._advance_matcher(drawn)
+            except SearchLateError:
+                if not tokens:
+                    self.undecided = drawn
+                    raise
+                break  # what was right is taken; this one is drawn again
+            replaced = token != drawn
+            tokens.append(token)
+            untold.tokens.append(token)
+            forced = replaced or (token == draft and offset not in guessed)
+            untold.origins.append(FORCED if forced else SAMPLED)
+            self._num_generated += 1
+            self._num_forced += forced
+            self._counts[token] += 1
+            if keeps_logprobs and (logprob := draws.logprobs[first + offset]) is not None:
+                if replaced:
+                    logprob = TokenLogprob(token, logprob.logprob, logprob.top, 0.0)
+                untold.logprobs.append(logprob)
+            untold.texts.append(self._end_or_text(token))
+            if self.finish is not None or token != draft:
+                break
+        if self.finish is not None:
+            untold.texts.append(self._detokenizer.finish())
+            if self.finish.reason == "length" and self._detokenizer.matched is not None:  # settled by the last text
+                self._end("stop", self._detokenizer.matched)
+        if self.guesser is not None:
+            self.guesser.settle(drafts, tokens)
+        return tokens, replaced
+
+    def _advance_matcher(self, drawn: int) -> int:
+        if self.matcher is None or drawn in self._eos_ids:
+            return drawn
+        remaining = self._max_tokens - self._num_generated - 1
+        foreseen, self._foreseen = self._foreseen, None
+        if foreseen is not None and (foreseen.drawn, foreseen.remaining) == (drawn, remaining):
+            if isinstance(foreseen.result, MatcherError):
+                raise foreseen.result
+            self.matcher, token = foreseen.result
+        else:
+            token = self.matcher.accept(drawn, remaining, SEARCH_PATIENCE_S)
+        self._closing |= token != drawn
+        if isinstance(self.matcher, Healing) and self.matcher.over:
+            self.matcher = self.matcher.inner
+        return token
+
+    def foresee(self, drawn: int, foresee: Foresee) -> None:
+        """Finds out, on another thread, what accepting `drawn` comes to, for when it is drawn again."""
+        assert self.matcher is not None
+        remaining = self._max_tokens - self._num_generated - 1
+        try:
+            self._foreseen = _Foreseen(drawn, remaining, foresee(self.matcher, drawn, remaining))
+        except MatcherError as error:
+            self._foreseen = _Foreseen(drawn, remaining, error)
+
+    def _end_or_text(self, token: int) -> str:
+        """The text that `token` made certain; sets `finish` if it ends the generation."""
+        params = self.request.sampling
+        enough = self._num_generated > params.min_tokens
+        if token in self._eos_ids and (self.matcher is not None or (enough and not params.ignore_eos)):
+            self._end("length" if self._closing else "stop", token)
+            return ""
+        if enough and token in params.stop_token_ids:
+            self._end("stop", token)
+            return ""
+        text = self._detokenizer.push([token], stops_count=self._num_generated >= params.min_tokens)
+        if self._detokenizer.matched is not None:
+            self._end("stop", self._detokenizer.matched)
+        elif self.matcher is not None and self.matcher.finished:
+            self._end("length" if self._closing else "stop", None)
+        elif self._num_generated >= self._max_tokens:
+            self._end("length", None)
+        return text
+
+    def _end(self, reason: FinishReason, matched: str | int | None) -> None:
+        self.finish = Finish(reason=reason, matched=matched)
+
+    def _take_scores(self, work: Work, draws: Draws, first: int, now: float) -> tuple[Advance, RequestOutput | None]:
+        count = work.logits_stop - work.logits_start
+        # After a preemption positions are computed again, perhaps in other chunks.
+        assert self.sequence.score_from is not None
+        del self._scores[max(work.logits_start + 1 - self.sequence.score_from, 0) :]
+        self._scores += [entry for entry in draws.logprobs[first : first + count] if entry is not None]
+        if work.stop < work.sequence.num_to_score:
+            return Advance(), None
+        self.finish = Finish(reason="length")
+        output = RequestOutput(
+            id=self.request.id,
+            logprobs=tuple(self._scores),
+            cached_tokens=self.sequence.num_cached,
+            finish=self._terminal(self.finish, now),
+        )
+        return Advance(finished=True), output
+
+    def _fail(self, now: float, code: str, message: str, *, poisoned: bool = False) -> tuple[Advance, RequestOutput]:
+        return Advance(finished=not poisoned, poisoned=poisoned), self.end(
+            now, "error", ErrorInfo(code=code, message=message)
+        )
+
+    def end(self, now: float, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
+        """The terminal event of a request that ends before its time."""
+        self.finish = Finish(reason=reason, error=error)
+        with contextlib.suppress(BoughError):  # a search for stop_regex that takes too long
+            self._untold.texts.append(self._detokenizer.finish() if error is None else self._detokenizer.flush())
+        return self._tell(now)
+
+    def _tell(self, now: float) -> RequestOutput:
+        """What has come since the last output, and the end if it has."""
+        untold, self._untold = self._untold, _Untold()
+        begins = self._first is not None and not self._has_told
+        self._has_told |= begins
+        return RequestOutput(
+            id=self.request.id,
+            text="".join(untold.texts),
+            tokens=tuple(untold.tokens),
+            origins=tuple(untold.origins),
+            logprobs=None if self.request.sampling.logprobs is None else tuple(untold.logprobs),
+            cached_tokens=self.sequence.num_cached if begins else None,
+            finish=self.finish and self._terminal(self.finish, now),
+        )
+
+    def propose(self, price: float, at_least: int | None) -> list[int]:
+        """Drafts for the next step: what the grammar forces, if it is `at_least` tokens (None: never), and guesses.
+
+        `price` is the chance of being right at which a guess is worth a row of the next pass.
+        """
+        num_pending = self.sequence.num_pending
+        room = self._max_tokens - self._num_generated - num_pending - 1
+        if room <= num_pending or not self.uses_drafts:
+            return []
+        try:
+            jumps = at_least is not None
+            drafts = self._forced(num_pending, min(room, MAX_DRAFTS), at_least) if at_least is not None else []
+            if self.guesser is not None and num_pending == 0:
+                tokens, matcher = self.sequence.tokens, self.matcher
+                self.guesser.extend(drafts, tokens, matcher, price=price, room=room, ends=self._ends, jumps=jumps)
+            return drafts
+        except Exception:  # it can do without
+            logger.exception("what may follow in request %s is not known", self.request.id)
+            return []
+
+    def _forced(self, num_pending: int, room: int, at_least: int) -> list[int]:
+        """What the grammar forces next.
+
+        A token that is in flight already comes first in what is forced; the drafts follow it. The step after one with
+        drafts cannot be planned ahead, so then a single draft gains nothing.
+        """
+        if self.matcher is None:
+            return []
+        forced = self.matcher.forced_tokens()[num_pending:][:room]
+        return forced if len(forced) > num_pending and len(forced) >= at_least else []
+
+    def _terminal(self, finish: Finish, now: float) -> Finish:
+        admitted = self._admitted if self._admitted is not None else now
+        first = self._first if self._first is not None else now
+        usage = Usage(
+            prompt_tokens=self.sequence.num_prompt,
+            cached_tokens=self.sequence.num_cached or 0,
+            completion_tokens=self._num_generated,
+            forced_tokens=self._num_forced,
+        )
+        timings = Timings(queue_s=admitted - self._arrived, prefill_s=first - admitted, decode_s=now - first)
+        constraint = finish.constraint or self.receipt
+        if constraint is not None and constraint.checked and not self.must_be_checked:
+            constraint = msgspec.structs.replace(constraint, checked=())  # nobody looks at a text that was cut
+        self.finish = msgspec.structs.replace(finish, usage=usage, timings=timings, constraint=constraint)
+        return self.finish

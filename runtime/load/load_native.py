@@ -1,0 +1,130 @@
+"""Builds engines on the CPU library: of a GGUF file without torch, which takes longer to load than all the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ...constrain import GrammarCompiler
+from ...kernels.native.library import load_library
+from ...kernels.native.threads import Threads
+from ..checkpoints.config import UnsupportedModelError, read_config
+from ..checkpoints.gguf_file import GGUFFile
+from ..checkpoints.gguf_tensors import GGUFTensors
+from ..checkpoints.locate import locate, model_name
+from ..engine.engine import Engine
+from ..models.native import KINDS, NativeDecoder, NativeTarget, load_native
+from ..protocol.config import EngineConfig
+from ..protocol.counters import ModelInfo
+from ..protocol.errors import RequestError
+from ..runner.host import free_memory, may_have_gpu, num_threads
+from ..runner.native_runner import NativeRunner
+from ..runner.runner import DirectPasses
+from ..tokenizer.tokenizer import Tokenizer, gguf_tokenizer
+from .pages import check_pages, host_pages, max_model_len, named_pages
+
+Progress = Callable[[str, int, int], None]
+
+
+def load_gguf_engine(config: EngineConfig, progress: Progress | None = None) -> Engine | None:
+    """An engine on the CPU library over the GGUF file that `config` names; None if it is for torch to compute.
+
+    Raises:
+        ModelError: the model's files cannot be used, or its cache does not fit into memory.
+    """
+    device = "cpu" if config.device == "auto" and not may_have_gpu() else config.device
+    if config.attention_backend not in ("auto", "native") or obstacle_to_native(config, device) is not None:
+        return None
+    path = locate(config.model, progress=progress)
+    if not path.is_file():
+        return None
+    file = GGUFFile(path)
+    try:
+        model = read_config(file)
+    except UnsupportedModelError:
+        return None
+    tensors = GGUFTensors(file, model)
+    if config.quantization is None and not tensors.is_quantised("model.layers.0.self_attn.q_proj.weight"):
+        return None
+    with ThreadPoolExecutor(1) as pool:  # the library packs weights while Python builds the tokenizer
+        loading = pool.submit(load_native, model, tensors, native_target(config), progress)
+        tokenizer = gguf_tokenizer(file)
+        grammars = GrammarCompiler(tokenizer.vocabulary(model.vocab_size))
+        decoder = loading.result()
+    if decoder is None:
+        grammars.close()
+        return None
+    return native_engine(config, decoder, model_name(config.model, path), path, tokenizer, grammars)
+
+
+def native_engine(
+    config: EngineConfig,
+    decoder: NativeDecoder,
+    name: str,
+    path: Path,
+    tokenizer: Tokenizer,
+    grammars: GrammarCompiler | None = None,
+) -> Engine:
+    """An engine over `decoder`, called `name`, whose tokenizer is at `path`.
+
+    Raises:
+        ModelError: its cache does not fit into memory.
+    """
+    model, limits = decoder.config, config.limits("cpu")
+    page_size = config.page_size or 1
+    longest = max_model_len(config, model.max_position)
+    kv_bits = 8 if config.kv_cache_dtype == "int8" else 16
+    num_bytes, scale_bytes = decoder.kv_bytes(page_size, kv_bits)
+    page_bytes = 2 * num_bytes + scale_bytes
+    num_pages = named_pages(config, page_bytes)
+    if num_pages is None:
+        num_pages = host_pages(config, page_bytes, limits, page_size, longest)
+    check_pages(num_pages, page_bytes, free_memory())
+    info = ModelInfo(
+        name=name,
+        path=str(path),
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        max_model_len=longest,
+        max_request_tokens=min(longest, (num_pages - 1) * page_size),
+        dtype="float32",
+        device="cpu",
+        num_parameters=decoder.num_parameters,
+        page_size=page_size,
+        num_pages=num_pages,
+    )
+    runner = NativeRunner(decoder, num_pages, page_size, kv_bits)
+    return Engine(
+        config=config,
+        info=info,
+        runner=DirectPasses(runner, page_size, exact=True, threads=decoder.threads, prepare=runner.prepare),
+        tokenizer=tokenizer,
+        grammars=grammars or GrammarCompiler(tokenizer.vocabulary(info.vocab_size)),
+        clock=time.monotonic,
+    )
+
+
+def native_target(config: EngineConfig) -> NativeTarget:
+    """What `config` has a decoder loaded for; there must be no obstacle to it."""
+    library = load_library()
+    assert library is not None
+    return NativeTarget(library, Threads(library, num_threads()), config.quantization, config.max_model_len)
+
+
+def obstacle_to_native(config: EngineConfig, device: str) -> RequestError | None:
+    """Why the CPU library cannot run, whatever the model: a setting, or this machine."""
+    for name, value, possible in (
+        ("device", device, ("cpu",)),
+        ("dtype", config.dtype, ("auto",)),
+        ("kv_cache_dtype", config.kv_cache_dtype, ("auto", "int8")),
+        ("quantization", config.quantization, (None, *KINDS)),
+    ):
+        if value not in possible:
+            wanted = " or ".join(str(choice).lower() for choice in possible)
+            return RequestError(f"attention_backend native needs {name} {wanted}, got {value}", param=name)
+    if load_library() is None:
+        needs = "an x86 processor with AVX2, and a bough that was installed where there is a C compiler"
+        return RequestError(f"attention_backend native needs {needs}", param="attention_backend")
+    return None

@@ -1,0 +1,253 @@
+"""Builds an engine: the one place that loads a model, sizes the cache and puts the parts together."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import torch
+
+from ...constrain import GrammarCompiler
+from ...kernels.attention.interface import KVShape
+from ...kernels.attention.plan.planner import WorkPlanner
+from ...kernels.attention.select import select_attention
+from ...kernels.decode_step.select import triton_drawing
+from ..engine.engine import Engine
+from ..models.decoder import Decoder
+from ..models.invariant import make_invariant
+from ..models.load import LoadedModel, load_model
+from ..models.native import NativeDecoder
+from ..models.quantise import quantise_decoder
+from ..protocol.config import EngineConfig, SchedulerLimits
+from ..protocol.counters import ModelInfo
+from ..protocol.errors import ModelError, RequestError
+from ..runner.gpu_device import on_device
+from ..runner.gpu_grammars import DeviceGrammars
+from ..runner.gpu_graphs import CudaGraphs, Eager
+from ..runner.gpu_prefixes import SharedReads
+from ..runner.gpu_runner import GpuPasses
+from ..runner.runner import DirectPasses, PassRunner
+from ..runner.torch_runner import ModelRunner
+from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
+from .calibrate import TEXT, kv_scales
+from .load_native import native_engine, native_target, obstacle_to_native
+from .memory import free_memory, gpu_budget, measure_activations
+from .pages import check_pages, host_pages, max_model_len, named_pages
+
+Progress = Callable[[str, int, int], None]
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
+_GPU_SHARE = 0.9
+
+
+def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
+    """Loads the model that `config` names and returns an engine ready to step; start.start_engine is the shorter way.
+
+    `progress(what, done, total)` is called while it loads.
+
+    Raises:
+        ModelError: the model's files cannot be used, or its cache does not fit into memory.
+    """
+    device = _device(config.device)
+    backend = _backend(config, device)
+    with on_device(torch.device(device)):
+        loaded = load_model(
+            config.model,
+            dtype=config.dtype,
+            device=device,
+            backend="torch" if backend == "native" else backend,
+            # Weights that are to be quantised otherwise are undone first.
+            keep_quantised=None if config.quantization is None else False,
+            invariant=config.deterministic,
+            native=native_target(config) if backend == "native" else None,
+            progress=progress,
+        )
+        return make_engine(config, loaded, load_tokenizer(loaded.path), progress)
+
+
+def make_engine(
+    config: EngineConfig, loaded: LoadedModel, tokenizer: Tokenizer, progress: Progress | None = None
+) -> Engine:
+    """An engine over a model that is loaded, on the device where it is.
+
+    Raises:
+        ModelError: the model cannot be quantised or computed as asked, or its cache does not fit into memory.
+    """
+    device = str(loaded.device)
+    backend = _backend(config, device)
+    if isinstance(loaded.model, NativeDecoder):
+        return native_engine(config, loaded.model, loaded.name, loaded.path, tokenizer)
+    if backend == "native":
+        if config.attention_backend == "native":
+            raise ModelError(
+                "attention_backend native computes models of the Llama family whose layers are quantised, in the file "
+                f"or by quantization, and widths are multiples of 32 (w8a8: of 64); {loaded.name} is no such model"
+            )
+        backend = "torch"
+        _check_kv_dtype(config, backend)
+    _convert(config, loaded, backend, progress)
+    limits = config.limits(device)
+    page_size = config.page_size or (16 if backend == "triton" else 1)
+    longest = max_model_len(config, loaded.config.max_position)
+    shape = _kv_shape(config, loaded, device, backend, limits, page_size, longest)
+    info = ModelInfo(
+        name=loaded.name,
+        path=str(loaded.path),
+        architecture=loaded.config.architecture,
+        vocab_size=loaded.config.vocab_size,
+        max_model_len=longest,
+        max_request_tokens=min(longest, (shape.num_pages - 1) * page_size),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=device,
+        num_parameters=loaded.num_parameters,
+        page_size=page_size,
+        num_pages=shape.num_pages,
+    )
+    return Engine(
+        config=config,
+        info=info,
+        runner=_runner(config, loaded, shape, limits, backend, longest, tokenizer),
+        tokenizer=tokenizer,
+        grammars=GrammarCompiler(tokenizer.vocabulary(info.vocab_size)),
+        clock=time.monotonic,
+    )
+
+
+def _device(device: str) -> str:
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise RequestError(f"device {device!r} was asked for, but torch sees no CUDA device", param="device")
+    return device
+
+
+def _backend(config: EngineConfig, device: str) -> str:
+    """Which kernels run: "triton", "torch", or "native", if the CPU library has formats for the model.
+
+    Raises:
+        RequestError: those asked for cannot run here, or not with the other settings.
+    """
+    obstacle = obstacle_to_native(config, device)
+    backend = config.attention_backend
+    if backend == "auto":
+        backend = "triton" if device != "cpu" else "torch" if obstacle else "native"
+    if backend == "native" and obstacle is not None:
+        raise obstacle
+    if backend == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise RequestError(
+            "Triton kernels need a GPU; on the CPU they only run interpreted, for tests, with TRITON_INTERPRET=1",
+            param="attention_backend",
+        )
+    _check_kv_dtype(config, backend)
+    return backend
+
+
+def _check_kv_dtype(config: EngineConfig, backend: str) -> None:
+    """Raises RequestError if only other kernels have the dtype that is asked for."""
+    wanted, kernels = {
+        "fp8_e4m3": ("triton", "the Triton kernels of a GPU"),
+        "int8": ("native", "a model that the library in C computes (attention_backend native)"),
+    }.get(config.kv_cache_dtype, (backend, ""))
+    if backend != wanted:
+        raise RequestError(f"kv_cache_dtype {config.kv_cache_dtype} needs {kernels}", param="kv_cache_dtype")
+
+
+def _convert(config: EngineConfig, loaded: LoadedModel, backend: str, progress: Progress | None) -> None:
+    """Changes the layers' products to what `config` asks for, in place."""
+    if config.quantization is None and not config.deterministic:
+        return
+    if not isinstance(loaded.model, Decoder):
+        what = "quantization" if config.quantization is not None else "deterministic"
+        raise ModelError(f"{what} is possible for models of the Llama family only, not {loaded.config.architecture}")
+    if config.quantization is not None:
+        quantise_decoder(loaded.model, config.quantization, invariant=config.deterministic, progress=progress)
+    if config.deterministic and backend == "triton":
+        make_invariant(loaded.model)
+
+
+def _kv_shape(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    device: str,
+    backend: str,
+    limits: SchedulerLimits,
+    page_size: int,
+    longest: int,
+) -> KVShape:
+    """Sizes the cache: by pages, by bytes, or by a share of the memory."""
+    dtype = loaded.dtype if config.kv_cache_dtype == "auto" else _DTYPES[config.kv_cache_dtype]
+    model = loaded.model
+    assert not isinstance(model, NativeDecoder)
+
+    def shape(num_pages: int) -> KVShape:
+        return KVShape(model.num_layers, num_pages, page_size, model.num_kv_heads, model.head_dim, dtype)
+
+    page_bytes = shape(0).page_bytes
+    num_pages = named_pages(config, page_bytes)
+    if num_pages is None and device == "cpu":
+        num_pages = host_pages(config, page_bytes, limits, page_size, longest)
+    elif num_pages is None:
+        trial = select_attention(shape(-(-limits.max_batch_tokens // page_size) + 1), device, backend=backend)
+        activations = measure_activations(model, trial, limits, page_size, device)
+        del trial
+        torch.cuda.empty_cache()
+        num_pages = gpu_budget(device, config.memory_fraction or _GPU_SHARE, activations) // page_bytes
+    check_pages(num_pages, page_bytes, free_memory(device))
+    return shape(num_pages)
+
+
+def _runner(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    shape: KVShape,
+    limits: SchedulerLimits,
+    backend: str,
+    longest: int,
+    tokenizer: Tokenizer,
+) -> PassRunner:
+    device = loaded.device
+    assert not isinstance(loaded.model, NativeDecoder)
+    if backend == "torch":
+        plain = select_attention(shape, str(device), backend="torch")
+        return DirectPasses(ModelRunner(loaded.model, plain, str(device)), shape.page_size)
+    attention = select_attention(
+        shape,
+        str(device),
+        backend="triton",
+        deterministic=config.deterministic,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=longest,
+    )
+    if config.kv_cache_dtype == "fp8_e4m3":
+        tokens = tokenizer.encode(TEXT)[: limits.max_batch_tokens]
+        attention.set_scales(*kv_scales(loaded.model, tokens, loaded.dtype, device))
+    graphs = config.cuda_graphs and device.type == "cuda" and isinstance(loaded.model, Decoder)
+    drawing = triton_drawing(device, limits.max_num_seqs, loaded.config.vocab_size)
+    runner = GpuPasses(
+        loaded.model,
+        attention,
+        drawing,
+        grammars=DeviceGrammars(loaded.config.vocab_size, limits.max_num_seqs + 1, device, drawing.advance),
+        max_steps=config.max_decode_steps if isinstance(loaded.model, Decoder) else 1,
+        overlaps=config.overlap,
+        shared_reads=_shared_reads(config, loaded, shape, limits),
+        replays=CudaGraphs() if graphs else Eager(),
+    )
+    if device.type == "cuda":
+        runner.warm_up()
+    return runner
+
+
+def _shared_reads(
+    config: EngineConfig, loaded: LoadedModel, shape: KVShape, limits: SchedulerLimits
+) -> SharedReads | None:
+    if config.deterministic or not config.enable_prefix_caching:
+        return None
+    planner = WorkPlanner(shape, loaded.model.num_heads, loaded.dtype, loaded.device)
+    return SharedReads(planner.tree, limits.max_num_seqs, shape.page_size, loaded.device)

@@ -1,0 +1,78 @@
+"""How much memory the KV cache may take: what is there, less what weights and activations need."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ...kernels.attention.interface import AttentionBackend, AttentionBatch
+from ..models.model import Model
+from ..protocol.config import SchedulerLimits
+from ..protocol.errors import ModelError
+from ..runner import host
+
+_GRAPHS = 256 << 20
+"""Bytes kept for CUDA graphs and for what libraries allocate when they are first used."""
+
+
+def free_memory(device: str) -> int:
+    """Bytes that can be taken on the device."""
+    return host.free_memory() if device == "cpu" else int(torch.cuda.mem_get_info(device)[0])
+
+
+def gpu_budget(device: str, fraction: float, activations: int) -> int:
+    """Bytes for the KV cache, if `fraction` of the GPU's memory may be used in all."""
+    free, total = torch.cuda.mem_get_info(device)
+    return cache_budget(int(free), int(total), fraction, activations)
+
+
+def cache_budget(free: int, total: int, fraction: float, activations: int) -> int:
+    """Bytes for the KV cache of a GPU of `total` bytes, `free` of which are free now that the weights are loaded.
+
+    Raises:
+        ModelError: there are none.
+    """
+    budget = free - int(total * (1.0 - fraction)) - activations - _GRAPHS
+    if budget <= 0:
+        needed = total - free + activations + _GRAPHS
+        raise ModelError(
+            f"no memory is left for the KV cache: weights and activations need {needed:,} bytes, and memory_fraction "
+            f"{fraction:g} allows {int(total * fraction):,} of the GPU's {total:,} ({free:,} are free now): raise "
+            "memory_fraction, lower max_batch_tokens, use quantization, or end what else uses the GPU"
+        )
+    return budget
+
+
+def measure_activations(
+    model: Model, attention: AttentionBackend, limits: SchedulerLimits, page_size: int, device: str
+) -> int:
+    """Bytes that the largest pass takes beside weights and cache: a full batch of tokens, logits for every sequence.
+
+    `attention` needs pages for limits.max_batch_tokens tokens, page 0 aside. There may be more of them than the model
+    has positions, so that all are computed as if they were the first.
+    """
+    num_tokens = limits.max_batch_tokens
+    positions = np.arange(num_tokens)
+    pages = np.arange(1, -(-num_tokens // page_size) + 1, dtype=np.int32)
+    batch = AttentionBatch(
+        query_start=np.array([0, num_tokens], np.int32),
+        context_len=np.array([num_tokens], np.int32),
+        page_table=pages[None],
+        write_slot=pages[positions // page_size].astype(np.int64) * page_size + positions % page_size,
+    )
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    with torch.inference_mode():
+        attention.plan(batch)
+        zeros = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+        hidden = model.forward(zeros, zeros, attention)
+        logits = model.logits(hidden[: limits.max_num_seqs])
+    # Beside these there are the sampler's workspace, the logits that graphs leave, and a copy where one is needed.
+    beside = 3 * logits.nbytes
+    del hidden, logits
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.empty_cache()
+    return int(peak - before) + beside

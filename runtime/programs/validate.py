@@ -1,0 +1,280 @@
+"""Reads a recorded stretch before anything of it is done: checks that it is well-formed, and what each block needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..protocol.condition import Compare, Condition, Hole, Matches
+from ..protocol.decide import nodes
+from ..protocol.errors import RequestError
+from ..protocol.patterns import Pattern, PatternCache
+from ..protocol.program import Assign, Cancel, Fork, Gen, Join, Op, Part, Repeat, Select, Text, Use, When
+from ..tools.arguments import check_names
+from ..tools.registry import ToolCall, unknown_tool
+
+MAX_OPS = 100_000
+MAX_BRANCHES = 4096
+MAX_DEPTH = 32
+MAX_TURNS = 1000
+MAX_RETRIES = 16
+MAX_PATTERNS = 64
+MAX_PARTS = 16_384
+"""Of one instruction: parts of its text or its arguments, or of its condition. They are put together in one go."""
+
+PARTS_OF_WORK = 8
+"""So many parts, or instructions that are put into queues, take as long as one instruction."""
+
+CHILDREN_OF_WORK = 4
+"""The same of branches that are made ready to be forked."""
+
+COPIED = 1024
+"""The same of characters or tokens that are copied or compared."""
+
+BranchId = int
+Place = tuple[int, int]
+"""The index of a Join, and a child of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """An instruction with its index in recorded order, and its blocks: those of a When, or the one of a Repeat.
+
+    `outer` are the joins in its blocks whose children are older than the block; `work` is what it takes to go through
+    its parts or its condition once.
+    """
+
+    index: int
+    op: Op
+    blocks: tuple[Block, ...] = ()
+    outer: tuple[Place, ...] = ()
+    work: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Instructions that are entered together.
+
+    forks       what is forked in it at any depth: children, with who forks them and how
+    values      the values that instructions in it make, at any depth
+    work        what it takes to put it into queues, or to pass over it
+    """
+
+    items: tuple[Item, ...]
+    forks: tuple[Fork, ...]
+    values: tuple[tuple[BranchId, str], ...]
+    work: int
+
+
+@dataclass(eq=False)
+class _Scope:
+    """An open block, or the stretch itself: where it is, what is forked in it, and how far its branches have come."""
+
+    depth: int
+    branch: BranchId | None = None
+    in_repeat: bool = False
+    forks: list[Fork] = field(default_factory=list)
+    values: list[tuple[BranchId, str]] = field(default_factory=list)
+    outer: list[Place] = field(default_factory=list)
+    forked: dict[BranchId, int] = field(default_factory=dict)
+    last_use: dict[BranchId, int] = field(default_factory=dict)
+    last_join: dict[BranchId, int] = field(default_factory=dict)
+
+
+class StretchReader:
+    """Reads one stretch. `known` are the branches there are, by whether instructions of a stretch may be for them."""
+
+    def __init__(self, known: Mapping[BranchId, bool], tools: Mapping[str, ToolCall], patterns: PatternCache) -> None:
+        self.patterns: dict[str, Pattern] = {}
+        self._tools = tools
+        self._cache = patterns
+        self._num_ops = 0
+        self._size = 0
+        root = _Scope(depth=0)
+        self._chain = [root]
+        # Of each branch the scope that it belongs to; None if that is closed.
+        self._scopes: dict[BranchId, _Scope | None] = {
+            number: root if open_ else None for number, open_ in known.items()
+        }
+
+    @property
+    def index(self) -> int:
+        """Of the instruction that was looked at last."""
+        return max(self._num_ops - 1, 0)
+
+    def read(self, ops: tuple[Op, ...]) -> Block:
+        """The whole stretch.
+
+        Raises:
+            RequestError: an instruction is not well-formed, or a bound is passed.
+        """
+        if not 1 <= len(ops) <= MAX_OPS:
+            raise _refused(f"a program must have 1 to {MAX_OPS} instructions, got {len(ops)}")
+        block = self._read(ops, self._chain[0])
+        if len(self._scopes) > MAX_BRANCHES:
+            raise _refused(f"a program may have {MAX_BRANCHES} branches at most")
+        return block
+
+    def _read(self, ops: tuple[Op, ...], scope: _Scope) -> Block:
+        items = [self._item(op, scope) for op in ops]
+        if scope.in_repeat:
+            for child, index in scope.forked.items():
+                if scope.last_join.get(child, -1) <= scope.last_use.get(child, index):
+                    message = f"instruction {index} forks branch {child} in a block that is repeated"
+                    raise _refused(f"{message}: it must be joined there, after all that it does")
+        num_entries = len(items) + sum(len(item.outer) for item in items)
+        num_children = sum(len(fork.children) for fork in scope.forks)
+        work = num_entries // PARTS_OF_WORK + num_children // CHILDREN_OF_WORK
+        return Block(tuple(items), tuple(scope.forks), tuple(scope.values), work)
+
+    def _item(self, op: Op, scope: _Scope) -> Item:
+        index = self._count()
+        self._check_branch(op.branch, index, scope)
+        scope.last_use[op.branch] = index
+        work = 0
+        match op:
+            case Fork():
+                self._fork(op, index, scope)
+            case Join():
+                self._join(op, index, scope)
+            case When() | Repeat():
+                return self._blocks(op, index, scope)
+            case Use():
+                work = self._check_use(op, index)
+                scope.values.append((op.branch, op.name))
+            case Gen() | Select():
+                scope.values.append((op.branch, op.name))
+            case Text(parts=parts) | Assign(parts=parts):
+                work = self._check_parts(parts, index)
+            case Cancel() if scope.branch is not None and op.branch != scope.branch:
+                raise _refused(f"instruction {index}, in a block, cancels branch {op.branch}, which is not its own")
+        return Item(index, op, work=work)
+
+    def _count(self) -> int:
+        """The index of the next instruction."""
+        index, self._num_ops = self._num_ops, self._num_ops + 1
+        if self._num_ops > MAX_OPS:
+            raise _refused(f"a program must have 1 to {MAX_OPS} instructions, those in blocks included")
+        return index
+
+    def _add_size(self, count: int, what: str) -> None:
+        """Counts what else an instruction can hold any number of."""
+        self._size += count
+        if self._num_ops + self._size > MAX_OPS:
+            raise _refused(f"the {what} of a program may name {MAX_OPS} branches and values at most")
+
+    def _check_branch(self, branch: BranchId, index: int, scope: _Scope) -> None:
+        if branch not in self._scopes:
+            raise _refused(f"instruction {index} is for branch {branch}, which does not exist")
+        if branch != scope.branch and self._scopes[branch] is not scope:
+            where = "in another block" if self._scopes[branch] is None else "outside of the block"
+            message = f"instruction {index} is for branch {branch}, which is forked {where}"
+            raise _refused(f"{message}: it can be used there only")
+
+    def _fork(self, op: Fork, index: int, scope: _Scope) -> None:
+        if not 0 <= op.retries <= MAX_RETRIES:
+            raise _refused(f"instruction {index}: retries must be 0 to {MAX_RETRIES}, got {op.retries}")
+        if op.retries and not op.isolated:
+            raise _refused(f"instruction {index}: only an isolated branch can be begun anew: retries need isolated")
+        for child in op.children:
+            if child in self._scopes:
+                raise _refused(f"instruction {index} forks branch {child}, which exists")
+            self._scopes[child] = scope
+            scope.forked[child] = index
+        if len(self._scopes) > MAX_BRANCHES:
+            raise _refused(f"a program may have {MAX_BRANCHES} branches at most")
+        scope.forks.append(op)
+
+    def _join(self, op: Join, index: int, scope: _Scope) -> None:
+        self._add_size(len(op.children), "joins")
+        for child in op.children:
+            owner = self._scopes.get(child)
+            if owner is None or child == op.branch:
+                raise _refused(f"instruction {index} joins branch {child}, which is not a child")
+            scope.last_join[child] = index
+            for inner in self._chain[owner.depth + 1 :]:
+                if inner.branch != child:
+                    inner.outer.append((index, child))
+
+    def _blocks(self, op: When | Repeat, index: int, scope: _Scope) -> Item:
+        if scope.depth >= MAX_DEPTH:
+            raise _refused(f"instruction {index}: blocks may be nested {MAX_DEPTH} levels deep")
+        if isinstance(op, When):
+            work = self._check_condition(op.condition, index)
+            bodies: tuple[tuple[Op, ...], ...] = (op.then, op.otherwise)
+        else:
+            work = self._check_condition(op.until, index)
+            bodies = (op.body,)
+            if not 1 <= op.at_most <= MAX_TURNS:
+                raise _refused(f"instruction {index}: at_most must be 1 to {MAX_TURNS}, got {op.at_most}")
+        blocks, outer = [], []
+        for body in bodies:
+            inner = _Scope(scope.depth + 1, op.branch, scope.in_repeat or isinstance(op, Repeat))
+            self._chain.append(inner)
+            blocks.append(self._read(body, inner))
+            self._chain.pop()
+            outer += inner.outer
+            scope.forks += inner.forks
+            scope.values += inner.values
+            self._scopes.update(dict.fromkeys(inner.forked))
+        return Item(index, op, tuple(blocks), tuple(outer), work)
+
+    def _check_condition(self, condition: Condition, index: int) -> int:
+        """Returns what it takes to decide it, but for the values that it asks for."""
+        num_parts = num_chars = 0
+        for node in nodes(condition):
+            self._add_size(1, "conditions")
+            num_parts += 1
+            if isinstance(node, Compare | Matches):
+                sides = (node.left, node.right) if isinstance(node, Compare) else (node.text,)
+                num_chars += sum(len(side) for side in sides if isinstance(side, str))
+            if isinstance(node, Hole):
+                raise _hole(node, index)
+            if isinstance(node, Matches) and node.pattern not in self.patterns:
+                if len(self.patterns) >= MAX_PATTERNS:
+                    raise _refused(f"the conditions of a program may have {MAX_PATTERNS} patterns at most")
+                self.patterns[node.pattern] = self._cache.get(node.pattern)
+        return self._work_of(num_parts, num_chars, index)
+
+    def _check_parts(self, parts: Sequence[Part], index: int) -> int:
+        """Returns what it takes to go through them."""
+        for part in parts:
+            if isinstance(part, Hole):
+                raise _hole(part, index)
+        return self._work_of(len(parts), sum(len(part) for part in parts if isinstance(part, str)), index)
+
+    def _work_of(self, num_parts: int, num_chars: int, index: int) -> int:
+        if num_parts > MAX_PARTS:
+            raise _refused(f"instruction {index} has {num_parts} parts, but {MAX_PARTS} is the limit")
+        return num_parts // PARTS_OF_WORK + num_chars // COPIED
+
+    def _check_use(self, op: Use, index: int) -> int:
+        tool = self._tools.get(op.tool)
+        if tool is None:
+            raise unknown_tool(index, op.tool, self._tools)
+        if op.timeout_s is not None and (math.isnan(op.timeout_s) or op.timeout_s <= 0):
+            raise _refused(f"instruction {index}: timeout_s must be a positive number of seconds, got {op.timeout_s:g}")
+        check_names(tool, [name for name, _ in op.arguments])
+        num_chars = sum(len(part) for _, parts in op.arguments for part in parts if isinstance(part, str))
+        for _, parts in op.arguments:
+            self._check_parts(parts, index)
+        return self._work_of(sum(1 + len(parts) for _, parts in op.arguments), num_chars, index)
+
+
+def joins_of(item: Item) -> Iterator[Place]:
+    """The joins of children that the instruction needs barriers for."""
+    if isinstance(item.op, Join):
+        yield from ((item.index, child) for child in item.op.children)
+    yield from item.outer
+
+
+def _hole(hole: Hole, index: int) -> RequestError:
+    message = (
+        f"instruction {index} has a hole for {hole.name!r}: a template is no program before its arguments are put in"
+    )
+    return RequestError(message, code="invalid_program", param="ops")
+
+
+def _refused(message: str) -> RequestError:
+    return RequestError(message, param="ops")

@@ -1,0 +1,214 @@
+"""Matches whole texts against regular expressions, in time linear in the text, with bounded automata."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from llguidance import LLMatcher, LLParserLimits
+
+from ...constrain.errors import GrammarError
+from ...constrain.lower import lower
+from ...constrain.spec import Regex
+from ...constrain.vocabulary.token_table import TokenTable
+from ...constrain.vocabulary.vocabulary import Vocabulary
+from .errors import EngineError, RequestError
+
+MAX_PATTERN_CHARS = 1024
+MAX_MATCHED_CHARS = 32_768
+"""A text that is longer is not looked at: a character takes about a microsecond."""
+
+MAX_NESTED_COUNTS = 1024
+"""Of counts in each other the product: `(a{0,9}){0,9}` has 81. What such a pattern can still become after a character
+grows with it, and so does the time that a character takes: to a second, if nothing bounds it."""
+
+MAX_KEPT = 256
+
+_TOKEN = re.compile(r"\\[xuUpP]\{[^}]*\}|\\.|\{[0-9]+(?:,[0-9]*)?\}|\[\^?\]?|.", re.DOTALL)
+_COUNT = re.compile(r"[*+?]|\{([0-9]{1,9})(,?)([0-9]{0,9})\}")
+_VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
+_COMMENT = re.compile(r"#[^\n]*")
+_STRETCH = 64
+"""Bytes after which a comparison looks at the time."""
+
+_LIMITS = LLParserLimits(
+    verbose_errors=False,
+    initial_lexer_fuel=200_000,
+    step_lexer_fuel=50_000,
+    max_lexer_states=10_000,
+    precompute_large_lexemes=False,
+)
+
+
+class Pattern:
+    """A compiled regular expression, of the syntax that constrains what is generated. Not thread-safe.
+
+    Raises:
+        RequestError: it is none, or too large.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        if len(source) > MAX_PATTERN_CHARS:
+            raise _refused(source, f"it has more than {MAX_PATTERN_CHARS} characters")
+        if nested_counts(source) > MAX_NESTED_COUNTS:
+            raise _refused(source, f"counts in each other multiply to more than {MAX_NESTED_COUNTS}")
+        try:
+            grammar = lower(Regex(source)).source
+        except (GrammarError, ValueError) as error:
+            raise _refused(source, str(error)) from error
+        self._start = LLMatcher(_bytes_table().tokenizer, grammar, log_level=0, limits=_LIMITS)
+        if self._start.is_error():
+            raise _refused(source, self._start.get_error())
+
+    def start(self) -> LLMatcher:
+        """A state before the first character."""
+        return self._start.deep_copy()
+
+    def matches(self, text: str) -> bool:
+        """Whether it matches the whole of `text`.
+
+        Raises:
+            EngineError: the text is too long, or the pattern too complex for it.
+        """
+        return Matching(self, text).done_by(math.inf) is True
+
+
+class Matching:
+    """A text that is compared with a pattern, in as many goes as it takes.
+
+    Raises:
+        EngineError: as `Pattern.matches`.
+    """
+
+    def __init__(self, pattern: Pattern, text: str) -> None:
+        if len(text) > MAX_MATCHED_CHARS:
+            message = f"a text of {len(text)} characters is compared with the pattern {_shown(pattern.source)}, but "
+            raise EngineError(f"{message}{MAX_MATCHED_CHARS} is the limit", code="condition_too_complex", param="ops")
+        self._pattern = pattern
+        self._state = pattern.start()
+        self._rest = list(text.encode(errors="replace"))
+        self._position = 0
+        self._found: bool | None = None
+
+    def done_by(self, until: float) -> bool | None:
+        """Whether the whole text matches; None if that is not known at `until`, by `time.monotonic`."""
+        while self._found is None:
+            stretch = self._rest[self._position : self._position + _STRETCH]
+            whole = self._state.try_consume_tokens(stretch) == len(stretch)
+            if self._state.is_error():
+                message = f"the pattern {_shown(self._pattern.source)} is too complex for the text it is compared with"
+                raise EngineError(message, code="condition_too_complex", param="ops")
+            self._position += len(stretch)
+            if not whole or self._position == len(self._rest):
+                self._found = whole and self._state.is_accepting()
+                self._rest = []
+            elif time.monotonic() >= until:
+                return None
+        return self._found
+
+
+class PatternCache:
+    """The patterns that were used last. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[str, Pattern] = OrderedDict()
+
+    def get(self, source: str) -> Pattern:
+        """Raises RequestError."""
+        found = self._found.get(source)
+        if found is None:
+            found = self._found[source] = Pattern(source)
+            if len(self._found) > MAX_KEPT:
+                self._found.popitem(last=False)
+        self._found.move_to_end(source)
+        return found
+
+
+class _Item(NamedTuple):
+    """A part of a pattern: how many characters it takes, and the product of the counts in each other in it."""
+
+    low: float = 0
+    high: float = 0
+    counts: int = 1
+
+    def times(self, low: int, high: float) -> _Item:
+        fixed = low == high and self.low == self.high  # always as long: there is one way to read it
+        counts = self.counts if fixed else self.counts * max(int(low if high == math.inf else high), 1)
+        return _Item(self.low * low, self.high * high if self.high else 0, counts)
+
+
+def nested_counts(source: str) -> int:
+    """The largest product of counts in each other: 81 for `(a{0,9}){0,9}`, 1 for `a{9}b{0,9}`."""
+    largest = 1
+    groups: list[tuple[list[_Item], list[_Item]]] = [([], [])]  # the open ones: their branches, the last one's items
+    for token in _tokens(source):
+        branches, items = groups[-1]
+        if token == "(":
+            groups.append(([], []))
+        elif token == "|":
+            branches.append(_joined(items))
+            items.clear()
+        elif token == ")" and len(groups) > 1:
+            groups.pop()
+            branches.append(_joined(items))
+            low, high = min(each.low for each in branches), max(each.high for each in branches)
+            groups[-1][1].append(_Item(low, high, max(each.counts for each in branches)))
+        elif (count := _COUNT.fullmatch(token)) is None:
+            items += [] if token == " " else [_Item(1, 1)]
+        elif items:
+            before = items[-1]
+            items[-1] = before.times(*_bounds(count))
+            if items[-1].counts > before.counts > 1:
+                largest = max(largest, items[-1].counts)
+    return largest
+
+
+def _joined(items: list[_Item]) -> _Item:
+    counts = max((item.counts for item in items), default=1)
+    return _Item(sum(item.low for item in items), sum(item.high for item in items), counts)
+
+
+def _bounds(count: re.Match[str]) -> tuple[int, float]:
+    """How often: at least and at most."""
+    token, low, comma, high = count.group(0, 1, 2, 3)
+    if low is None:
+        return int(token == "+"), 1 if token == "?" else math.inf
+    return int(low), int(high) if high else math.inf if comma else int(low)
+
+
+def _tokens(source: str) -> Iterator[str]:
+    """Parentheses, quantifiers, and what stands for a character. White space and comments may stand for none."""
+    if _VERBOSE.search(source):
+        source = _COMMENT.sub(" ", source)
+    depth = 0  # of classes in classes
+    for match in _TOKEN.finditer(source):
+        token = match.group()
+        if token.startswith("["):
+            depth += 1
+        elif token == "]" and depth:
+            depth -= 1
+            if not depth:
+                yield "."
+        elif not depth:
+            yield " " if token.isspace() else token
+
+
+@cache
+def _bytes_table() -> TokenTable:
+    tokens = (*(bytes([byte]) for byte in range(256)), None)
+    return TokenTable(Vocabulary(tokens, (256,), 257, lambda text: list(text.encode())))
+
+
+def _refused(source: str, reason: str) -> RequestError:
+    message = f"the pattern {_shown(source)} cannot be compiled: {' '.join(reason.split())[:300]}"
+    return RequestError(message, code="invalid_pattern", param="ops")
+
+
+def _shown(source: str) -> str:
+    return repr(source if len(source) <= 100 else source[:100] + "...")

@@ -1,0 +1,306 @@
+"""The instruction set: what a multi-call program compiles to, and the events that its execution sends back.
+
+A program is a list of instructions, each for one branch. Branch 0 is the root. Branches run side by side; the
+instructions of one branch run in order. A branch is a list of token ids that the model really ran: appending never
+re-tokenises what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import msgspec
+
+from ...constrain.receipt import Receipt
+from ...constrain.spec import GrammarSpec
+from .condition import Condition, Int, Name
+from .condition import Hole as Hole
+from .condition import Ref as Ref
+from .errors import ErrorInfo
+from .request import FinishReason, Timings, TokenLogprob, Usage
+from .sampling_params import SamplingParams
+
+SelectMethod = Literal[
+    "likelihood", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+]
+JoinMode = Literal["gather", "append"]
+
+
+Part = str | Ref | Hole
+
+
+class Text(msgspec.Struct, frozen=True, tag="text"):
+    """Appends text. `parts` are literal strings, references to values, and in a template holes for arguments."""
+
+    branch: Int
+    parts: tuple[Part, ...]
+
+
+class RoleBegin(msgspec.Struct, frozen=True, tag="role_begin"):
+    """Opens a message of the chat: appends what the model's chat template puts before its content."""
+
+    branch: Int
+    role: Name
+
+
+class RoleEnd(msgspec.Struct, frozen=True, tag="role_end"):
+    """Closes the open message: appends what the template puts after its content."""
+
+    branch: Int
+
+
+class Gen(msgspec.Struct, frozen=True, tag="gen"):
+    """Generates and appends; the text is kept as `name`."""
+
+    branch: Int
+    name: Name
+    sampling: SamplingParams = SamplingParams()
+    grammar: GrammarSpec | None = None
+    timeout_s: float | None = None
+
+
+class Select(msgspec.Struct, frozen=True, tag="select"):
+    """Appends the likeliest of `choices`, kept as `name`, with the probability of each."""
+
+    branch: Int
+    name: Name
+    choices: tuple[str, ...]
+    method: SelectMethod = "likelihood"
+
+
+class Assign(msgspec.Struct, frozen=True, tag="assign"):
+    """Keeps what `parts` say as `name`, so that later references and conditions find it. Appends nothing.
+
+    With `tell` it is sent as a Value, or as Skipped if there are no parts: for results that a condition decides.
+    """
+
+    branch: Int
+    name: Name
+    parts: tuple[Part, ...]
+    tell: bool = False
+
+
+class Use(msgspec.Struct, frozen=True, tag="use"):
+    """Calls a tool and waits for it. What it returns is kept as `name`, and with `append` appended.
+
+    `arguments` are given by name, each as the text that its parts say: that is the value where the tool's parameter may
+    be a text, and JSON where not. `timeout_s` counts besides the tool's own limit: the smaller one holds.
+    """
+
+    branch: Int
+    name: Name
+    tool: Name
+    arguments: tuple[tuple[Name, tuple[Part, ...]], ...] = ()
+    append: bool = True
+    timeout_s: float | None = None
+
+
+class Fork(msgspec.Struct, frozen=True, tag="fork"):
+    """Starts `children`, new branch ids, as copies of this branch.
+
+    isolated    what fails in a child, or in a branch forked from it, ends that child only (BranchFailed)
+    retries     an isolated child that fails is begun anew so many times (BranchRestarted)
+    """
+
+    branch: Int
+    children: tuple[Int, ...]
+    isolated: bool = False
+    retries: Int = 0
+
+
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """Waits for `children` to end. With mode "append", what each appended since the fork is appended here, in order;
+    of children that failed nothing is."""
+
+    branch: Int
+    children: tuple[Int, ...]
+    mode: JoinMode = "gather"
+
+
+class When(msgspec.Struct, frozen=True, tag="when"):
+    """Executes `then` if the condition holds, else `otherwise`. Both are instructions of this branch, and of branches
+    that they fork and join again."""
+
+    branch: Int
+    condition: Condition
+    then: tuple[Op, ...] = ()
+    otherwise: tuple[Op, ...] = ()
+
+
+class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
+    """Executes `body`, and again until the condition holds after it, `at_most` times in all.
+
+    A reference in it finds the value that was made last; one of a branch outside waits until the loop is over. Branches
+    that the body forks must be joined in it; they are begun anew in each turn.
+    """
+
+    branch: Int
+    body: tuple[Op, ...]
+    until: Condition
+    at_most: Int
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Stops this branch and all forked from it, at once: it waits for nothing before it. What is not done by then
+    never will be (BranchFailed, code "cancelled"). In a block it can stop the block's own branch only, and waits its
+    turn."""
+
+    branch: Int
+
+
+STATE_LIFE_S = 600.0
+"""How long a kept state is there without being used."""
+
+Op = Text | RoleBegin | RoleEnd | Gen | Select | Assign | Use | Fork | Join | When | Repeat | Cancel
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of a program between two reads.
+
+    id         names the state. A new id starts an empty branch 0; a kept one continues where it stopped.
+    ops        instructions in the order they were recorded
+    keep       the state stays for another stretch; otherwise it is dropped when this one ends
+    resume     this stretch continues a kept state; it is an error if the state is gone
+    trace      send a Piece for every stretch of tokens (for the timeline)
+    deltas     send text as it comes; else values come whole, which costs less, after one empty Delta that says that the
+               first token is there
+    spec_tokens    where each generation is a request of its own: so many tokens more may be asked for, to serve the
+                   generations that come next. An engine has no use for it
+    """
+
+    id: str
+    ops: tuple[Op, ...]
+    keep: bool = False
+    resume: bool = False
+    trace: bool = False
+    deltas: bool = True
+    namespace: Name = ""
+    timeout_s: float | None = None
+    spec_tokens: Int = 0
+
+
+class Delta(msgspec.Struct, frozen=True, tag="delta"):
+    """Text that a Gen has just added to the value `name`."""
+
+    branch: int
+    name: str
+    text: str
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, tag="value"):
+    """A finished value, with what is known about it.
+
+    `samples` are all texts of a Gen with n > 1 (`text` is the first, with which the branch goes on). `probabilities`
+    and `scores` are a Select's, in the order of its choices; the scores are what its method compares, `choice_logprobs`
+    the log-probabilities of each choice's tokens. `token_texts` are the texts of all tokens in `logprobs` and
+    `choice_logprobs`. `constraint` says how a Gen's grammar was kept. In a Repeat a name gets several values: `turn`
+    counts them from 0.
+    """
+
+    branch: int
+    name: str
+    text: str
+    finish_reason: FinishReason = "stop"
+    matched: str | int | None = None
+    usage: Usage = Usage()
+    timings: Timings = Timings()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    samples: tuple[str, ...] | None = None
+    probabilities: tuple[float, ...] | None = None
+    scores: tuple[float, ...] | None = None
+    choice_logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
+    token_texts: dict[int, str] = {}
+    constraint: Receipt | None = None
+    turn: int = 0
+
+
+class Skipped(msgspec.Struct, frozen=True, tag="skipped"):
+    """A value that will not be made: the condition of the When around it went the other way (in a loop: this turn)."""
+
+    branch: int
+    name: str
+
+
+class BranchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="branch_failed"):
+    """An isolated or cancelled branch has ended early, and so have those forked from it. The program goes on.
+
+    Every stretch that loses instructions by that hears of it, also one that comes later. `index` counts the stretch's
+    instructions as in `Failed`, None where another one is to blame. Values that were sent before stay.
+    """
+
+    branch: int
+    error: ErrorInfo
+    index: int | None = None
+
+
+class BranchRestarted(msgspec.Struct, frozen=True, kw_only=True, tag="branch_restarted"):
+    """A branch that failed begins anew from its fork: its values so far, and those of branches forked from it, are void
+    (of one that a loop has forked: from the `turn` on with which they are made again). `attempt` counts from 1."""
+
+    branch: int
+    attempt: int
+    error: ErrorInfo
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
+    """A stretch of tokens of a branch, for the timeline.
+
+    `texts` are the tokens' texts (best effort where a character spans tokens), `origins` where each came from
+    (request.CACHED, ...), `start_s` and `stop_s` are seconds since the program began. `op` counts the branch's
+    instructions from 0; `kind` is "text", "gen", "select" or "tool" (which has a name and times, but no tokens: what it
+    appends is a text of the same `op`); `name` is the value's, if it is one.
+    """
+
+    branch: int
+    op: int
+    kind: Literal["text", "role", "gen", "select", "tool"]
+    name: str = ""
+    role: str = ""
+    texts: tuple[str, ...] = ()
+    origins: tuple[int, ...] = ()
+    start_s: float = 0.0
+    stop_s: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """The stretch has ended. `texts` is the whole text of each branch that is still open."""
+
+    usage: Usage = Usage()
+    requests: int = 0
+    texts: dict[int, str] = {}
+    elapsed_s: float = 0.0
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The stretch has failed at instruction `index` of the program's `ops`. The other branches were stopped.
+
+    `index` counts the instructions in the order in which they were recorded: those in the blocks of a When or Repeat
+    come after it (`walk`). It is None if no instruction of this stretch is to blame: the program was refused, dropped,
+    or failed in another stretch that was running.
+    """
+
+    error: ErrorInfo
+    branch: int = 0
+    index: int | None = None
+
+
+ProgramEvent = Delta | Value | Skipped | BranchFailed | BranchRestarted | Piece | Done | Failed
+"""A stretch sends any number of the others, and then exactly one Done or Failed."""
+
+
+def walk(ops: Iterable[Op]) -> Iterator[Op]:
+    """All instructions, those in blocks after the one that holds them."""
+    stack = [iter(ops)]  # a hostile program may nest deeper than Python recurs
+    while stack:
+        op = next(stack[-1], None)
+        if op is None:
+            stack.pop()
+            continue
+        yield op
+        if isinstance(op, When):
+            stack += [iter(op.otherwise), iter(op.then)]
+        elif isinstance(op, Repeat):
+            stack.append(iter(op.body))

@@ -1,0 +1,196 @@
+"""Regular constraints on the device: which tables lie there, and in which state of which table each slot is."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...constrain.matchers.table.matcher import RegularGrammar, RegularMatcher
+from ...kernels.decode_step.grammar_table import GrammarPool, GrammarTable, TablePlace
+from ...kernels.staging import upload
+from .gpu_slots import Slot
+
+logger = logging.getLogger("bough.engine")
+
+MASK_BYTES = 64 << 20
+MAX_TABLES = 64
+MAX_TRANSITIONS = 4 << 20
+MAX_BUILDING = 8
+"""Tables that are built, or wait for room; whoever wants another asks again."""
+MAX_LAUNCHES_UNASKED = 256
+"""Launches after which a table that nobody asks for any more is given up before it has come to lie there."""
+
+
+@dataclass(eq=False, slots=True)
+class _Placed:
+    """A table in the pool. `used`: the last launch that needed it."""
+
+    place: TablePlace
+    used: int
+
+
+@dataclass(eq=False, slots=True)
+class _Building:
+    """A table that is built, or waits for room. `asked`: the last launch before which somebody wanted it."""
+
+    table: Future[GrammarTable]
+    asked: int
+
+
+class DeviceGrammars:
+    """Tables in a pool of fixed size, the least recently used given up first, and the state of each slot.
+
+    constrained   numbers of the slots that have a table, for the device
+
+    A decode step reads the mask of its rows' states from the pool, and moves the states by what it has drawn: the host
+    learns of both when it reads the tokens.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        num_slots: int,
+        device: torch.device,
+        advance: Callable[..., None],
+        *,
+        mask_bytes: int = MASK_BYTES,
+    ) -> None:
+        self.device = device
+        self.pool = GrammarPool(
+            vocab_size=vocab_size,
+            num_tables=MAX_TABLES,
+            num_rows=max(mask_bytes // (4 * -(-vocab_size // 32)), 2),
+            num_transitions=MAX_TRANSITIONS,
+            device=device,
+        )
+        self._advance = advance
+        self._states = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        self._places = torch.zeros(num_slots, 4, dtype=torch.int32, device=device)
+        self._own = torch.full((num_slots,), -1, dtype=torch.int32, device=device)  # a slot with a table: its number
+        self._no_tokens = torch.full((num_slots,), -1, dtype=torch.int64, device=device)
+        self._under = torch.full((num_slots,), -1, dtype=torch.int32, device=device)
+        self._placed: dict[RegularGrammar, _Placed] = {}
+        self._building: dict[RegularGrammar, _Building] = {}
+        self._failed: weakref.WeakSet[RegularGrammar] = weakref.WeakSet()
+        self.constrained: set[int] = set()
+        self._launch = 1
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="bough-tables")
+        weakref.finalize(self, self._builder.shutdown, wait=False, cancel_futures=True)
+
+    def place(self, grammar: RegularGrammar) -> TablePlace | None:
+        """Where the table of `grammar` lies, which it does until `launched`; None if it is not there (yet)."""
+        placed = self._placed.get(grammar)
+        if placed is not None:
+            placed.used = self._launch
+            return placed.place
+        building = self._building.get(grammar) or self._begin(grammar)
+        if building is None:
+            return None
+        building.asked = self._launch
+        if not building.table.done():
+            return None
+        if building.table.exception() is not None:
+            del self._building[grammar]
+            self._failed.add(grammar)
+            return None
+        place = self._add(building.table.result())
+        if place is not None:
+            del self._building[grammar]
+            self._placed[grammar] = _Placed(place, self._launch)
+        return place
+
+    def launched(self) -> None:
+        """What was asked for until now has been launched: tables that nobody asks for again may go."""
+        self._launch += 1
+        last = self._launch - MAX_LAUNCHES_UNASKED
+        for grammar, building in list(self._building.items()):
+            if building.asked < last:
+                building.table.cancel()
+                del self._building[grammar]
+
+    def put(self, slots: Sequence[Slot], matchers: Sequence[RegularMatcher | None]) -> None:
+        """Sets the table and the state of each slot to those of its matcher, whose table is in the pool; None: it has
+        no constraint."""
+        entries, states, own = [], [], []
+        for slot, matcher in zip(slots, matchers, strict=True):
+            slot.place = self._placed[matcher.grammar].place if matcher is not None else None
+            entries.append(slot.place.entry if slot.place is not None else (0, 0, 0, 0))
+            states.append(matcher.state if matcher is not None else 0)
+            own.append(slot.index if matcher is not None else -1)
+            (self.constrained.discard if matcher is None else self.constrained.add)(slot.index)
+        where, entry, state, number = upload(
+            self.device,
+            np.array([slot.index for slot in slots], np.int64),
+            np.array(entries, np.int32),
+            np.array(states, np.int32),
+            np.array(own, np.int32),
+        )
+        self._places.index_copy_(0, where, entry)
+        self._states.index_copy_(0, where, state)
+        self._own.index_copy_(0, where, number)
+
+    def mask_rows(self, slots: torch.Tensor) -> torch.Tensor:
+        """The row of the pool's mask that each of `slots` int32 [B] is under, int32 [B]; -1: none."""
+        return self.advance(slots, self._no_tokens[: len(slots)])
+
+    def advance(self, slots: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Moves `slots` int32 [B], each at most once but for slot 0, by `tokens` int64 [B] (negative: stays).
+
+        Returns the rows of the pool's mask that they are under then, int32 [B].
+        """
+        under = self._under[: len(slots)]
+        self._advance(
+            self.pool,
+            states=self._states,
+            places=self._places,
+            state_row=self._own.index_select(0, slots),
+            tokens=tokens,
+            mask_row=under,
+        )
+        return under
+
+    def _begin(self, grammar: RegularGrammar) -> _Building | None:
+        """Has a table built; None if it can never lie there, or too many are built already."""
+        num_states, num_classes = table_size(grammar)
+        if grammar in self._failed or not self.pool.could_hold(num_states, num_classes):
+            return None
+        if len(self._building) >= MAX_BUILDING:
+            return None
+        building = _Building(self._builder.submit(build_table, grammar), self._launch)
+        self._building[grammar] = building
+        return building
+
+    def _add(self, table: GrammarTable) -> TablePlace | None:
+        """Puts a table into the pool, in place of others that this launch does not need if there is no room."""
+        place = self.pool.add(table)
+        idle = [grammar for grammar, placed in self._placed.items() if placed.used < self._launch]
+        for grammar in sorted(idle, key=lambda grammar: self._placed[grammar].used):
+            if place is not None:
+                break
+            self.pool.remove(self._placed.pop(grammar).place)
+            place = self.pool.add(table)
+        return place
+
+
+def table_size(grammar: RegularGrammar) -> tuple[int, int]:
+    """States and classes of the table of a grammar: its own, and what the end of sequence is and leads to."""
+    return grammar.moves.num_states + 1, grammar.moves.num_classes + 1
+
+
+def build_table(grammar: RegularGrammar) -> GrammarTable:
+    """The table of a grammar. Where the text is forced, the mask allows one token of those that have a next state."""
+    try:
+        token_class, following = grammar.moves.dense(grammar.tokens.eos_ids)
+        mask = np.zeros((len(following), grammar.tokens.num_words), np.int32)
+        for state in range(len(following) - 1):
+            mask[state] = grammar.make_row(state)
+        return GrammarTable(torch.from_numpy(mask), torch.from_numpy(token_class), torch.from_numpy(following))
+    except Exception:
+        logger.exception("a constraint could not be made a table for the device")
+        raise

@@ -1,0 +1,363 @@
+"""Passes on a GPU: launched without waiting, one ahead of what has been read; decode steps draw on the device."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...constrain.matchers.table.matcher import RegularMatcher
+from ...kernels.attention.decode_rows import DecodeRows, DeviceAttention
+from ...kernels.attention.interface import SharedPrefix
+from ...kernels.attention.plan.padded_work import PaddedWork
+from ...kernels.decode_step.reference import DecodeInputs
+from ...kernels.decode_step.select import Drawing
+from ...kernels.sampling.reference import SampleRows, SampleTables
+from ...kernels.staging import Download, upload
+from ..models.model import Model
+from ..protocol.sampling_params import SamplingParams
+from ..sampler.rows import Draws, Row
+from ..scheduler.batch import build_batch
+from ..scheduler.scheduler import Plan, Work
+from .gpu_device import on_device
+from .gpu_grammars import DeviceGrammars
+from .gpu_graphs import Replays, graph_sizes
+from .gpu_prefixes import SharedReads, arrange
+from .gpu_sampler import draw_rows
+from .gpu_slots import Slot, SlotTable, page_changes
+from .gpu_state import DeviceState
+from .runner import DrawSpec, Masks, Pass
+
+
+class GpuPasses:
+    """`PassRunner` over a model on a GPU.
+
+    shared_reads   None: each row of a decode step reads all of its context by itself
+
+    A pass of any shape runs eagerly: a prompt's chunks keep the device busy for longer than their launches take. A
+    step in which each sequence computes one token, and the device can draw it, is a graph: one launch.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        attention: DeviceAttention,
+        drawing: Drawing,
+        *,
+        grammars: DeviceGrammars,
+        max_steps: int,
+        overlaps: bool,
+        shared_reads: SharedReads | None,
+        replays: Replays,
+    ) -> None:
+        self.overlaps = overlaps
+        self.exact = False
+        self.trees = False  # siblings would share pages of several tokens
+        self.max_steps = max_steps
+        self._model = model
+        self._attention = attention
+        self._drawing = drawing
+        self._page_size = attention.shape.page_size
+        self.device = device = attention.page_table.device
+        max_num_seqs = len(attention.page_table) - 1
+        self._replays = replays
+        self._shared_reads = shared_reads
+        self._sizes = graph_sizes(max_num_seqs)
+        self._slots = SlotTable(max_num_seqs)
+        self._state = DeviceState(max_num_seqs + 1, device)
+        self._inputs = DecodeInputs.empty(max_num_seqs, device)
+        self._rows = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self._row_slots: list[int] = []
+        self._drawn = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._off = SampleRows.greedy(max_num_seqs, device)
+        self._logits: torch.Tensor | None = None
+        self._grammars = grammars
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Runs what decode steps are made of, on a padding row: the first requests need not wait for compilers."""
+        with on_device(self.device):
+            for filters, tables in itertools.product((False, True), repeat=2):
+                step = functools.partial(self._decode, 1, None, filters, tables)
+                self._replays.run(("draw", 1, filters, tables, True), step)
+            logits = self._replays.run(("logits", 1, True), lambda: self._score(1, None))
+            masks = np.full((1, -(-logits.shape[1] // 32)), -1, np.int32)
+            for params in (SamplingParams(temperature=0.0), SamplingParams(top_p=0.9)):
+                for masked in (None, 0):
+                    row = Row(params, masked=masked)
+                    self.draw(logits.clone(), [row], None if masked is None else masks)
+
+    def prepare(self) -> bool:
+        return False
+
+    def draws(self, spec: DrawSpec, work: Work) -> bool:
+        params = spec.params
+        penalties = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
+        if params.logprobs is not None or params.logit_bias or penalties:
+            return False
+        if spec.matcher is None:
+            return True
+        place = self._grammars.place(spec.matcher.grammar)
+        if place is None:
+            return False
+        # The state is known here, or to the device, which has followed the tokens that nobody has read.
+        slot = self._slots.find(work.sequence)
+        return work.start < len(work.sequence.tokens) or (slot is not None and slot.place is place)
+
+    @torch.inference_mode()
+    def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> Pass:
+        with on_device(self.device):
+            return self._launch(plans, specs)
+
+    def _launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> Pass:
+        plan = plans[0]
+        sequences = [work.sequence for work in plan.work]
+        slots = self._slots.assign(sequences)
+        rows, columns, pages = page_changes(sequences, slots)
+        if len(rows):
+            self._attention.set_pages(rows, columns, pages)
+        if any(work.num_tokens != 1 or not work.samples for work in plan.work):
+            return GpuPass(self, plan, slots, self._in_parts(self._forward(plan, slots)))
+        self._prepare(plan, slots, specs)
+        shared = self._shared_reads.update(plan.work, slots) if self._shared_reads is not None else None
+        size = next(size for size in self._sizes if size >= len(slots))
+        self._seat([slot.index for slot in slots] + [0] * (size - len(slots)))
+        if specs is None:
+            logits = self._replays.run(("logits", size, shared is None), lambda: self._score(size, shared))
+            return GpuPass(self, plan, slots, iter([logits[: len(slots)]]))
+        filters = any(spec.params.cuts for spec in specs)
+        tables = any(spec.matcher is not None for spec in specs)
+        drawn = []
+        for _ in plans:
+            key = ("draw", size, filters, tables, shared is None)
+            tokens = self._replays.run(key, lambda: self._decode(size, shared, filters, tables))
+            drawn.append(tokens[: len(slots)] if len(plans) == 1 else tokens[: len(slots)].clone())
+        for slot in slots:
+            slot.position += len(plans)
+        self._grammars.launched()
+        return DrawnPass(Download(drawn), self.device)
+
+    def _in_parts(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Logits of rows [R, hidden_size], as many at a time as sequences may run: memory for these was kept free."""
+        most = self._sizes[-1]
+        for start in range(0, len(hidden), most):
+            yield self._model.logits(hidden[start : start + most])
+
+    def _forward(self, plan: Plan, slots: list[Slot]) -> torch.Tensor:
+        """The model's last states at the plan's logit rows, [R, hidden_size]."""
+        order = list(range(len(slots)))
+        shared: tuple[SharedPrefix, ...] = ()
+        if self._shared_reads is not None:
+            order, shared = arrange(plan.work, self._page_size)
+        works = [plan.work[index] for index in order]
+        indices = np.array([slots[index].index for index in order], np.int32)
+        batch = build_batch(Plan(works, [], []), self._page_size, indices, shared)
+        self._attention.plan(batch.attention)
+        tokens, positions, logit_rows, fed, fed_slots = upload(
+            self.device,
+            batch.tokens,
+            batch.positions,
+            _in_plan_order(batch.logit_rows, works, order),
+            batch.fed,
+            indices[batch.fed_rows].astype(np.int64),
+        )
+        if len(batch.fed):
+            tokens.index_copy_(0, fed, self._state.last_token.index_select(0, fed_slots))
+        hidden = self._model.forward(tokens, positions, self._attention)
+        return hidden.index_select(0, logit_rows)
+
+    def _prepare(self, plan: Plan, slots: list[Slot], specs: Sequence[DrawSpec] | None) -> None:
+        """Sends what the device does not know yet of the sequences that it is to go on with."""
+        stale: list[tuple[Slot, Work]] = []
+        for work, slot in zip(plan.work, slots, strict=True):
+            if slot.position != work.start or slot.epoch != work.epoch:
+                stale.append((slot, work))
+                slot.position, slot.epoch = work.start, work.epoch
+        if any(spec.matcher is not None for spec in specs or ()):
+            assert specs is not None
+            self._prepare_grammars(slots, specs, {slot for slot, _ in stale})
+        if stale:
+            tokens = [work.sequence.tokens[work.start] for _, work in stale]
+            self._state.put([slot for slot, _ in stale], tokens, [work.start for _, work in stale])
+        news = [(slot, spec) for slot, spec in zip(slots, specs or (), strict=specs is not None) if slot.spec != spec]
+        for slot, spec in news:
+            slot.spec = spec
+        if news:
+            self._state.put_specs([slot for slot, _ in news], [spec for _, spec in news])
+
+    def _prepare_grammars(self, slots: list[Slot], specs: Sequence[DrawSpec], stale: AbstractSet[Slot]) -> None:
+        """Sends tables and states of the sequences that come, or whose course was changed."""
+        news = []
+        for slot, spec in zip(slots, specs, strict=True):
+            place = self._grammars.place(spec.matcher.grammar) if spec.matcher is not None else None
+            changed = slot in stale if place is not None else slot.index in self._grammars.constrained
+            if slot.place is not place or changed:
+                news.append((slot, spec.matcher))
+        if news:
+            self._grammars.put([slot for slot, _ in news], [matcher for _, matcher in news])
+
+    def _seat(self, row_slots: list[int]) -> None:
+        """Says which slot each row is of, if that has changed."""
+        if self._row_slots != row_slots:
+            (rows,) = upload(self.device, np.array(row_slots, np.int32))
+            self._rows[: len(row_slots)].copy_(rows)
+            self._row_slots = row_slots
+
+    def _hidden(self, size: int, shared: PaddedWork[torch.Tensor] | None) -> torch.Tensor:
+        """The model's last states for the tokens drawn last in the first `size` rows, [size, hidden_size]."""
+        rows, inputs, state = self._rows[:size], self._inputs.first(size), self._state
+        self._drawing.begin(rows, state.last_token, state.position, self._attention.page_table, self._page_size, inputs)
+        self._attention.plan_decode(DecodeRows(rows, inputs.context_len, inputs.write_slot, shared))
+        return self._model.forward(inputs.tokens, inputs.positions, self._attention)
+
+    def _score(self, size: int, shared: PaddedWork[torch.Tensor] | None) -> torch.Tensor:
+        """Logits of one more token of each of the first `size` rows; `keep` moves the rows on."""
+        logits = self._model.logits(self._hidden(size, shared), keep_dtype=True)
+        if self._logits is None:
+            self._logits = torch.empty(self._sizes[-1], logits.shape[1], dtype=torch.float32, device=self.device)
+        return self._logits[:size].copy_(logits)
+
+    def _decode(self, size: int, shared: PaddedWork[torch.Tensor] | None, filters: bool, tables: bool) -> torch.Tensor:
+        """One token of each of the first `size` rows, drawn and kept for the next step.
+
+        With `tables` there may be rows that are constrained by one.
+        """
+        rows, inputs, state = self._rows[:size], self._inputs.first(size), self._state
+        drawn = self._drawn[:size]
+        logits = self._model.logits(self._hidden(size, shared), keep_dtype=True)
+        sample_rows = state.sample_rows(rows, inputs.draw_positions, self._off.select(slice(0, size)))
+        found = SampleTables()
+        if tables:
+            sample_rows = replace(sample_rows, mask_row=self._grammars.mask_rows(rows))
+            found = SampleTables(mask=self._grammars.pool.mask)
+        self._drawing.draw(logits, sample_rows, found, drawn, filters=filters)
+        if tables:
+            self._grammars.advance(rows, drawn)
+        self._drawing.end(rows, drawn, state.last_token, state.position)
+        return drawn
+
+    def draw(self, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None) -> tuple[torch.Tensor, Draws | None]:
+        """See gpu_sampler.draw_rows."""
+        return draw_rows(self._drawing, logits, rows, masks, self._off.select(slice(0, len(rows))))
+
+    def keep(self, plan: Plan, slots: list[Slot], tokens: torch.Tensor, rows: Sequence[Row]) -> None:
+        """Puts the tokens drawn from a pass of any shape where the next pass finds them; `tokens` int64 [R].
+
+        Constraints whose tables are on the device follow them there.
+        """
+        picked, kept, positions = [], [], []
+        followed: list[tuple[Slot, RegularMatcher]] = []
+        row = 0
+        for work, slot in zip(plan.work, slots, strict=True):
+            if work.samples and not work.drafts:
+                picked.append(row)
+                kept.append(slot.index)
+                positions.append(work.stop)
+                slot.position, slot.epoch = work.stop, work.epoch
+                matcher = rows[row].matcher
+                slot.place = None
+                if matcher is not None and self._grammars.place(matcher.grammar) is not None:
+                    followed.append((slot, matcher))
+            elif work.samples:
+                slot.position = -1  # how many drafts are right is not known yet
+            row += work.logits_stop - work.logits_start
+        if not picked:
+            return
+        source, where, position = upload(
+            self.device, np.array(picked, np.int64), np.array(kept, np.int64), np.array(positions, np.int64)
+        )
+        drawn = tokens.index_select(0, source)
+        self._state.last_token.index_copy_(0, where, drawn.clamp(min=0))
+        self._state.position.index_copy_(0, where, position)
+        if followed:
+            self._grammars.put([slot for slot, _ in followed], [matcher for _, matcher in followed])
+            places = [kept.index(slot.index) for slot, _ in followed]
+            index, own = upload(self.device, np.array(places, np.int64), np.array(kept, np.int32)[places])
+            self._grammars.advance(own, drawn.index_select(0, index))
+        self._grammars.launched()
+
+
+class GpuPass:
+    """A pass of any shape: its logits, which come in parts, are drawn from when the host knows how."""
+
+    def __init__(self, runner: GpuPasses, plan: Plan, slots: list[Slot], logits: Iterator[torch.Tensor]) -> None:
+        self._runner, self._plan, self._slots, self._logits = runner, plan, slots, logits
+        self._draws = Draws([], [], [])
+        self._download: Download | None = None
+
+    @torch.inference_mode()
+    def draw(self, rows: Sequence[Row], masks: Masks | None) -> None:
+        if not rows:
+            return
+        with on_device(self._runner.device):
+            parts, drawn, start = [], [], 0
+            for logits in self._logits:
+                tokens, draws = self._runner.draw(logits, rows[start : start + len(logits)], masks)
+                parts.append(tokens)
+                drawn.append(draws)
+                start += len(logits)
+            tokens = torch.cat(parts)
+            self._runner.keep(self._plan, self._slots, tokens, rows)
+            if all(draws is None for draws in drawn):
+                self._download = Download([tokens])
+            else:
+                pairs = zip(drawn, parts, strict=True)
+                self._draws = _join([draws or _to_draws(part.cpu().numpy()) for draws, part in pairs])
+
+    def read(self) -> list[Draws]:
+        if self._download is not None:
+            with on_device(self._runner.device):
+                self._draws = _to_draws(self._download.wait()[0])
+        return [self._draws]
+
+    def done(self) -> bool:
+        return self._download is None or self._download.done()
+
+
+class DrawnPass:
+    """Decode steps whose tokens were drawn on the device."""
+
+    def __init__(self, download: Download, device: torch.device) -> None:
+        self._download = download
+        self._device = device
+
+    def draw(self, rows: Sequence[Row], masks: Masks | None) -> None:
+        raise AssertionError("drawn already")
+
+    def read(self) -> list[Draws]:
+        with on_device(self._device):
+            return [_to_draws(tokens) for tokens in self._download.wait()]
+
+    def done(self) -> bool:
+        return self._download.done()
+
+
+def _join(parts: Sequence[Draws]) -> Draws:
+    """The draws of all rows, part after part."""
+    return Draws(
+        [token for part in parts for token in part.tokens],
+        [logprob for part in parts for logprob in part.logprobs],
+        [poisoned for part in parts for poisoned in part.poisoned],
+    )
+
+
+def _in_plan_order(
+    logit_rows: npt.NDArray[np.int64], works: Sequence[Work], order: Sequence[int]
+) -> npt.NDArray[np.int64]:
+    """The logit rows of `works`, which were put in this order, as the plan has them."""
+    stops = np.cumsum([work.logits_stop - work.logits_start for work in works])
+    parts = np.split(logit_rows, stops[:-1])
+    place = np.argsort(order)
+    return np.concatenate([parts[index] for index in place])
+
+
+def _to_draws(tokens: np.ndarray) -> Draws:
+    """Negative tokens say that none could be drawn."""
+    drawn = tokens.tolist()
+    return Draws(drawn, [None] * len(drawn), [token < 0 for token in drawn])

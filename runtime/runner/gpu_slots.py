@@ -1,0 +1,92 @@
+"""Who sits where on the device: a row of the page table, of the last tokens and of the sampling parameters each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ...kernels.decode_step.grammar_table import TablePlace
+from ...radix import Lease
+from ..scheduler.sequence import Sequence
+from .runner import DrawSpec
+
+Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """What the device holds for one sequence, as the host knows it.
+
+    position   where the token drawn last goes: the device has it, and its own count agrees; -1: neither is so
+    epoch      of the sequence when that was so
+    spec       the sampling parameters that were sent
+    place      where the table of its constraint lies that it was told, with the state; None: it has none
+    lease, rewrites, num_pages   which pages were sent
+    """
+
+    index: int
+    position: int = -1
+    epoch: int = -1
+    spec: DrawSpec | None = None
+    place: TablePlace | None = None
+    lease: Lease | None = field(default=None, repr=False)
+    rewrites: int = 0
+    num_pages: int = 0
+
+
+class SlotTable:
+    """Gives each sequence that runs a slot, and keeps it until it stops. Slot 0 is nobody's: padding rows use it."""
+
+    def __init__(self, num_sequences: int) -> None:
+        self._slots: dict[Sequence, Slot] = {}
+        self._free = list(range(num_sequences, 0, -1))
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def find(self, sequence: Sequence) -> Slot | None:
+        """The slot of a sequence, if it has one."""
+        return self._slots.get(sequence)
+
+    def assign(self, sequences: Iterable[Sequence]) -> list[Slot]:
+        """The slot of each; sequences that hold no pages any more have lost theirs.
+
+        Raises RuntimeError if more sequences hold pages than there are slots.
+        """
+        slots = []
+        for sequence in sequences:
+            slot = self._slots.get(sequence)
+            if slot is None:
+                if not self._free:
+                    self._reclaim()
+                slot = self._slots[sequence] = Slot(self._free.pop())
+            slots.append(slot)
+        return slots
+
+    def _reclaim(self) -> None:
+        for sequence in [sequence for sequence in self._slots if sequence.lease is None]:
+            self._free.append(self._slots.pop(sequence).index)
+        if not self._free:
+            raise RuntimeError(f"{len(self._slots)} sequences run, but there are no more slots")
+
+
+def page_changes(sequences: AbstractSequence[Sequence], slots: AbstractSequence[Slot]) -> tuple[Int32, Int32, Int32]:
+    """Entries (slot, column, page) of the device's page table that differ from the sequences' leases; now sent."""
+    rows: list[int] = []
+    columns: list[int] = []
+    pages: list[int] = []
+    for sequence, slot in zip(sequences, slots, strict=True):
+        lease = sequence.lease
+        assert lease is not None
+        first = slot.num_pages if slot.lease is lease and slot.rewrites == lease.rewrites else 0
+        stop = len(lease.pages)
+        if first < stop:
+            rows += [slot.index] * (stop - first)
+            columns += range(first, stop)
+            pages += lease.pages[first:]
+        slot.lease, slot.rewrites, slot.num_pages = lease, lease.rewrites, stop
+    return np.array(rows, np.int32), np.array(columns, np.int32), np.array(pages, np.int32)

@@ -1,0 +1,103 @@
+"""Forward passes by the CPU library: one call a pass, all layers in it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...kernels.native import library as native
+from ...kernels.native.weights import aligned
+from ..models.native import NativeDecoder
+from ..sampler.rows import Logits
+from ..scheduler.batch import Batch
+
+_AHEAD = 256 << 20
+"""Bytes of the cache, at most, that are taken from the system before they are needed."""
+
+_FIRST_SLOTS = 2048
+"""Tokens of the cache that are taken before any is needed."""
+
+_PIECE = 2 << 20
+"""Bytes that are taken at a time: some 0.3 ms, or 5 where the machine is virtual and its host has to find them, too."""
+
+_SYSTEM_PAGE = 4096
+
+
+class NativeRunner:
+    """`LogitsRunner` over one KV cache: whole numbers of `kv_bits` bits, 8 or 16, with a scale for each token and head.
+
+    What a token's logits are does not depend, to the bit, on cache, batch, chunks or threads: see source/linear.h and
+    source/attention.h.
+    """
+
+    def __init__(self, decoder: NativeDecoder, num_pages: int, page_size: int, kv_bits: int = 16) -> None:
+        self._decoder = decoder
+        num_slots = num_pages * page_size
+        num_bytes, scale_bytes = decoder.kv_bytes(num_slots, kv_bits)
+        self._memory = aligned(num_bytes), aligned(num_bytes), aligned(scale_bytes)
+        self._cache = native.Cache(*(memory.ctypes.data for memory in self._memory), num_slots, page_size, kv_bits)
+        self._num_slots, self._num_layers = num_slots, decoder.num_layers
+        self._used = self._touched = 0  # slots of each layer: written to, and there for certain
+        self._untouched: Iterator[npt.NDArray[np.uint8]] = iter(())
+        self._workspace = aligned(0)
+        self._logits: Logits = np.empty((0, decoder.config.vocab_size), np.float32)
+
+    def run(self, batch: Batch) -> Logits | None:
+        """Logits, float32 [R, vocab_size], of the batch's logit rows, valid until the next run; None if it has none."""
+        library, decoder, attention = self._decoder.library, self._decoder, batch.attention
+        arrays: list[npt.NDArray[Any]] = [
+            *(np.ascontiguousarray(a, np.int64) for a in (batch.tokens, batch.positions)),
+            *(np.ascontiguousarray(a, np.int64) for a in (attention.write_slot, batch.logit_rows)),
+            *(np.ascontiguousarray(a, np.int32) for a in (attention.query_start, attention.context_len)),
+            np.ascontiguousarray(attention.page_table, np.int32),
+        ]
+        num_tokens, num_logits = len(batch.tokens), len(batch.logit_rows)
+        self._used = max(self._used, int(attention.write_slot.max(initial=-1)) + 1)
+        table = attention.page_table
+        sizes = (num_tokens, len(attention.context_len), num_logits, table.shape[1])
+        struct = native.Batch(*sizes, *(array.ctypes.data for array in arrays))
+        model = ctypes.addressof(decoder.struct)
+        needed = library.workspace_bytes(model, decoder.threads.num, num_tokens, num_logits)
+        if needed > len(self._workspace):
+            self._workspace = aligned(needed)
+        if num_logits > len(self._logits):
+            self._logits = np.empty((num_logits, decoder.config.vocab_size), np.float32)
+        library.forward(
+            decoder.threads.address,
+            model,
+            ctypes.addressof(self._cache),
+            ctypes.addressof(struct),
+            self._workspace.ctypes.data,
+            self._logits.ctypes.data,
+        )
+        return self._logits[:num_logits] if num_logits else None
+
+    def prepare(self) -> bool:
+        """Takes a piece of the cache from the system that passes to come will write to: in all, as much as was used
+        so far, up to some 256 MiB. False: that much is there.
+        """
+        piece = next(self._untouched, None)
+        if piece is None:
+            slot_bytes = sum(len(memory) for memory in self._memory) // self._num_slots
+            ahead = min(max(self._used, _FIRST_SLOTS), _AHEAD // slot_bytes)
+            wanted = min(self._num_slots, self._used + ahead)
+            start = max(self._used, self._touched)
+            if wanted <= start:
+                return False
+            self._touched = wanted
+            self._untouched = self._pieces(start, wanted)
+            piece = next(self._untouched)
+        piece[::_SYSTEM_PAGE] |= 0  # a page that is only read stays the one of zeros that all share
+        return True
+
+    def _pieces(self, start: int, stop: int) -> Iterator[npt.NDArray[np.uint8]]:
+        """The slots start .. stop of all layers."""
+        for memory in self._memory:
+            for layer in memory.reshape(self._num_layers, -1):
+                size = len(layer) // self._num_slots
+                for at in range(start * size, stop * size, _PIECE):
+                    yield layer[at : min(at + _PIECE, stop * size)]

@@ -1,0 +1,305 @@
+"""The policy: which tokens of which sequences the next forward pass computes.
+
+There is no prefill phase and no decode phase. Each sequence has tokens and a count of computed ones; a step moves the
+count. The scheduler is a pure function of its state and arguments: no clock, randomness, threads or tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from ...radix import PrefixCache
+from ..protocol.config import SchedulerLimits
+from .sequence import Sequence
+
+
+class Work(msgspec.Struct, frozen=True):
+    """Compute positions start .. stop of `sequence` (half open), the last len(drafts) of which are `drafts`.
+
+    Logits are wanted at positions logits_start .. logits_stop: the logits at position i choose token i + 1. Void if
+    `epoch` is no longer the sequence's.
+    """
+
+    sequence: Sequence
+    start: int
+    stop: int
+    logits_start: int
+    logits_stop: int
+    drafts: tuple[int, ...] = ()
+    epoch: int = 0
+
+    @property
+    def live(self) -> bool:
+        return self.sequence.lease is not None and self.sequence.epoch == self.epoch
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def samples(self) -> bool:
+        return self.sequence.score_from is None and self.logits_stop > self.logits_start
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: what to compute, who was put back to wait, and whose deadline has passed."""
+
+    work: list[Work]
+    preempted: list[Sequence]
+    expired: list[Sequence]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(work.num_tokens for work in self.work)
+
+
+class Advance(msgspec.Struct, frozen=True):
+    """What a step did to one sequence.
+
+    `tokens` were accepted (drafts that proved right first, then one that was drawn); `finished` ends the sequence;
+    `poisoned` ends it and keeps what it computed out of the prefix cache. `replaced`: the last token is not the one
+    that was drawn, so that steps planned on that one are void.
+    """
+
+    tokens: tuple[int, ...] = ()
+    finished: bool = False
+    poisoned: bool = False
+    replaced: bool = False
+
+
+class Scheduler:
+    """Waiting and running sequences over one prefix cache.
+
+    Order: running sequences first, oldest first, so that the oldest always ends; then waiting ones, longest cached
+    prefix first, except that who has waited `max_passes` steps goes before all others. A waiting sequence whose
+    prefix a running one is computing right now is held back until that prefix is there to share. When pages run out
+    the youngest running sequence is put back to wait; what it computed stays in the tree until it is evicted.
+
+    `schedule` moves the counts as if its plan had run, so that a second plan can follow before the first is read;
+    `apply` brings in what was drawn, plan after plan in the same order.
+    """
+
+    def __init__(self, cache: PrefixCache, limits: SchedulerLimits) -> None:
+        self.cache = cache
+        self.limits = limits
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.num_preemptions = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.waiting
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a sequence. It must fit into the pool alone: the caller refuses what cannot."""
+        assert len(sequence.tokens) > 0 and sequence.lease is None
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Ends a sequence wherever it is; what it computed is published. Unknown sequences are ignored."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._release(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def schedule(self, now: float) -> Plan:
+        expired = [s for s in (*self.running, *self.waiting) if s.deadline is not None and now >= s.deadline]
+        for sequence in expired:
+            self.remove(sequence)
+        preempted: list[Sequence] = []
+        work = self._plan_running(preempted)
+        if not preempted:
+            self._admit(work, self.limits.max_batch_tokens - sum(item.num_tokens for item in work))
+        for sequence in self.waiting:
+            sequence.passes += 1
+        for item in work:
+            _launch(item)
+        return Plan(work, preempted, expired)
+
+    def repeat(self, plan: Plan, num_steps: int) -> list[Plan]:
+        """Up to `num_steps` further steps of the same sequences, one token each; as many as there are pages for.
+
+        All of `plan` must be decoding without drafts. No sequence goes past its limit.
+        """
+        sequences = [work.sequence for work in plan.work]
+        room = min((sequence.limit - sequence.length for sequence in sequences), default=0)
+        plans: list[Plan] = []
+        while len(plans) < min(num_steps, room):
+            if not all(s.lease is not None and self.cache.reserve(s.lease, s.length) for s in sequences):
+                break
+            works = [_work(sequence, 1) for sequence in sequences]
+            for work in works:
+                _launch(work)
+            plans.append(Plan(works, [], []))
+        return plans
+
+    def apply(self, plan: Plan, advances: Iterable[Advance]) -> None:
+        """Brings in what the step gave; `advances` are in the order of `plan.work`."""
+        for work, advance in zip(plan.work, advances, strict=True):
+            sequence = work.sequence
+            if sequence.lease is None or not work.live:  # ended or put back while the step ran
+                continue
+            if advance.poisoned:
+                self.running.remove(sequence)
+                sequence.rewind(0)
+                self._release(sequence)
+                self.cache.flush()  # chunks before this one were shared before anyone looked at their numbers
+                continue
+            sequence.tokens.extend(advance.tokens)
+            if work.drafts:
+                # Right drafts are computed already; the token that was drawn last never is.
+                sequence.num_computed = len(sequence.tokens) - bool(advance.tokens)
+                sequence.blocked = False
+            elif work.samples:
+                sequence.num_pending -= 1
+            sequence.num_settled = min(work.stop, len(sequence.tokens))
+            if advance.replaced:  # first: a step in flight computes the token that was drawn, which is not published
+                sequence.rewind(len(sequence.tokens) - 1)
+            if advance.finished:
+                self.running.remove(sequence)
+                self._release(sequence)
+                continue
+            if work.start < sequence.num_prompt - 1:
+                num_settled = min(sequence.num_settled, sequence.num_shareable)
+                self.cache.commit(sequence.lease, sequence.tokens, num_settled)
+
+    def _plan_running(self, preempted: list[Sequence]) -> list[Work]:
+        """Work of the running: who decodes first, then chunks of prompts, both oldest first."""
+        budget = self.limits.max_batch_tokens
+        planned: dict[Sequence, Work] = {}
+        ready = [sequence for sequence in self.running if sequence.ready]
+        num_decoding = sum(sequence.num_uncomputed <= 1 for sequence in ready)
+        for index, sequence in enumerate(sorted(ready, key=lambda s: s.num_uncomputed > 1), start=1):
+            if sequence.lease is None or budget <= 0:
+                continue
+            # Drafts leave a token for each of those that decode after this one.
+            work = _work(sequence, max(budget - max(num_decoding - index, 0), 1))
+            if work.drafts and not self.cache.reserve(sequence.lease, work.stop):  # nobody is put back for them
+                sequence.drafts = []
+                work = _work(sequence, budget)
+            while not self.cache.reserve(sequence.lease, work.stop):
+                victim = self.running[-1]
+                self._preempt(victim, preempted)
+                if (taken := planned.pop(victim, None)) is not None:
+                    budget += taken.num_tokens
+                if victim is sequence:
+                    break
+            else:
+                planned[sequence] = work
+                budget -= work.num_tokens
+        return [planned[sequence] for sequence in self.running if sequence in planned]
+
+    def _admit(self, work: list[Work], budget: int) -> None:
+        """Moves waiting sequences to running while there are seats, tokens and pages."""
+        if not self.waiting or budget <= 0 or len(self.running) >= self.limits.max_num_seqs:
+            return
+        computing = [item.sequence for item in work if item.sequence.num_settled < item.sequence.num_prompt - 1]
+        for sequence in self._order():
+            if budget <= 0 or len(self.running) >= self.limits.max_num_seqs:
+                return
+            if sequence.passes < self.limits.max_passes and self._worth_waiting(sequence, computing):
+                continue
+            lease = self.cache.open(sequence.tokens, sequence.namespace, limit=sequence.match_limit)
+            # The whole prompt is reserved at once, so that a sequence is never put back in the middle of it by itself.
+            if not self.cache.reserve(lease, len(sequence.tokens)):
+                self.cache.close(lease, sequence.tokens, 0)
+                return
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            sequence.lease = lease
+            sequence.num_computed = sequence.num_settled = lease.num_cached
+            if sequence.num_cached is None:
+                sequence.num_cached = lease.num_cached
+            item = _work(sequence, budget)
+            work.append(item)
+            budget -= item.num_tokens
+            if sequence.num_uncomputed > 1:
+                computing.append(sequence)
+
+    def _order(self) -> list[Sequence]:
+        """The waiting, best first; only the oldest `window` are looked at, so that a step's cost is bounded."""
+        window = sorted(self.waiting, key=lambda s: (s.priority, s.arrival))[: self.limits.window]
+        if len(window) == 1:
+            return window
+
+        def key(sequence: Sequence) -> tuple[int, int, int, int]:
+            if sequence.passes >= self.limits.max_passes or sequence.preemptions:
+                return (sequence.priority, 0, 0, sequence.arrival)
+            cached = self.cache.cached_tokens(sequence.tokens, sequence.namespace)
+            return (sequence.priority, 1, -cached, sequence.arrival)
+
+        return sorted(window, key=key)
+
+    def _worth_waiting(self, sequence: Sequence, computing: list[Sequence]) -> bool:
+        """True if a prefix that is being computed now would save more than what the cache holds already."""
+        cached = -1
+        for other in computing:
+            if other.namespace != sequence.namespace or other.tokens[0] != sequence.tokens[0]:
+                continue
+            most = min(other.num_prompt, other.num_shareable, sequence.match_limit)
+            shared = min(_common_prefix(other.tokens, sequence.tokens), most)
+            if shared < self.limits.hold_back:
+                continue
+            if cached < 0:
+                cached = self.cache.cached_tokens(sequence.tokens, sequence.namespace)
+            if shared - cached >= self.limits.hold_back:
+                return True
+        return False
+
+    def _preempt(self, sequence: Sequence, preempted: list[Sequence]) -> None:
+        self.running.remove(sequence)
+        self._release(sequence)
+        sequence.rewind(0)
+        sequence.preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.append(sequence)
+        preempted.append(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        assert sequence.lease is not None
+        self.cache.close(sequence.lease, sequence.tokens, min(sequence.num_computed, sequence.num_shareable))
+        sequence.lease = None
+
+
+def _work(sequence: Sequence, budget: int) -> Work:
+    """The next tokens of a sequence, `budget` at most; drafts ride along only with the last real token."""
+    start, end, epoch = sequence.num_computed, sequence.length, sequence.epoch
+    if sequence.score_from is not None:
+        stop = min(sequence.num_to_score, start + budget)
+        return Work(sequence, start, stop, min(max(start, sequence.score_from - 1), stop), stop, (), epoch)
+    stop = min(end, start + budget)
+    if stop < end:
+        return Work(sequence, start, stop, stop, stop, (), epoch)
+    drafts = tuple(sequence.drafts[: max(budget - (stop - start), 0)])
+    stop += len(drafts)
+    return Work(sequence, start, stop, end - 1, stop, drafts, epoch)
+
+
+def _launch(work: Work) -> None:
+    """Moves the counts of `work.sequence` to where they are once it has run."""
+    sequence = work.sequence
+    sequence.drafts = []
+    if work.drafts:
+        sequence.blocked = True
+        return
+    sequence.num_computed = work.stop
+    sequence.num_pending += work.samples
+
+
+def _common_prefix(a: list[int], b: list[int]) -> int:
+    """Length of the longest common prefix, by bisection over slices (which compare at C speed)."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

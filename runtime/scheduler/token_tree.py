@@ -1,0 +1,133 @@
+"""Choices as one tree of tokens behind a prompt: what they share is computed once, and all of it in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..protocol.request import TokenLogprob, TokenTree
+
+Int64 = npt.NDArray[np.int64]
+
+
+class TreeLayout:
+    """Where the tokens of a prompt that ends as a tree stand: in stretches, each on one path.
+
+    `num_linear`: so many tokens at the beginning follow one another, as those of a plain prompt do.
+    """
+
+    def __init__(self, num_tokens: int, tree: TokenTree) -> None:
+        first = num_tokens - len(tree.parents)
+        self.targets = tree.targets
+        starts = [0] if first else []
+        starts += [first + i for i, parent in enumerate(tree.parents) if parent != first + i - 1 or parent < 0]
+        self._bounds = [*starts, num_tokens]
+        self._before: list[Int64] = []
+        empty = np.empty(0, dtype=np.int64)
+        for start in starts:
+            parent = tree.parents[start - first] if start >= first else -1
+            if parent < 0:
+                self._before.append(empty)
+            else:
+                owner = int(np.searchsorted(starts, parent, side="right")) - 1
+                path = np.arange(starts[owner], parent + 1, dtype=np.int64)
+                self._before.append(np.concatenate([self._before[owner], path]))
+        self.num_linear = self._bounds[1]
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[int, int, Int64]]:
+        """The stretches of tokens start .. stop (half open): each with the indices of all tokens on its path, itself
+        included, of which its own come last."""
+        for index, before in enumerate(self._before):
+            low, high = max(start, self._bounds[index]), min(stop, self._bounds[index + 1])
+            if low < high:
+                yield low, high, np.concatenate([before, np.arange(self._bounds[index], high, dtype=np.int64)])
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    children: dict[int, _Node] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ChoiceTree:
+    """Some choices as the end of one prompt. `choices` are their indices, `paths` of each the (entry, target) that say
+    the log-probability of each of its tokens: target `t` after the `entry`-th position that is asked for."""
+
+    tokens: list[int]
+    tree: TokenTree
+    score_from: int
+    choices: list[int]
+    paths: list[list[tuple[int, int]]]
+
+    def logprobs(self, entries: Sequence[TokenLogprob]) -> Iterator[tuple[int, list[TokenLogprob]]]:
+        """Each choice with the log-probabilities of its tokens."""
+        found = [{entry.token: entry.logprob, **dict(entry.top)} for entry in entries]
+        for choice, path in zip(self.choices, self.paths, strict=True):
+            yield choice, [TokenLogprob(token, found[position][token]) for position, token in path]
+
+
+def plant(prompt: Sequence[int], choices: Sequence[Sequence[int]], max_tokens: int) -> list[ChoiceTree]:
+    """`choices` behind `prompt`, in as few trees as hold `max_tokens` each, prompt included, where that is possible.
+
+    Without a prompt the first token of a choice has nothing before it: its log-probability is not asked for.
+    """
+    order = sorted(range(len(choices)), key=lambda index: tuple(choices[index]))
+    if not prompt:
+        order = [index for index in order if len(choices[index]) > 1]
+    trees: list[ChoiceTree] = []
+    group: list[int] = []
+    size, last = len(prompt), tuple[int, ...]()
+    for index in order:
+        # Its last token is computed only if another choice goes on there; neighbours share what they can.
+        inner = tuple(choices[index])[:-1]
+        shared = 0
+        while shared < min(len(inner), len(last)) and inner[shared] == last[shared]:
+            shared += 1
+        if group and size + len(inner) - shared > max_tokens:
+            trees.append(_plant(prompt, choices, group))
+            group, size, shared = [], len(prompt), 0
+        group.append(index)
+        size += len(inner) - shared
+        last = inner
+    if group:
+        trees.append(_plant(prompt, choices, group))
+    return trees
+
+
+def _plant(prompt: Sequence[int], choices: Sequence[Sequence[int]], group: list[int]) -> ChoiceTree:
+    root = _Node()
+    for index in group:
+        node = root
+        for token in choices[index]:
+            node = node.children.setdefault(token, _Node())
+    tokens = list(prompt)
+    parents: list[int] = []
+    targets: list[tuple[int, ...]] = []
+    entry_of: dict[_Node, int] = {}
+    if prompt:
+        entry_of[root] = 0
+        targets.append(tuple(root.children))
+    stack = [(child, token, len(prompt) - 1) for token, child in reversed(root.children.items())]
+    while stack:
+        node, token, parent = stack.pop()
+        if not node.children:
+            continue
+        entry_of[node] = len(targets)
+        targets.append(tuple(node.children))
+        parents.append(parent)
+        tokens.append(token)
+        here = len(tokens) - 1
+        stack += [(child, following, here) for following, child in reversed(node.children.items())]
+    paths = []
+    for index in group:
+        node, path = root, []
+        for token in choices[index]:
+            if node in entry_of:
+                path.append((entry_of[node], token))
+            node = node.children[token]
+        paths.append(path)
+    tree = TokenTree(tuple(parents), tuple(targets))
+    return ChoiceTree(tokens, tree, max(len(prompt), 1), group, paths)

@@ -1,0 +1,253 @@
+"""Puts arguments into a template."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...constrain.errors import GrammarError
+from ...constrain.json_schema.document import Document
+from ...constrain.json_schema.parse import parse_schema
+from ...constrain.json_schema.validate import violations
+from ..protocol.condition import Condition, Hole, Operand
+from ..protocol.errors import RequestError
+from ..protocol.program import Op, walk
+from ..protocol.template import (
+    Parameter,
+    Result,
+    ResultArgument,
+    ResultConstant,
+    ResultText,
+    ResultValue,
+    Template,
+    replace_leaves,
+    walk_result,
+)
+from .results import read_json
+from .rewrite import Parts, condition_of, joined, operands, parts_in, rewrite, with_operands
+
+MAX_ARGUMENT_CHARS = 4_000_000
+MAX_FILLED_CHARS = 2 * MAX_ARGUMENT_CHARS
+"""Of all that arguments are written as in one program and its result. A template can have a hole for one many times."""
+
+CHECK_TIMEOUT_S = 5.0
+"""Of the processor's time, for looking at the arguments of one call."""
+
+TOO_DEEP = "its blocks and conditions are nested too deeply"
+
+_MAX_WIDTH = 1_000
+_SPEC = re.compile(r"[ -~]{0,32}")
+
+
+def check_arguments(template: Template, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with defaults filled in, as JSON values.
+
+    Raises:
+        RequestError: one is missing, unknown, or not of its parameter's schema; `param` names it.
+    """
+    known = {parameter.name: parameter for parameter in template.parameters}
+    for name in arguments:
+        if name not in known:
+            names = ", ".join(known) or "none"
+            raise RequestError(f"{template.name} has no parameter {name[:100]!r}; it has {names}", param=name[:100])
+    found: dict[str, Any] = {}
+    until = time.thread_time() + CHECK_TIMEOUT_S
+    for name, parameter in known.items():
+        if name not in arguments:
+            if parameter.default is None:
+                raise RequestError(f"{template.name} needs the argument {name!r}", param=name)
+            found[name] = json.loads(parameter.default)
+            continue
+        text = _json(name, arguments[name])
+        if len(text) > MAX_ARGUMENT_CHARS:
+            raise RequestError(f"{name} has more than {MAX_ARGUMENT_CHARS} characters", param=name)
+        try:
+            wrong = violations(parameter.schema, text, timeout_s=until - time.thread_time())
+        except GrammarError as error:
+            raise RequestError(f"{name} cannot be checked: {error}", param=name) from error
+        if wrong:
+            where = f"{name}{wrong[0].pointer}"
+            raise RequestError(f"{where}: {wrong[0].message}", param=name)
+        found[name] = json.loads(text)
+    return found
+
+
+def _json(name: str, value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()  # half of a surrogate pair is a ValueError
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"{name} is no JSON value: {error}", param=name) from error
+    return text
+
+
+def check_template(template: Template) -> None:
+    """Sees that a template can be filled: schemas are ones, defaults fit them, each hole has its parameter.
+
+    Raises:
+        RequestError, GrammarError: what is wrong.
+    """
+    names = [parameter.name for parameter in template.parameters]
+    if len(set(names)) < len(names):
+        raise RequestError("two parameters have the same name", param="parameters")
+    for parameter in template.parameters:
+        Document(parse_schema(parameter.schema))  # raises if it is no schema
+        if parameter.default is not None:
+            _check_default(parameter)
+    _check_result(template.result)
+    try:
+        for hole in (*_holes_in_ops(template.ops), *_holes_in_result(template.result)):
+            _check_spec(hole)
+            if hole.name.partition("/")[0] not in names:
+                raise RequestError(f"there is no parameter for the hole {hole.name[:100]!r}", param="parameters")
+    except RecursionError as error:
+        raise RequestError(TOO_DEEP, code="invalid_program", param="ops") from error
+
+
+def _check_default(parameter: Parameter) -> None:
+    assert parameter.default is not None
+    wrong = violations(parameter.schema, parameter.default, timeout_s=CHECK_TIMEOUT_S)
+    if wrong:
+        raise RequestError(f"the default of {parameter.name}: {wrong[0].message}", param="parameters")
+    try:
+        read_json(parameter.default)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the default of {parameter.name}: {str(error)[:300]}", param="parameters") from error
+
+
+def _check_result(result: Result) -> None:
+    """Raises RequestError unless the JSON texts in it are JSON, GrammarError unless its schemas are ones."""
+    for part in walk_result(result):
+        match part:
+            case ResultConstant(json=text) | ResultValue(schema=text):
+                try:
+                    json.dumps(read_json(text), ensure_ascii=False).encode()
+                except (ValueError, RecursionError) as error:
+                    raise RequestError(f"a part of the result is not JSON: {error}", param="result") from error
+                if isinstance(part, ResultValue):
+                    Document(parse_schema(text))  # raises if it is no schema
+
+
+def _holes_in_ops(ops: Iterable[Op]) -> Iterator[Hole]:
+    for op in walk(ops):
+        condition = condition_of(op)
+        for part in (*parts_in(op), *(operands(condition) if condition is not None else ())):
+            if isinstance(part, Hole):
+                yield part
+
+
+def _holes_in_result(result: Result) -> Iterator[Hole]:
+    for part in walk_result(result):
+        match part:
+            case ResultText(parts=parts):
+                yield from (each for each in parts if isinstance(each, Hole))
+            case ResultArgument(hole=hole):
+                yield hole
+
+
+class Filled(NamedTuple):
+    """What to run, and what its result is made of."""
+
+    ops: tuple[Op, ...]
+    result: Result
+
+
+def fill(template: Template, arguments: Mapping[str, Any]) -> Filled:
+    """The template with the arguments in its holes.
+
+    Raises:
+        RequestError: an argument does not fit, or the program becomes too long.
+    """
+    filling = _Filling(check_arguments(template, arguments))
+    try:
+        return Filled(rewrite(template.ops, filling), filling.result(template.result))
+    except RecursionError as error:
+        raise RequestError(TOO_DEEP, code="invalid_program", param="ops") from error
+
+
+class _Filling:
+    """Exchanges holes for arguments."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self._room = MAX_FILLED_CHARS
+
+    def parts(self, parts: Parts) -> Parts:
+        return joined(self._written(part) if isinstance(part, Hole) else part for part in parts)
+
+    def argument(self, parts: Parts) -> Parts:
+        """What a tool is passed whole and is no text is passed as JSON."""
+        match parts:
+            case (Hole(spec="") as hole,) if not isinstance(value := _looked_up(hole, self._values), str):
+                return (self._dumped(value),)
+            case _:
+                return self.parts(parts)
+
+    def result(self, result: Result) -> Result:
+        return replace_leaves(result, self._leaf)
+
+    def _leaf(self, result: Result) -> Result:
+        match result:
+            case ResultText(parts=parts):
+                return ResultText(self.parts(parts))
+            case ResultArgument(hole=hole):
+                return ResultConstant(self._dumped(_looked_up(hole, self._values)))
+            case _:
+                return result
+
+    def condition(self, condition: Condition) -> Condition:
+        return with_operands(condition, self._operand)
+
+    def _operand(self, operand: Operand) -> Operand:
+        if not isinstance(operand, Hole):
+            return operand
+        value = _looked_up(operand, self._values)
+        try:
+            return float(value) if type(value) in (int, float) else self._written(operand)
+        except OverflowError as error:
+            raise RequestError(f"{operand.name} is too large a number", param=operand.name) from error
+
+    def _written(self, hole: Hole) -> str:
+        return self._within(_written(hole, self._values))
+
+    def _dumped(self, value: Any) -> str:
+        return self._within(json.dumps(value, ensure_ascii=False))
+
+    def _within(self, text: str) -> str:
+        self._room -= len(text)
+        if self._room < 0:
+            message = f"the arguments are written as more than {MAX_FILLED_CHARS} characters in all"
+            raise RequestError(message, code="program_too_long")
+        return text
+
+
+def _looked_up(hole: Hole, values: Mapping[str, Any]) -> Any:
+    """The argument, or the part of it that the hole's name leads to: "person/age"."""
+    name, *path = hole.name.split("/")
+    value = values[name]
+    for step in path:
+        try:
+            value = value[int(step)] if isinstance(value, Sequence) and not isinstance(value, str) else value[step]
+        except (LookupError, TypeError, ValueError):
+            raise RequestError(f"{name} has no {hole.name.removeprefix(name)}", param=name) from None
+    return value
+
+
+def _written(hole: Hole, values: Mapping[str, Any]) -> str:
+    value = _looked_up(hole, values)
+    _check_spec(hole)
+    try:
+        return format(value, hole.spec)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RequestError(f"{hole.name} cannot be written as {hole.spec!r}: {error}", param=hole.name) from error
+
+
+def _check_spec(hole: Hole) -> None:
+    """Raises RequestError for a format that could ask for a huge text. Python reads digits of all scripts."""
+    if not _SPEC.fullmatch(hole.spec):
+        raise RequestError(f"{hole.spec[:100]!r} is no format of 32 ASCII characters at most", param=hole.name)
+    if any(len(number) > 4 or int(number) > _MAX_WIDTH for number in re.findall(r"[0-9]+", hole.spec)):
+        raise RequestError(f"the format {hole.spec!r} is wider than {_MAX_WIDTH}", param=hole.name)

@@ -1,0 +1,119 @@
+"""Instructions and conditions, rebuilt with their parts exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import Protocol, cast
+
+from msgspec.structs import replace
+
+from ..protocol.condition import Compare, Condition, Count, Either, Every, Matches, Negation, Operand, Ref, Times
+from ..protocol.program import Assign, Op, Part, Repeat, Text, Use, When
+
+Parts = tuple[Part, ...]
+
+
+class Rewriter(Protocol):
+    """What to exchange: texts, arguments of tools, conditions."""
+
+    def parts(self, parts: Parts) -> Parts: ...
+
+    def argument(self, parts: Parts) -> Parts: ...
+
+    def condition(self, condition: Condition) -> Condition: ...
+
+
+def rewrite(ops: Iterable[Op], rewriter: Rewriter) -> tuple[Op, ...]:
+    """The same instructions, also those in blocks, with what they hold passed through `rewriter`."""
+    return tuple(_rewrite(op, rewriter) for op in ops)
+
+
+def _rewrite(op: Op, rewriter: Rewriter) -> Op:
+    match op:
+        case Text() | Assign():
+            return replace(op, parts=rewriter.parts(op.parts))
+        case Use():
+            return replace(op, arguments=tuple((name, rewriter.argument(value)) for name, value in op.arguments))
+        case When():
+            then, otherwise = rewrite(op.then, rewriter), rewrite(op.otherwise, rewriter)
+            return replace(op, condition=rewriter.condition(op.condition), then=then, otherwise=otherwise)
+        case Repeat():
+            return replace(op, body=rewrite(op.body, rewriter), until=rewriter.condition(op.until))
+        case _:
+            return op
+
+
+def with_operands(condition: Condition, operand: Callable[[Operand], Operand]) -> Condition:
+    """`condition` with each operand passed through `operand`; what a Matches looks at must stay a text."""
+    match condition:
+        case Compare(left=left, right=right):
+            return replace(condition, left=_inside(left, operand), right=_inside(right, operand))
+        case Matches(text=text):
+            changed = operand(text)
+            return replace(condition, text=f"{changed:g}" if isinstance(changed, int | float) else changed)
+        case Every(of=of) | Either(of=of):
+            return replace(condition, of=tuple(with_operands(inner, operand) for inner in of))
+        case Negation(of=inner):
+            return replace(condition, of=with_operands(inner, operand))
+
+
+def _inside(value: Operand, operand: Callable[[Operand], Operand]) -> Operand:
+    if isinstance(value, Count):
+        return Count(tuple(with_operands(inner, operand) for inner in value.of))
+    return operand(value)
+
+
+def operands(condition: Condition) -> Iterator[Operand]:
+    """All that a condition looks at."""
+    match condition:
+        case Compare(left=left, right=right):
+            for side in (left, right):
+                if isinstance(side, Count):
+                    for inner in side.of:
+                        yield from operands(inner)
+                else:
+                    yield side
+        case Matches(text=text):
+            yield text
+        case Every(of=of) | Either(of=of):
+            for inner in of:
+                yield from operands(inner)
+        case Negation(of=inner):
+            yield from operands(inner)
+
+
+def parts_in(op: Op) -> Iterator[Part]:
+    """The parts of an instruction's own texts; not of its blocks."""
+    match op:
+        case Text(parts=parts) | Assign(parts=parts):
+            yield from parts
+        case Use(arguments=arguments):
+            for _, parts in arguments:
+                yield from parts
+
+
+def condition_of(op: Op) -> Condition | None:
+    """What a When or a Repeat asks."""
+    return op.condition if isinstance(op, When) else op.until if isinstance(op, Repeat) else None
+
+
+def refs_in(op: Op) -> Iterator[Ref]:
+    """The values that an instruction itself needs; not its blocks."""
+    yield from (part for part in parts_in(op) if isinstance(part, Ref))
+    condition = condition_of(op)
+    if condition is not None:
+        for operand in operands(condition):
+            if isinstance(operand, Ref | Times):
+                yield Ref(operand.branch, operand.name)
+
+
+def joined(parts: Iterable[Part]) -> Parts:
+    """The same parts, with texts that follow each other made one, and empty ones left out."""
+    found: list[Part] = []
+    for is_text, run in groupby(parts, lambda part: isinstance(part, str)):
+        if not is_text:
+            found += run
+        elif text := "".join(cast("Iterator[str]", run)):
+            found.append(text)
+    return tuple(found)

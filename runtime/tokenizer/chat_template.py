@@ -1,0 +1,374 @@
+"""Chat templates: messages to the text that a model was trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from ..protocol.errors import ModelError, RequestError
+from .control_tokens import ControlTokens, Shield
+
+MAX_RENDERED_CHARS = 1 << 24
+MAX_HISTORY = 1024
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+FALLBACK_TEMPLATE = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{{- message['role'] | capitalize + ':\\n' + message['content'] + '\\n\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- 'Assistant:\\n' -}}{%- endif -%}
+"""
+"""For models that have no template (base models): each message is its role, a colon, a line break, its content and an
+empty line. Role names end in a line break rather than a space, because a space belongs to the word that follows it."""
+
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "documents"})
+_CACHED_TURNS = 4096
+# What rendering may raise: a template is a program, so all that expressions can.
+_RENDER_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class RolePieces(NamedTuple):
+    """What the template puts before and after a message's content. It is template text: control tokens count."""
+
+    prefix: str
+    suffix: str
+
+
+NO_PIECES = RolePieces("", "")
+
+
+class Turn:
+    """The last of `depth` messages of certain roles: what the template writes around it. A place in a tree of orders.
+
+    Who holds one holds all `before` it. The first one, of no message, has neither a role nor pieces.
+    """
+
+    __slots__ = ("before", "depth", "following", "pieces", "role")
+
+    def __init__(self, before: Turn | None = None, role: str = "", pieces: RolePieces = NO_PIECES) -> None:
+        self.before = before
+        self.role = role
+        self.pieces = pieces
+        self.depth: int = 0 if before is None else before.depth + 1
+        self.following: dict[str, Turn] = {}
+
+    def path(self) -> list[Turn]:
+        """All messages up to this one, without the first of no message."""
+        turns: list[Turn] = []
+        turn = self
+        while turn.before is not None:
+            turns.append(turn)
+            turn = turn.before
+        return turns[::-1]
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks what the assistant wrote, for training; here its body is just rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A compiled chat template. Immutable but for its cache; safe to use from many threads.
+
+    Rendering is sandboxed and bounded in size, not in time: the template comes with the model, never with a request.
+
+    Raises:
+        ModelError: the template is not valid Jinja.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        control: ControlTokens | None = None,
+        bos_token: str = "",
+        eos_token: str = "",
+    ) -> None:
+        self.source = source
+        self._control = control or ControlTokens({})
+        self._globals = {"bos_token": bos_token, "eos_token": eos_token}
+        try:
+            self._template = _environment().from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise ModelError(f"the chat template is not valid: {error}") from error
+        self.start = Turn()
+        self._num_turns = 0
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a chat, as `pieces` but with control tokens spelled out."""
+        names = {token: text for text, token in self._control.ids.items()}
+        pieces = self.pieces(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+        )
+        return "".join(piece if isinstance(piece, str) else names[piece] for piece in pieces)
+
+    def pieces(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str | int]:
+        """The rendered chat as stretches of plain text and ids of the control tokens that the template wrote.
+
+        Whatever messages, tools and `template_kwargs` contain is plain text, control tokens' texts included.
+        `continue_final_message` ends the text with the last message's content (and implies no generation prompt).
+
+        Raises:
+            RequestError: the messages are malformed, or the template refuses them.
+        """
+        extra = _checked_kwargs(template_kwargs)
+        try:
+            shield = Shield(self._control, (messages, tools, extra))
+            chat = [_normalised(message) for message in shield.hide(list(messages))]
+            end = _mark_end(chat) if continue_final_message else None
+            context = {**shield.hide(extra), "messages": chat, "tools": shield.hide(tools) if tools else None}
+        except RecursionError as error:
+            raise RequestError("messages are nested too deeply", param="messages") from error
+        text = self._render(context, add_generation_prompt=add_generation_prompt and end is None)
+        if end is not None:
+            if end not in text:
+                raise RequestError("the chat template leaves out the final message: it cannot go on", param="messages")
+            text = text[: text.rindex(end)]
+        return shield.split(text)
+
+    def role_pieces(self, history: tuple[str, ...], role: str) -> RolePieces:
+        """What the template puts around a new message of `role` that follows messages of the roles in `history`.
+
+        The assistant's prefix is what a generation prompt adds. A system message that the template moves into the
+        message after it has its pieces split where the content stands.
+
+        Raises:
+            RequestError: the template refuses this order of roles, or a message cannot be appended to what is there.
+        """
+        if len(history) >= MAX_HISTORY:
+            raise _too_long()
+        turn = self.start
+        for each in (*history, role):
+            turn = self.after(turn, each)
+        return turn.pieces
+
+    def after(self, turn: Turn, role: str) -> Turn:
+        """The message of `role` that follows `turn`. One that was not asked for before renders all messages up to it.
+
+        Raises:
+            RequestError: as `role_pieces`.
+        """
+        found = turn.following.get(role)
+        if found is None:
+            if turn.depth >= MAX_HISTORY:
+                raise _too_long()
+            path = turn.path()
+            pieces = self._find_pieces(tuple(each.pieces for each in path), (*(each.role for each in path), role))
+            found = turn.following[role] = Turn(turn, role, pieces)
+            self._num_turns += 1
+            if self._num_turns > _CACHED_TURNS:  # who holds some of them keeps them
+                self.start, self._num_turns = Turn(), 0
+        return found
+
+    def _find_pieces(self, before: tuple[RolePieces, ...], roles: tuple[str, ...]) -> RolePieces:
+        """The pieces of the last of `roles`, given those of the messages before it."""
+        last = len(roles) - 1
+        gaps = self._gaps(roles)
+        if gaps is None and roles[-1] in ("system", "developer"):  # it may be a part of the user's message after it
+            gaps = self._gaps((*roles, "user"))
+            gaps = gaps and [*gaps[: last + 1], ""]
+        if gaps is None:
+            raise RequestError(
+                f"the chat template does not show a message of role {roles[-1]!r} after {roles[:-1]}", param="messages"
+            )
+        for index in range(last):
+            previous = before[index - 1].suffix if index else ""
+            # An earlier answer may be shown without its reasoning, so only what precedes a user's text must agree.
+            same = gaps[index] == previous + before[index].prefix or roles[index] == "assistant"
+            if not same or not gaps[index + 1].startswith(before[index].suffix):
+                raise RequestError(
+                    f"the chat template rewrites earlier messages when one of role {roles[-1]!r} follows {roles[:-1]}, "
+                    "so it cannot be appended",
+                    param="messages",
+                )
+        written = before[-1].suffix if before else ""
+        prefix = gaps[last].removeprefix(written)
+        if roles[-1] == "assistant":
+            prefix = self._generation_prompt(roles[:-1], written, prefix)
+        return RolePieces(prefix, gaps[last + 1])
+
+    def _generation_prompt(self, history: tuple[str, ...], written: str, shown: str) -> str:
+        """What a generation prompt adds after `history`; `shown` is what precedes an answer that is already there."""
+        try:
+            gaps = self._gaps(history, add_generation_prompt=True)
+        except RequestError:
+            if history:
+                raise
+            return shown  # many templates look at the first message, and there is none
+        if gaps is None or not gaps[-1].startswith(written):
+            return shown
+        prompt = gaps[-1].removeprefix(written)
+        if not prompt and shown.strip():  # the template knows no generation prompt
+            return shown
+        return shown if not history and shown.endswith(prompt) else prompt
+
+    def _gaps(self, roles: tuple[str, ...], *, add_generation_prompt: bool = False) -> list[str] | None:
+        """What stands before, between and after the contents; None if a content is missing, moved or repeated."""
+        contents = [f"\ue0bb{index}\ue0bb" for index in range(len(roles))]
+        messages = [_normalised({"role": role, "content": text}) for role, text in zip(roles, contents, strict=True)]
+        text = self._render({"messages": messages, "tools": None}, add_generation_prompt=add_generation_prompt)
+        gaps: list[str] = []
+        for content in contents:
+            gap, found, text = text.partition(content)
+            if not found or "\ue0bb" in gap:
+                return None
+            gaps.append(gap)
+        return None if "\ue0bb" in text else [*gaps, text]
+
+    def _render(self, context: Mapping[str, Any], *, add_generation_prompt: bool) -> str:
+        chunks: list[str] = []
+        num_chars = 0
+        try:
+            for chunk in self._template.generate(
+                {**self._globals, **context, "add_generation_prompt": add_generation_prompt}
+            ):
+                num_chars += len(chunk)
+                if num_chars > MAX_RENDERED_CHARS:
+                    raise RequestError(f"the chat is longer than {MAX_RENDERED_CHARS} characters", param="messages")
+                chunks.append(chunk)
+        except RequestError:
+            raise
+        except _RENDER_ERRORS as error:
+            reason = str(error) or type(error).__name__
+            raise RequestError(f"the chat template refused the messages: {reason[:500]}", param="messages") from error
+        return "".join(chunks)
+
+
+def _too_long() -> RequestError:
+    return RequestError(f"a chat may have at most {MAX_HISTORY} messages", param="messages")
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """The environment that published templates expect: its settings are part of their meaning."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes of Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)  # the local date, as templates mean it
+
+
+def _checked_kwargs(template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    extra = dict(template_kwargs or {})
+    for name in extra:
+        if name in _RESERVED or not name.isidentifier():
+            raise RequestError(f"chat_template_kwargs must not contain {name!r}", param="chat_template_kwargs")
+    return extra
+
+
+def _normalised(message: Any) -> dict[str, Any]:
+    """A message in the form that templates expect: one string of content, and tool arguments as objects.
+
+    Raises:
+        RequestError: it has no known role, or content that is not text.
+    """
+    if not isinstance(message, Mapping):
+        raise RequestError("each message must be an object with role and content", param="messages")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise RequestError(f"role must be one of {', '.join(sorted(ROLES))}; got {role!r}", param="messages")
+    result = dict(message)
+    if "content" in message:
+        result["content"] = _text_of(message["content"])
+    if message.get("tool_calls"):
+        result["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
+    return result
+
+
+def _text_of(content: Any) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list | tuple) else [None]:
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise RequestError("content must be a string or a list of parts of type text", param="messages")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    """A tool call whose arguments, JSON text on the wire, are the object that templates print."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _mark_end(chat: list[dict[str, Any]]) -> str:
+    """Appends a mark to the last message's content, and returns the mark."""
+    content = chat[-1].get("content") if chat else None
+    if not isinstance(content, str):
+        raise RequestError("continue_final_message needs a final message with text content", param="messages")
+    mark = "\U000f0bb1"  # a private use character of another plane than the placeholders'
+    while mark in content:
+        mark += "\U000f0bb2"
+    chat[-1]["content"] = content + mark
+    return mark

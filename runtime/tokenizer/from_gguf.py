@@ -1,0 +1,244 @@
+"""Builds a tokenizer from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, models
+
+from ..checkpoints.gguf_file import GGUFFile
+from ..protocol.errors import ModelError
+from .control_tokens import ControlTokens
+from .pipeline import Description, TextPipeline, TokenizerParts, end_of_turn_ids
+
+Fields = Mapping[str, Any]
+"""Metadata by key; those that begin with "tokenizer." are read."""
+
+Added = list[tuple[AddedToken, int]]
+
+_PREFIX = "tokenizer.ggml."
+
+
+class _Kind(IntEnum):
+    """What a token is (tokenizer.ggml.token_type)."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class _Split(NamedTuple):
+    """How a family of models cuts text into words: patterns applied in turn, each piece of the last a word.
+
+    byte_level_words   the last cut is GPT-2's own
+    ignore_merges      a word that is a token is that token, whatever the merges say
+    adds_bos           prompts begin with bos unless the file says otherwise
+    normalizer         applied before the cuts
+    """
+
+    patterns: tuple[str, ...] = ()
+    byte_level_words: bool = False
+    ignore_merges: bool = False
+    adds_bos: bool = False
+    normalizer: Description | None = None
+
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _words(digits: str) -> str:
+    """Words of the cl100k kind: a letter run with one mark before it; so many digits; marks with line breaks after."""
+    return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+
+
+def _cased_words(contractions: str, digits: str) -> str:
+    """Words of the o200k kind, which also end where a lower-case run is followed by an upper-case letter."""
+    mark = r"[^\r\n\p{L}\p{N}]?"
+    letters = f"{mark}{_UPPER}*{_LOWER}+{contractions}|{mark}{_UPPER}+{_LOWER}*{contractions}"
+    return rf"{letters}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+
+
+_NFC = {"type": "NFC"}
+_GPT2 = _Split(byte_level_words=True)
+_SINGLE_DIGITS = _Split((r"\p{N}",), byte_level_words=True)
+_QWEN2 = _Split((_words(r"\p{N}"),), normalizer=_NFC)
+_LLAMA3 = _Split((_words(r"\p{N}{1,3}"),), ignore_merges=True, adds_bos=True)
+_CL100K = _Split((_words(r"\p{N}{1,3}"),))
+_DEFAULT = _Split(
+    (
+        r"[\p{P}\$\+<=>\^~\|]+",
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+        r"\p{N}+",
+        "[0-9][0-9][0-9]",
+    )
+)
+_DEEPSEEK3 = _Split(
+    (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+        + _SPACES,
+    )
+)
+_SPLITS: Mapping[str, _Split] = {
+    "default": _DEFAULT,
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "granite-docling"), _GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), _SINGLE_DIGITS),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _CL100K),
+    **dict.fromkeys(("gpt-4o", "llama4"), _Split((_cased_words(_CONTRACTIONS + "?", r"\p{N}{1,3}"),))),
+    "tekken": _Split((_cased_words("", r"\p{N}"),), ignore_merges=True, adds_bos=True),
+    "deepseek-v3": _DEEPSEEK3,
+}
+
+
+def read_gguf_tokenizer(file: GGUFFile) -> TokenizerParts:
+    """The tokenizer in a GGUF file. Raises ModelError if it has none, or one of a kind that is not supported."""
+    return build_gguf_tokenizer({key: file.metadata(key) for key in file.keys if key.startswith("tokenizer.")})
+
+
+def build_gguf_tokenizer(fields: Fields) -> TokenizerParts:
+    """The tokenizer that GGUF metadata describe. Raises as `read_gguf_tokenizer`."""
+    kind = fields.get(_PREFIX + "model")
+    tokens = _strings(fields, "tokens")
+    if not tokens:
+        raise ModelError(f"the file has no {_PREFIX}tokens, so there is no tokenizer in it")
+    kinds = _token_kinds(fields, len(tokens))
+    of_kind: dict[int, list[int]] = {kind: [] for kind in {*kinds, *_Kind}}
+    for token, kind_of_token in enumerate(kinds):
+        of_kind[kind_of_token].append(token)
+    added_ids = [token for token in of_kind[_Kind.USER_DEFINED] if tokens[token]]
+    added = [(AddedToken(tokens[token], normalized=False, special=False), token) for token in added_ids]
+    # The model never sees control tokens: no merge, and no word taken as a whole, can produce their ids.
+    text_ids = sorted([*of_kind[_Kind.NORMAL], *of_kind[_Kind.USER_DEFINED], *of_kind[_Kind.BYTE]])
+    vocabulary = {tokens[token]: token for token in reversed(text_ids)}  # reversed: of equal spellings the first counts
+    if kind == "gpt2":
+        split = _split_named(fields.get(_PREFIX + "pre"))
+        pipeline = _byte_level(fields, vocabulary, split, added)
+        adds_bos = split.adds_bos
+    elif kind == "llama":
+        pipeline = _sentencepiece(fields, tokens, kinds, vocabulary, added)
+        adds_bos = True
+    else:
+        raise ModelError(f"{_PREFIX}model is {kind!r}; supported are 'gpt2' and 'llama'")
+    control_ids = sorted([*of_kind[_Kind.CONTROL], *of_kind[_Kind.UNKNOWN]])
+    control = ControlTokens({tokens[token]: token for token in control_ids})
+    bos_id = _token_id(fields, "bos_token_id", len(tokens))
+    declared = [_token_id(fields, f"{name}_token_id", len(tokens)) for name in ("eos", "eot", "eom")]
+    adds_bos = bool(fields.get(_PREFIX + "add_bos_token", adds_bos))
+    template = fields.get("tokenizer.chat_template")
+    return TokenizerParts(
+        pipeline=pipeline,
+        spellings=tuple(tokens),
+        literal=frozenset(added_ids) if kind == "gpt2" else frozenset(),
+        byte_level=kind == "gpt2",
+        control=control,
+        bos_id=bos_id,
+        adds_bos=adds_bos,
+        eos_ids=end_of_turn_ids(control, declared),
+        reserved=frozenset(of_kind[_Kind.UNUSED]),
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def _split_named(name: object) -> _Split:
+    if name is None:
+        name = "default"
+    if not isinstance(name, str) or name not in _SPLITS:
+        raise ModelError(f"{_PREFIX}pre is {name!r}, which is not supported (supported: {', '.join(sorted(_SPLITS))})")
+    return _SPLITS[name]
+
+
+def _byte_level(fields: Fields, vocabulary: dict[str, int], split: _Split, added: Added) -> TextPipeline:
+    """Byte-pair encoding over GPT-2's alphabet of bytes."""
+    spellings = [merge.split(" ") for merge in _strings(fields, "merges")]
+    if any(len(pair) != 2 or "" in pair for pair in spellings):
+        raise ModelError(f"each of {_PREFIX}merges must be two tokens with a space between them")
+    merges = [(left, right) for left, right in spellings]
+    steps: list[Description] = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in split.patterns
+    ]
+    prefixed = bool(fields.get(_PREFIX + "add_space_prefix", False))
+    steps.append(
+        {"type": "ByteLevel", "add_prefix_space": prefixed, "trim_offsets": False, "use_regex": split.byte_level_words}
+    )
+    return TextPipeline(
+        _model(vocabulary, merges, ignore_merges=split.ignore_merges),
+        normalizer=split.normalizer,
+        pre_tokenizer={"type": "Sequence", "pretokenizers": steps},
+        added=added,
+    )
+
+
+def _sentencepiece(
+    fields: Fields, tokens: list[str], kinds: Sequence[int], vocabulary: dict[str, int], added: Added
+) -> TextPipeline:
+    """SentencePiece's byte-pair encoding: the pair whose whole has the best score is merged first."""
+    scores = fields.get(_PREFIX + "scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise ModelError(f"{_PREFIX}scores must hold a number for each of the {len(tokens)} tokens")
+    mergeable = [token for token in vocabulary.values() if kinds[token] in (_Kind.NORMAL, _Kind.USER_DEFINED)]
+    merges: list[tuple[str, str]] = []
+    for token in sorted(mergeable, key=lambda token: (-scores[token], token)):
+        piece = tokens[token]
+        halves = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        known = [pair for pair in halves if pair[0] in vocabulary and pair[1] in vocabulary]
+        merges += sorted(known, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+    normalizers: list[Description] = [{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    if fields.get(_PREFIX + "add_space_prefix", True):
+        normalizers.insert(0, {"type": "Prepend", "prepend": "▁"})
+    unknown = next((tokens[token] for token, kind in enumerate(kinds) if kind == _Kind.UNKNOWN), None)
+    if unknown is not None:
+        vocabulary = {**vocabulary, unknown: tokens.index(unknown)}
+    return TextPipeline(
+        _model(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown),
+        normalizer={"type": "Sequence", "normalizers": normalizers},
+        pre_tokenizer=None,
+        added=added,
+    )
+
+
+def _model(vocabulary: dict[str, int], merges: Sequence[tuple[str, str]], **options: Any) -> Any:
+    try:
+        return models.BPE(vocab=vocabulary, merges=list(merges), **options)
+    except Exception as error:  # the library raises no narrower class
+        raise ModelError(f"the tokenizer's merges do not fit its tokens: {error}") from error
+
+
+def _strings(fields: Fields, name: str) -> list[str]:
+    value = fields.get(_PREFIX + name) or []
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise ModelError(f"{_PREFIX}{name} must be an array of strings")
+    return value
+
+
+def _token_id(fields: Fields, name: str, num_tokens: int) -> int | None:
+    value = fields.get(_PREFIX + name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or not 0 <= value < num_tokens:
+        raise ModelError(f"{_PREFIX}{name} must be the id of one of the {num_tokens} tokens, got {value!r}")
+    return value
+
+
+def _token_kinds(fields: Fields, num_tokens: int) -> list[int]:
+    """What each token is. Files that do not say: what is declared as bos, eos ... is control, the rest is text."""
+    kinds = fields.get(_PREFIX + "token_type")
+    if kinds is None:
+        kinds = [int(_Kind.NORMAL)] * num_tokens
+        for name in ("bos", "eos", "eot", "eom", "padding"):
+            token = _token_id(fields, f"{name}_token_id", num_tokens)
+            if token is not None:
+                kinds[token] = _Kind.CONTROL
+    if not isinstance(kinds, list) or len(kinds) != num_tokens:
+        raise ModelError(f"{_PREFIX}token_type must hold a number for each of the {num_tokens} tokens")
+    return kinds

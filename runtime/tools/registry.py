@@ -1,0 +1,374 @@
+"""Tools: what programs may call, the registry of those that an engine offers, and the threads on which they run."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import re
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from ..protocol.errors import EngineStoppedError, ErrorInfo, OverloadedError, RequestError
+from .quotas import Owner, Shares
+
+logger = logging.getLogger("bough.tools")
+
+MAX_THREADS = 64
+"""Half of them for one program, three quarters for one client."""
+
+MAX_WAITING = 4096
+"""A quarter of them for one program, three quarters for one client."""
+
+MAX_ABANDONED = 64
+"""Calls that came to their time limit, or whose program has ended, and still occupy a thread: a thread cannot be
+stopped from outside."""
+
+MAX_ASYNC = 16384
+"""Calls that are awaited; shared like those that wait."""
+
+MAX_TOOLS = 256
+DEFAULT_TIMEOUT_S = 60.0
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+
+
+class ToolCall(Protocol):
+    """A function that programs may call by name.
+
+    timeout_s    seconds that a call may take, queueing included; None: 60
+    max_chars    characters that it may return
+    parameters   JSON Schema of its arguments, an object with `properties` and `required`; None: any, all texts
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def timeout_s(self) -> float | None: ...
+
+    @property
+    def max_chars(self) -> int: ...
+
+    @property
+    def parameters(self) -> Mapping[str, Any] | None: ...
+
+    def call(self, arguments: dict[str, Any]) -> str | Awaitable[str]:
+        """Called on a thread of its own; what it returns to be awaited is awaited on an event loop. What it raises
+        ends the program, or the isolated branch, with code "tool_failed"."""
+
+
+class ToolCallError(Exception):
+    """A tool has failed, and `info` says it all already."""
+
+    def __init__(self, info: ErrorInfo) -> None:
+        super().__init__(info.message)
+        self.info = info
+
+
+class ToolRegistry:
+    """The tools of an engine, by name. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._tools: dict[str, ToolCall] = {}
+        self._lock = threading.Lock()
+
+    def register(self, tool: ToolCall) -> None:
+        """Raises RequestError: the name is none or taken, or there are too many."""
+        check_tool(tool)
+        with self._lock:
+            if self._tools.get(tool.name, tool) is not tool:
+                raise RequestError(f"a tool {tool.name!r} is registered already", param="tools")
+            if len(self._tools) >= MAX_TOOLS and tool.name not in self._tools:
+                raise RequestError(f"at most {MAX_TOOLS} tools can be registered", param="tools")
+            self._tools = {**self._tools, tool.name: tool}  # who has looked them up keeps what was there
+
+    @property
+    def tools(self) -> Mapping[str, ToolCall]:
+        return self._tools
+
+
+def check_tool(tool: ToolCall) -> None:
+    """Raises RequestError: a name or limit of `tool` is not valid."""
+    if not isinstance(tool.name, str) or _NAME.fullmatch(tool.name) is None:
+        message = f"a tool's name has 1 to 64 letters, digits and `_.-`, and begins with a letter: {tool.name!r}"
+        raise RequestError(message, param="tools")
+    if tool.timeout_s is not None and not 0 < tool.timeout_s < float("inf"):
+        raise RequestError(f"timeout_s of tool {tool.name!r} must be a positive number of seconds", param="timeout_s")
+    if tool.max_chars < 1:
+        raise RequestError(f"max_chars of tool {tool.name!r} must be at least 1", param="max_chars")
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A call on its way. `abandoned`: nobody waits for it any more."""
+
+    tool: ToolCall
+    arguments: dict[str, Any]
+    done: Callable[[str | ErrorInfo], None]
+    owner: Owner | None = None
+    stage: Literal["waiting", "on a thread", "awaited", "over"] = "waiting"
+    abandoned: bool = False
+    future: Future[str] | None = None
+
+
+class ToolRunner:
+    """Runs tools: functions on a bounded number of threads, coroutines on one event loop. Thread-safe.
+
+    Threads are started when they are first needed. A call that is abandoned keeps its thread until it returns, and
+    another takes its place; while too many do that no more calls are taken. Who has the fewest calls on threads comes
+    first, a client before its programs, so that slow tools hold up those who called them.
+    """
+
+    def __init__(self, *, max_threads: int = MAX_THREADS, max_abandoned: int = MAX_ABANDONED) -> None:
+        self._max_threads = max_threads
+        self._max_abandoned = max_abandoned
+        self._changed = threading.Condition()
+        self._waiting: dict[Owner | None, deque[Ticket]] = {}
+        self._num_waiting = 0
+        self._on_threads = Shares(max_threads // 2, 3 * max_threads // 4)
+        self._in_queues = Shares(MAX_WAITING // 4, 3 * MAX_WAITING // 4)
+        self._awaited = Shares(MAX_ASYNC // 4, 3 * MAX_ASYNC // 4)
+        self._left_alone = Shares(max_abandoned, 3 * max_abandoned // 4)
+        self._num_threads = 0
+        self._num_idle = 0
+        self._num_abandoned = 0
+        self._num_async = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread: threading.Thread | None = None
+        self._closed = False
+
+    def start(
+        self,
+        tool: ToolCall,
+        arguments: dict[str, Any],
+        done: Callable[[str | ErrorInfo], None],
+        owner: Owner | None = None,
+    ) -> Ticket:
+        """Begins a call; `done` gets what it returns, or why it failed, on another thread.
+
+        Raises:
+            OverloadedError: too many calls wait or do not return, of all or of the owner's.
+        """
+        ticket = Ticket(tool, arguments, done, owner)
+        with self._changed:
+            if self._closed:
+                raise EngineStoppedError("the engine has stopped")
+            self._check_room(ticket)
+            self._waiting.setdefault(owner, deque()).append(ticket)
+            self._num_waiting += 1
+            self._in_queues.add(owner)
+            if self._num_idle < self._num_waiting and self._may_begin(owner):
+                self._start_thread()
+            self._changed.notify()
+        return ticket
+
+    def _check_room(self, ticket: Ticket) -> None:
+        name, owner = ticket.tool.name, ticket.owner
+        if self._num_abandoned >= self._max_abandoned or self._left_alone.who_is_full(owner):
+            message = f"{self._num_abandoned} tool calls for which nobody waits any more have not returned yet"
+            raise OverloadedError(f"{message}; the tool {name!r} cannot be called")
+        full = self._in_queues.who_is_full(owner) or self._awaited.who_is_full(owner)
+        if full:
+            raise OverloadedError(f"too many tool calls of this {full} wait; the tool {name!r} cannot be called")
+        if self._num_waiting >= MAX_WAITING or self._num_async >= MAX_ASYNC:
+            raise OverloadedError(f"too many tool calls wait; the tool {name!r} cannot be called")
+
+    def _may_begin(self, owner: Owner | None) -> bool:
+        """Whether there is room for another thread, and the owner may have it."""
+        return self._num_usable < self._max_threads and not self._on_threads.who_is_full(owner)
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Nobody waits for the call any more: it is taken back, cancelled, or left to itself."""
+        with self._changed:
+            if ticket.abandoned:
+                return
+            ticket.abandoned = True
+            if ticket.stage == "waiting":
+                self._waiting[ticket.owner].remove(ticket)
+                self._left_queue(ticket)
+            elif ticket.stage == "on a thread":
+                self._num_abandoned += 1
+                self._left_alone.add(ticket.owner)
+                self._on_threads.remove(ticket.owner)
+                room = self._num_usable < self._max_threads and self._num_abandoned < self._max_abandoned
+                if self._num_waiting and room:
+                    self._start_thread()
+                self._changed.notify()
+            elif ticket.future is not None:
+                ticket.future.cancel()
+
+    def close(self) -> None:
+        """Takes no more calls. Those that run end by themselves, unheard. Closing twice is fine."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._waiting.clear()
+            self._num_waiting = 0
+            self._changed.notify_all()
+        if self._loop is not None and self._loop_thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop_thread.join(timeout=2.0)
+
+    def _start_thread(self) -> None:
+        self._num_threads += 1
+        threading.Thread(target=self._work, name="bough-tool", daemon=True).start()
+
+    @property
+    def _num_usable(self) -> int:
+        return self._num_threads - self._num_abandoned
+
+    def _work(self) -> None:
+        while (ticket := self._next()) is not None:
+            self._call(ticket)
+        with self._changed:
+            self._num_threads -= 1
+
+    def _next(self) -> Ticket | None:
+        """The next call; None if this thread is to end: too many were started in place of those that have come back."""
+        with self._changed:
+            while True:
+                if self._num_usable > self._max_threads:
+                    self._changed.notify()  # another one looks
+                    return None
+                ticket = None if self._closed else self._first()
+                if ticket is not None or self._closed:
+                    return ticket
+                self._num_idle += 1
+                self._changed.wait()
+                self._num_idle -= 1
+
+    def _first(self) -> Ticket | None:
+        """Takes the call whose turn it is out of its queue; None if none of those that wait may begin."""
+        owners = [owner for owner in self._waiting if not self._on_threads.who_is_full(owner)]
+        if not owners:
+            return None
+        ticket = self._waiting[min(owners, key=self._on_threads.load)].popleft()
+        self._left_queue(ticket)
+        self._on_threads.add(ticket.owner)
+        ticket.stage = "on a thread"
+        return ticket
+
+    def _left_queue(self, ticket: Ticket) -> None:
+        self._num_waiting -= 1
+        self._in_queues.remove(ticket.owner)
+        queue = self._waiting.pop(ticket.owner)
+        if queue:
+            self._waiting[ticket.owner] = queue  # behind those that have as few
+
+    def _call(self, ticket: Ticket) -> None:
+        try:
+            result = ticket.tool.call(ticket.arguments)
+        except BaseException as error:  # noqa: BLE001  a tool that calls sys.exit ends itself, not the thread
+            self._leave(ticket)
+            self._deliver(ticket, _failed(ticket.tool, error))
+            return
+        if inspect.isawaitable(result):
+            self._await(ticket, result)
+        else:
+            self._leave(ticket)
+            self._deliver(ticket, checked_text(ticket.tool, result))
+
+    def _leave(self, ticket: Ticket) -> None:
+        with self._changed:
+            ticket.stage = "over"
+            self._left_thread(ticket)
+
+    def _left_thread(self, ticket: Ticket) -> None:
+        if ticket.abandoned:
+            self._num_abandoned -= 1
+            self._left_alone.remove(ticket.owner)
+        else:
+            self._on_threads.remove(ticket.owner)
+
+    def _await(self, ticket: Ticket, result: Awaitable[str]) -> None:
+        async def wait() -> str:
+            return await result
+
+        def ended(future: Future[str]) -> None:
+            with self._changed:
+                self._num_async -= 1
+                self._awaited.remove(ticket.owner)
+                ticket.stage = "over"
+            if future.cancelled():
+                self._deliver(ticket, tool_failed(ticket.tool.name, "it was cancelled"))
+            elif (error := future.exception()) is not None:
+                self._deliver(ticket, _failed(ticket.tool, error))
+            else:
+                self._deliver(ticket, checked_text(ticket.tool, future.result()))
+
+        with self._changed:
+            self._num_async += 1
+            self._awaited.add(ticket.owner)
+            self._left_thread(ticket)
+            ticket.stage = "awaited"
+            future = ticket.future = asyncio.run_coroutine_threadsafe(wait(), self._event_loop())
+            if ticket.abandoned:  # while the function ran that began it
+                future.cancel()
+        future.add_done_callback(ended)
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._loop_thread = threading.Thread(
+                target=_serve, args=(self._loop,), name="bough-async-tools", daemon=True
+            )
+            self._loop_thread.start()
+        return self._loop
+
+    def _deliver(self, ticket: Ticket, outcome: str | ErrorInfo) -> None:
+        if ticket.abandoned:
+            return
+        try:
+            ticket.done(outcome)
+        except Exception:
+            logger.exception("who waits for tool %s failed", ticket.tool.name)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Runs an event loop until it is stopped, and what is left in it to its end."""
+    loop.run_forever()
+    if tasks := asyncio.all_tasks(loop):
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+    loop.close()
+
+
+def unknown_tool(index: int, name: str, known: Iterable[str]) -> RequestError:
+    """The refusal of the instruction `index`, which names a tool that is not there."""
+    names = ", ".join(map(repr, sorted(known)[:20])) or "none"
+    message = f"instruction {index} uses the tool {name[:100]!r}, which is not registered; there are: {names}"
+    return RequestError(message, code="unknown_tool", param="ops")
+
+
+def checked_text(tool: ToolCall, result: object) -> str | ErrorInfo:
+    """What a tool returned, if it is a text within its limit."""
+    if not isinstance(result, str):
+        return tool_failed(tool.name, f"it returned a {type(result).__name__}, not a text")
+    if len(result) > tool.max_chars:
+        return tool_failed(tool.name, f"it returned {len(result)} characters, but max_chars is {tool.max_chars}")
+    try:
+        result.encode()
+    except UnicodeEncodeError:
+        return tool_failed(tool.name, "it returned text that is not Unicode (a lone surrogate)")
+    return result
+
+
+def tool_failed(name: str, reason: str) -> ErrorInfo:
+    return ErrorInfo(code="tool_failed", message=f"the tool {name!r} failed: {reason}", param=name)
+
+
+def _failed(tool: ToolCall, error: BaseException) -> ErrorInfo:
+    if isinstance(error, ToolCallError):
+        return error.info
+    try:
+        reason = str(error)[:500]
+    except Exception:  # noqa: BLE001  it is a tool's own class
+        reason = ""
+    return tool_failed(tool.name, f"{type(error).__name__}{': ' if reason else ''}{reason}")

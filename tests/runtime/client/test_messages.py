@@ -1,0 +1,195 @@
+"""Frames over a socket pair: whole, in order, truncated, oversized, garbage; and errors that travel as data."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from bough.runtime.client.messages import Abort, AskStats, Drop, FrameWriter, Start, Submit, ToEngine, read_frames
+from bough.runtime.protocol.config import EngineConfig
+from bough.runtime.protocol.errors import (
+    BoughError,
+    EngineError,
+    EngineStoppedError,
+    ErrorInfo,
+    OverloadedError,
+    RequestError,
+    to_exception,
+    to_info,
+)
+from bough.runtime.protocol.request import Request
+
+from ..asking import request
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RequestError("m", param="p"), RequestError),
+        (RequestError("m", code="context_length_exceeded"), RequestError),
+        (RequestError("m", code="state_not_found"), RequestError),
+        (RequestError("m", code="unsupported_parameter"), RequestError),
+        (RequestError("m", code="empty_prompt"), RequestError),
+        (EngineError("m", code="generation_timeout"), EngineError),
+        (OverloadedError("m"), OverloadedError),
+        (EngineStoppedError("m"), EngineStoppedError),
+    ],
+)
+def test_errors_survive_the_way(error: BoughError, kind: type[BoughError]) -> None:
+    back = to_exception(to_info(error))
+    assert type(back) is kind
+    assert (back.code, back.message, back.param) == (error.code, error.message, error.param)
+
+
+def test_an_unknown_code_is_an_engine_error() -> None:
+    assert type(to_exception(ErrorInfo(code="surprise", message="m"))) is EngineError
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_messages_arrive_whole_and_in_order(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Also when there are many at once, and when one is larger than what a socket takes in one go."""
+    writer = FrameWriter(pair[0])
+    sent: list[Any] = [Start(EngineConfig()), Submit(1, request(prompt="x" * 300_000))]
+    sent += [Abort(str(index)) for index in range(1000)] + [Drop("é🦊"), AskStats(2**63)]
+    for message in sent:
+        writer.put(message)
+    got = list(itertools.islice(read_frames(pair[1], ToEngine), len(sent)))
+    assert got == sent
+    writer.close()
+    writer.close()
+
+
+def test_closing_the_writer_sends_what_waits(pair: tuple[socket.socket, socket.socket]) -> None:
+    writer = FrameWriter(pair[0])
+    for index in range(500):
+        writer.put(Abort(str(index)))
+    writer.close()
+    pair[0].shutdown(socket.SHUT_WR)
+    assert len(list(read_frames(pair[1], ToEngine))) == 500
+
+
+def test_a_writer_outlives_its_peer(pair: tuple[socket.socket, socket.socket]) -> None:
+    writer = FrameWriter(pair[0])
+    pair[1].close()
+    for _ in range(100):
+        writer.put(Abort("x"))
+    started = time.monotonic()
+    writer.close()
+    assert time.monotonic() - started < 2.0
+
+
+def test_who_says_much_waits_until_it_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
+    writer = FrameWriter(pair[0])
+    said: list[int] = []
+
+    def speak() -> None:
+        for index in range(50):
+            writer.put(Drop("x" * 100_000))
+            writer.wait_for_room()
+            said.append(index)
+
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    time.sleep(0.3)
+    assert len(said) < 20  # what the socket holds, and ROOM_BYTES
+    assert len(list(itertools.islice(read_frames(pair[1], ToEngine), 50))) == 50
+    speaker.join(5.0)
+    assert len(said) == 50
+    pair[1].close()
+    for _ in range(50):
+        writer.put(Drop("x" * 100_000))
+    began = time.monotonic()
+    for _ in range(50):
+        writer.wait_for_room()  # nobody reads any more
+    assert time.monotonic() - began < 0.9
+    writer.close()
+
+
+@pytest.mark.parametrize("message", [Drop("\ud800"), AskStats(2**70)])
+def test_what_cannot_be_encoded_is_refused_and_the_writer_goes_on(
+    pair: tuple[socket.socket, socket.socket], message: Any
+) -> None:
+    writer = FrameWriter(pair[0])
+    with pytest.raises(RequestError, match="cannot be sent"):
+        writer.put(message)
+    writer.put(Drop("fine"))
+    assert next(read_frames(pair[1], ToEngine)) == Drop("fine")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"priority": 2**70}, "priority"),
+        ({"namespace": "\ud800"}, "namespace"),
+        ({"prompt": (1, 2**70)}, "prompt[1]"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(
+    pair: tuple[socket.socket, socket.socket], fields: dict[str, Any], place: str
+) -> None:
+    writer = FrameWriter(pair[0])
+    with pytest.raises(RequestError, match="cannot be sent") as caught:
+        writer.put(Submit(1, Request(**{"id": "a", "prompt": (1,)} | fields)))
+    assert caught.value.param == place
+    writer.close()
+
+
+FRAME = msgspec.msgpack.encode(Drop("x"))
+
+
+def framed(message: object) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(4, "little") + body
+
+
+@pytest.mark.parametrize("data", [b"", b"\x05", b"\x05\0\0", len(FRAME).to_bytes(4, "little") + FRAME[:-1]])
+def test_a_truncated_frame_is_the_end(pair: tuple[socket.socket, socket.socket], data: bytes) -> None:
+    pair[0].sendall(len(FRAME).to_bytes(4, "little") + FRAME + data)
+    pair[0].shutdown(socket.SHUT_WR)
+    assert list(read_frames(pair[1], ToEngine)) == [Drop("x")]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff\xff\xff",  # 4 GB: refused before it is read
+        b"\x03\0\0\0\xc1\xc1\xc1",
+        b"\0\0\0\0",
+        b"\x01\0\0\0\x90",
+        framed({"type": "nothing"}),
+        framed({"type": "drop"}),
+    ],
+)
+def test_garbage_is_an_error(pair: tuple[socket.socket, socket.socket], data: bytes) -> None:
+    pair[0].sendall(data)
+    with pytest.raises(msgspec.DecodeError):
+        next(read_frames(pair[1], ToEngine))
+
+
+def test_a_peer_that_dies_with_messages_unread_is_the_end(pair: tuple[socket.socket, socket.socket]) -> None:
+    pair[0].sendall(b"never read")
+    pair[1].close()
+    assert list(read_frames(pair[0], ToEngine)) == []
+
+
+def test_random_bytes_never_pass_as_messages() -> None:
+    for seed in range(50):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.sendall((40).to_bytes(4, "little") + bytes((seed * 37 + i * 101) % 256 for i in range(40)))
+            with pytest.raises(msgspec.DecodeError):
+                next(read_frames(theirs, ToEngine))

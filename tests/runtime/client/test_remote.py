@@ -1,0 +1,163 @@
+"""The engine process: equal to the one on a thread, noticed when it dies, gone when its parent is."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bough.runtime.client.local import LocalClient
+from bough.runtime.client.remote import RemoteClient
+from bough.runtime.protocol.config import EngineConfig
+from bough.runtime.protocol.errors import EngineStoppedError, ModelError
+from bough.runtime.protocol.program import Done, Failed, Gen, Text
+from bough.runtime.protocol.sampling_params import SamplingParams
+
+from ...tiny_model import write_tiny_model
+from ..asking import assert_stopped, config, program, request, tokens, wait_until
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[RemoteClient]:
+    client = RemoteClient.launch(config(folder))
+    yield client
+    client.close()
+
+
+def test_both_clients_generate_the_same(folder: Path, running: RemoteClient) -> None:
+    local = LocalClient.load(config(folder))
+    for prompt in ("hello", "a longer prompt, in order to be sure"):
+        one = list(local.stream(request(24, prompt)))
+        two = list(running.stream(request(24, prompt)))
+        assert tokens(one) == tokens(two)
+        assert [output.text for output in one] == [output.text for output in two]
+    assert local.info == running.info
+    assert running.tokenizer.encode("héllo") == local.tokenizer.encode("héllo")
+    ops = (Text(0, ("x",)), Gen(0, "g", SamplingParams(max_tokens=9, seed=4)))
+    texts = [list(client.run(program(*ops)))[-1].texts for client in (local, running)]  # type: ignore[union-attr]
+    assert texts[0] == texts[1]
+    local.close()
+
+
+def test_a_killed_process_is_noticed_at_once(folder: Path) -> None:
+    loading: list[str] = []
+    client = RemoteClient.launch(config(folder), lambda what, done, total: loading.append(what))
+    assert client.alive
+    assert loading
+    stream = client.stream(request(480))
+    events = client.run(program(Text(0, ("x",)), Gen(0, "g", request(480).sampling)))
+    next(stream), next(events)
+    os.kill(client.process_id, signal.SIGKILL)
+    started = time.monotonic()
+    last, failed = list(stream)[-1], list(events)[-1]
+    assert time.monotonic() - started < 2.0
+    assert last.finish is not None
+    # Both may have come to their ends before the signal did: then there is nothing to be told.
+    if last.finish.reason == "error":
+        assert last.finish.error is not None
+        assert last.finish.error.code == "engine_dead"
+    assert isinstance(failed, (Failed, Done))
+    wait_until(lambda: not client.alive, 2.0)
+    assert_stopped(client)
+    client.close()
+    client.close()
+
+
+def test_a_stopped_process_that_is_killed_fails_what_runs(folder: Path) -> None:
+    """Stopped first, so that it certainly is in the middle of it; questions that wait are answered as well."""
+    client = RemoteClient.launch(config(folder))
+    os.kill(client.process_id, signal.SIGSTOP)
+    with ThreadPoolExecutor(3) as pool:
+        waiting: list[Future[Any]] = [
+            pool.submit(lambda: list(client.stream(request(400)))),
+            pool.submit(lambda: list(client.run(program()))),
+            pool.submit(client.stats),
+        ]
+        time.sleep(0.2)
+        os.kill(client.process_id, signal.SIGKILL)
+        for future in waiting:
+            with pytest.raises(EngineStoppedError):  # nothing had come before, so it is a refusal
+                future.result(timeout=2.0)
+    client.close()
+
+
+def test_close_ends_the_process_and_what_runs_in_it(folder: Path) -> None:
+    client = RemoteClient.launch(config(folder))
+    stream = client.stream(request(480))
+    next(stream)
+    client.close()
+    assert client._process.returncode is not None
+    last = list(stream)[-1]
+    assert last.finish is not None
+    assert not client.alive
+    client.close()
+    assert_stopped(client)
+
+
+def test_close_does_not_wait_for_a_process_that_is_stuck(folder: Path) -> None:
+    client = RemoteClient.launch(config(folder))
+    os.kill(client.process_id, signal.SIGSTOP)
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 6.0
+    assert client._process.returncode == -signal.SIGKILL
+
+
+def test_the_process_ends_with_its_parent(folder: Path) -> None:
+    """However the parent ends: here it is killed."""
+    script = (
+        "import sys; from bough.runtime.client.remote import RemoteClient\n"
+        "from bough.runtime.protocol.config import EngineConfig\n"
+        "client = RemoteClient.launch(EngineConfig(model=sys.argv[1], num_pages=512))\n"
+        "print(client.process_id, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-P", "-c", script, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        os.kill(child, 0)
+        parent.kill()
+
+    def gone() -> bool:
+        try:
+            state = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        return state == "Z"  # nobody is left to wait for it
+
+    wait_until(gone)
+
+
+def test_a_model_that_cannot_be_loaded_is_told(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no-such-model"):
+        RemoteClient.launch(EngineConfig(model=str(tmp_path / "no-such-model")))
+    with pytest.raises(ModelError, match="max_model_len is 9999"):
+        RemoteClient.launch(EngineConfig(model=str(folder), max_model_len=9999))
+
+
+def test_a_process_that_ends_while_loading_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ModelError, match="ended with status 1 while it loaded"):
+        RemoteClient.launch(config(folder))
+
+
+def test_no_threads_are_left_behind() -> None:
+    """The one process that the tests share has a writer and a reader."""
+    gc.collect()
+    names = ("bough-writer", "bough-reader")
+    wait_until(lambda: sum(thread.name in names for thread in threading.enumerate()) <= 2)

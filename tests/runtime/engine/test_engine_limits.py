@@ -1,0 +1,309 @@
+"""Bounds: pools of any size, deadlines, searches, compilations and programs that ask for too much."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from bough.constrain.spec import Choice, Regex
+from bough.runtime.client.llm import LLM
+from bough.runtime.client.local import EngineLoop, LocalClient
+from bough.runtime.engine.engine import Engine
+from bough.runtime.programs.executor import Executor
+from bough.runtime.protocol.config import EngineConfig
+from bough.runtime.protocol.errors import BoughError, EngineError, RequestError
+from bough.runtime.protocol.program import Assign, Fork, Gen, Join, Program, Ref, Select, Text
+from bough.runtime.protocol.sampling_params import SamplingParams
+
+from ...fakes import fake_engine
+from ..listening import ENDLESS, Clock, Heard, alone, assert_clean, drive, request
+from ..programs.interpreter import Heard as ProgramHeard
+
+
+def program(*ops: Any) -> Program:
+    return Program(id="p", ops=tuple(ops))
+
+
+# The pool
+
+
+@pytest.mark.parametrize("page_size", [1, 3])
+def test_whatever_passes_the_door_ends_in_a_pool_of_any_size(page_size: int) -> None:
+    for num_pages in range(2, 42):
+        rng = random.Random(num_pages)
+        engine, _ = fake_engine(num_pages, page_size, max_batch_tokens=rng.choice([1, 3, 16, 512]), max_num_seqs=6)
+        heard = []
+        for index in range(12):
+            text = rng.choice(["aaaa", "aab", "b"]) * rng.randrange(1, 6)
+            sampling = SamplingParams(max_tokens=rng.randrange(1, 30), temperature=0.0, ignore_eos=True)
+            grammar = Choice(("abcdefghijkl", "abcxyz")) if index % 4 == 1 else None
+            score = len(text) // 2 if index % 4 == 2 and len(text) > 2 else None
+            listener = Heard()
+            asked = request(str(index), text, sampling, grammar=grammar, score_from=score)
+            wanted = len(asked.prompt) + (0 if score is not None else sampling.max_tokens or 0)
+            if wanted > (num_pages - 1) * page_size:
+                with pytest.raises(RequestError, match="in all is the limit"):
+                    engine.submit(asked, listener)
+            else:
+                engine.submit(asked, listener)
+                heard.append((asked, listener))
+        drive(engine, 4000)
+        for asked, listener in heard:
+            assert listener.finish.reason in ("stop", "length"), (num_pages, asked)
+            if asked.grammar is None and asked.score_from is None:
+                assert len(listener.tokens) == asked.sampling.max_tokens
+            usage = listener.finish.usage
+            assert usage.cached_tokens <= usage.prompt_tokens - 1
+        assert engine.flush_cache()
+        assert engine.stats().free_pages == num_pages - 1
+        engine._cache.check([])
+        engine.close()
+
+
+def test_drafts_of_some_do_not_take_the_turn_of_others() -> None:
+    engine, _ = fake_engine(max_batch_tokens=16, max_num_seqs=8)
+    word = "abcdefghijklmnopqrstuvwxyz" * 8
+    grammar = Choice((word,))
+    engine._grammars.compile(grammar)
+    forced, plain = [Heard() for _ in range(4)], [Heard() for _ in range(4)]
+    for index, heard in enumerate(forced):
+        sampling = SamplingParams(max_tokens=300, temperature=0.0)
+        engine.submit(request(f"forced {index}", "x", sampling, grammar=grammar), heard)
+    for index, heard in enumerate(plain):
+        engine.submit(request(f"plain {index}", "x", ENDLESS), heard)
+    for _ in range(20):
+        engine.step()
+    assert min(len(heard.tokens) for heard in plain) >= 12
+    engine.close()
+
+
+# Deadlines
+
+
+def never(_: object) -> Future[Any]:
+    return Future()
+
+
+def test_a_deadline_passes_while_a_grammar_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = fake_engine()
+    clock = Clock()
+    engine._clock = clock
+    heard = Heard()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._grammars, "submit", never)
+        engine.submit(request("r", grammar=Regex("a"), timeout_s=3.0), heard)
+    engine.step()
+    clock.now += 2.9
+    engine.step()
+    assert not heard.outputs
+    clock.now += 0.2
+    engine.step()
+    assert heard.code == "generation_timeout"
+    assert_clean(engine)
+
+
+def test_a_sleeping_engine_wakes_up_for_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = fake_engine()
+    client = LocalClient(EngineLoop(engine, EngineConfig()))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._grammars, "submit", never)
+        started = time.monotonic()
+        with pytest.raises(EngineError) as caught:
+            list(client.stream(request("r", grammar=Regex("a"), timeout_s=0.3)))
+    assert caught.value.code == "generation_timeout"
+    assert 0.2 < time.monotonic() - started < 1.5
+    client.close()
+
+
+@pytest.mark.parametrize("timeout_s", [float("inf"), 1e300])
+def test_a_deadline_that_never_comes_does_not_hurt_a_sleeping_engine(
+    timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = fake_engine()
+    client = LocalClient(EngineLoop(engine, EngineConfig()))
+    ended = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._grammars, "submit", never)
+        client._loop.start_request(request("r", grammar=Regex("a"), timeout_s=timeout_s), lambda _: ended.set())
+        assert client.stats().waiting == 1
+    assert [token for output in client.stream(request("other")) for token in output.tokens] == alone()
+    client.close()
+    assert ended.is_set()
+
+
+def test_a_deadline_that_is_no_number_is_refused() -> None:
+    engine, _ = fake_engine()
+    with pytest.raises(RequestError, match="timeout_s"):
+        engine.submit(request("r", timeout_s=float("nan")), Heard())
+    assert_clean(engine)
+
+
+def test_a_search_for_a_stop_that_is_too_slow_cannot_stop_an_abort() -> None:
+    engine, runner = fake_engine()
+    runner.bias = {ord("a"): 1000.0}
+    heard = Heard()
+    sampling = SamplingParams(max_tokens=400, temperature=0.0, stop_regex="(?:a|aa)+$b")
+    engine.submit(request("r", sampling=sampling), heard)
+    generation = engine._live["r"]
+    for _ in range(10):
+        engine.step()
+
+    def slow() -> str:
+        raise BoughError("too slow", code="stop_regex_timeout")
+
+    generation._detokenizer.finish = slow  # type: ignore[method-assign]
+    engine.abort("r")
+    assert heard.finish.reason in ("abort", "error")
+    runner.bias = {}
+    assert_clean(engine)
+
+
+def test_slow_searches_for_a_stop_cost_a_bounded_time() -> None:
+    engine, runner = fake_engine()
+    runner.bias = {ord("a"): 1000.0}
+    heard = [Heard() for _ in range(4)]
+    for index, one in enumerate(heard):
+        sampling = SamplingParams(max_tokens=400, temperature=0.0, stop_regex="(?:a|aa)+$b")
+        engine.submit(request(str(index), sampling=sampling), one)
+    started = time.monotonic()
+    drive(engine)
+    assert time.monotonic() - started < 4 * 0.5
+    assert [one.code for one in heard] == ["stop_regex_timeout"] * 4
+    runner.bias = {}
+    assert_clean(engine)
+
+
+@pytest.mark.parametrize("pattern", ["(?:(?:(?:a|b){1000}){1000}){1000}", "(?:[ab]{1000}){1000}", "a{99999999}"])
+def test_a_stop_regex_that_would_fill_the_memory_is_refused(pattern: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(stop_regex=pattern)
+    assert caught.value.param == "stop_regex"
+    assert SamplingParams(stop_regex=r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}|[a-z]{20} x{3,}").stop_regex
+
+
+# Programs that ask for too much
+
+
+MANY = 1 << 12
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        [Assign(0, "x", ("ab" * 100_000,)), Text(0, tuple(Ref(0, "x") for _ in range(MANY)))],
+        [Text(0, ("word " * 1_000_000,))],
+        [Text(0, ("word " * 400,)), Text(0, ("word " * 400,))],
+        [Text(0, ("word " * 400,)), *(Fork(0, tuple(range(1000 * i + 1, 1000 * i + 1000))) for i in range(4))],
+        [Text(0, ("x",)), Select(0, "s", tuple(str(number) for number in range(100_000)))],
+    ],
+    ids=["references", "text", "branch", "forks", "choices"],
+)
+def test_a_program_cannot_ask_for_the_memory(ops: list[Any]) -> None:
+    engine, _ = fake_engine()
+    executor = Executor(engine, time.monotonic, max_states=4)
+    heard = ProgramHeard()
+    started = time.monotonic()
+    executor.run(program(*ops), heard)
+    assert time.monotonic() - started < 1.0
+    assert isinstance(heard.failed.error.code, str)
+    assert heard.failed.error.code in ("context_length_exceeded", "invalid_value")
+    assert executor.num_states == 0
+    assert_clean(engine)
+
+
+def test_compilations_that_nobody_waits_for_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = fake_engine()
+    release = threading.Event()
+    monkeypatch.setattr("bough.constrain.compiler.lower", lambda _: release.wait(10.0) and 1 / 0)
+    for index in range(300):
+        engine.submit(request(str(index), grammar=Regex(f"a{{{index}}}")), Heard())
+        engine.abort(str(index))
+    assert engine._grammars.num_waiting <= 4
+    shared = Regex("shared")
+    first, second = Heard(), Heard()
+    engine.submit(request("first", grammar=shared), first)
+    engine.submit(request("second", grammar=shared), second)
+    engine.abort("first")
+    assert any(True for _ in engine._compiling)
+    monkeypatch.undo()
+    release.set()
+    drive(engine)
+    assert first.finish.reason == "abort"
+    assert second.code is None
+    third = Heard()
+    engine.submit(request("third", grammar=Regex("a{7}")), third)  # it was dropped, not remembered as wrong
+    drive(engine)
+    assert third.code is None
+    assert_clean(engine)
+
+
+def test_states_that_wait_are_bounded_by_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bough.runtime.programs.executor.MAX_KEPT_TOKENS", 1000)
+    engine, _ = fake_engine()
+    executor = Executor(engine, time.monotonic, max_states=100)
+    for index in range(20):
+        executor.run(Program(id=str(index), ops=(Assign(0, "x", ("y" * 300,)),), keep=True), ProgramHeard())
+    assert list(executor._states) == ["17", "18", "19"]
+    executor.close()
+    assert_clean(engine)
+
+
+def test_a_client_who_keeps_many_states_drops_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = fake_engine()
+    executor = Executor(engine, time.monotonic, max_states=4)
+
+    def keep(namespace: str, name: str, length: int = 1) -> None:
+        ops = (Assign(0, "x", ("y" * length,)),)
+        executor.run(Program(id=name, ops=ops, keep=True, namespace=namespace), ProgramHeard())
+
+    keep("alice", "a0")
+    keep("alice/salt", "a1")
+    for index in range(20):
+        keep("bob" if index % 2 else "bob/salt", f"b{index}")
+    assert list(executor._states) == ["a0", "a1", "b18", "b19"]
+    monkeypatch.setattr("bough.runtime.programs.executor.MAX_KEPT_TOKENS", 1000)
+    keep("bob", "large", 990)
+    keep("bob", "larger", 995)
+    assert list(executor._states) == ["a0", "a1", "larger"]
+    executor.close()
+    assert_clean(engine)
+
+
+def test_joins_are_bounded() -> None:
+    engine, _ = fake_engine()
+    executor = Executor(engine, time.monotonic, max_states=4)
+    ops = (Fork(0, (1,)), *(Join(0, (1,) * 1000) for _ in range(200)))
+    with pytest.raises(RequestError, match="joins"):
+        executor.run(program(*ops), ProgramHeard())
+    assert executor.num_states == 0
+    assert_clean(engine)
+
+
+def test_a_program_of_many_branches_takes_time_in_proportion() -> None:
+    engine, _ = fake_engine(max_waiting=4096)
+    executor = Executor(engine, time.monotonic, max_states=4)
+    branches = tuple(range(1, 1001))
+    heard = ProgramHeard()
+    one = SamplingParams(max_tokens=1, temperature=0.0)
+    executor.run(program(Text(0, ("x",)), Fork(0, branches), *(Gen(branch, "g", one) for branch in branches)), heard)
+    started = time.monotonic()
+    drive(engine)
+    assert len(heard.values) == 1000
+    assert time.monotonic() - started < 5.0
+    assert_clean(engine)
+
+
+def test_a_long_list_of_prompts_is_no_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(config: EngineConfig) -> Engine:
+        return fake_engine(max_waiting=config.max_waiting)[0]
+
+    monkeypatch.setattr("bough.runtime.client.llm.start_engine", load)
+    llm = LLM("fake")
+    answers = llm.generate(["x"] * 5000, SamplingParams(max_tokens=1, temperature=0.0), use_tqdm=False)
+    assert len({answer.outputs[0].text for answer in answers}) == 1
+    llm.close()

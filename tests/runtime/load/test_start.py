@@ -1,0 +1,104 @@
+"""An engine on the CPU library starts without torch, and computes what it does with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bough.kernels.native.library import Library
+from bough.runtime.engine.engine import Engine
+from bough.runtime.load import load_native as native_loading
+from bough.runtime.load.load_native import load_gguf_engine
+from bough.runtime.load.load_torch import load_engine
+from bough.runtime.load.start import start_engine
+from bough.runtime.protocol.config import EngineConfig
+from bough.runtime.protocol.request import Request, RequestOutput
+from bough.runtime.protocol.sampling_params import SamplingParams
+from bough.runtime.runner import host
+from bough.runtime.runner.native_runner import NativeRunner
+
+HEAVY = ("torch", "transformers", "gguf", "sympy", "fastapi", "jsonschema")
+
+GENERATE = """
+import sys
+from bough import LLM, SamplingParams
+from bough.constrain.spec import Regex
+llm = LLM(sys.argv[1], num_pages=512, device="cpu")
+params = [SamplingParams(max_tokens=2, temperature=0, logprobs=2), SamplingParams(max_tokens=2, top_p=0.5, seed=1)]
+llm.generate(["The capital of France is"] * 2, params, use_tqdm=False)
+llm.generate("A number:", SamplingParams(max_tokens=4), grammar=Regex("[0-9]+"), use_tqdm=False)
+print(*[name for name in sys.argv[2:] if name in sys.modules])
+"""
+
+
+def answer(engine: Engine) -> list[int]:
+    heard: list[RequestOutput] = []
+    prompt = tuple(engine.tokenizer.encode("The capital of France is"))
+    engine.submit(Request(id="r", prompt=prompt, sampling=SamplingParams(max_tokens=8, temperature=0.0)), heard.append)
+    while not engine.idle:
+        engine.step()
+    engine.close()
+    return [token for output in heard for token in output.tokens]
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("native_library")
+def test_what_takes_long_to_import_is_not_imported(default_model: Path) -> None:
+    command = [sys.executable, "-c", GENERATE, str(default_model), *HEAVY]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (result.returncode, result.stdout.strip()) == (0, ""), result.stderr
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("native_library")
+def test_both_ways_lead_to_the_same_engine(default_model: Path) -> None:
+    config = EngineConfig(model=str(default_model), num_pages=512, device="cpu")
+    short, long = start_engine(config), load_engine(config)
+    assert short.info == long.info
+    assert answer(short) == answer(long)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "settings", [{"dtype": "float32"}, {"attention_backend": "torch"}, {"kv_cache_dtype": "float32"}], ids=str
+)
+def test_what_is_for_torch_is_left_to_it(default_model: Path, settings: dict[str, Any]) -> None:
+    assert load_gguf_engine(EngineConfig(model=str(default_model), device="cpu", **settings)) is None
+
+
+@pytest.mark.model
+def test_a_gpu_is_left_to_torch(default_model: Path, native_library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(model=str(default_model), num_pages=512)
+    monkeypatch.setattr(native_loading, "may_have_gpu", lambda: True)
+    assert load_gguf_engine(config) is None
+    monkeypatch.setattr(native_loading, "may_have_gpu", lambda: False)
+    engine = load_gguf_engine(config)
+    assert engine is not None and isinstance(engine._runner.model, NativeRunner)  # type: ignore[attr-defined]
+    engine.close()
+
+
+def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert host.num_threads() == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(host, "_quota", lambda: 16)
+    monkeypatch.setattr(host, "_core", lambda processor: str(processor // 2))
+    assert host.num_threads() == 2
+    monkeypatch.setattr(host, "_quota", lambda: 1)
+    assert host.num_threads() == 1
+
+
+def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidiactl")
+    assert host.may_have_gpu()
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    assert not host.may_have_gpu()
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert host.may_have_gpu()

@@ -1,0 +1,380 @@
+"""Programs that ask for far more than they say: each is charged for it, and none holds the engine's thread long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bough.runtime.programs import instructions
+from bough.runtime.programs import queues as enqueue
+from bough.runtime.programs import state as program_state
+from bough.runtime.programs.interpreter import MAX_AT_ONCE
+from bough.runtime.protocol.condition import Compare, Condition, Count, Either, Every, Matches, Negation, Ref
+from bough.runtime.protocol.errors import RequestError
+from bough.runtime.protocol.patterns import MAX_NESTED_COUNTS, Matching, Pattern, nested_counts
+from bough.runtime.protocol.program import (
+    Assign,
+    BranchFailed,
+    BranchRestarted,
+    Cancel,
+    Fork,
+    Gen,
+    Join,
+    Op,
+    Program,
+    Repeat,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Skipped,
+    Text,
+    Value,
+    When,
+)
+from bough.runtime.tokenizer import chat_template as chat
+from bough.runtime.tokenizer.pipeline import LONG_TEXT
+from bough.runtime.tokenizer.tokenizer import Tokenizer
+
+from ..tokenizer.test_tokenizer import SMOLLM
+from .interpreter import Heard
+from .place import GREEDY
+from .tool_place import ToolPlace
+
+FALSE: Condition = Either(())
+TRUE: Condition = Every(())
+
+
+@pytest.fixture
+def place() -> Iterator[ToolPlace]:
+    made = ToolPlace()
+    yield made
+    made.close()
+
+
+class Attack:
+    """A program, and what it was charged for at most in one go, between two of which the engine can make a step."""
+
+    def __init__(self, place: ToolPlace, ops: list[Op], **fields: Any) -> None:
+        self.heard = Heard()
+        self.most = 0
+        self.num_goes = 0
+        program = Program(id="attack", ops=tuple(ops), **fields)
+        place.executor.run(program, self.heard)
+        self.state = place.executor._states.get("attack")
+        self.run = self.state.runs[0] if self.state is not None and self.state.runs else None
+        while not self.heard.over:
+            assert self.state is not None
+            if place.engine.idle or not place.posted.empty():
+                call, before = place.posted.get(timeout=10.0), self.state.work
+                call()
+                self.most = max(self.most, self.state.work - before)
+                self.num_goes += 1
+            if not place.engine.idle:
+                place.engine.step()
+
+    @property
+    def code(self) -> str:
+        error: str = self.heard.failed.error.code
+        return error
+
+
+def loop(*body: Op, turns: int = 1000) -> Op:
+    return Repeat(0, body, FALSE, turns)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tuple[Any, ...]]:
+    calls: list[tuple[Any, ...]] = []
+    before: Callable[..., Any] = getattr(owner, name)
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        return before(*args, **options)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
+
+
+# Text
+
+
+def test_a_long_text_is_encoded_beside_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = ToolPlace()
+    text, may_go_on, threads = "ab " * (LONG_TEXT // 3) + "end", threading.Event(), []
+    encode = Tokenizer.encode
+
+    def slow(self: Tokenizer, given: str, **options: bool) -> list[int]:
+        if len(given) > LONG_TEXT:
+            threads.append(threading.current_thread())
+            assert may_go_on.wait(10.0)
+        return encode(self, given, **options)
+
+    place.executor._walker._max_tokens = place.executor._walker._instructions._max_tokens = 1 << 20
+    assert place.executor._walker._instructions._encodings is not None
+    place.executor._walker._instructions._encodings._max_tokens = 1 << 20
+    monkeypatch.setattr(Tokenizer, "encode", slow)
+    hostile = place.start([Text(0, (text,)), Assign(0, "x", ("y",), tell=True)], "hostile", keep=True)
+    other = place.run([Text(0, ("x",)), Gen(0, "g", GREEDY)], "other")
+    assert other.done
+    assert not hostile.over
+    may_go_on.set()
+    place.drive(lambda: hostile.over)
+    assert place.executor._states["hostile"].branches[0].tokens == encode(place.engine.tokenizer, text)
+    assert [thread is threading.current_thread() for thread in threads] == [False]
+    place.close()
+
+
+@pytest.mark.parametrize("text", ["a b\n" * 3000, "日本 🦊" * 2000, "x" * 9000, " " * 20_000])
+def test_long_texts_have_the_same_tokens(text: str) -> None:
+    backend = SMOLLM._parts.pipeline.plain
+    assert SMOLLM.encode(text) == backend.encode(text, add_special_tokens=False).ids
+
+
+def test_a_long_text_that_is_no_text_is_refused() -> None:
+    with pytest.raises(RequestError, match="lone surrogate"):
+        SMOLLM.encode("x" * LONG_TEXT + "\ud800")
+
+
+def test_what_fits_into_no_context_is_not_encoded(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_calls(monkeypatch, Tokenizer, "encode")
+    attack = Attack(place, [Text(0, ("x" * 2000,)), Text(0, ("y" * (4 * 48 + 1),))])
+    assert attack.code == "context_length_exceeded"
+    assert len(calls) == 1
+
+
+def test_a_text_is_abandoned_with_its_branch(place: ToolPlace) -> None:
+    ops: list[Op] = [Text(0, ("x",)), Fork(0, (1, 2)), Text(1, ("y" * 5000,)), Text(2, ("z" * 5000,)), Join(0, (1, 2))]
+    heard = place.start([*ops, Assign(0, "x", ("y",), tell=True)], "p", keep=True)
+    place.start([Cancel(1), Cancel(2)], "p", resume=True, keep=True)
+    place.drive(lambda: heard.over)
+    assert heard.done.texts[0] == "x"
+    state = place.executor._states["p"]
+    assert not any(branch.running for branch in state.branches.values())
+
+
+def test_characters_are_charged(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_state, "MAX_WORK", 5000)
+    calls = count_calls(monkeypatch, Tokenizer, "encode")
+    body: tuple[Op, ...] = (Fork(0, (1,)), Text(1, ("a" * 1000,)), Join(0, (1,)))
+    assert Attack(place, [Text(0, ("x",)), loop(*body)]).code == "program_too_long"
+    assert sum(len(text) for _, text in calls) <= 5000 * program_state.ENCODED
+
+
+def test_what_is_told_is_charged(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_state, "MAX_WORK", 5000)
+    body: tuple[Op, ...] = (Fork(0, (1,)), Assign(1, "y", (Ref(0, "x"),), tell=True), Join(0, (1,)))
+    attack = Attack(place, [Assign(0, "x", ("a" * 20_000,)), loop(*body)])
+    assert attack.code == "program_too_long"
+    told = [event for event in attack.heard.events if isinstance(event, Value)]
+    assert 0 < sum(len(value.text) for value in told) <= 5000 * program_state.ENCODED
+
+
+def test_choices_are_bounded(place: ToolPlace) -> None:
+    choices = tuple("ab c" * 1000 + str(index) for index in range(100))
+    assert Attack(place, [Text(0, ("x",)), Select(0, "s", choices)]).code == "invalid_value"
+
+
+# Conditions
+
+
+def test_many_long_matches_make_way(place: ToolPlace) -> None:
+    """Each of them is as much work as may be done in one go."""
+    number = 40
+    matches = tuple(Matches(Ref(0, "x"), f"(.|\n)*{index}") for index in range(number))
+    text, decided = "ab cd\n" * 5000 + "37", Compare(Count(matches), "eq", 2.0)  # it ends with 7, and with 37
+    attack = Attack(place, [Assign(0, "x", (text,)), When(0, decided, (Assign(0, "y", ("two",), tell=True),))])
+    assert attack.heard.values[0, "y"].text == "two"
+    assert attack.num_goes >= number // 2
+
+
+def test_many_matches_make_way_by_their_work(place: ToolPlace) -> None:
+    matches = Count(tuple(Matches(Ref(0, "x"), f"[a-z ]*{index}") for index in range(60)))
+    decided = When(0, Compare(matches, "eq", 1.0), (Assign(0, "y", ("one",), tell=True),))
+    attack = Attack(place, [Assign(0, "x", ("ab cd " * 500 + "37",)), decided])
+    assert attack.heard.values[0, "y"].text == "one"
+    assert attack.num_goes >= 60 * 3000 // 16 // MAX_AT_ONCE - 1
+    assert attack.most <= MAX_AT_ONCE + 2 * (3000 // 16)
+
+
+def test_a_match_is_gone_on_with() -> None:
+    pattern, text = Pattern("(a|b)*c"), "ab" * 1000 + "c"
+    matching = Matching(pattern, text)
+    goes = 0
+    while (found := matching.done_by(0.0)) is None:
+        goes += 1
+    assert found is pattern.matches(text) is True
+    assert goes > 20
+    assert matching.done_by(0.0) is True
+
+
+@pytest.mark.parametrize(
+    ("source", "product"),
+    [
+        ("a{9}b{0,9}", 1),
+        ("(a{0,9}){0,9}", 81),
+        ("((a{0,30}){0,30}){0,30}", 27_000),
+        ("([0-9]{1,3}\\.){3}", 9),
+        ("[{0,9}]{0,9}", 1),
+        ("[a[b{0,3}]]{0,4}", 1),
+        ("\\x{41}{0,5}", 1),
+        ("(?x)(a{0,30}) # {\n {30}", 900),
+        ("((a|b){100}){100}", 1),
+        ("((a|bb){100}){100}", 10_000),
+        ("((a?){100}b*){100}", 10_000),
+        ("(a|){9}{9}", 81),
+        (")a{0,3}|{0,3}", 1),
+    ],
+)
+def test_counts_in_counts(source: str, product: int) -> None:
+    assert nested_counts(source) == product
+
+
+def test_patterns_whose_characters_take_long_are_refused() -> None:
+    """What they can still become grows with each character: five levels of 30 took a second for the fiftieth."""
+    with pytest.raises(RequestError, match=f"multiply to more than {MAX_NESTED_COUNTS}"):
+        Pattern("(" * 4 + "a{0,30}" + "){0,30}" * 4)
+
+
+def test_conditions_in_loops_are_charged_by_their_size(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_state, "MAX_WORK", 20_000)
+    calls = count_calls(monkeypatch, instructions, "holds")
+    many = Either(tuple(Negation(TRUE) for _ in range(4000)))
+    attack = Attack(place, [loop(When(0, many))])
+    assert attack.code == "program_too_long"
+    assert len(calls) < 50
+    long = Compare("a" * 500_000 + "b", "contains", "ac")
+    attack = Attack(place, [loop(When(0, long))])
+    assert attack.code == "program_too_long"
+    assert attack.most < 3 * MAX_AT_ONCE
+
+
+def test_what_one_instruction_goes_through_is_bounded(place: ToolPlace) -> None:
+    for op in (Text(0, ("a",) * 20_000), When(0, Either((TRUE,) * 20_000))):
+        with pytest.raises(RequestError, match="parts, but 16384 is the limit"):
+            place.start([op])
+    compares = Either(tuple(Compare(Ref(0, "x"), "contains", "no") for _ in range(100)))
+    attack = Attack(place, [Assign(0, "x", ("a" * 100_000,)), When(0, compares)])
+    assert attack.code == "condition_too_complex"
+
+
+# Blocks
+
+
+def test_skipped_values_are_charged(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_state, "MAX_WORK", 20_000)
+    never = When(0, FALSE, tuple(Gen(0, f"v{index}", GREEDY) for index in range(500)))
+    attack = Attack(place, [Text(0, ("x",)), loop(loop(never))])
+    assert attack.code == "program_too_long"
+    assert 0 < sum(isinstance(event, Skipped) for event in attack.heard.events) <= 20_000
+
+
+def test_branches_that_are_made_ready_are_charged(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_state, "MAX_WORK", 20_000)
+    calls = count_calls(monkeypatch, enqueue, "reset")
+    children = tuple(range(1, 1000))
+    attack = Attack(place, [Text(0, ("x",)), loop(When(0, FALSE, (Fork(0, children), Join(0, children))))])
+    assert attack.code == "program_too_long"
+    assert len(calls) <= 4 * 20_000
+    assert attack.most < 3 * MAX_AT_ONCE
+
+
+def test_bodies_that_are_empty_or_fail_at_once_end(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_state, "MAX_WORK", 20_000)
+    attack = Attack(place, [loop(loop(loop()))])
+    assert attack.code == "program_too_long"
+    assert attack.most < MAX_AT_ONCE + 10
+    idle = tuple(Assign(1, "v", ("x",)) for _ in range(2000))
+    body: tuple[Op, ...] = (Fork(0, (1,), isolated=True, retries=16), RoleEnd(1), *idle, Join(0, (1,)))
+    attack = Attack(place, [Text(0, ("x",)), loop(*body)])
+    assert attack.code == "program_too_long"
+    assert sum(isinstance(event, BranchRestarted) for event in attack.heard.events) < 60
+
+
+# Branches
+
+
+def test_a_fork_makes_way_between_its_children(place: ToolPlace) -> None:
+    number, text = 1500, "abcdefg " * 250
+    attack = Attack(place, [Text(0, (text,)), Fork(0, tuple(range(1, number + 1))), Text(0, ("!",)), Text(7, ("?",))])
+    assert attack.heard.done.texts == {0: text + "!", **dict.fromkeys(range(1, number + 1), text), 7: text + "?"}
+    assert attack.num_goes >= 2
+    assert attack.most <= MAX_AT_ONCE + 4
+
+
+def test_forks_and_barriers_share_values(place: ToolPlace) -> None:
+    ops: list[Op] = [*(Assign(0, f"v{index}", ("x",)) for index in range(100)), Fork(0, (1, 2, 3))]
+    ops += [Assign(1, "a", (str(index),)) for index in range(50)]
+    ops += [Join(0, (1,), "append") for _ in range(50)]
+    attack = Attack(place, [*ops, Assign(0, "b", (Ref(1, "v7"), Ref(0, "a")), tell=True)], keep=True)
+    assert attack.heard.values[0, "b"].text == "x49"
+    assert attack.state is not None
+    values = [attack.state.branches[number].values for number in (1, 2, 3)]
+    assert len({id(each._before) for each in values}) == 1
+    assert all(len(each) >= 100 for each in values)
+
+
+def test_who_waits_is_not_tried_again_and_again(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two branches go on in turns, while many others wait for what comes last."""
+    calls = count_calls(monkeypatch, instructions, "write")
+    number, turns = 50, 100
+    ops: list[Op] = [Fork(0, tuple(range(1, number + 3)))]
+    many = tuple(Ref(1, "a0") for _ in range(200))
+    ops += [Text(branch, (*many, Ref(2, "last"))) for branch in range(3, number + 3)]
+    for index in range(turns):
+        before = (Ref(2, f"b{index - 1}"),) if index else ("x",)
+        ops += [Assign(1, f"a{index}", before), Assign(2, f"b{index}", (Ref(1, f"a{index}"),))]
+    attack = Attack(place, [*ops, Assign(2, "last", ("!",))])
+    assert attack.heard.done.texts[number + 2] == "x" * 200 + "!"
+    assert len(calls) < 6 * turns + 3 * number
+
+
+def test_cancelling_a_chain_from_its_end_looks_at_each_branch_once(
+    place: ToolPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = 300
+    ops: list[Op] = [Text(0, ("x",)), *(Fork(index, (index + 1,)) for index in range(number))]
+    attack = Attack(place, [*ops, *(Cancel(branch) for branch in range(number, 0, -1))], keep=True)
+    assert sum(isinstance(event, BranchFailed) for event in attack.heard.events) == number
+    assert attack.state is not None
+    assert attack.state.work < 4 * number
+
+
+def test_what_was_never_computed_is_kept_only_for_a_timeline(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    body: tuple[Op, ...] = (Fork(0, (1,)), Text(1, ("unused " * 20,)), Join(0, (1,)))
+    attack = Attack(place, [Text(0, ("x",)), loop(*body, turns=50)], keep=True)
+    assert attack.state is not None
+    assert attack.state.untold == []
+    monkeypatch.setattr(program_state, "MAX_STATE_TOKENS", 3000)
+    place.executor.abort("attack")
+    assert Attack(place, [Text(0, ("x",)), loop(*body, turns=50)], trace=True).code == "invalid_value"
+
+
+# Messages
+
+
+def test_a_branch_keeps_what_the_template_said(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many other orders of roles others ask for: a new message renders the chat at most twice."""
+    turn: tuple[Op, ...] = (RoleBegin(0, "user"), RoleEnd(0))
+    place.run([*turn * 30], "mine", keep=True)
+    monkeypatch.setattr(chat, "_CACHED_TURNS", 4)
+    template = place.engine.tokenizer.chat
+    for index in range(8):
+        template.role_pieces(tuple("user" if index >> bit & 1 else "assistant" for bit in range(3)), "user")
+    calls = count_calls(monkeypatch, template, "_render")
+    place.run([*turn, RoleBegin(0, "assistant")], "mine", resume=True)
+    assert len(calls) <= 4
+
+
+def test_messages_that_were_joined_make_way_and_are_charged(place: ToolPlace) -> None:
+    ops: list[Op] = [RoleBegin(0, "user"), RoleEnd(0), Fork(0, (1, 2))]
+    ops += [Repeat(branch, (RoleBegin(branch, "user"), RoleEnd(branch)), FALSE, 100) for branch in (1, 2)]
+    attack = Attack(place, [*ops, Join(0, (1, 2), "append"), RoleBegin(0, "assistant"), RoleEnd(0)], keep=True)
+    assert attack.state is not None
+    branch = attack.state.branches[0]
+    assert branch.turn is not None
+    assert [turn.role for turn in branch.turn.path()] == list(branch.roles) == ["user"] * 201 + ["assistant"]
+    assert attack.most <= MAX_AT_ONCE + 100
+    expected = place.engine.tokenizer.chat.role_pieces(("user",) * 201, "assistant")
+    assert branch.turn.pieces == expected

@@ -1,0 +1,67 @@
+"""An engine with tools, whose thread is the test's: what tools bring back waits until the test looks for it."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+
+from bough.runtime.programs.executor import Executor
+from bough.runtime.protocol.program import Op, Program
+from bough.runtime.tools.registry import ToolCall, ToolRegistry, ToolRunner
+
+from .control_programs import UpperTool
+from .interpreter import Heard, assert_all_free
+from .place import Place
+
+
+class ToolPlace(Place):
+    """Without `tools`, there is the tool "upper"."""
+
+    def __init__(
+        self, *tools: ToolCall, max_states: int = 8, runner: ToolRunner | None = None, **settings: object
+    ) -> None:
+        super().__init__(max_states=max_states, **settings)
+        self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.registry = ToolRegistry()
+        for tool in tools or (UpperTool(),):
+            self.registry.register(tool)
+        self.runner = runner or ToolRunner()
+        self.executor = Executor(
+            self.engine,
+            self.clock,
+            max_states=max_states,
+            post=self.posted.put,
+            runner=self.runner,
+            tools=self.registry,
+        )
+
+    def run(self, ops: list[Op], program_id: str = "p", **fields: object) -> Heard:
+        heard = self.start(ops, program_id, **fields)
+        self.drive(lambda: heard.over)
+        return heard
+
+    def start(self, ops: list[Op], program_id: str = "p", tools: object = None, **fields: object) -> Heard:
+        heard = Heard()
+        program = Program(id=program_id, ops=tuple(ops), **fields)  # type: ignore[arg-type]
+        self.executor.run(program, heard, tools)  # type: ignore[arg-type]
+        return heard
+
+    def drive(self, over: Callable[[], bool], max_steps: int = 50_000) -> None:
+        """Makes posted calls and steps until `over`."""
+        for _ in range(max_steps):
+            if over():
+                return
+            busy = not self.engine.idle
+            while not self.posted.empty() or not busy:
+                self.posted.get(timeout=10.0)()
+                busy = True
+            if not self.engine.idle:
+                self.engine.step()
+        raise AssertionError("no progress")
+
+    def close(self) -> None:
+        self.executor.close()
+        assert self.executor.num_states == 0
+        assert_all_free(self.engine)
+        self.runner.close()
+        self.engine.close()

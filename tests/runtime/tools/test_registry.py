@@ -1,0 +1,464 @@
+"""Tools beside the engine: what they get, how long they may take, and that nobody waits for those who do not return."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from bough.runtime.protocol.condition import Compare
+from bough.runtime.protocol.errors import EngineError, ErrorInfo, OverloadedError, RequestError
+from bough.runtime.protocol.program import BranchFailed, Fork, Gen, Join, Op, Piece, Ref, Repeat, Text, Use, Value
+from bough.runtime.protocol.sampling_params import SamplingParams
+from bough.runtime.tools.arguments import check_names, read_arguments
+from bough.runtime.tools.registry import MAX_TOOLS, ToolRegistry, ToolRunner
+
+from ..asking import wait_until
+from ..programs.place import GREEDY
+from ..programs.tool_place import ToolPlace
+
+
+class Tool:
+    """Whatever `function` does."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        timeout_s: float | None = 30.0,
+        max_chars: int = 1000,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.timeout_s = timeout_s
+        self.max_chars = max_chars
+        self.parameters = parameters
+
+    def call(self, arguments: dict[str, Any]) -> str | Awaitable[str]:
+        result: str | Awaitable[str] = self.function(**arguments)
+        return result
+
+
+async def later(text: str = "later") -> str:
+    await asyncio.sleep(0.01)
+    return text
+
+
+def calls(name: str, **arguments: str) -> list[Op]:
+    parts = tuple((key, (text,)) for key, text in arguments.items())
+    return [Text(0, ("x",)), Use(0, "u", name, parts)]
+
+
+@pytest.fixture
+def place() -> Iterator[ToolPlace]:
+    made = ToolPlace()
+    yield made
+    made.close()
+
+
+def test_what_a_tool_returns_is_kept_and_appended(place: ToolPlace) -> None:
+    ops: list[Op] = [
+        Text(0, ("x",)),
+        Use(0, "a", "upper", (("text", ("one ", "two")),)),
+        Use(0, "b", "upper", (("text", (Ref(0, "a"),)),), append=False),
+        Gen(0, "g", GREEDY),
+        Text(0, (Ref(0, "b"),)),
+    ]
+    heard = place.run(ops, trace=True)
+    assert heard.texts | {(0, "g"): ""} == {(0, "a"): "ONE TWO!", (0, "b"): "ONE TWO!!", (0, "g"): ""}
+    assert heard.done.texts[0] == f"xONE TWO!{heard.texts[0, 'g']}ONE TWO!!"
+    assert heard.done.requests == 1
+    pieces = [(piece.kind, piece.name, piece.op, "".join(piece.texts)) for piece in heard.pieces]
+    assert [piece for piece in pieces if piece[0] == "tool"] == [("tool", "a", 1, ""), ("tool", "b", 2, "")]
+    assert ("text", "", 1, "ONE TWO!") in pieces
+    assert all(isinstance(piece, Piece) and piece.stop_s >= piece.start_s for piece in heard.pieces)
+
+
+def test_the_engine_goes_on_while_tools_run(place: ToolPlace) -> None:
+    gate = threading.Event()
+    place.registry.register(Tool("slow", lambda: str(gate.wait(10.0))))
+    ops: list[Op] = [
+        Text(0, ("x",)),
+        Fork(0, (1, 2)),
+        Use(1, "u", "slow"),
+        Text(2, ("so ", Ref(1, "u"))),
+        Gen(0, "g", SamplingParams(max_tokens=50, temperature=0.0, ignore_eos=True)),
+        Join(0, (1,)),
+    ]
+    heard = place.start(ops)
+    place.drive(lambda: (0, "g") in heard.values)
+    assert not heard.over
+    gate.set()
+    place.drive(lambda: heard.over)
+    assert heard.done.texts[2] == "xso True"
+
+
+def test_coroutines_run_on_one_loop(place: ToolPlace) -> None:
+    loops = set()
+
+    async def which() -> str:
+        loops.add(asyncio.get_running_loop())
+        await asyncio.sleep(0.01)
+        return "."
+
+    place.registry.register(Tool("which", which))
+    branches = tuple(range(1, 301))
+    ops: list[Op] = [Text(0, ("x",)), Fork(0, branches), *(Use(branch, "u", "which") for branch in branches)]
+    num_threads = threading.active_count()
+    heard = place.run([*ops, Join(0, branches, "append")])
+    assert heard.done.texts[0] == "x" + "." * 300
+    assert len(loops) == 1
+    assert threading.active_count() <= num_threads + 33
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda: 1 / 0, "the tool 'bad' failed: ZeroDivisionError: division by zero"),
+        (lambda: sys.exit(3), "SystemExit: 3"),
+        (lambda: 7, "it returned a int, not a text"),
+        (lambda: "a" * 1001, "it returned 1001 characters, but max_chars is 1000"),
+        (lambda: "\ud800", "not Unicode"),
+        (lambda: later("a" * 1001), "it returned 1001 characters"),
+        (lambda: later("a", "b"), "TypeError"),  # type: ignore[call-arg]
+        (lambda x: x, "missing 1 required positional argument"),
+    ],
+)
+def test_a_tool_that_fails_ends_the_program_by_name(
+    place: ToolPlace, function: Callable[..., object], message: str
+) -> None:
+    place.registry.register(Tool("bad", function))
+    heard = place.run(calls("bad"))
+    assert (heard.failed.error.code, heard.failed.error.param, heard.failed.index) == ("tool_failed", "bad", 1)
+    assert message in heard.failed.error.message
+    assert place.run([Text(0, ("still here",))]).done
+
+
+def test_a_tool_that_fails_ends_the_isolated_branch_alone(place: ToolPlace) -> None:
+    place.registry.register(Tool("bad", lambda: 1 / 0))
+    ops: list[Op] = [Text(0, ("x",)), Fork(0, (1, 2), isolated=True), Use(1, "u", "bad"), Use(2, "u", "upper")]
+    ops[-1] = Use(2, "u", "upper", (("text", ("a",)),))
+    heard = place.run([*ops, Join(0, (1, 2), "append")])
+    assert [event.error.code for event in heard.events if isinstance(event, BranchFailed)] == ["tool_failed"]
+    assert heard.done.texts[0] == "xA!"
+
+
+def test_a_result_that_no_context_holds(place: ToolPlace) -> None:
+    place.registry.register(Tool("long", lambda: "word " * 2000, max_chars=100_000))
+    assert place.run(calls("long")).failed.error.code == "context_length_exceeded"
+    kept = place.run([Text(0, ("x",)), Use(0, "u", "long", append=False)])
+    assert len(kept.texts[0, "u"]) == 10_000
+
+
+# Time
+
+
+@pytest.mark.parametrize(("own_s", "asked_s", "limit"), [(5.0, None, "5 s"), (50.0, 5.0, "5 s"), (None, 5.0, "5 s")])
+def test_a_tool_past_its_time_fails(place: ToolPlace, own_s: float | None, asked_s: float | None, limit: str) -> None:
+    gate = threading.Event()
+    place.registry.register(Tool("slow", lambda: str(gate.wait(10.0)), timeout_s=own_s))
+    heard = place.start([Text(0, ("x",)), Use(0, "u", "slow", timeout_s=asked_s)])
+    assert place.executor.sleep_s() == 5.0
+    place.clock.now += 4.9
+    place.executor.expire()
+    assert not heard.over
+    place.clock.now += 0.2
+    place.executor.expire()
+    assert (heard.failed.error.code, heard.failed.index) == ("tool_timeout", 1)
+    assert heard.failed.error.message == f"the tool 'slow' was not done within {limit}"
+    assert place.executor.sleep_s() is None
+    gate.set()
+    wait_until(lambda: place.runner._num_abandoned == 0)
+    assert place.posted.empty()  # what comes too late is not heard of
+
+
+def test_the_time_of_the_program_bounds_its_tools(place: ToolPlace) -> None:
+    gate = threading.Event()
+    place.registry.register(Tool("slow", lambda: str(gate.wait(10.0))))
+    heard = place.start([Text(0, ("x",)), Use(0, "u", "slow")], timeout_s=2.0)
+    assert place.executor.sleep_s() == 2.0
+    place.clock.now += 3.0
+    place.executor.expire()
+    assert heard.failed.error.code == "generation_timeout"
+    assert heard.failed.error.message == "the program was not done within 2 s"
+    gate.set()
+
+
+def test_a_dropped_program_leaves_its_tools(place: ToolPlace) -> None:
+    cancelled = threading.Event()
+
+    async def endless() -> str:
+        try:
+            await asyncio.sleep(60.0)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return ""
+
+    place.registry.register(Tool("endless", endless))
+    heard = place.start(calls("endless"), keep=True)
+    wait_until(lambda: place.runner._num_async == 1)
+    place.executor.abort("p")
+    assert heard.failed.error.code == "aborted"
+    assert cancelled.wait(5.0)
+    wait_until(lambda: place.runner._num_async == 0)
+
+
+def test_a_deadlock_behind_a_tool_is_seen_once_it_has_ended(place: ToolPlace) -> None:
+    ops: list[Op] = [
+        Text(0, ("x",)),
+        Fork(0, (1, 2)),
+        Use(1, "u", "upper", (("text", ("a",)),)),
+        Text(1, (Ref(2, "b"),)),
+        Text(2, (Ref(1, "a"),)),
+        Gen(2, "b", GREEDY),
+        Gen(1, "a", GREEDY),
+    ]
+    heard = place.start(ops)
+    assert not heard.over
+    place.drive(lambda: heard.over)
+    assert heard.failed.error.code == "invalid_program"
+
+
+def test_a_tool_in_a_loop(place: ToolPlace) -> None:
+    count = iter(range(100))
+    place.registry.register(Tool("count", lambda: f"{next(count)};"))
+
+    until = Compare(Ref(0, "n"), "contains", "4")
+    heard = place.run([Text(0, ("x",)), Repeat(0, (Use(0, "n", "count"),), until, 50)])
+    assert heard.done.texts[0] == "x0;1;2;3;4;"
+    assert [event.turn for event in heard.events if isinstance(event, Value)] == [0, 1, 2, 3, 4]
+
+
+# Names
+
+
+def test_an_unknown_tool_is_refused_by_name(place: ToolPlace) -> None:
+    with pytest.raises(RequestError, match="uses the tool 'nothing', which is not registered; there are: 'upper'") as e:
+        place.start(calls("nothing"))
+    assert (e.value.code, e.value.param) == ("unknown_tool", "ops")
+    with pytest.raises(RequestError, match="timeout_s must be a positive"):
+        place.start([Use(0, "u", "upper", (("text", ("a",)),), timeout_s=-1.0)])
+
+
+def test_a_program_brings_its_own_tools(place: ToolPlace) -> None:
+    own = {"mine": Tool("mine", lambda: "mine"), "upper": Tool("upper", lambda text: f"my {text}")}
+    ops: list[Op] = [*calls("mine"), Use(0, "v", "upper", (("text", ("a",)),))]
+    heard = place.start(ops, tools=own)
+    place.drive(lambda: heard.over)
+    assert heard.texts == {(0, "u"): "mine", (0, "v"): "my a"}
+    with pytest.raises(RequestError, match="'mine', which is not registered"):
+        place.start(calls("mine"))
+
+
+def test_the_registry_is_bounded_and_takes_no_name_twice() -> None:
+    registry = ToolRegistry()
+    first = Tool("first", str)
+    registry.register(first)
+    registry.register(first)
+    with pytest.raises(RequestError, match="registered already"):
+        registry.register(Tool("first", str))
+    for bad in ("", "a b", "1st", "a" * 65, "a\n"):
+        with pytest.raises(RequestError, match="a tool's name"):
+            registry.register(Tool(bad, str))
+    with pytest.raises(RequestError, match="timeout_s"):
+        registry.register(Tool("late", str, timeout_s=0.0))
+    with pytest.raises(RequestError, match="max_chars"):
+        registry.register(Tool("mute", str, max_chars=0))
+    for number in range(MAX_TOOLS - 1):
+        registry.register(Tool(f"tool{number}", str))
+    with pytest.raises(RequestError, match="at most 256"):
+        registry.register(Tool("last", str))
+    assert len(registry.tools) == MAX_TOOLS
+
+
+# Arguments
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "query": {"type": "string"},
+        "count": {"type": "integer"},
+        "ratio": {"type": "number"},
+        "flag": {"type": "boolean"},
+        "items": {"type": "array"},
+        "kind": {"enum": ["a", "b"]},
+        "level": {"enum": [1, 2]},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "number": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "point": {"$ref": "#/$defs/Point"},
+        "place": {"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]},
+        "any": {},
+    },
+    "required": ["query"],
+    "$defs": {"Point": {"type": "object"}, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}]}},
+}
+SEARCH = Tool("search", str, parameters=SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("query", " 3 ", " 3 "),
+        ("count", " 3\n", 3),
+        ("count", "3.0", 3),
+        ("ratio", "1.5", 1.5),
+        ("ratio", "2", 2),
+        ("flag", "true", True),
+        ("items", '["a", 1]', ["a", 1]),
+        ("kind", "a", "a"),
+        ("level", "2", 2),
+        ("maybe", "null", "null"),
+        ("number", "null", None),
+        ("point", '{"x": 1}', {"x": 1}),
+        ("place", '{"x": 1}', {"x": 1}),
+        ("any", "1", "1"),
+    ],
+)
+def test_texts_are_read_as_their_parameters_say(name: str, text: str, value: object) -> None:
+    read = read_arguments(SEARCH, {name: text})[name]
+    assert (read, type(read)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("count", "three", "the argument 'count' of tool 'search' is 'three', which is not JSON"),
+        ("count", "NaN", "not JSON"),
+        ("count", "1.5", "must be of type integer, but is 1.5"),
+        ("count", "true", "must be of type integer"),
+        ("flag", "1", "must be of type boolean"),
+        ("items", "[" * 100_000, "not JSON"),
+        ("items", "{}", "must be of type array"),
+    ],
+)
+def test_texts_that_are_not_are_refused_by_name(name: str, text: str, message: str) -> None:
+    with pytest.raises(EngineError, match=message) as caught:
+        read_arguments(SEARCH, {name: text})
+    assert (caught.value.code, caught.value.param) == ("tool_failed", name)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["query", "qery"], "it has no parameter 'qery'; it has 'query', 'count'"),
+        (["count"], "the argument 'query' is missing"),
+        (["query", "query"], "given twice"),
+    ],
+)
+def test_names_of_arguments_are_checked_before_anything_runs(place: ToolPlace, names: list[str], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        check_names(SEARCH, names)
+    place.registry.register(SEARCH)
+    with pytest.raises(RequestError, match=message) as caught:
+        place.start([Use(0, "u", "search", tuple((name, ("a",)) for name in names))])
+    assert caught.value.code == "invalid_tool_call"
+
+
+def test_a_schema_that_refers_to_itself_is_no_trap() -> None:
+    loop = Tool("loop", str, parameters={**SCHEMA, "properties": {"x": {"$ref": "#/$defs/Loop"}}, "required": []})
+    assert read_arguments(loop, {"x": "1"}) == {"x": 1}
+    check_names(Tool("open", str, parameters={"type": "object"}), ["anything"])
+
+
+# Threads
+
+
+def collect() -> tuple[list[str | ErrorInfo], Callable[[str | ErrorInfo], None]]:
+    found: list[str | ErrorInfo] = []
+    return found, found.append
+
+
+def test_threads_are_bounded_and_reused() -> None:
+    runner = ToolRunner(max_threads=3)
+    threads: set[str] = set()
+    found, done = collect()
+
+    def work() -> str:
+        threads.add(str(threading.get_ident()))
+        time.sleep(0.002)
+        return "ok"
+
+    for _ in range(60):
+        runner.start(Tool("work", work), {}, done)
+    wait_until(lambda: len(found) == 60)
+    assert set(found) == {"ok"}
+    assert len(threads) <= 3
+    runner.close()
+    wait_until(lambda: runner._num_threads == 0)
+
+
+def test_calls_that_do_not_return_make_room_until_there_are_too_many() -> None:
+    runner = ToolRunner(max_threads=2, max_abandoned=4)
+    gate, began = threading.Event(), threading.Semaphore(0)
+
+    def stay() -> str:
+        began.release()
+        return str(gate.wait(10.0))
+
+    stuck, quick = Tool("stuck", stay), Tool("quick", lambda: "quick")
+    found, done = collect()
+    for _ in range(4):
+        ticket = runner.start(stuck, {}, done)
+        assert began.acquire(timeout=5.0)
+        runner.start(quick, {}, done)
+        runner.abandon(ticket)
+        runner.abandon(ticket)
+    with pytest.raises(OverloadedError, match="4 tool calls for which nobody waits any more have not returned"):
+        runner.start(quick, {}, done)
+    wait_until(lambda: found == ["quick"] * 4)
+    gate.set()
+    wait_until(lambda: runner._num_abandoned == 0)
+    wait_until(lambda: runner._num_threads <= 2)
+    runner.start(quick, {}, done)
+    wait_until(lambda: found == ["quick"] * 5)
+    runner.close()
+
+
+def test_calls_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bough.runtime.tools.registry.MAX_WAITING", 5)
+    runner = ToolRunner(max_threads=1)
+    gate = threading.Event()
+    found, done = collect()
+    first = runner.start(Tool("stuck", lambda: str(gate.wait(10.0))), {}, done)
+    wait_until(lambda: first.stage == "on a thread")
+    waiting = [runner.start(Tool("quick", lambda: "quick"), {}, done) for _ in range(5)]
+    with pytest.raises(OverloadedError, match="too many tool calls wait"):
+        runner.start(Tool("quick", lambda: "quick"), {}, done)
+    for ticket in waiting[1:]:
+        runner.abandon(ticket)
+    gate.set()
+    wait_until(lambda: found == ["True", "quick"])
+    runner.close()
+
+
+def test_a_program_that_is_left_does_not_begin_its_other_calls() -> None:
+    """Its calls are left one after the other; those still waiting must not take the places of those that run."""
+    gate, begun = threading.Event(), []
+
+    class Slow:
+        name, timeout_s, max_chars, parameters = "slow", None, 100, None
+
+        def call(self, arguments: dict[str, object]) -> str:
+            begun.append(1)
+            gate.wait(10.0)
+            return ""
+
+    runner = ToolRunner(max_threads=4, max_abandoned=6)
+    tickets = [runner.start(Slow(), {}, lambda _: None) for _ in range(200)]
+    deadline = time.monotonic() + 5.0
+    while len(begun) < 4 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    for ticket in tickets:
+        runner.abandon(ticket)
+        time.sleep(0.0005)
+    assert len(begun) <= 4 + 6
+    gate.set()
+    runner.close()
