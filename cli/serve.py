@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..runtime.client.spawn import spawn_engine
 from ..runtime.protocol.errors import RequestError
 from ..server.config import ServerConfig
-from ..server.security import parse_keys, read_keys
+from ..server.http.security import parse_keys, read_keys
 from ..server.serve import serve
 from .options import add_engine_options, engine_config
 from .progress import LoadingBar

@@ -19,16 +19,16 @@ from ..runtime.protocol.errors import BoughError, EngineStoppedError
 from ..runtime.protocol.template import Template
 from ..runtime.tools.registry import ToolCall
 from .config import ServerConfig
-from .connection import ClientClosedError
-from .deployed import Deployed
 from .errors import ApiError, ShuttingDownError, invalid, to_api_error
-from .gate import Gate, caller_of, error_response
-from .lifecycle import Lifecycle
-from .openai import ChatBody, DetokenizeBody, ModelCard, ModelList, TokenizeBody
-from .security import require_admin
+from .http.connection import ClientClosedError
+from .http.gate import Gate, caller_of, error_response
+from .http.lifecycle import Lifecycle
+from .http.security import require_admin
+from .openai.objects import ChatBody, DetokenizeBody, ModelCard, ModelList, TokenizeBody
+from .openai.requests import check_chars, encode_chat
+from .openai.tools import to_toolbox
+from .programs.deployed import Deployed
 from .service import Service, to_json
-from .tools import to_toolbox
-from .translate import check_chars, encode_chat
 
 if TYPE_CHECKING:
     from ..runtime.client.client import EngineClient

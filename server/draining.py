@@ -15,7 +15,7 @@ import uvicorn
 from ..runtime.protocol.template import Template
 from .app import create_app
 from .config import ServerConfig
-from .lifecycle import Lifecycle
+from .http.lifecycle import Lifecycle
 
 if TYPE_CHECKING:
     from ..runtime.client.client import EngineClient

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .config import ServerConfig
-from .lifecycle import Lifecycle
-from .security import check_bind
+from .http.lifecycle import Lifecycle
+from .http.security import check_bind
 
 if TYPE_CHECKING:
     from ..runtime.client.client import EngineClient

@@ -16,19 +16,19 @@ from ..constrain.errors import GrammarError
 from ..runtime.protocol.errors import BoughError
 from ..runtime.protocol.program import STATE_LIFE_S, Fork, Op, Program, walk
 from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob
-from . import connection
-from .backlog import Backlog, Budget
-from .body import decode, decode_openai
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, invalid, to_api_error
-from .gate import caller_of, request_id_of
-from .lifecycle import Lifecycle
-from .merge import Merged
+from .http import connection
+from .http.backlog import Backlog, Budget
+from .http.body import decode, decode_openai
+from .http.event_stream import DONE, PING, EventStream, event
+from .http.gate import caller_of, request_id_of
+from .http.lifecycle import Lifecycle
+from .http.merge import Merged
 from .metrics import ServerMetrics
-from .openai import ChatBody, CompletionBody
-from .reply import ChatReply, CompletionReply, Header, Reply, Scores
-from .stream import DONE, PING, EventStream, event
-from .translate import Context, Job, chat_job, completion_job
+from .openai.objects import ChatBody, CompletionBody
+from .openai.replies import ChatReply, CompletionReply, Header, Reply, Scores
+from .openai.requests import Context, Job, chat_job, completion_job
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

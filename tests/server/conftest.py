@@ -15,7 +15,7 @@ import pytest
 
 from bough.server.config import ServerConfig
 from bough.server.draining import DrainingServer
-from bough.server.lifecycle import Lifecycle
+from bough.server.http.lifecycle import Lifecycle
 from bough.server.serve import bind
 
 from .fake_client import FakeClient

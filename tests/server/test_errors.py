@@ -16,7 +16,7 @@ from bough.constrain.errors import GrammarTooComplexError, InvalidSchemaError, U
 from bough.runtime.protocol.errors import EngineError, EngineStoppedError, ErrorInfo, OverloadedError, RequestError
 from bough.server.config import ServerConfig
 from bough.server.errors import STATUS, from_error_info, to_api_error
-from bough.server.security import parse_keys
+from bough.server.http.security import parse_keys
 
 from .conftest import Running, Start, running
 from .fake_client import FakeClient, Script

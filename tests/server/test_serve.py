@@ -18,7 +18,7 @@ import pytest
 from bough.runtime.protocol.counters import EngineStats
 from bough.server.config import ServerConfig
 from bough.server.draining import DrainingServer
-from bough.server.lifecycle import Lifecycle
+from bough.server.http.lifecycle import Lifecycle
 from bough.server.serve import bind, serve
 
 from .fake_client import FakeClient, Script

@@ -9,7 +9,7 @@ import pytest
 
 import bough
 from bough.lang.annotations import as_json
-from bough.server.openapi import card, document
+from bough.server.programs.openapi import card, document
 
 from .test_same_values import OF_ONE_TYPE, PERSON, Color, Level, Person, Team
 

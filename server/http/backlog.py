@@ -1,0 +1,166 @@
+"""What a program has said and its reader has not taken yet: bounded, so that who does not read harms only himself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Self, cast
+
+import msgspec
+
+from ...runtime.protocol.errors import ErrorInfo
+from ...runtime.protocol.program import Delta, Done, Failed, ProgramEvent
+
+MAX_WAITING_BYTES = 32 << 20
+"""Of events that wait for one reader; a single one may be larger."""
+
+MAX_ALL_BYTES = 128 << 20
+"""For all readers together; past it, who has left more than an equal share is stopped."""
+
+NUM_AT_ONCE = 64
+"""Events that are taken from the engine before others have their turn."""
+
+
+class Budget:
+    """What waits for all readers of a server."""
+
+    def __init__(self, max_bytes: int = MAX_ALL_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self.num_readers = 0
+
+    def allows(self, num_bytes: int) -> bool:
+        """Whether a reader for whom so much waits may go on."""
+        return self.num_bytes <= self.max_bytes or num_bytes * self.num_readers <= self.max_bytes
+
+
+class Backlog(AsyncIterator[ProgramEvent]):
+    """The events of one program as fast as they come, for a reader who may be slower.
+
+    While several deltas of a value wait, they are one. When too much waits, the program is stopped: the reader finds a
+    Failed with the code "reader_too_slow" in the place of all that he has not taken. What goes on in other programs
+    does not depend on him. Close it: that stops the program, unless it is over.
+    """
+
+    def __init__(
+        self, events: AsyncIterator[ProgramEvent], budget: Budget | None = None, *, max_bytes: int = MAX_WAITING_BYTES
+    ) -> None:
+        self._events = events
+        self._budget = budget or Budget()
+        self._max_bytes = max_bytes
+        self._waiting: deque[_Entry] = deque()
+        self._growing: dict[tuple[int, str], _Entry] = {}
+        self._num_bytes = 0
+        self._arrived = asyncio.Event()
+        self._over = False
+        self._error: Exception | None = None
+        self._pump: asyncio.Task[None] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ProgramEvent:
+        if self._pump is None:
+            self._pump = asyncio.ensure_future(self._take_all())
+            self._budget.num_readers += 1
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if self._over:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        entry = self._waiting.popleft()
+        self._count(-entry.num_bytes)
+        if isinstance(entry.event, Delta):
+            self._growing.pop((entry.event.branch, entry.event.name), None)
+        return entry.whole()
+
+    async def aclose(self) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+            self._pump = None
+            self._budget.num_readers -= 1
+            self._forget()
+
+    def _forget(self) -> None:
+        self._waiting.clear()
+        self._growing.clear()
+        self._count(-self._num_bytes)
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self._budget.num_bytes += num_bytes
+
+    async def _take_all(self) -> None:
+        try:
+            async with aclosing(cast("AsyncGenerator[ProgramEvent]", self._events)) as events:
+                count = 0
+                async for event in events:
+                    if not self._take(event):
+                        break
+                    count += 1
+                    if count % NUM_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+        except Exception as error:  # noqa: BLE001  raised again where the events are taken
+            self._error = error
+        finally:
+            self._over = True
+            self._arrived.set()
+
+    def _take(self, event: ProgramEvent) -> bool:
+        """False: too much waits. An end that has come by itself is always taken."""
+        too_much = self._num_bytes > self._max_bytes or not self._budget.allows(self._num_bytes)
+        if too_much and not isinstance(event, Done | Failed):
+            failed = Failed(error=_too_slow(self._num_bytes))
+            self._forget()
+            self._add(failed)
+            return False
+        self._add(event)
+        return True
+
+    def _add(self, event: ProgramEvent) -> None:
+        self._arrived.set()
+        if isinstance(event, Delta):
+            place = event.branch, event.name
+            entry = self._growing.get(place)
+            if entry is not None:
+                entry.more.append(event.text)
+                entry.num_bytes += len(event.text)
+                self._count(len(event.text))
+                return
+        else:
+            self._growing.clear()  # nothing that is said later comes before this
+        entry = _Entry(event)
+        self._count(entry.num_bytes)
+        self._waiting.append(entry)
+        if isinstance(event, Delta):
+            self._growing[place] = entry
+
+
+class _Entry:
+    """An event that waits, with the texts that later deltas have added to it."""
+
+    __slots__ = ("event", "more", "num_bytes")
+
+    def __init__(self, event: ProgramEvent) -> None:
+        self.event = event
+        self.more: list[str] = []
+        self.num_bytes = len(msgspec.msgpack.encode(event))
+
+    def whole(self) -> ProgramEvent:
+        if not self.more:
+            return self.event
+        assert isinstance(self.event, Delta)
+        return msgspec.structs.replace(self.event, text="".join([self.event.text, *self.more]))
+
+
+def _too_slow(num_bytes: int) -> ErrorInfo:
+    message = (
+        f"{num_bytes} bytes of events waited for a reader who did not take them: the program was "
+        "stopped, and what waited was dropped"
+    )
+    return ErrorInfo(code="reader_too_slow", message=message)

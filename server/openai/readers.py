@@ -1,0 +1,316 @@
+"""Splits what was generated into reasoning, ordinary text and calls of tools, piece by piece."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from .reasoning import BEGIN
+from .tool_call_form import CallForm
+from .tools import CLOSE_TAG, OPEN_TAG, Toolbox
+
+_HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"arguments"\s*:\s*')
+_BLOCK = re.compile(rf"{OPEN_TAG}(.*?)(?:{CLOSE_TAG}|$)", re.DOTALL)
+
+
+class Said(NamedTuple):
+    """A piece of ordinary text."""
+
+    text: str
+
+
+class Called(NamedTuple):
+    """A piece of call number `position`: the first has its `name`, further ones add to its `arguments`."""
+
+    position: int
+    name: str | None = None
+    arguments: str = ""
+
+
+class Thought(NamedTuple):
+    """A piece of the reasoning before the answer."""
+
+    text: str
+
+
+Piece = Thought | Said | Called
+
+
+class Reader(Protocol):
+    """Splits generated text into what is said and what is called, piece by piece."""
+
+    def push(self, text: str) -> list[Piece]: ...
+
+    def finish(self) -> list[Piece]:
+        """What was held back until now."""
+
+
+def reader(toolbox: Toolbox, reasoning_end: str | None = None) -> Reader:
+    """The reader for an answer to a request with these tools, which may begin with reasoning."""
+    result = _call_reader(toolbox)
+    return result if reasoning_end is None else ReasoningReader(reasoning_end, BEGIN, result)
+
+
+def _call_reader(toolbox: Toolbox) -> Reader:
+    if toolbox.mode == "none":
+        return TextReader()
+    if toolbox.form is not None:
+        return TagReader(toolbox.form, toolbox.functions)
+    return CallReader() if toolbox.mode == "required" else AutoReader(toolbox)
+
+
+class TextReader:
+    """Everything is ordinary text."""
+
+    def push(self, text: str) -> list[Piece]:
+        return [Said(text)] if text else []
+
+    def finish(self) -> list[Piece]:
+        return []
+
+
+class ValueEnd:
+    """Finds where the brackets of a JSON value close that is read piece by piece."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._in_string = self._escaped = False
+        self._depth = 0
+
+    def feed(self, text: str) -> int:
+        """How many characters of `text` belong to the value."""
+        for stop, char in enumerate(text):
+            if self.ended:
+                return stop
+            if self._in_string:
+                self._in_string = self._escaped or char != '"'
+                self._escaped = char == "\\" and not self._escaped
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                self.ended = self._depth <= 0
+        return len(text)
+
+
+class CallReader:
+    """The text is one call, by its grammar; its arguments are passed on as they come."""
+
+    def __init__(self) -> None:
+        self._head = ""
+        self._started = False
+        self._value = ValueEnd()
+
+    def push(self, text: str) -> list[Piece]:
+        if self._started:
+            return self._arguments(text)
+        self._head += text
+        header = _HEADER.match(self._head)
+        if header is None or header.end() == len(self._head):  # more blanks may follow the colon
+            return []
+        self._started = True
+        name = json.loads(f'"{header[1]}"')
+        return [Called(0, name=name), *self._arguments(self._head[header.end() :])]
+
+    def finish(self) -> list[Piece]:
+        """A text that ended before a call's arguments is what it is: text."""
+        return [Said(self._head)] if self._head and not self._started else []
+
+    def _arguments(self, text: str) -> list[Piece]:
+        text = text[: self._value.feed(text)]
+        return [Called(0, arguments=text)] if text else []
+
+
+class TagReader:
+    """The text holds calls in a form of the model's own, as its grammar makes sure; all is passed on as it comes."""
+
+    def __init__(self, form: CallForm, names: Iterable[str]) -> None:
+        self._form = form
+        self._begins = {name: form.begin(name) for name in names}
+        self._held = ""
+        self._blank = ""  # white space that is dropped if a call comes next
+        self._num_calls = 0
+        self._value: ValueEnd | None = None  # of the call under way
+        self._said = False
+
+    def push(self, text: str) -> list[Piece]:
+        self._held += text
+        pieces: list[Piece] = []
+        while self._step(pieces):
+            pass
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        """What was held back until now: the beginning of a call is text, and the end of one nothing."""
+        if self._value is not None or not (rest := self._blank + self._held):
+            return []
+        return [Said(rest)] if self._held or not self._num_calls else []
+
+    def _step(self, pieces: list[Piece]) -> bool:
+        """Takes the next part of what is held; False if more must come first."""
+        if self._value is None:
+            return self._step_text(pieces)
+        if not self._value.ended:
+            stop = self._value.feed(self._held)
+            if stop:
+                pieces.append(Called(self._num_calls - 1, arguments=self._held[:stop]))
+            self._held = self._held[stop:]
+            return self._value.ended
+        after = self._form.after
+        if len(self._held) < len(after) and after.startswith(self._held):
+            return False
+        self._held = self._held.removeprefix(after)
+        self._value = None
+        self._said = False
+        return True
+
+    def _step_text(self, pieces: list[Piece]) -> bool:
+        trigger = self._form.trigger
+        if not self._held.startswith(trigger):
+            start = _find(self._held, trigger)
+            self._say(self._held[:start], pieces)
+            self._held = self._held[start:]
+            return self._held.startswith(trigger)
+        for name, begin in self._begins.items():
+            if self._held.startswith(begin):
+                pieces.append(Called(self._num_calls, name=name))
+                self._num_calls += 1
+                self._held, self._blank = self._held[len(begin) :], ""
+                self._value = ValueEnd()
+                return True
+        if any(begin.startswith(self._held) for begin in self._begins.values()):
+            return False
+        self._say(trigger, pieces)  # no call that is known
+        self._held = self._held[len(trigger) :]
+        return True
+
+    def _say(self, text: str, pieces: list[Piece]) -> None:
+        if not self._said and not text.strip():
+            self._blank += text
+            return
+        if text:
+            pieces.append(Said(self._blank + text))
+            self._blank, self._said = "", True
+
+
+class ReasoningReader:
+    """Reasoning comes first, up to a text that closes it; what follows is for another reader."""
+
+    def __init__(self, end: str, begin: str, then: Reader) -> None:
+        self._end = end
+        self._begin = begin
+        self._then = then
+        self._held = ""
+        self._any = self._closed = self._blank = False
+
+    def push(self, text: str) -> list[Piece]:
+        if self._closed:
+            return self._after(text)
+        self._held += text
+        if not self._any:
+            if self._begin.startswith(self._held):
+                return []
+            self._held = self._held.removeprefix(self._begin).lstrip("\n")
+            self._any = bool(self._held)
+        start = _find(self._held, self._end)
+        thought, self._held = self._held[:start], self._held[start:]
+        pieces: list[Piece] = [Thought(thought)] if thought else []
+        if self._held.startswith(self._end):
+            self._closed = self._blank = True
+            rest, self._held = self._held[len(self._end) :], ""
+            pieces += self._after(rest)
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        pieces: list[Piece] = [Thought(self._held)] if self._held else []
+        return [*pieces, *self._then.finish()]
+
+    def _after(self, text: str) -> list[Piece]:
+        """Empty lines between the reasoning and the answer belong to neither."""
+        text = text.lstrip("\n") if self._blank else text
+        self._blank = self._blank and not text
+        return self._then.push(text) if text else []
+
+
+def _find(text: str, mark: str) -> int:
+    """Where `mark` begins in `text`, perhaps to be completed by what follows; the end of `text` if nowhere."""
+    start = text.find(mark)
+    if start >= 0:
+        return start
+    tails = range(max(0, len(text) - len(mark) + 1), len(text))
+    return next((index for index in tails if mark.startswith(text[index:])), len(text))
+
+
+class AutoReader:
+    """The text may be calls, as plain JSON or between tags, or anything else; only what may be a call is held back."""
+
+    def __init__(self, toolbox: Toolbox) -> None:
+        self._toolbox = toolbox
+        self._held = ""
+        self._any_said = False
+
+    def push(self, text: str) -> list[Piece]:
+        self._held += text
+        bare = self._held.lstrip()
+        if not self._any_said and (not bare or bare[0] in "{["):
+            return []
+        start = _find(self._held, OPEN_TAG)
+        said, self._held = self._held[:start], self._held[start:]
+        if not said.strip() and not self._any_said:
+            self._held = said + self._held
+            return []
+        self._any_said = self._any_said or bool(said)
+        return [Said(said)] if said else []
+
+    def finish(self) -> list[Piece]:
+        calls = parse_calls(self._held, self._toolbox.functions)
+        if not calls:
+            return [Said(self._held)] if self._held else []
+        if not self._toolbox.parallel:
+            calls = calls[:1]
+        return [
+            piece
+            for position, (name, arguments) in enumerate(calls)
+            for piece in (Called(position, name=name), Called(position, arguments=arguments))
+        ]
+
+
+class _Call(msgspec.Struct):
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"")
+    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+def parse_calls(text: str, names: Mapping[str, object]) -> list[tuple[str, str]]:
+    """The calls that make up the text, as (name, arguments as JSON text); none if it is not calls of `names`."""
+    text = text.strip()
+    blocks = [match[1] for match in _BLOCK.finditer(text)] if OPEN_TAG in text else [text]
+    calls: list[tuple[str, str]] = []
+    try:
+        for block in blocks:
+            kind = list[_Call] if block.lstrip().startswith("[") else _Call
+            decoded: Any = msgspec.json.decode(block.encode(), type=kind)
+            for call in decoded if isinstance(decoded, list) else [decoded]:
+                calls.append((call.name, _arguments_text(call)))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return []
+    return calls if all(name in names for name, _ in calls) else []
+
+
+def _arguments_text(call: _Call) -> str:
+    """Some models write the arguments as JSON inside a string.
+
+    Raises:
+        msgspec.DecodeError: the arguments are no JSON object.
+    """
+    text = bytes(call.arguments or call.parameters)
+    if text.startswith(b'"'):
+        text = msgspec.json.decode(text, type=str).encode()
+    msgspec.json.decode(text, type=dict[str, Any])
+    return text.decode()

@@ -1,0 +1,318 @@
+"""From the engine's outputs to OpenAI's answers: one path for chunks and for whole answers, so that they agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ...constrain.receipt import Receipt
+from ...runtime.protocol import request as engine
+from ...runtime.protocol.request import RequestOutput, TokenLogprob
+from ...runtime.tokenizer.tokenizer import Tokenizer
+from .logprobs import LogprobLists, chat_logprobs, joined
+from .objects import (
+    AnswerMessage,
+    ChatBody,
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChoiceLogprobs,
+    ChoiceViolation,
+    ChunkChoice,
+    Completion,
+    CompletionBody,
+    CompletionChoice,
+    CompletionLogprobs,
+    ConstraintReport,
+    ContentLogprob,
+    Delta,
+    FunctionOutput,
+    ToolCall,
+    Usage,
+)
+from .readers import Piece, Said, Thought, reader
+from .requests import Job
+
+
+class Reply(Protocol):
+    """Takes outputs as they come; `begin`, `add` and `end` return the chunks of a stream, `result` the whole."""
+
+    def begin(self) -> Sequence[msgspec.Struct]: ...
+
+    def add(self, index: int, output: RequestOutput) -> Sequence[msgspec.Struct]: ...
+
+    def end(self) -> Sequence[msgspec.Struct]: ...
+
+    def result(self) -> msgspec.Struct: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What every object of one answer repeats."""
+
+    id: str
+    model: str
+    created: int
+
+
+class UsageCount:
+    """The tokens of an answer. A prompt counts once, however many choices it has, with what the first found cached."""
+
+    def __init__(self, job: Job) -> None:
+        self._prompt_tokens = sum(len(prompt) for prompt in job.prompts)
+        self._children = max(len(job.requests) // len(job.prompts), 1)
+        self._cached_tokens = self._completion_tokens = self._forced_tokens = 0
+
+    def add(self, index: int, usage: engine.Usage) -> None:
+        self._completion_tokens += usage.completion_tokens
+        self._forced_tokens += usage.forced_tokens
+        if index % self._children == 0:
+            self._cached_tokens += usage.cached_tokens
+
+    def total(self) -> Usage:
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            total_tokens=self._prompt_tokens + self._completion_tokens,
+            prompt_tokens_details={"cached_tokens": self._cached_tokens},
+            completion_tokens_details={"reasoning_tokens": 0, "forced_tokens": self._forced_tokens},
+        )
+
+
+class ConstraintCount:
+    """How the constraint of an answer was kept, put together from its choices."""
+
+    def __init__(self) -> None:
+        self._receipt: Receipt | None = None
+        self._violations: list[ChoiceViolation] = []
+
+    def add(self, index: int, receipt: Receipt | None) -> ConstraintReport | UnsetType:
+        """Counts choice `index`; returns the report of it alone."""
+        if receipt is None:
+            return UNSET
+        found = [ChoiceViolation(index, each.pointer, each.message) for each in receipt.violations]
+        self._receipt = receipt
+        self._violations += found
+        return _report(receipt, found)
+
+    def total(self) -> ConstraintReport | UnsetType:
+        return UNSET if self._receipt is None else _report(self._receipt, self._violations)
+
+
+def _report(receipt: Receipt, violations: list[ChoiceViolation]) -> ConstraintReport:
+    shown = violations if receipt.mode == "best_effort" else UNSET
+    narrowed = list(receipt.narrowed) or UNSET
+    return ConstraintReport(receipt.mode, list(receipt.enforced), list(receipt.checked), shown, narrowed)
+
+
+# Chats
+
+
+class _ChatAnswer:
+    """One choice of a chat while it grows."""
+
+    def __init__(self, index: int, header: Header, job: Job, tokenizer: Tokenizer) -> None:
+        self._index = index
+        self._header = header
+        self._tokenizer = tokenizer
+        self._forced_call = job.toolbox.forced
+        self._reader = reader(job.toolbox, job.reasoning_end)
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._arguments: list[list[str]] = []
+        self._logprobs: list[ContentLogprob] = []
+        self._pending: list[ContentLogprob] = []
+        self._finish_reason = "stop"
+
+    def add(self, output: RequestOutput) -> list[ChunkChoice]:
+        if output.logprobs:
+            entries = chat_logprobs(output.logprobs, self._tokenizer)
+            self._logprobs += entries
+            self._pending += entries
+        pieces = self._reader.push(output.text)
+        if output.finish is not None:
+            pieces += self._reader.finish()
+        chunks = [self._chunk(self._delta(piece)) for piece in pieces]
+        if output.finish is not None:
+            calls = self._calls and not self._forced_call
+            self._finish_reason = "length" if output.finish.reason == "length" else "tool_calls" if calls else "stop"
+            chunks.append(self._chunk(Delta(), self._finish_reason))
+        return chunks
+
+    def _chunk(self, delta: Delta, finish_reason: str | None = None) -> ChunkChoice:
+        """Log-probabilities wait for the next chunk: text is held back while it could become a stop string."""
+        logprobs = ChoiceLogprobs(self._pending) if self._pending else None
+        self._pending = []
+        return ChunkChoice(self._index, delta, logprobs=logprobs, finish_reason=finish_reason)
+
+    def _delta(self, piece: Piece) -> Delta:
+        if isinstance(piece, Thought):
+            self._thoughts.append(piece.text)
+            return Delta(reasoning_content=piece.text)
+        if isinstance(piece, Said):
+            self._texts.append(piece.text)
+            return Delta(content=piece.text)
+        if piece.name is None:
+            self._arguments[piece.position].append(piece.arguments)
+            return Delta(
+                tool_calls=[ToolCall(index=piece.position, function=FunctionOutput(arguments=piece.arguments))]
+            )
+        call_id = f"call_{self._header.id.rpartition('-')[2]}_{self._index}_{piece.position}"
+        self._calls.append(ToolCall(id=call_id, type="function", function=FunctionOutput(name=piece.name)))
+        self._arguments.append([])
+        function = FunctionOutput(name=piece.name)
+        return Delta(tool_calls=[ToolCall(index=piece.position, id=call_id, type="function", function=function)])
+
+    def result(self, *, with_logprobs: bool) -> ChatChoice:
+        for call, arguments in zip(self._calls, self._arguments, strict=True):
+            call.function.arguments = "".join(arguments)
+        text = "".join(self._texts)
+        message = AnswerMessage(None if self._calls and not text else text, tool_calls=self._calls or UNSET)
+        message.reasoning_content = "".join(self._thoughts) if self._thoughts else UNSET
+        logprobs = ChoiceLogprobs(self._logprobs) if with_logprobs else None
+        return ChatChoice(self._index, message, logprobs, self._finish_reason)
+
+
+class ChatReply:
+    """The answer to a chat."""
+
+    def __init__(self, body: ChatBody, job: Job, header: Header, tokenizer: Tokenizer) -> None:
+        self._header = header
+        self._with_logprobs = bool(body.logprobs)
+        self._with_usage = _wants_usage(body)
+        self._usage = UsageCount(job)
+        self._constraint = ConstraintCount()
+        self._answers = [_ChatAnswer(index, header, job, tokenizer) for index in range(len(job.requests))]
+
+    def begin(self) -> list[ChatChunk]:
+        roles = [ChunkChoice(index, Delta(role="assistant", content="")) for index in range(len(self._answers))]
+        return [self._chunk([choice]) for choice in roles]
+
+    def add(self, index: int, output: RequestOutput) -> list[ChatChunk]:
+        chunks = [self._chunk([choice]) for choice in self._answers[index].add(output)]
+        if output.finish is not None:
+            self._usage.add(index, output.finish.usage)
+            chunks[-1].constraint = self._constraint.add(index, output.finish.constraint)
+        return chunks
+
+    def end(self) -> list[ChatChunk]:
+        return [self._chunk([], self._usage.total())] if self._with_usage else []
+
+    def result(self) -> ChatCompletion:
+        header = self._header
+        choices = [answer.result(with_logprobs=self._with_logprobs) for answer in self._answers]
+        return ChatCompletion(
+            header.id,
+            header.created,
+            header.model,
+            choices,
+            self._usage.total(),
+            constraint=self._constraint.total(),
+        )
+
+    def _chunk(self, choices: list[ChunkChoice], usage: Usage | UnsetType = UNSET) -> ChatChunk:
+        return ChatChunk(self._header.id, self._header.created, self._header.model, choices, usage=usage)
+
+
+# Completions
+
+
+@dataclass
+class _CompletionAnswer:
+    """One choice of a completion while it grows."""
+
+    lists: LogprobLists
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[CompletionLogprobs] = field(default_factory=list)
+    pending: list[CompletionLogprobs] = field(default_factory=list)
+    finish_reason: str = "length"
+
+
+Scores = Sequence[Sequence[TokenLogprob]]
+"""For each prompt, the log-probabilities of its tokens from the second on; empty if they are not wanted."""
+
+
+class CompletionReply:
+    """The answer to /v1/completions. With `echo`, each choice begins with its prompt."""
+
+    def __init__(self, body: CompletionBody, job: Job, header: Header, tokenizer: Tokenizer, *, scores: Scores) -> None:
+        self._header = header
+        self._with_logprobs = body.logprobs is not None
+        self._with_usage = _wants_usage(body)
+        self._usage = UsageCount(job)
+        self._constraint = ConstraintCount()
+        self._children = body.n or 1
+        num_answers = len(job.prompts) * self._children
+        self._answers = [_CompletionAnswer(LogprobLists(tokenizer)) for _ in range(num_answers)]
+        self._generates = bool(job.requests)
+        self._echoes = _prompt_texts(body, job, tokenizer) if body.echo else []
+        self._prompts, self._scores = job.prompts, scores
+
+    def begin(self) -> list[Completion]:
+        chunks = []
+        for index, answer in enumerate(self._answers if self._echoes else ()):
+            prompt = index // self._children
+            answer.texts.append(self._echoes[prompt])
+            if self._with_logprobs:
+                answer.pending.append(answer.lists.unknown(self._prompts[prompt][0]))
+                answer.pending.append(answer.lists.known(self._scores[prompt]))
+            chunks.append(self._chunk(index, self._echoes[prompt], None if self._generates else answer.finish_reason))
+        return chunks
+
+    def add(self, index: int, output: RequestOutput) -> list[Completion]:
+        answer = self._answers[index]
+        answer.texts.append(output.text)
+        if output.logprobs:
+            answer.pending.append(answer.lists.known(output.logprobs))
+        if output.finish is None:
+            return [self._chunk(index, output.text, None)] if output.text else []
+        self._usage.add(index, output.finish.usage)
+        answer.finish_reason = "length" if output.finish.reason == "length" else "stop"
+        chunk = self._chunk(index, output.text, answer.finish_reason)
+        chunk.constraint = self._constraint.add(index, output.finish.constraint)
+        return [chunk]
+
+    def end(self) -> list[Completion]:
+        header = self._header
+        usage = Completion(header.id, header.created, header.model, [], usage=self._usage.total())
+        return [usage] if self._with_usage else []
+
+    def result(self) -> Completion:
+        header = self._header
+        choices = []
+        for index, answer in enumerate(self._answers):
+            logprobs = joined([*answer.logprobs, *answer.pending]) if self._with_logprobs else None
+            choices.append(CompletionChoice(index, "".join(answer.texts), logprobs, answer.finish_reason))
+        return Completion(
+            header.id,
+            header.created,
+            header.model,
+            choices,
+            usage=self._usage.total(),
+            constraint=self._constraint.total(),
+        )
+
+    def _chunk(self, index: int, text: str, finish_reason: str | None) -> Completion:
+        answer, header = self._answers[index], self._header
+        logprobs = joined(answer.pending) if answer.pending else None
+        answer.logprobs += answer.pending
+        answer.pending = []
+        choice = CompletionChoice(index, text, logprobs, finish_reason)
+        return Completion(header.id, header.created, header.model, [choice])
+
+
+def _prompt_texts(body: CompletionBody, job: Job, tokenizer: Tokenizer) -> list[str]:
+    given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    return [
+        text if isinstance(text, str) else tokenizer.decode(prompt, skip_special_tokens=False)
+        for text, prompt in zip(given if len(given) == len(job.prompts) else job.prompts, job.prompts, strict=True)
+    ]
+
+
+def _wants_usage(body: ChatBody | CompletionBody) -> bool:
+    return body.stream_options is not None and body.stream_options.include_usage is True

@@ -1,0 +1,318 @@
+"""From OpenAI bodies to engine requests: pure functions, after which nothing is OpenAI-shaped any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...runtime.protocol.counters import ModelInfo
+from ...runtime.protocol.request import Request
+from ...runtime.protocol.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from ...runtime.tokenizer.tokenizer import Tokenizer
+from ..errors import ApiError, invalid
+from .constraint import Constraint, to_constraint
+from .messages import to_messages
+from .objects import ChatBody, CompletionBody, GenerationBody
+from .reasoning import after_reasoning, find_reasoning_end
+from .tool_call_form import find_form
+from .tools import Toolbox, to_toolbox
+
+COMPLETION_MAX_TOKENS = 16
+"""What /v1/completions generates when the client does not say; OpenAI's own default."""
+
+_SEEDS = (-(2**63), 2**64 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a translation needs to know beside the body. `id` begins the ids of its engine requests."""
+
+    id: str
+    namespace: str
+    tokenizer: Tokenizer
+    info: ModelInfo
+    timeout_s: float
+    max_sequences: int
+
+    @property
+    def max_tokens(self) -> int:
+        """Of prompt and completion together."""
+        return min(self.info.max_model_len, self.info.max_request_tokens)
+
+
+class Job(NamedTuple):
+    """What one body asks of the engine.
+
+    requests   generations, in the order of the answer's choices; empty if nothing is to be generated
+    scores     one per prompt whose tokens' log-probabilities are wanted too (None: the prompt is a single token)
+    prompts    the prompts' token ids
+    reasoning_end    closes what answers begin with before the constraint applies (None: nothing)
+    """
+
+    requests: tuple[Request, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    scores: tuple[Request | None, ...] = ()
+    constraint: Constraint = Constraint()
+    toolbox: Toolbox = Toolbox()
+    reasoning_end: str | None = None
+
+
+def chat_job(body: ChatBody, context: Context) -> Job:
+    """Raises ApiError, RequestError: the body cannot be served; `param` names the field."""
+    _check_stream(body)
+    if body.modalities not in (None, [], ["text"]):
+        raise invalid("modalities", "only text is offered", code="unsupported_value")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+        raise invalid("max_tokens", "max_tokens and max_completion_tokens are both given and differ")
+    toolbox = to_toolbox(body)
+    template = context.tokenizer.chat.source
+    if toolbox.mode != "none" and "tools" in template:
+        toolbox = toolbox._replace(form=find_form(template))
+    constraint = to_constraint(body, toolbox)
+    prompt = encode_chat(body, toolbox, context.tokenizer, max_tokens=context.max_tokens)
+    reasoning_end = body.reasoning_end
+    if reasoning_end is None:
+        reasoning_end = find_reasoning_end(context.tokenizer, prompt, body.chat_template_kwargs)
+    reasoning_end = reasoning_end if constraint.grammar is not None and reasoning_end else None
+    constraint = constraint._replace(grammar=after_reasoning(constraint.grammar, reasoning_end))
+    limit_name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+    max_tokens = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
+    _check_length(len(prompt), max_tokens, context, prompt_name="messages", limit_name=limit_name)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    sampling = _sampling(body, context, max_tokens=max_tokens, logprobs=logprobs)
+    if not body.continue_final_message:  # what the template ends with is not to be written otherwise
+        sampling = msgspec.structs.replace(sampling, token_healing=False)
+    if _has_control(context.tokenizer, toolbox.form.trigger if toolbox.form else "", reasoning_end or ""):
+        sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
+    requests = _children(body, [prompt], sampling, constraint, context)
+    prompts = (tuple(prompt),)
+    return Job(requests, prompts, constraint=constraint, toolbox=toolbox, reasoning_end=reasoning_end)
+
+
+def _has_control(tokenizer: Tokenizer, *marks: str) -> bool:
+    """Whether a mark that is looked for in the text is a control token, which texts leave out otherwise."""
+    return any(not tokenizer.special_ids.isdisjoint(tokenizer.encode(mark, special=True)) for mark in marks)
+
+
+def completion_job(body: CompletionBody, context: Context) -> Job:
+    """Raises ApiError, RequestError: the body cannot be served; `param` names the field."""
+    _check_stream(body)
+    if body.best_of not in (None, body.n or 1):
+        raise invalid("best_of", "best_of other than n is not offered", code="unsupported_parameter")
+    max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0 and not body.echo:
+        raise invalid("max_tokens", "max_tokens can be 0 only with echo", code="integer_below_min_value")
+    if body.token_healing and body.echo and body.logprobs is not None:
+        raise invalid("token_healing", "with token_healing, echo and logprobs together are not offered: tokens change")
+    constraint = to_constraint(body)
+    prompts = _prompts(body, context)
+    for prompt in prompts:
+        if body.max_tokens is None:  # a default is not worth an error
+            max_tokens = min(max_tokens, max(context.max_tokens - len(prompt), 1))
+        _check_length(len(prompt), max_tokens, context, prompt_name="prompt", limit_name="max_tokens")
+    sampling = _sampling(body, context, max_tokens=max_tokens, logprobs=body.logprobs)
+    requests = _children(body, prompts, sampling, constraint, context) if max_tokens else ()
+    scores: tuple[Request | None, ...] = ()
+    if body.echo and body.logprobs is not None:
+        scores = tuple(_score(prompt, index, body.logprobs, context) for index, prompt in enumerate(prompts))
+    return Job(requests=requests, prompts=tuple(map(tuple, prompts)), scores=scores, constraint=constraint)
+
+
+def encode_chat(body: ChatBody, toolbox: Toolbox, tokenizer: Tokenizer, *, max_tokens: int) -> list[int]:
+    """The prompt of a chat.
+
+    Raises:
+        ApiError, RequestError: the messages are malformed, far too long, or the template refuses them.
+    """
+    knows_tools = "tools" in tokenizer.chat.source
+    messages, tools = to_messages(body.messages, toolbox, knows_tools=knows_tools)
+    num_chars = sum(len(message.get("content") or "") for message in messages)
+    check_chars(num_chars, tokenizer, max_tokens=max_tokens, param="messages")
+    return tokenizer.encode_chat(
+        messages,
+        tools=tools,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=body.continue_final_message is True,
+        template_kwargs=_template_kwargs(body.chat_template_kwargs),
+    )
+
+
+def check_chars(num_chars: int, tokenizer: Tokenizer, *, max_tokens: int, param: str) -> None:
+    """Refuses a text that cannot fit whatever its tokens are: tokenising it would take long."""
+    if num_chars <= 16 * max_tokens:
+        return
+    longest = max((len(token) for token in tokenizer.token_bytes if token is not None), default=1)
+    if num_chars > longest * max_tokens:
+        message = f"This model's maximum context length is {max_tokens} tokens, and {param} has {num_chars} characters."
+        raise invalid(param, message, code="context_length_exceeded")
+
+
+def _template_kwargs(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What the template may be told: plain values, under names that do not change how it is rendered."""
+    for name, value in (given or {}).items():
+        param = f"chat_template_kwargs.{name}"
+        if name in _RESERVED or name.startswith("return_") or not name.isidentifier():
+            raise invalid(param, f"chat_template_kwargs must not contain {name!r}")
+        if not isinstance(value, bool | int | float | str | None):
+            raise invalid(param, "the value must be a string, number, boolean or null", code="invalid_type")
+    return given
+
+
+_RESERVED = frozenset({
+    "add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "conversation", "documents",
+    "eos_token", "max_length", "messages", "padding", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+})  # fmt: skip
+
+
+def _check_stream(body: GenerationBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "stream_options needs stream to be true")
+    if body.prompt_logprobs is not None:
+        message = "prompt_logprobs is not offered; use echo with logprobs"
+        raise invalid("prompt_logprobs", message, code="unsupported_parameter")
+
+
+def _check_length(length: int, wanted: int | None, context: Context, *, prompt_name: str, limit_name: str) -> None:
+    limit = context.max_tokens
+    if length + (1 if wanted is None else wanted) <= limit:
+        return
+    blamed = prompt_name if length >= limit or wanted is None else limit_name
+    completion = "" if wanted is None else f" and {wanted} in the completion"
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, you requested {length + (wanted or 0)} "
+        f"tokens ({length} in the {prompt_name}{completion})."
+    )
+    raise invalid(blamed, message, code="context_length_exceeded")
+
+
+def _sampling(
+    body: GenerationBody, context: Context, *, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    vocab_size = context.info.vocab_size
+    for index, token in enumerate(body.stop_token_ids or ()):
+        _check_token(token, vocab_size, f"stop_token_ids[{index}]")
+    if body.seed is not None and not _SEEDS[0] <= body.seed <= _SEEDS[1]:
+        code = "integer_below_min_value" if body.seed < 0 else "integer_above_max_value"
+        raise invalid("seed", f"seed must be in {_SEEDS[0]} .. {_SEEDS[1]}", code=code)
+    given: dict[str, Any] = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+    stop = body.stop or ()
+    return SamplingParams(
+        **given,
+        max_tokens=max_tokens or None,
+        logprobs=logprobs,
+        stop=stop if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        logit_bias=_logit_bias(body.logit_bias, vocab_size),
+        include_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
+    )
+
+
+_SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "seed",
+    "stop_regex", "min_tokens", "ignore_eos", "skip_special_tokens", "token_healing",
+)  # fmt: skip
+
+
+def _logit_bias(given: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:
+    if not given:
+        return None
+    if len(given) > MAX_LOGIT_BIAS:
+        raise invalid("logit_bias", f"logit_bias has more than {MAX_LOGIT_BIAS} entries", code="array_above_max_length")
+    bias = {}
+    for key, value in given.items():
+        if not key.isascii() or not key.isdecimal() or len(key) > 10:
+            raise invalid("logit_bias", "the keys of logit_bias must be token ids", code="invalid_token_id")
+        bias[_check_token(int(key), vocab_size, "logit_bias")] = value
+    return bias
+
+
+def _check_token(token: int, vocab_size: int, param: str) -> int:
+    if not 0 <= token < vocab_size:
+        raise invalid(param, f"token ids are in 0 .. {vocab_size - 1}, got {token}", code="invalid_token_id")
+    return token
+
+
+def _prompts(body: CompletionBody, context: Context) -> list[list[int]]:
+    """The prompts as token ids: one text or list of ids, or a list of either."""
+    prompt = body.prompt
+    if prompt == []:
+        raise invalid("prompt", "prompt is an empty list", code="empty_array")
+    many: Sequence[int | str | list[int]] = [prompt] if isinstance(prompt, str) else prompt
+    for index, item in enumerate(many):
+        if type(item) is not type(many[0]):
+            raise invalid(f"prompt[{index}]", "all entries of prompt must be of one type", code="invalid_type")
+    if isinstance(many[0], int):
+        return [_checked_ids(many, context, "prompt")]
+    if len(many) * (body.n or 1) > context.max_sequences:
+        message = f"{len(many)} prompts times n = {body.n or 1} are more than {context.max_sequences} sequences"
+        raise ApiError(400, "too_many_sequences", message, param="n" if (body.n or 1) > 1 else "prompt")
+    prompts = []
+    for index, item in enumerate(many):
+        param = "prompt" if isinstance(prompt, str) else f"prompt[{index}]"
+        if isinstance(item, str):
+            check_chars(len(item), context.tokenizer, max_tokens=context.max_tokens, param=param)
+            ids = context.tokenizer.encode_prompt(item, special=True)
+        else:
+            ids = _checked_ids(item if isinstance(item, list) else [], context, param)
+        if not ids:
+            raise invalid(param, "the prompt is empty", code="empty_prompt")
+        prompts.append(ids)
+    return prompts
+
+
+def _checked_ids(ids: Sequence[object], context: Context, param: str) -> list[int]:
+    tokens = [token for token in ids if isinstance(token, int)]
+    for index, token in enumerate(tokens):
+        _check_token(token, context.info.vocab_size, f"{param}[{index}]")
+    return tokens
+
+
+def _children(
+    body: GenerationBody,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingParams,
+    constraint: Constraint,
+    context: Context,
+) -> tuple[Request, ...]:
+    """`n` requests for each prompt. With a seed, child i of each has seed + i."""
+    n = body.n or 1
+    return tuple(
+        Request(
+            id=f"{context.id}-{index * n + child}",
+            prompt=tuple(prompt),
+            sampling=_seeded(sampling, child),
+            grammar=constraint.grammar,
+            namespace=context.namespace,
+            priority=body.priority or 0,
+            timeout_s=context.timeout_s,
+            stream=body.stream is True,
+        )
+        for index, prompt in enumerate(prompts)
+        for child in range(n)
+    )
+
+
+def _seeded(sampling: SamplingParams, child: int) -> SamplingParams:
+    if sampling.seed is None or child == 0:
+        return sampling
+    seed = sampling.seed + child
+    fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
+    return SamplingParams(**{**fields, "seed": seed if seed <= _SEEDS[1] else seed - 2**64})
+
+
+def _score(prompt: Sequence[int], index: int, logprobs: int, context: Context) -> Request | None:
+    if len(prompt) < 2:
+        return None
+    return Request(
+        id=f"{context.id}-score-{index}",
+        prompt=tuple(prompt),
+        sampling=SamplingParams(max_tokens=0, logprobs=logprobs),
+        namespace=context.namespace,
+        score_from=1,
+        timeout_s=context.timeout_s,
+    )

@@ -1,0 +1,181 @@
+"""Tools: how they are put to the model, and what constrains a call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jsonschema
+import msgspec
+
+from ..errors import invalid
+from .objects import AllowedTools, ChatBody, FunctionDefinition, ToolChoice
+from .tool_call_form import CallForm
+
+OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
+_NO_PARAMETERS = '{"type":"object","properties":{}}'
+
+
+class Toolbox(NamedTuple):
+    """The tools of a request.
+
+    mode         "none": the model does not see them. "auto": it may call. "required": its whole output is a call
+    functions    those that may be called, by name
+    forced       the client named the function itself
+    parallel     an answer may hold several calls
+    form         how the model writes a call; None: as a JSON object, with nothing around it
+    """
+
+    mode: Literal["none", "auto", "required"] = "none"
+    functions: Mapping[str, FunctionDefinition] = {}
+    forced: bool = False
+    parallel: bool = True
+    form: CallForm | None = None
+
+
+def to_toolbox(body: ChatBody) -> Toolbox:
+    """What a body says about tools.
+
+    Raises:
+        ApiError: a tool is not a function, has no valid schema, or the choice fits none.
+    """
+    functions: dict[str, FunctionDefinition] = {}
+    for index, tool in enumerate(body.tools or ()):
+        if tool.type != "function":
+            message = f"tools of type {tool.type[:64]!r} are not offered"
+            raise invalid(f"tools[{index}].type", message, code="unsupported_value")
+        if tool.function is None:
+            code = "missing_required_parameter"
+            raise invalid(f"tools[{index}].function", "a tool of type function needs `function`", code=code)
+        if tool.function.name in functions and functions[tool.function.name] != tool.function:
+            raise invalid(f"tools[{index}].function.name", "two different tools have the same name")
+        functions[tool.function.name] = tool.function
+        _check_parameters(tool.function, f"tools[{index}].function.parameters")
+    choice = body.tool_choice or ("auto" if functions else "none")
+    if choice not in ("none", "auto") and not functions:
+        raise invalid("tool_choice", "a tool_choice that calls needs tools")
+    parallel = body.parallel_tool_calls is not False
+    if isinstance(choice, ToolChoice):
+        if choice.allowed_tools is not None and choice.type == "allowed_tools":
+            return Toolbox(choice.allowed_tools.mode, _allowed(choice.allowed_tools, functions), parallel=parallel)
+        if choice.function is None:
+            raise invalid(f"tool_choice.{choice.type}", "the object is missing", code="missing_required_parameter")
+        if choice.function.name not in functions:
+            raise invalid("tool_choice.function.name", f"no tool is named {choice.function.name!r}")
+        return Toolbox("required", {choice.function.name: functions[choice.function.name]}, forced=True)
+    return Toolbox(choice if functions else "none", functions, parallel=parallel)
+
+
+def _allowed(allowed: AllowedTools, functions: Mapping[str, FunctionDefinition]) -> dict[str, FunctionDefinition]:
+    names = [tool.function.name for tool in allowed.tools]
+    for name in names:
+        if name not in functions:
+            raise invalid("tool_choice.allowed_tools.tools", f"no tool is named {name!r}")
+    return {name: functions[name] for name in names}
+
+
+def _check_parameters(function: FunctionDefinition, param: str) -> None:
+    text = bytes(function.parameters)
+    if text == b"null":
+        return
+    if not text.startswith(b"{"):
+        raise invalid(param, "parameters must be a JSON Schema object", code="invalid_type")
+    try:
+        jsonschema.Draft202012Validator.check_schema(msgspec.json.decode(text))
+    except jsonschema.SchemaError as error:
+        path = "/".join(str(step) for step in error.absolute_path)
+        message = f"not a JSON Schema, at /{path}: {error.message[:200]}"
+        raise invalid(param, message, code="invalid_json_schema") from error
+    except RecursionError as error:
+        raise invalid(param, "the schema is nested too deeply", code="grammar_too_complex") from error
+
+
+# Into the prompt and the constraint
+
+
+def to_template(toolbox: Toolbox) -> list[dict[str, Any]] | None:
+    """The tools as chat templates expect them."""
+    if toolbox.mode == "none":
+        return None
+    tools = []
+    for function in toolbox.functions.values():
+        definition: dict[str, Any] = {"name": function.name}
+        if function.description:
+            definition["description"] = function.description
+        definition["parameters"] = json.loads(_parameters(function))
+        tools.append({"type": "function", "function": definition})
+    return tools
+
+
+def as_system_message(tools: Sequence[Mapping[str, Any]]) -> str:
+    """What to tell a model whose chat template knows nothing of tools."""
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    return (
+        "You can call these functions:\n"
+        f"{listed}\n"
+        "To call one, answer with nothing but a JSON object of this form:\n"
+        '{"name": "the function\'s name", "arguments": {"a parameter": "its value"}}'
+    )
+
+
+def call_schema(toolbox: Toolbox, *, other: str | None = None) -> str:
+    """The JSON Schema of a call to one of the functions, or (with `other`, a schema's text) of that."""
+    definitions: dict[str, Any] = {}
+    branches: list[dict[str, Any]] = []
+    if other is not None:
+        definitions["answer"] = _rebased(json.loads(other), "#/$defs/answer")
+        branches.append({"$ref": "#/$defs/answer"})
+    for number, function in enumerate(toolbox.functions.values()):
+        key = f"arguments_{number}"
+        definitions[key] = _rebased(json.loads(_parameters(function)), f"#/$defs/{key}")
+        branches.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": function.name}, "arguments": {"$ref": f"#/$defs/{key}"}},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    schema = branches[0] if len(branches) == 1 else {"anyOf": branches}
+    return json.dumps({**schema, "$defs": definitions}, ensure_ascii=False)
+
+
+def arguments_schema(function: FunctionDefinition) -> str:
+    """The JSON Schema of a function's arguments, which are an object even where its parameters do not say so."""
+    schema = json.loads(_parameters(function))
+    return _parameters(function) if "type" in schema else json.dumps({"type": "object", **schema}, ensure_ascii=False)
+
+
+def _parameters(function: FunctionDefinition) -> str:
+    text = bytes(function.parameters).decode()
+    return _NO_PARAMETERS if text == "null" else text
+
+
+def _rebased(schema: Any, base: str) -> Any:
+    """A schema that was a document of its own, with its references changed for its new place.
+
+    Those below an `$id` count from there, wherever that is.
+    """
+    if isinstance(schema, list):
+        return [_rebased(item, base) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    identifier = schema.get("$id")
+    if isinstance(identifier, str) and not identifier.startswith("#"):
+        return {key: value for key, value in schema.items() if key != "$schema"}
+    moved: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, dict):
+            moved[key] = {name: _rebased(item, base) for name, item in value.items()}
+        elif key in ("$ref", "$dynamicRef") and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            moved[key] = base + value[1:]
+        elif key in ("const", "enum", "default", "examples", "dependentRequired"):
+            moved[key] = value
+        elif key != "$schema":
+            moved[key] = _rebased(value, base)
+    return moved
+
+
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
+"""Keywords with schemas by names that are the client's own."""

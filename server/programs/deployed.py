@@ -1,0 +1,185 @@
+"""Deployed programs: kept by name, called as endpoints with JSON arguments and JSON results."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from ...constrain.errors import GrammarError
+from ...runtime.protocol.errors import BoughError
+from ...runtime.protocol.program import BranchFailed, Delta, Done, Failed, Program, ProgramEvent, Value
+from ...runtime.protocol.request import Usage
+from ...runtime.protocol.template import Result, Template
+from ...runtime.templates.fill import Filled, check_template, fill
+from ...runtime.templates.results import Results
+from ...runtime.templates.validate import rehearse
+from ...runtime.tools.registry import ToolCall
+from ..errors import ApiError, from_error_info, invalid, to_api_error
+from ..http.backlog import Backlog
+from ..http.body import decode
+from ..http.event_stream import DONE, PING, EventStream, event
+from ..http.gate import caller_of, request_id_of
+from ..http.merge import Merged
+from ..http.security import require_admin
+from ..service import Service, check_ops, to_json
+from .openapi import card, document
+
+MAX_DEPLOYED = 256
+MAX_DEPLOYED_BYTES = 64 << 20
+MANY_BYTES = 64 << 10
+"""Arguments that are larger are checked one call at a time; they do not keep the smaller ones waiting."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+
+
+class Deployed:
+    """The programs of a server. Lives on its event loop."""
+
+    def __init__(self, service: Service, templates: tuple[Template, ...] = ()) -> None:
+        self._service = service
+        self._templates: dict[str, Template] = {}
+        self._num_bytes: dict[str, int] = {}
+        self._filling = {large: asyncio.Semaphore(1 if large else 4) for large in (False, True)}
+        service.names = self._templates.keys()
+        for template in templates:
+            self._put(template.name, template)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._templates
+
+    # Keeping
+
+    async def deploy(self, request: HttpRequest, name: str) -> Response:
+        """Registers a compiled program under a name, in the place of one that has it."""
+        require_admin(caller_of(request.scope))
+        body = await self._service.read_body(request)
+        template = decode(body, Template)
+        answer = await asyncio.to_thread(_checked, template, name, self._service.client.tools)
+        self._put(name, template, len(body))
+        return answer
+
+    def _put(self, name: str, template: Template, num_bytes: int = 0) -> None:
+        if not _NAME.fullmatch(name):
+            raise invalid("name", "a program's name has 1 to 64 letters, digits, '_', '-' and '.', and no digit first")
+        if name not in self._templates and len(self._templates) >= MAX_DEPLOYED:
+            raise ApiError(409, "too_many_programs", f"No more than {MAX_DEPLOYED} programs can be deployed.")
+        others = sum(size for other, size in self._num_bytes.items() if other != name)
+        if others + num_bytes > MAX_DEPLOYED_BYTES:
+            message = f"The programs that are deployed may have {MAX_DEPLOYED_BYTES >> 20} MiB in all."
+            raise ApiError(409, "too_many_programs", message)
+        self._templates[name] = msgspec.structs.replace(template, name=name)
+        self._num_bytes[name] = num_bytes
+
+    def remove(self, request: HttpRequest, name: str) -> None:
+        require_admin(caller_of(request.scope))
+        del self._templates[name], self._num_bytes[name]
+
+    async def list(self) -> Response:
+        return to_json({"object": "list", "data": [self._card(name) for name in self._templates]})
+
+    async def describe(self, name: str) -> Response:
+        return to_json(self._card(self._find(name).name))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        return card(self._templates[name])
+
+    def _find(self, name: str) -> Template:
+        template = self._templates.get(name)
+        if template is None:
+            raise ApiError(404, "program_not_found", f"No program {name[:100]!r} is deployed.", param="name")
+        return template
+
+    async def openapi(self) -> Response:
+        return to_json(document(self._templates.values()))
+
+    # Calling
+
+    async def call(self, request: HttpRequest, name: str) -> Response:
+        """Runs a program. The body holds its arguments; with `?stream=true` the answer is a stream of events."""
+        template = self._find(name)
+        body = await self._service.read_body(request)
+        arguments = _arguments(body)
+        context = self._service.context(request, None)
+        ops, result = await self._service.attend(request, self._fill(template, arguments, len(body)))
+        stream = request.query_params.get("stream", "") in ("1", "true")
+        program = Program(
+            id=f"{context.id}/{name}",
+            ops=ops,
+            deltas=stream,
+            namespace=context.namespace,
+            timeout_s=context.timeout_s,
+        )
+        quiet_s = self._service.config.ping_interval_s if stream else None
+        happens = Backlog(self._service.client.arun(program), self._service.budget)
+        events = Merged([happens], quiet_s=quiet_s, room=1)
+        await self._service.start(request, events, grammar_param="")
+        if stream:
+            chunks = _chunks(events, result)
+            return EventStream(chunks, close=events.close, lifecycle=self._service.lifecycle, grammar_param="")
+        async with events:
+            outcome = await self._service.attend(request, _collect(events, result))
+        answer = {"id": request_id_of(request.scope), "object": "program.result", "program": name, **outcome}
+        return to_json(answer)
+
+    async def _fill(self, template: Template, arguments: dict[str, Any], num_bytes: int) -> Filled:
+        async with self._filling[num_bytes > MANY_BYTES]:  # the pool's other threads are for other requests
+            return await asyncio.to_thread(fill, template, arguments)
+
+
+def _arguments(data: bytes) -> dict[str, Any]:
+    try:
+        arguments = msgspec.json.decode(data or b"{}", type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid("", "the body must be a JSON object: the program's arguments", code="invalid_json") from error
+    return arguments
+
+
+def _checked(template: Template, name: str, tools: Mapping[str, ToolCall]) -> Response:
+    """The answer that describes it. Raises ApiError if it cannot be run or described."""
+    check_ops(template.ops)
+    try:
+        check_template(template)
+        rehearse(template, tools)
+        return to_json(card(msgspec.structs.replace(template, name=name)))
+    except GrammarError as error:
+        raise to_api_error(error, grammar_param="parameters") from error
+    except BoughError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise invalid("parameters", f"the program cannot be described: {error}") from error
+
+
+async def _collect(events: Merged[ProgramEvent], result: Result) -> dict[str, Any]:
+    results, usage = Results(result), Usage()
+    async for item in events:
+        if item is not None:
+            results.feed(item[1])
+            usage = _seen(item[1], usage)
+    return {"result": await asyncio.to_thread(results.read), "usage": usage}
+
+
+async def _chunks(events: Merged[ProgramEvent], result: Result) -> AsyncIterator[bytes]:
+    """What happens as it happens, and last the result."""
+    results, usage = Results(result), Usage()
+    async for item in events:
+        if item is None:
+            yield PING
+            continue
+        results.feed(item[1])
+        usage = _seen(item[1], usage)
+        if isinstance(item[1], Delta | Value | BranchFailed):
+            yield event(item[1])
+    yield event({"type": "result", "result": await asyncio.to_thread(results.read), "usage": usage})
+    yield DONE
+
+
+def _seen(happened: ProgramEvent, usage: Usage) -> Usage:
+    if isinstance(happened, Failed):
+        raise from_error_info(happened.error, grammar_param="")
+    return usage + happened.usage if isinstance(happened, Done) else usage

@@ -1,0 +1,184 @@
+"""A reader who is slower than his program: deltas grow together, and one who does not read stops his program alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from bough.runtime.protocol.errors import EngineError
+from bough.runtime.protocol.program import Assign, Delta, Done, Failed, Program, ProgramEvent, Skipped, Value
+from bough.server.http.backlog import MAX_WAITING_BYTES, Backlog, Budget
+
+from ..conftest import Running, Start
+from ..fake_client import FakeClient
+
+
+class Source:
+    """Events as fast as they are asked for; `left` if not all of them were."""
+
+    def __init__(self, events: Iterable[ProgramEvent], error: Exception | None = None) -> None:
+        self.events, self.error, self.left = events, error, False
+
+    async def __call__(self) -> AsyncIterator[ProgramEvent]:
+        try:
+            for event in self.events:
+                yield event
+            if self.error is not None:
+                raise self.error
+        except GeneratorExit:
+            self.left = True
+            raise
+
+
+def value(text: str) -> Value:
+    return Value(branch=0, name="v", text=text)
+
+
+async def settled(backlog: Backlog) -> ProgramEvent:
+    """The first event, once all others have come."""
+    first = await anext(backlog)
+    for _ in range(2000):
+        await asyncio.sleep(0)
+    return first
+
+
+def test_a_fast_reader_gets_every_event_as_it_was_sent() -> None:
+    events: list[ProgramEvent] = [Delta(0, "x", "a"), value("1"), Skipped(0, "y"), Done()]
+
+    async def read() -> list[ProgramEvent]:
+        return [event async for event in Backlog(Source(events)())]
+
+    assert asyncio.run(read()) == events
+
+
+def test_deltas_that_wait_grow_together_and_nothing_passes_what_is_no_delta() -> None:
+    events: list[ProgramEvent] = [Delta(0, "x", "0")]
+    for number in range(500):
+        events += [Delta(0, "x", f"{number} "), Delta(1, "x", f"{number},")]
+    events += [value("v"), Delta(0, "x", "after"), Delta(0, "x", "wards"), Done()]
+
+    async def read() -> list[ProgramEvent]:
+        backlog = Backlog(Source(events)())
+        return [await settled(backlog), *[event async for event in backlog]]
+
+    first, *rest = asyncio.run(read())
+    whole = ["".join(f"{number}{end}" for number in range(500)) for end in (" ", ",")]
+    said = [event.text for event in (first, *rest) if isinstance(event, Delta) and event.branch == 0]
+    assert "".join(said) == "0" + whole[0] + "afterwards"
+    other = [event.text for event in rest if isinstance(event, Delta) and event.branch == 1]
+    assert "".join(other) == whole[1]
+    assert rest[-3:] == [value("v"), Delta(0, "x", "afterwards"), Done()]
+    assert len(rest) < 10
+
+
+def test_too_much_that_waits_stops_the_program_and_says_so() -> None:
+    source = Source(value("x" * 1000) for _ in range(10_000))
+
+    async def read() -> list[ProgramEvent]:
+        backlog = Backlog(source(), max_bytes=100_000)
+        await settled(backlog)
+        return [event async for event in backlog]
+
+    (last,) = asyncio.run(read())
+    assert isinstance(last, Failed)
+    assert last.error.code == "reader_too_slow"
+    assert "did not take them" in last.error.message
+    assert source.left
+
+
+def test_an_end_is_heard_and_one_large_event_is_none_too_many() -> None:
+    events: list[ProgramEvent] = [value("x" * 1000), value("x" * 90_000), Done(texts={0: "y" * 90_000})]
+
+    async def read() -> list[ProgramEvent]:
+        backlog = Backlog(Source(events)(), max_bytes=50_000)
+        return [await settled(backlog), *[event async for event in backlog]]
+
+    assert asyncio.run(read()) == events
+
+
+def test_errors_come_after_what_was_said_and_leaving_stops_the_program() -> None:
+    broken = Source([value("a")], EngineError("no", code="c"))
+    endless = Source(iter(lambda: value("a"), None))
+
+    async def read() -> None:
+        backlog = Backlog(broken())
+        assert await settled(backlog) == value("a")
+        with pytest.raises(EngineError, match="no"):
+            await anext(backlog)
+        left = Backlog(endless())
+        await anext(left)
+        await left.aclose()
+
+    asyncio.run(read())
+    assert endless.left
+
+
+def test_all_readers_together_have_a_bound_and_who_reads_goes_on() -> None:
+    """Ten that do not read share the bound with one that does."""
+    budget = Budget(1_000_000)
+    sources = [Source(value("x" * 100) for _ in range(3000)) for _ in range(10)]
+    reads = Source([*(value("x" * 100) for _ in range(3000)), Done()])
+
+    async def read() -> list[list[ProgramEvent]]:
+        slow = [Backlog(source(), budget) for source in sources]
+        await asyncio.gather(*map(anext, slow))
+        fast = Backlog(reads(), budget)
+        heard = [event async for event in fast]
+        assert budget.num_bytes < 1_500_000 and budget.num_readers == 11
+        rest = [[event async for event in each] for each in slow]
+        for each in (*slow, fast):
+            await each.aclose()
+        return [heard, *rest]
+
+    heard, *rest = asyncio.run(read())
+    assert heard[-1] == Done() and len(heard) == 3001
+    assert all(isinstance(events[-1], Failed) and len(events) == 1 for events in rest)
+    assert (budget.num_bytes, budget.num_readers) == (0, 0)
+
+
+def flood(program: Program) -> Iterator[ProgramEvent]:
+    if program.id != "flood":
+        yield value("quick")
+        yield Done()
+        return
+    for _ in range(5000):
+        yield value("x" * 100_000)
+    yield Done()
+
+
+def post_without_reading(server: Running, path: str, body: object) -> socket.socket:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(f"{head}\r\n\r\n".encode() + data)
+    return connection
+
+
+def test_a_client_that_does_not_read_stops_its_program_and_nobody_elses(start: Start) -> None:
+    server = start(FakeClient(play=flood))
+    ops = [{"type": "assign", "branch": 0, "name": "x", "parts": ["1"]}]
+    with post_without_reading(server, "/v1/programs", {"id": "flood", "ops": ops}) as connection:
+        assert server.wait_for(lambda: server.engine.aborted == ["flood"], 20.0)
+        quick = server.http().post("/v1/programs", json={"id": "quick", "ops": ops})
+        assert '"text":"quick"' in quick.text and '"type":"done"' in quick.text
+        connection.settimeout(10)
+        heard = b""
+        while not heard.endswith(b"0\r\n\r\n"):
+            heard = (heard + connection.recv(1 << 20))[-2000:]
+    assert b'"code":"reader_too_slow"' in heard
+
+
+def test_a_deployed_program_tells_its_slow_reader_too(start: Start) -> None:
+    server = start(FakeClient(play=lambda _: (value("x" * 100_000) for _ in range(5000))))
+    made: dict[str, Any] = {"name": "f", "ops": [{"type": "assign", "branch": 0, "name": "x", "parts": ["1"]}]}
+    made["result"] = {"type": "constant", "json": "1"}
+    assert server.http().put("/v1/programs/f", json=made).status_code == 200
+    with post_without_reading(server, "/v1/programs/f?stream=true", {}):
+        assert server.wait_for(lambda: len(server.engine.aborted) == 1, 20.0)
+    assert MAX_WAITING_BYTES < 5000 * 100_000
+    assert Assign(0, "x", ("1",)) == server.engine.programs[0].ops[0]

@@ -1,0 +1,138 @@
+"""A client that goes away stops its work, and a server that ends lets work finish or says why it cannot."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from bough.runtime.protocol.request import Request
+
+from ..conftest import Running, Start
+from ..fake_client import FakeClient, Script
+
+HI: Any = [{"role": "user", "content": "hi"}]
+CHAT = "/v1/chat/completions"
+
+
+def endless(request: Request) -> Script:
+    return Script(["x"] * 10_000, delay_s=0.01)
+
+
+def head(path: str, length: int) -> bytes:
+    lines = (f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", f"content-length: {length}")
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+def send(server: Running, path: str, body: dict[str, Any]) -> socket.socket:
+    """A connection on which a request was sent and nothing read."""
+    data = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(head(path, len(data)) + data)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_closed_connection_aborts_all_choices_within_a_second(start: Start, n: int, stream: bool) -> None:
+    server = start(FakeClient(endless))
+    connection = send(server, CHAT, {"model": "m", "messages": HI, "n": n, "stream": stream})
+    if stream:
+        assert connection.recv(64)
+    assert server.wait_for(lambda: len(server.engine.open_ids) == n, 5.0)
+    connection.close()
+    assert server.wait_for(lambda: len(server.engine.aborted) == n, 1.0)
+    assert server.engine.open_ids == set()
+    metrics = server.http().get("/metrics").text
+    assert "\nbough_disconnects_total 1\n" in metrics
+
+
+def test_a_connection_that_closes_before_the_first_output_aborts(start: Start) -> None:
+    server = start(FakeClient(lambda _: Script(["x"], delay_s=30)))
+    connection = send(server, CHAT, {"model": "m", "messages": HI, "stream": True})
+    assert server.wait_for(lambda: len(server.engine.open_ids) == 1, 5.0)
+    connection.close()
+    assert server.wait_for(lambda: len(server.engine.aborted) == 1, 1.0)
+
+
+def test_leaving_the_stream_of_the_official_client_aborts(start: Start) -> None:
+    server = start(FakeClient(endless))
+    with server.openai().chat.completions.create(model="m", messages=HI, stream=True) as stream:
+        assert next(iter(stream)).choices[0].delta.role == "assistant"
+    assert server.wait_for(lambda: len(server.engine.aborted) == 1, 1.0)
+
+
+def test_one_refused_choice_aborts_the_others(start: Start) -> None:
+    def script(request: Request) -> Script:
+        return Script(refuse=RuntimeError("no")) if request.id.endswith("-1") else endless(request)
+
+    server = start(FakeClient(script))
+    assert server.http().post(CHAT, json={"model": "m", "messages": HI, "n": 3}).status_code == 500
+    assert server.wait_for(lambda: server.engine.open_ids == set(), 1.0)
+
+
+def test_an_aborted_body_and_a_body_that_never_comes(start: Start) -> None:
+    server = start(body_timeout_s=0.2)
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head(CHAT, 50) + b"{")
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"request_timeout" in answer
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head(CHAT, 50) + b"{")
+    assert server.http().get("/livez").status_code == 200
+
+
+def test_bodies_are_bounded_with_and_without_a_length(start: Start) -> None:
+    server = start(max_body_bytes=1000)
+    headers = {"content-type": "application/json"}
+    body = json.dumps({"model": "m", "messages": HI})
+    exact = body + " " * (1000 - len(body))
+    http = server.http()
+    assert http.post(CHAT, content=exact, headers=headers).status_code == 200
+    assert http.post(CHAT, content=exact + " ", headers=headers).status_code == 413
+    chunks = (exact.encode() for _ in range(2))
+    response = server.http().post(CHAT, content=chunks, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+
+
+def test_a_signal_lets_running_answers_finish_and_refuses_new_ones(start: Start) -> None:
+    server = start(FakeClient(lambda _: Script(["x"] * 20, delay_s=0.03)), drain_delay_s=3.0)
+    answers: list[httpx.Response] = []
+    body = {"model": "m", "messages": HI, "stream": True}
+    worker = threading.Thread(target=lambda: answers.append(httpx.post(server.url + CHAT, json=body, timeout=20)))
+    worker.start()
+    assert server.wait_for(lambda: len(server.engine.open_ids) == 1, 5.0)
+    server.server.handle_exit(signal.SIGTERM, None)
+    refused = server.http().post(CHAT, json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+    assert refused.headers["connection"] == "close"
+    assert server.http().get("/readyz").status_code == 503
+    assert server.http().get("/livez").status_code == 200
+    worker.join(10)
+    assert answers[0].text.endswith("data: [DONE]\n\n")
+    assert answers[0].text.count('"content":"x"') == 20
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_does_not_finish_in_time_is_told_so(start: Start, stream: bool) -> None:
+    server = start(FakeClient(endless), drain_timeout_s=0.2)
+    answers: list[httpx.Response] = []
+    body = {"model": "m", "messages": HI, "stream": stream}
+    worker = threading.Thread(target=lambda: answers.append(httpx.post(server.url + CHAT, json=body, timeout=20)))
+    worker.start()
+    assert server.wait_for(lambda: len(server.engine.open_ids) == 1, 5.0)
+    begun = time.monotonic()
+    server.server.handle_exit(signal.SIGTERM, None)
+    worker.join(10)
+    assert time.monotonic() - begun < 3.0
+    last = answers[0].text.split("\n\n")[-2].removeprefix("data: ") if stream else answers[0].text
+    assert json.loads(last)["error"]["code"] == "shutting_down"
+    assert answers[0].status_code == (200 if stream else 503)
+    assert server.wait_for(lambda: server.engine.open_ids == set(), 1.0)

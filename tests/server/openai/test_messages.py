@@ -1,0 +1,62 @@
+"""Messages: what templates get for what clients send."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from bough.server.errors import ApiError
+from bough.server.openai.messages import to_messages
+from bough.server.openai.objects import Message
+from bough.server.openai.tools import Toolbox
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+def converted(*given: dict[str, Any], knows_tools: bool = True) -> list[dict[str, Any]]:
+    messages = msgspec.json.decode(json.dumps(given), type=list[Message])
+    return to_messages(messages, Toolbox(), knows_tools=knows_tools)[0]
+
+
+def test_developers_are_systems_and_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert converted({"role": "developer", "content": parts}) == [{"role": "system", "content": "a\nb"}]
+
+
+def test_an_old_answer_may_have_no_content() -> None:
+    assert converted({"role": "assistant", "refusal": "no"}) == [{"role": "assistant", "content": ""}]
+    answer = converted({"role": "assistant", "content": None, "tool_calls": [CALL]})[0]
+    assert (answer["content"], answer["tool_calls"]) == ("", [CALL])
+
+
+def test_calls_become_text_where_the_template_knows_none() -> None:
+    history = (
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL, {**CALL, "id": "c2"}]},
+        {"role": "tool", "tool_call_id": "c2", "content": "3"},
+    )
+    assert converted(*history, knows_tools=False) == [
+        {
+            "role": "assistant",
+            "content": 'Let me see.\n<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+            '\n<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>',
+        },
+        {"role": "user", "content": "Result of f: 3"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "param"),
+    [
+        ({"role": "assistant"}, "missing_required_parameter", "messages[0].content"),
+        ({"role": "tool", "content": "x"}, "missing_required_parameter", "messages[0].tool_call_id"),
+        ({"role": "user", "content": [{"type": "text"}]}, "missing_required_parameter", "messages[0].content[0].text"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "unsupported_content", "messages[0].content[0].type"),
+    ],
+)
+def test_what_is_missing_or_not_text_is_named(message: dict[str, Any], code: str, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        converted(message)
+    assert (caught.value.code, caught.value.param) == (code, param)

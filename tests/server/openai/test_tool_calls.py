@@ -1,0 +1,323 @@
+"""Calls, structural tags and reasoning under their grammars: a model that writes what it wishes wherever it may."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import jsonschema
+import numpy as np
+import openai
+import pytest
+
+from bough.constrain import GrammarCompiler, Vocabulary
+from bough.constrain.spec import JsonSchema, Structural
+from bough.runtime.protocol.request import Request
+from bough.server.openai.readers import Called, ReasoningReader, Said, TagReader, TextReader, Thought
+from bough.server.openai.tool_call_form import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, find_form
+
+from ..conftest import Running, Start
+from ..fake_client import EOS, ByteTokenizer, FakeClient, Script
+
+HI: Any = [{"role": "user", "content": "hi"}]
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+PLANT = {"type": "object", "properties": {"kind": {"enum": ["oak", "elm"]}}, "required": ["kind"]}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}},
+    {"type": "function", "function": {"name": "plant", "parameters": {**PLANT, "additionalProperties": False}}},
+]
+TEMPLATE = "tools <tool_call> arguments"
+THINKING = TEMPLATE + " enable_thinking <think> </think>"
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+BUDGET = 400
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    tokens = (*(bytes([value]) for value in range(256)), None)
+    vocabulary = Vocabulary(tokens=tokens, eos_ids=(EOS,), size=257, encode=lambda text: list(text.encode()))
+    compiler = GrammarCompiler(vocabulary)
+    yield compiler
+    compiler.close()
+
+
+def written(request: Request, wish: str, compiler: GrammarCompiler) -> str:
+    """What a model writes that has `wish` in mind: the next byte of it that is allowed, else the first that is."""
+    if request.grammar is None:
+        return wish
+    matcher = compiler.compile(request.grammar).matcher()
+    row = np.zeros(9, dtype=np.int32)
+    left, text = wish.encode(), bytearray()
+    for remaining in reversed(range(BUDGET)):
+        if matcher.finished:
+            break
+        matcher.fill_mask(row)
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        wanted = next((byte for byte in left if byte in allowed), None)
+        if wanted is None:
+            token = EOS if EOS in allowed else int(allowed[-1])
+        else:
+            token = wanted
+            left = left[left.index(wanted) + 1 :]
+        token = matcher.accept(token, remaining)
+        if token == EOS:
+            break
+        text.append(token)
+    assert matcher.accepting
+    return text.decode()
+
+
+def serve(start: Start, compiler: GrammarCompiler, wish: str, *, template: str = TEMPLATE) -> Running:
+    def script(request: Request) -> Script:
+        return Script(pieces=tuple(written(request, wish, compiler)))
+
+    return start(FakeClient(script, tokenizer=ByteTokenizer(template=template)))
+
+
+def create(server: Running, **fields: Any) -> Any:
+    return server.openai().chat.completions.create(model="m", messages=HI, **fields)
+
+
+def calls_of(answer: Any) -> list[tuple[str, Any]]:
+    calls = answer.choices[0].message.tool_calls or []
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+    found = [(call.function.name, json.loads(call.function.arguments)) for call in calls]
+    for name, arguments in found:
+        jsonschema.validate(arguments, schemas[name])
+    return found
+
+
+def test_a_call_in_free_text_is_held_to_its_schema(start: Start, compiler: GrammarCompiler) -> None:
+    wish = 'Sure. <tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 99, "x": 1}}</tool_call> Bye.'
+    answer = create(serve(start, compiler, wish), tools=TOOLS)
+    assert calls_of(answer) == [("weather", {"city": "Rome", "days": 1})] or calls_of(answer)[0][0] == "weather"
+    assert answer.choices[0].message.content.startswith("Sure. ")
+    assert "tool_call" not in answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
+def test_text_without_a_call_is_free(start: Start, compiler: GrammarCompiler) -> None:
+    answer = create(serve(start, compiler, "a < b <tool, {[}"), tools=TOOLS)
+    assert answer.choices[0].message.content == "a < b <tool, {[}"
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_parallel_calls_and_text_around_them(start: Start, compiler: GrammarCompiler) -> None:
+    plant = CALL.replace("weather", "plant").replace('"city": "Rome"', '"kind": "elm"')
+    server = serve(start, compiler, f"First: {CALL}\n{plant}\nDone.")
+    answer = create(server, tools=TOOLS)
+    assert calls_of(answer) == [("weather", {"city": "Rome"}), ("plant", {"kind": "elm"})]
+    assert answer.choices[0].message.content == "First: \nDone."
+    single = create(server, tools=TOOLS, parallel_tool_calls=False)
+    assert calls_of(single) == [("weather", {"city": "Rome"})]
+    assert single.choices[0].message.content == "First: "
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_required_call_is_written_at_once(start: Start, compiler: GrammarCompiler, parallel: bool) -> None:
+    server = serve(start, compiler, "I will not. " + CALL + "\n" + CALL)
+    answer = create(server, tools=TOOLS, tool_choice="required", parallel_tool_calls=parallel)
+    assert calls_of(answer)
+    assert len(calls_of(answer)) == 1 or parallel
+    assert answer.choices[0].message.content is None
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
+def test_a_named_call_is_of_that_function(start: Start, compiler: GrammarCompiler) -> None:
+    choice = {"type": "function", "function": {"name": "plant"}}
+    answer = create(serve(start, compiler, CALL), tools=TOOLS, tool_choice=choice)
+    assert [name for name, _ in calls_of(answer)] == ["plant"]
+
+
+def test_calls_stream_as_they_are_written(start: Start, compiler: GrammarCompiler) -> None:
+    server = serve(start, compiler, "Well. " + CALL + CALL)
+    chunks = [chunk.choices[0].delta for chunk in create(server, tools=TOOLS, stream=True)]
+    deltas = [delta.tool_calls[0] for delta in chunks if delta.tool_calls]
+    assert [delta.index for delta in deltas if delta.function.name] == [0, 1]
+    assert sum(bool(delta.function.arguments) for delta in deltas) > 20
+    for index in (0, 1):
+        text = "".join(delta.function.arguments for delta in deltas if delta.index == index)
+        assert json.loads(text) == {"city": "Rome"}
+    with server.openai().chat.completions.stream(model="m", messages=HI, tools=TOOLS) as stream:
+        stream.until_done()
+        message = stream.get_final_completion().choices[0].message
+    assert [call.function.name for call in message.tool_calls or ()] == ["weather", "weather"]
+    assert message.content == "Well. "
+
+
+@pytest.mark.parametrize(("wish", "called"), [('{"kind": "oak"}', False), (CALL, True)])
+def test_a_call_or_an_answer_in_the_response_format(
+    start: Start, compiler: GrammarCompiler, wish: str, called: bool
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "p", "schema": PLANT, "strict": True}}
+    answer = create(serve(start, compiler, wish), tools=TOOLS, response_format=form)
+    assert bool(calls_of(answer)) == called
+    if not called:
+        jsonschema.validate(json.loads(answer.choices[0].message.content), PLANT)
+
+
+def test_strict_tools_are_exact_and_others_are_as_good_as_can_be(start: Start, compiler: GrammarCompiler) -> None:
+    server = serve(start, compiler, "No.")
+    create(server, tools=TOOLS)
+    grammar = server.engine.asked[0].grammar
+    assert isinstance(grammar, Structural)
+    contents = [tag.content for tag in grammar.tags]
+    assert [content.policy for content in contents if isinstance(content, JsonSchema)] == ["exact", "best_effort"]
+
+
+def test_other_constraints_and_tools_are_refused(start: Start, compiler: GrammarCompiler) -> None:
+    server = serve(start, compiler, "No.")
+    for fields in ({"regex": "a"}, {"ebnf": 'root ::= "a"'}, {"guided_choice": ["a"]}, {"ebnf": 'start: "a"'}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            create(server, tools=TOOLS, extra_body=fields)
+        assert caught.value.param == next(iter(fields))
+
+
+def test_a_constraint_begins_after_the_reasoning(start: Start, compiler: GrammarCompiler) -> None:
+    server = serve(start, compiler, '<think>\nIs it {"oak"}?</think>\n\n{"kind": "oak"}', template=THINKING)
+    form = {"type": "json_schema", "json_schema": {"name": "p", "schema": PLANT, "strict": True}}
+    message = create(server, response_format=form).choices[0].message
+    assert message.reasoning_content == 'Is it {"oak"}?'
+    assert json.loads(message.content) == {"kind": "oak"}
+    chunks = [chunk.choices[0].delta for chunk in create(server, response_format=form, stream=True)]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in chunks) == 'Is it {"oak"}?'
+    assert json.loads("".join(delta.content or "" for delta in chunks)) == {"kind": "oak"}
+
+
+def test_reasoning_before_a_call(start: Start, compiler: GrammarCompiler) -> None:
+    server = serve(start, compiler, f"<think>A <tool_call> is due.</think>\n\n{CALL}", template=THINKING)
+    for choice in ("auto", "required"):
+        answer = create(server, tools=TOOLS, tool_choice=choice)
+        assert answer.choices[0].message.reasoning_content == "A <tool_call> is due."
+        assert calls_of(answer)[0] == ("weather", {"city": "Rome"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "template"),
+    [
+        ({"chat_template_kwargs": {"enable_thinking": False}}, THINKING),
+        ({"reasoning_end": ""}, THINKING),
+        ({}, TEMPLATE),
+    ],
+)
+def test_reasoning_can_be_off(start: Start, compiler: GrammarCompiler, fields: Any, template: str) -> None:
+    server = serve(start, compiler, "<think>Hm.</think>a", template=template)
+    answer = create(server, extra_body={"regex": "a|b", **fields})
+    assert answer.choices[0].message.content == "a"
+
+
+def test_another_text_may_end_the_reasoning(start: Start, compiler: GrammarCompiler) -> None:
+    server = serve(start, compiler, "Let me see. ANSWER: b", template=TEMPLATE)
+    message = create(server, extra_body={"regex": " ?[ab]", "reasoning_end": "ANSWER:"}).choices[0].message
+    assert (message.reasoning_content, message.content) == ("Let me see. ", " b")
+
+
+LEGACY = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<plant>", "schema": PLANT, "end": "</plant>"}],
+    "triggers": ["<plant"],
+}
+TAGS = [{"type": "tag", "begin": "<n>", "content": {"type": "regex", "pattern": "[0-9]{2}"}, "end": "</n>"}]
+FORMATS: dict[str, Any] = {
+    "triggered_tags": {"type": "triggered_tags", "triggers": ["<n"], "tags": TAGS},
+    "tags": {"type": "tags_with_separator", "separator": "", "tags": TAGS, "at_least_one": True},
+    "tag": TAGS[0],
+    "regex": {"type": "regex", "pattern": "<n>[0-9]{2}</n>"},
+    "grammar": {"type": "grammar", "grammar": 'root ::= "<n>" [0-9]{2} "</n>"'},
+    "any text in a tag": {"type": "tag", "begin": "<n>", "content": {"type": "any_text"}, "end": "</n>"},
+}
+
+
+def test_structures_with_triggers(start: Start, compiler: GrammarCompiler) -> None:
+    server = serve(start, compiler, 'A tree: <plant>{"kind": "pine"}</plant>.')
+    text = create(server, response_format=LEGACY).choices[0].message.content
+    assert text.startswith("A tree: <plant>")
+    assert json.loads(text.partition("<plant>")[2].partition("</plant>")[0])["kind"] in ("oak", "elm")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("legacy", [True, False])
+def test_formats(start: Start, compiler: GrammarCompiler, name: str, legacy: bool) -> None:
+    server = serve(start, compiler, "Two: <n>1x2</n>")
+    tag = {"type": "structural_tag", "format": FORMATS[name]}
+    fields: Any = (
+        {"extra_body": {"structured_outputs": {"structural_tag": json.dumps(tag)}}}
+        if legacy
+        else {"response_format": tag}
+    )
+    text = create(server, **fields).choices[0].message.content
+    inside = "1x2" if name == "any text in a tag" else "12"
+    assert text == ("Two: " if name == "triggered_tags" else "") + f"<n>{inside}</n>"
+
+
+@pytest.mark.parametrize(
+    ("tag", "param"),
+    [
+        ({"format": {"type": "sequence", "elements": []}}, ".format.type"),
+        ({"format": {"type": []}}, ".format.type"),
+        ({"format": {"type": {}}}, ".format.type"),
+        ({"format": {}}, ".format.type"),
+        ({"format": {"type": "tag", "begin": "<n>", "end": "</n>"}}, ""),
+        (
+            {"format": {"type": "triggered_tags", "triggers": ["<"], "tags": TAGS, "excludes": ["x"]}},
+            ".format.excludes",
+        ),
+        ({"format": {"type": "tags_with_separator", "separator": ",", "tags": TAGS}}, ".format.separator"),
+        ({"structures": LEGACY["structures"], "triggers": []}, ".triggers"),
+        ({"structures": [{"begin": "<n>", "schema": 5, "end": ""}], "triggers": ["<"]}, ".structures[0].schema"),
+        ({"structures": 7, "triggers": ["<"]}, ".structures"),
+        ({}, ""),
+    ],
+)
+def test_what_is_not_offered_is_named(start: Start, compiler: GrammarCompiler, tag: Any, param: str) -> None:
+    server = serve(start, compiler, "x")
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(server, response_format={"type": "structural_tag", **tag})
+    assert (caught.value.param or "").startswith("response_format" + param)
+    assert not server.engine.asked
+
+
+def test_forms_are_found_in_templates() -> None:
+    assert find_form('{{- "<tool_call>\\n{\\"name\\": ... \\"arguments\\": " }}') == HERMES
+    assert find_form("[TOOL_CALLS] [{{ tool.arguments }}]") == MISTRAL
+    assert find_form("[TOOL_CALLS]name[ARGS]{}") == MISTRAL_ARGS
+    assert find_form("<tool_call><function=name><parameter=x> arguments") is None
+    assert find_form("tools") is None
+
+
+@hypothesis.given(st.data())
+def test_how_a_text_is_cut_does_not_matter(data: st.DataObject) -> None:
+    form: CallForm = data.draw(st.sampled_from([HERMES, MISTRAL, MISTRAL_ARGS]))
+    call = form.begin("weather") + '{"city": "a}\\"b"}' + form.after
+    parts = st.sampled_from([call, form.trigger, form.trigger[:3], "Hm. ", "\n", "</think>", "<think>", "{"])
+    text = "".join(data.draw(st.lists(parts, max_size=5)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    for make in (
+        lambda: TagReader(form, ["weather", "plant"]),
+        lambda: ReasoningReader("</think>", "<think>", TextReader()),
+    ):
+        assert told(make(), pieces) == told(make(), [text])
+
+
+def told(reader: Any, pieces: list[str]) -> tuple[str, str, dict[int, str]]:
+    thought = said = ""
+    calls: dict[int, str] = {}
+    for part in [*(part for piece in pieces for part in reader.push(piece)), *reader.finish()]:
+        match part:
+            case Thought(text):
+                thought += text
+            case Said(text):
+                said += text
+            case Called(position, name, arguments):
+                calls[position] = calls.get(position, "") + (name or "") + arguments
+    return thought, said, calls

@@ -1,0 +1,213 @@
+"""Deployed programs at the edges: what can never run is refused when it is deployed, and no result is too long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from bough.constrain.spec import JsonSchema, Regex
+from bough.runtime.protocol.condition import Compare, Hole, Matches, Ref
+from bough.runtime.protocol.program import (
+    Assign,
+    Cancel,
+    Done,
+    Gen,
+    Op,
+    Program,
+    ProgramEvent,
+    Select,
+    Text,
+    Use,
+    Value,
+    When,
+)
+from bough.runtime.protocol.template import (
+    Parameter,
+    Result,
+    ResultArgument,
+    ResultConstant,
+    ResultList,
+    ResultText,
+    ResultValue,
+    Template,
+)
+from bough.server.http.security import parse_keys
+
+from ..conftest import Running, Start
+from ..fake_client import FakeClient
+
+JSON = {"content-type": "application/json"}
+ONE = ResultConstant("1")
+OPS: tuple[Op, ...] = (Text(0, (Hole("a"),)), Gen(0, "x"))
+
+
+class UpperTool:
+    name, timeout_s, max_chars = "upper", None, 1000
+    parameters: Mapping[str, Any] = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+
+    def call(self, arguments: dict[str, Any]) -> str:
+        return str(arguments["text"]).upper()
+
+
+def made(*ops: Op, result: Result = ONE, schema: str = "{}") -> Template:
+    return Template(name="f", parameters=(Parameter(name="a", schema=schema),), ops=ops or OPS, result=result)
+
+
+def put(server: Running, template: Template, name: str = "f") -> Any:
+    return server.http().put(f"/v1/programs/{name}", content=msgspec.json.encode(template), headers=JSON)
+
+
+def error_of(response: Any) -> dict[str, Any]:
+    assert 400 <= response.status_code < 500, response.text
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+def nested(depth: int) -> Op:
+    op: Op = Text(0, ("x",))
+    for _ in range(depth):
+        op = When(0, Compare("1", "eq", "1"), (op,))
+    return op
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ((Text(0, ("x",)), Text(5, ("x",))), "instruction 1 is for branch 5, which does not exist"),
+        ((Text(0, ("x",)), Use(0, "r", "nope")), "instruction 1 uses the tool 'nope'"),
+        ((Text(0, ("x",)), Use(0, "r", "upper", (("other", ("x",)),))), "instruction 1: the tool 'upper'"),
+        ((When(0, Matches("a", "(")),), "instruction 0: the pattern '('"),
+        ((When(0, Compare("1", "eq", "1"), (Cancel(3),)),), "instruction 1 is for branch 3"),
+        ((Text(0, ("x",)), Select(0, "s", ())), "instruction 1: a select needs"),
+        ((Text(0, ("x",)), Gen(0, "g", grammar=JsonSchema("{"))), "instruction 1: "),
+        ((Text(0, ("x",)), Gen(0, "g", grammar=Regex(""))), "instruction 1: the regular expression is empty"),
+        ((nested(40),), "nested 32 levels deep"),
+    ],
+)
+def test_what_a_call_would_refuse_is_not_deployed(start: Start, ops: tuple[Op, ...], message: str) -> None:
+    engine = FakeClient()
+    engine.register_tool(UpperTool())
+    server = start(engine)
+    response = put(server, made(*ops))
+    assert response.status_code == 400, response.text
+    assert message in response.json()["error"]["message"]
+    assert server.http().get("/v1/programs").json()["data"] == []
+
+
+def test_a_program_of_400_blocks_is_refused_by_name(start: Start) -> None:
+    when = '{"type":"when","branch":0,"condition":{"type":"matches","text":"a","pattern":"a"},"then":['
+    body = f'{{"name":"f","ops":[{when * 400}{"]}" * 400}],"result":{{"type":"constant","json":"1"}}}}'
+    response = start().http().put("/v1/programs/f", content=body, headers=JSON)
+    error = error_of(response)
+    assert "deep" in error["message"] and error["param"] == "ops"
+
+
+def test_holes_do_not_multiply_without_bound(start: Start) -> None:
+    server = start()
+    for template in (
+        made(*(Assign(0, f"x{number}", (Hole("a"),)) for number in range(400))),
+        made(result=ResultText((Hole("a"),) * 400)),
+        made(result=ResultList((ResultArgument(Hole("a")),) * 400)),
+    ):
+        assert put(server, template).status_code == 200
+        error = error_of(server.http().post("/v1/programs/f", json={"a": "x" * 400_000}))
+        assert error["code"] == "program_too_long"
+    assert server.http().post("/v1/programs/f", json={"a": "x" * 1000}).status_code == 200
+
+
+def says(*values: Value) -> FakeClient:
+    def play(program: Program) -> Iterator[ProgramEvent]:
+        yield from values
+        yield Done()
+
+    return FakeClient(play=play)
+
+
+def test_values_in_results_do_not_multiply_without_bound(start: Start) -> None:
+    server = start(says(Value(branch=0, name="x", text="x" * 200_000)))
+    put(server, made(result=ResultText((Ref(0, "x"),) * 400)))
+    assert error_of(server.http().post("/v1/programs/f", json={"a": 1}))["code"] == "result_too_long"
+    streamed = server.http().post("/v1/programs/f?stream=true", json={"a": 1}).text
+    assert '"code":"result_too_long"' in streamed and "[DONE]" not in streamed
+    put(server, made(result=ResultText((Ref(0, "x"),) * 3)))
+    assert server.http().post("/v1/programs/f", json={"a": 1}).json()["result"] == "x" * 600_000
+
+
+@pytest.mark.parametrize(
+    ("text", "reading", "message"),
+    [
+        ('"\\ud800"', "json", "surrogates not allowed"),
+        ("NaN", "json", "NaN is not a finite number"),
+        ("[1, -Infinity]", "json", "-Infinity is not a finite number"),
+        ("1e999", "json", "1e999 is not a finite number"),
+        ("nan", "float", "nan is not a finite number"),
+        ("1e999", "float", "1e999 is not a finite number"),
+        ("x" * 5000, "float", "could not convert"),
+        ("[" * 100_000, "json", "recursion"),
+    ],
+)
+@pytest.mark.parametrize("query", ["", "?stream=true"])
+def test_what_json_cannot_say_is_an_error_and_no_null(
+    start: Start, text: str, reading: Any, message: str, query: str
+) -> None:
+    server = start(says(Value(branch=0, name="x", text=text)))
+    put(server, made(result=ResultValue(Ref(0, "x"), reading)))
+    response = server.http().post(f"/v1/programs/f{query}", json={"a": 1})
+    if query:
+        last = json.loads(response.text.split("\n\n")[-2].removeprefix("data: "))
+        error = last["error"]
+    else:
+        assert response.status_code == 422, response.text
+        error = response.json()["error"]
+    assert error["code"] == "invalid_output"
+    assert message in error["message"] and len(error["message"]) < 400
+
+
+@pytest.mark.parametrize("text", ["NaN", "1e999", '{"x": -Infinity}'])
+def test_constants_and_defaults_are_numbers_that_there_are(start: Start, text: str) -> None:
+    server = start()
+    assert error_of(put(server, made(result=ResultConstant(text))))["param"] == "result"
+    parameter = Parameter(name="a", default=text)
+    template = msgspec.structs.replace(made(), parameters=(parameter,))
+    assert error_of(put(server, template))["param"] == "parameters"
+
+
+def test_the_check_of_arguments_has_an_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bough.runtime.templates.fill.CHECK_TIMEOUT_S", 0.05)
+    server = start()
+    put(server, made(schema='{"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "null"}]}}'))
+    error = error_of(server.http().post("/v1/programs/f", json={"a": [""] * 100_000}))
+    assert "takes too long" in error["message"] and error["param"] == "a"
+
+
+def test_a_state_is_not_hidden_by_a_deployed_program(start: Start) -> None:
+    server = start(keys=parse_keys(["user u", "root r admin"]))
+    user = server.http(headers={"authorization": "Bearer u"})
+    root = server.http(headers={"authorization": "Bearer r"})
+    state = {"id": "f", "ops": [{"type": "assign", "branch": 0, "name": "x", "parts": ["1"]}], "keep": True}
+    assert user.post("/v1/programs", json=state).status_code == 200
+    root.put("/v1/programs/f", content=msgspec.json.encode(made()), headers=JSON).raise_for_status()
+    again = user.post("/v1/programs", json=state)
+    assert (again.status_code, again.json()["error"]["param"]) == (400, "id")
+    assert "name of a deployed program" in again.json()["error"]["message"]
+    assert user.post("/v1/programs", json={**state, "resume": True}).status_code == 200
+    dropped = user.delete("/v1/programs/f").json()
+    assert (dropped["object"], server.engine.dropped) == ("program.state", ["user/f"])
+    assert user.delete("/v1/programs/f").status_code == 403
+    assert root.delete("/v1/programs/f").json()["object"] == "program"
+    assert user.post("/v1/programs", json=state).status_code == 200
+
+
+def test_what_is_deployed_is_bounded_in_all(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start()
+    template = made(Text(0, ("x" * 1000,)))
+    size = len(msgspec.json.encode(template))
+    monkeypatch.setattr("bough.server.programs.deployed.MAX_DEPLOYED_BYTES", 2 * size)
+    assert [put(server, template, name).status_code for name in ("f", "g", "f")] == [200] * 3
+    assert put(server, template, "h").json()["error"]["code"] == "too_many_programs"
+    assert server.http().delete("/v1/programs/f").status_code == 200
+    assert put(server, template, "h").status_code == 200
