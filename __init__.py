@@ -12,9 +12,6 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/test_facade.py
     from bough.constrain.spec import JsonSchema as JsonSchema
     from bough.constrain.spec import Lark as Lark
     from bough.constrain.spec import Regex as Regex
-    from bough.lang.absent import Crusoe as Crusoe
-    from bough.lang.absent import LiteLLM as LiteLLM
-    from bough.lang.absent import VertexAI as VertexAI
     from bough.lang.api import assistant as assistant
     from bough.lang.api import assistant_begin as assistant_begin
     from bough.lang.api import assistant_end as assistant_end
@@ -36,39 +33,42 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/test_facade.py
     from bough.lang.api import user_end as user_end
     from bough.lang.api import video as video
     from bough.lang.backend import use_backend as use_backend
-    from bough.lang.backends.anthropic import Anthropic as Anthropic
+    from bough.lang.backends.apis.anthropic import Anthropic as Anthropic
+    from bough.lang.backends.apis.openai import OpenAI as OpenAI
     from bough.lang.backends.cassette import Cassette as Cassette
-    from bough.lang.backends.endpoint import RuntimeEndpoint as RuntimeEndpoint
-    from bough.lang.backends.engine import Engine as Engine
     from bough.lang.backends.http import HttpBackend as HttpBackend
-    from bough.lang.backends.launch import Runtime as Runtime
     from bough.lang.backends.local import LocalBackend as LocalBackend
     from bough.lang.backends.mock import MockBackend as MockBackend
-    from bough.lang.backends.openai import OpenAI as OpenAI
-    from bough.lang.backends.server_args import ServerArgs as ServerArgs
-    from bough.lang.choices import greedy_token_selection as greedy_token_selection
-    from bough.lang.choices import token_length_normalized as token_length_normalized
-    from bough.lang.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
     from bough.lang.compile.compiled import CompiledProgram as CompiledProgram
     from bough.lang.compile.placeholder import CompileError as CompileError
-    from bough.lang.condition import Condition as Condition
     from bough.lang.control import count as count
     from bough.lang.control import repeat_until as repeat_until
     from bough.lang.control import times as times
     from bough.lang.control import var as var
     from bough.lang.control import when as when
-    from bough.lang.errors import BackendError as BackendError
-    from bough.lang.errors import ProgramError as ProgramError
-    from bough.lang.global_config import global_config as global_config
-    from bough.lang.http_tool import http_tool as http_tool
-    from bough.lang.observe import observe as observe
-    from bough.lang.program import Function as Function
-    from bough.lang.program import State as State
-    from bough.lang.timelines.timeline import BatchTimeline as BatchTimeline
-    from bough.lang.timelines.timeline import Timeline as Timeline
-    from bough.lang.tool import Tool as Tool
-    from bough.lang.tool import tool as tool
-    from bough.lang.tool import use as use
+    from bough.lang.diagnostics.errors import BackendError as BackendError
+    from bough.lang.diagnostics.errors import ProgramError as ProgramError
+    from bough.lang.function import Function as Function
+    from bough.lang.function import State as State
+    from bough.lang.observe.otel import observe as observe
+    from bough.lang.observe.timelines.timeline import BatchTimeline as BatchTimeline
+    from bough.lang.observe.timelines.timeline import Timeline as Timeline
+    from bough.lang.record.choices import greedy_token_selection as greedy_token_selection
+    from bough.lang.record.choices import token_length_normalized as token_length_normalized
+    from bough.lang.record.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
+    from bough.lang.record.condition import Condition as Condition
+    from bough.lang.sglang.absent import Crusoe as Crusoe
+    from bough.lang.sglang.absent import LiteLLM as LiteLLM
+    from bough.lang.sglang.absent import VertexAI as VertexAI
+    from bough.lang.sglang.endpoint import RuntimeEndpoint as RuntimeEndpoint
+    from bough.lang.sglang.engine import Engine as Engine
+    from bough.lang.sglang.global_config import global_config as global_config
+    from bough.lang.sglang.runtime import Runtime as Runtime
+    from bough.lang.sglang.server_args import ServerArgs as ServerArgs
+    from bough.lang.tools.http_tool import http_tool as http_tool
+    from bough.lang.tools.tool import Tool as Tool
+    from bough.lang.tools.tool import tool as tool
+    from bough.lang.tools.tool import use as use
     from bough.runtime.client.llm import LLM as LLM
     from bough.runtime.protocol.errors import BoughError as BoughError
     from bough.runtime.protocol.errors import EngineError as EngineError
@@ -79,7 +79,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "bough.constrain.spec": ("Choice", "JsonSchema", "Lark", "Regex"),
-    "bough.lang.absent": ("Crusoe", "LiteLLM", "VertexAI"),
+    "bough.lang.sglang.absent": ("Crusoe", "LiteLLM", "VertexAI"),
     "bough.lang.api": (
         "assistant",
         "assistant_begin",
@@ -103,28 +103,32 @@ _HOMES = {
         "video",
     ),
     "bough.lang.backend": ("use_backend",),
-    "bough.lang.backends.anthropic": ("Anthropic",),
+    "bough.lang.backends.apis.anthropic": ("Anthropic",),
     "bough.lang.backends.cassette": ("Cassette",),
-    "bough.lang.backends.endpoint": ("RuntimeEndpoint",),
-    "bough.lang.backends.engine": ("Engine",),
+    "bough.lang.sglang.endpoint": ("RuntimeEndpoint",),
+    "bough.lang.sglang.engine": ("Engine",),
     "bough.lang.backends.http": ("HttpBackend",),
-    "bough.lang.backends.launch": ("Runtime",),
+    "bough.lang.sglang.runtime": ("Runtime",),
     "bough.lang.backends.local": ("LocalBackend",),
     "bough.lang.backends.mock": ("MockBackend",),
-    "bough.lang.backends.openai": ("OpenAI",),
-    "bough.lang.backends.server_args": ("ServerArgs",),
-    "bough.lang.choices": ("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
+    "bough.lang.backends.apis.openai": ("OpenAI",),
+    "bough.lang.sglang.server_args": ("ServerArgs",),
+    "bough.lang.record.choices": (
+        "greedy_token_selection",
+        "token_length_normalized",
+        "unconditional_likelihood_normalized",
+    ),
     "bough.lang.compile.compiled": ("CompiledProgram",),
     "bough.lang.compile.placeholder": ("CompileError",),
-    "bough.lang.condition": ("Condition",),
+    "bough.lang.record.condition": ("Condition",),
     "bough.lang.control": ("count", "repeat_until", "times", "var", "when"),
-    "bough.lang.errors": ("BackendError", "ProgramError"),
-    "bough.lang.global_config": ("global_config",),
-    "bough.lang.http_tool": ("http_tool",),
-    "bough.lang.observe": ("observe",),
-    "bough.lang.program": ("Function", "State"),
-    "bough.lang.timelines.timeline": ("BatchTimeline", "Timeline"),
-    "bough.lang.tool": ("Tool", "tool", "use"),
+    "bough.lang.diagnostics.errors": ("BackendError", "ProgramError"),
+    "bough.lang.sglang.global_config": ("global_config",),
+    "bough.lang.tools.http_tool": ("http_tool",),
+    "bough.lang.observe.otel": ("observe",),
+    "bough.lang.function": ("Function", "State"),
+    "bough.lang.observe.timelines.timeline": ("BatchTimeline", "Timeline"),
+    "bough.lang.tools.tool": ("Tool", "tool", "use"),
     "bough.runtime.protocol.errors": ("BoughError", "EngineError", "RequestError"),
     "bough.runtime.client.llm": ("LLM",),
     "bough.runtime.protocol.sampling_params": ("SamplingParams",),

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..lang.backend import Backend
 from ..lang.backends.http import HttpBackend
-from ..lang.program import Function
+from ..lang.function import Function
 from . import language_openai as by_hand
 from . import language_programs as programs
 from .language_rounds import Job, Rounds, run_round, take_turns, watch_batch

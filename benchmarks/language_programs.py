@@ -6,8 +6,8 @@ from collections import Counter
 
 from ..lang.api import assistant, function, gen, user
 from ..lang.control import repeat_until, times, var
-from ..lang.state import State
-from ..lang.tool import tool, use
+from ..lang.state.state import State
+from ..lang.tools.tool import tool, use
 from .prose import Prose
 
 LEVELS = (

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import msgspec
 
 from ..constrain.spec import GrammarSpec, Regex
-from ..lang.backends.branches import Answer, Call
 from ..lang.backends.http import HttpBackend
-from ..lang.backends.kept import Interpreter
-from ..lang.backends.transcript import Prompt
+from ..lang.backends.interpreter.kept import Interpreter
+from ..lang.backends.interpreter.state import Answer, Call
+from ..lang.backends.interpreter.transcript import Prompt
 from ..runtime.programs.choices import score_choices
 from ..runtime.protocol.errors import BoughError, EngineError
 from ..runtime.protocol.program import (

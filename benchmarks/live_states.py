@@ -20,8 +20,8 @@ from typing import Any
 from ..lang.api import gen
 from ..lang.backend import TEXT_ONLY
 from ..lang.backends.local import LocalBackend
-from ..lang.program import AsyncFunction, Function
-from ..lang.state import State
+from ..lang.function import AsyncFunction, Function
+from ..lang.state.state import State
 from ..runtime.protocol.config import EngineConfig
 from ..runtime.protocol.program import Done, Gen, Program, ProgramEvent, Value
 

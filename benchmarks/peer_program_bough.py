@@ -17,9 +17,9 @@ from ..lang.api import (
     user_end,
 )
 from ..lang.backends.local import LocalBackend
-from ..lang.choices import token_length_normalized
-from ..lang.expression import Expression
-from ..lang.state import State
+from ..lang.record.choices import token_length_normalized
+from ..lang.record.expression import Expression
+from ..lang.state.state import State
 from .peer_program_walk import Plan
 
 _BEGIN = {"system": system_begin, "user": user_begin, "assistant": assistant_begin}

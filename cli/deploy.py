@@ -10,7 +10,7 @@ import httpx
 
 from ..lang.compile.compiled import CompiledProgram
 from ..lang.compile.placeholder import CompileError
-from ..lang.errors import BackendError
+from ..lang.diagnostics.errors import BackendError
 from ..runtime.protocol.errors import RequestError
 from .run import find_program, load_file, parse_argument
 

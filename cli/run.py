@@ -13,10 +13,10 @@ from types import ModuleType
 from typing import Any
 
 from ..lang.backend import Backend
-from ..lang.program import Function
-from ..lang.report import report
-from ..lang.state import State
-from ..lang.timelines.timeline import Timeline
+from ..lang.function import Function
+from ..lang.observe.timelines.report import report
+from ..lang.observe.timelines.timeline import Timeline
+from ..lang.state.state import State
 from ..runtime.checkpoints.fetch import MODELS, default_cache
 from ..runtime.protocol.errors import RequestError
 from ..runtime.tokenizer.tokenizer import load_tokenizer

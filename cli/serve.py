@@ -19,7 +19,7 @@ from .options import add_engine_options, engine_config
 from .progress import LoadingBar
 
 if TYPE_CHECKING:
-    from ..lang.tool import Tool
+    from ..lang.tools.tool import Tool
     from ..runtime.client.remote import RemoteClient
     from ..runtime.protocol.template import Template
 
@@ -122,7 +122,7 @@ def tools_in(path: Path) -> list[Tool[..., Any]]:
     Raises:
         RequestError: there is no such file, or there are none in it.
     """
-    from ..lang.tool import Tool
+    from ..lang.tools.tool import Tool
     from .run import load_file
 
     tools = [value for value in vars(load_file(path)).values() if isinstance(value, Tool)]

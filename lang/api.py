@@ -11,17 +11,17 @@ from ..constrain.spec import GrammarSpec, JsonSchema, Lark, Regex
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.program import SelectMethod
 from .backend import Backend, resolve_backend, set_default_backend
-from .choices import ChoicesSamplingMethod, method_name
-from .constraints import check_constraint
-from .errors import ProgramError, UnsupportedError
-from .expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, Series, items_of
-from .numerals import numeral_of, with_stop
-from .option_kinds import checked_name, checked_option, checked_timeout, refuse_unknown, wrong_kind
-from .options import NamedOptions, SamplingOptions, clean_options
-from .place import caller
-from .program import AsyncFunction, Function
-from .reasoning import separate_reasoning
-from .schema import typed
+from .diagnostics.check_options import checked_name, checked_option, checked_timeout, refuse_unknown, wrong_kind
+from .diagnostics.errors import ProgramError, UnsupportedError
+from .diagnostics.source_lines import caller
+from .function import AsyncFunction, Function
+from .record.choices import ChoicesSamplingMethod, method_name
+from .record.expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, Series, items_of
+from .record.options import NamedOptions, SamplingOptions, clean_options
+from .record.reasoning import separate_reasoning
+from .types.check_constraint import check_constraint
+from .types.numbers import numeral_of, with_stop
+from .types.schema import typed
 
 __all__ = [
     "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string",

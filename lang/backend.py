@@ -10,8 +10,8 @@ from typing import Protocol
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.program import Program, ProgramEvent
 from ..runtime.tools.registry import ToolCall
-from .errors import ProgramError
-from .place import caller
+from .diagnostics.errors import ProgramError
+from .diagnostics.source_lines import caller
 
 
 class Backend(Protocol):

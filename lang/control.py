@@ -7,17 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ..runtime.protocol.errors import RequestError
-from .branch import Branch
-from .condition import Condition, CountOf, Operand, TimesOf
-from .control_expression import Repeated, Whether
-from .errors import ProgramError
-from .expression import Expression
-from .flow import Record
-from .option_kinds import refuse_unknown
-from .place import caller
-from .program import Function
-from .reference import Variable
-from .state import State
+from .diagnostics.check_options import refuse_unknown
+from .diagnostics.errors import ProgramError
+from .diagnostics.source_lines import caller
+from .function import Function
+from .record.condition import Condition, CountOf, Operand, TimesOf
+from .record.expression import Expression
+from .session.blocks import Record
+from .session.branch import Branch
+from .session.control_expression import Repeated, Whether
+from .session.reference import Variable
+from .state.state import State
 
 MAX_TURNS = 10_000
 

@@ -15,9 +15,9 @@ from ...runtime.protocol.errors import BoughError, RequestError, to_info
 from ...runtime.protocol.program import Done, Failed, Program, ProgramEvent
 from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY, Backend
-from ..errors import ProgramError, UnsupportedError
+from ..diagnostics.errors import ProgramError, UnsupportedError
 from .cassette_file import Record, Refused, Secrets, difference, key_of, load, matter, save
-from .tool_runs import NO_TOOLS
+from .interpreter.tools import NO_TOOLS
 
 Mode = Literal["auto", "record", "replay"]
 SAVE_EVERY_S = 1.0

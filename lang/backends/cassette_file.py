@@ -18,7 +18,7 @@ import msgspec
 from ...runtime.protocol.errors import ErrorInfo
 from ...runtime.protocol.program import BranchFailed, BranchRestarted, Done, Failed, Piece, Program, ProgramEvent, Value
 from ...runtime.protocol.request import Timings
-from ..errors import BackendError, CausedInfo, ProgramError
+from ..diagnostics.errors import BackendError, CausedInfo, ProgramError
 
 VERSION = 1
 MAX_BYTES = 64 << 20

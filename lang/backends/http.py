@@ -16,10 +16,10 @@ from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.program import Done, Failed, Program, ProgramEvent
 from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY
-from ..errors import BackendError
-from ..observe import trace_headers
-from .api_client import MAX_ERROR_BYTES, ahead
-from .tool_runs import NO_TOOLS
+from ..diagnostics.errors import BackendError
+from ..observe.otel import trace_headers
+from .apis.http_client import MAX_ERROR_BYTES, ahead
+from .interpreter.tools import NO_TOOLS
 
 _MAX_CONNECTIONS = 1024
 _LANE_WIDTH = 8

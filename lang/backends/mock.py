@@ -16,12 +16,12 @@ from ...runtime.protocol.errors import BoughError, RequestError
 from ...runtime.protocol.program import Program, ProgramEvent, Use
 from ...runtime.tools.registry import Ticket, ToolCall
 from ..backend import TEXT_ONLY
-from ..errors import BackendError
-from .branches import Answer, Call
+from ..diagnostics.errors import BackendError
 from .cassette_file import still
-from .kept import Interpreter
+from .interpreter.kept import Interpreter
+from .interpreter.state import Answer, Call
+from .interpreter.tools import NO_TOOLS, ToolRuns, late, limit_of
 from .scripted import Answers, Script
-from .tool_runs import NO_TOOLS, ToolRuns, late, limit_of
 
 
 class MockBackend:

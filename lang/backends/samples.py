@@ -18,7 +18,7 @@ from ...constrain.regex.formats.formats import NAMES as FORMATS
 from ...constrain.regex.formats.formats import example
 from ...constrain.spec import Choice, GrammarSpec, JsonSchema, Regex, Structural
 from ...runtime.protocol.errors import RequestError
-from .judging import Judge
+from .apis.emulate import Judge
 
 _MAX_NODES = 2_000
 _FULL_DEPTH = 3

@@ -14,10 +14,10 @@ from ...runtime.protocol.errors import EngineError, RequestError
 from ...runtime.protocol.program import Gen, Program, Select, Use, Value, walk
 from ...runtime.protocol.request import Usage
 from ...runtime.tools.registry import ToolCall
-from ..annotations import as_json
-from .branches import Answer, Call
+from ..types.annotations import as_json
+from .interpreter.state import Answer, Call
+from .interpreter.transcript import words
 from .samples import conforms, fault, make_text
-from .transcript import words
 
 Answers = Mapping[str, object] | Callable[[str, str], object]
 

@@ -9,8 +9,8 @@ from typing import Any
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.template import Template, refs_of
 from .compiled import CompiledProgram, Local
+from .none_checks import check_none
 from .optimise import PASSES, optimise
-from .optional import check_none
 from .placeholder import Marks
 from .result import returned_by
 from .signature import open_parameters, parameters_of, stand_ins

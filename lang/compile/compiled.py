@@ -18,15 +18,15 @@ from ...runtime.protocol.template import Result, Template
 from ...runtime.templates.fill import fill
 from ...runtime.templates.results import Results
 from ...runtime.tools.registry import ToolCall
-from .. import observe
-from ..annotations import as_json
 from ..backend import Backend, resolve_backend
-from ..batch import count_at_once, split_item
-from ..errors import ProgramError
-from ..loops import run_blocking
-from ..notebook import text_view
-from ..option_kinds import checked_timeout
-from ..options import OPTION_NAMES
+from ..diagnostics.check_options import checked_timeout
+from ..diagnostics.errors import ProgramError
+from ..observe import otel as observe
+from ..record.options import OPTION_NAMES
+from ..run.batch import count_at_once, split_item
+from ..session.loops import run_blocking
+from ..state.notebook import text_view
+from ..types.annotations import as_json
 from .cost import Cost, Encoder, estimate
 from .listing import listing
 

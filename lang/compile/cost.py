@@ -23,7 +23,7 @@ from ...runtime.protocol.program import (
     Use,
     When,
 )
-from .token_tree import HOLD_BACK, ROOT, TokenTree
+from .prefix_tree import HOLD_BACK, ROOT, TokenTree
 
 
 class Encoder(Protocol):

@@ -13,11 +13,11 @@ from ...runtime.protocol import condition as conditions
 from ...runtime.protocol.condition import Hole
 from ...runtime.protocol.program import Part
 from ...runtime.templates.rewrite import Parts
-from ..condition import Comparison, Condition, Operand
-from ..entry import Derived, Kept, parts_of
-from ..errors import ProgramError
-from ..place import place
-from ..stretch import Slot
+from ..diagnostics.errors import ProgramError
+from ..diagnostics.source_lines import place
+from ..record.condition import Comparison, Condition, Operand
+from ..record.stretch import Slot
+from ..record.variables import Derived, Kept, parts_of
 
 _OPEN, _CLOSE = "\ue0b0", "\ue0b1"
 _MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")

@@ -10,7 +10,7 @@ from typing import Any
 from ...runtime.protocol.program import Failed, Gen, Op, Program, RoleBegin, RoleEnd, Text
 from ...runtime.protocol.sampling_params import SamplingParams
 from ..backend import Backend
-from ..errors import ProgramError
+from ..diagnostics.errors import ProgramError
 from .placeholder import Marks
 from .signature import stand_ins
 from .tracing import trace_start

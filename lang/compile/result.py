@@ -26,13 +26,13 @@ from ...runtime.protocol.template import (
     ResultValue,
 )
 from ...runtime.templates.rewrite import Parts, joined
-from ..annotations import as_json
-from ..entry import Derived, Entry, Fixed, Gathered, Kept, Passage, parts_of
-from ..reader import read_as
-from ..reasoning import Separated
-from ..schema import bare_options, typed
-from ..state import State
-from ..stretch import Slot
+from ..record.reasoning import Separated
+from ..record.stretch import Slot
+from ..record.variables import Derived, Entry, Fixed, Gathered, Kept, Passage, parts_of
+from ..state.state import State
+from ..state.values import read_as
+from ..types.annotations import as_json
+from ..types.schema import bare_options, typed
 from .placeholder import CompileError, Marks, Placeholder, Probabilities, Unknown, has_marks
 from .signature import Fields
 from .tracing import Trace

@@ -15,8 +15,8 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from ...runtime.protocol.condition import Hole
 from ...runtime.protocol.template import Parameter
-from ..annotations import annotations_of, as_json, described, fields_of
-from ..place import place
+from ..diagnostics.source_lines import place
+from ..types.annotations import annotations_of, as_json, described, fields_of
 from .placeholder import CompileError, Marks, Unknown
 
 _PLAIN = (str, int, float, bool, type(None), Any, object)

@@ -16,15 +16,15 @@ from ...runtime.protocol.program import Assign, Op, Program, ProgramEvent, Repea
 from ...runtime.templates.rewrite import Parts, joined, rewrite, with_operands
 from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY
-from ..branch import Branch
-from ..condition import UndecidedError
-from ..entry import Derived, Entry, Gathered, Kept, Passage
-from ..place import Place, caller, raised
-from ..schema import bare_options
-from ..scope import Scope, current
-from ..session import Session, Settings
-from ..state import State
-from ..stretch import Slot, Stretch
+from ..diagnostics.source_lines import Place, caller, raised
+from ..record.condition import UndecidedError
+from ..record.stretch import Slot, Stretch
+from ..record.variables import Derived, Entry, Gathered, Kept, Passage
+from ..session.branch import Branch
+from ..session.scope import Scope, current
+from ..session.session import Session, Settings
+from ..state.state import State
+from ..types.schema import bare_options
 from .placeholder import CompileError, Marks, Placeholder, Probabilities, Unknown, clean, has_marks
 
 

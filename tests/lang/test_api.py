@@ -12,9 +12,9 @@ from bough.lang import api
 from bough.lang.api import gen, image, select, user
 from bough.lang.backend import use_backend
 from bough.lang.backends.mock import MockBackend
-from bough.lang.choices import token_length_normalized
-from bough.lang.errors import ProgramError, UnsupportedError
-from bough.lang.expression import Choose, Generate, Picture
+from bough.lang.diagnostics.errors import ProgramError, UnsupportedError
+from bough.lang.record.choices import token_length_normalized
+from bough.lang.record.expression import Choose, Generate, Picture
 from bough.runtime.protocol.errors import RequestError
 
 from .fakes import FakeBackend

@@ -7,13 +7,13 @@ import inspect
 import pytest
 
 from bough.lang.backend import Backend
-from bough.lang.backends.anthropic import Anthropic
+from bough.lang.backends.apis.anthropic import Anthropic
+from bough.lang.backends.apis.openai import OpenAI
 from bough.lang.backends.http import HttpBackend
 from bough.lang.backends.local import LocalBackend
 from bough.lang.backends.mock import MockBackend
-from bough.lang.backends.openai import OpenAI
-from bough.lang.errors import BackendError, ProgramError, UnsupportedError
-from bough.lang.place import Place
+from bough.lang.diagnostics.errors import BackendError, ProgramError, UnsupportedError
+from bough.lang.diagnostics.source_lines import Place
 from bough.runtime.protocol.errors import BoughError
 
 # mypy compares the signatures

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bough.lang.backends.openai import OpenAI
+from bough.lang.backends.apis.openai import OpenAI
 
-from .fake_api import Answer, Api, serving
+from .apis.fake_api import Answer, Api, serving
 
 
 @pytest.fixture

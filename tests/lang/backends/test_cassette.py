@@ -16,7 +16,7 @@ from bough.lang.backends.cassette import Cassette
 from bough.lang.backends.cassette_file import MAX_BYTES
 from bough.lang.backends.mock import MockBackend
 from bough.lang.control import var, when
-from bough.lang.errors import BackendError, ProgramError, UnsupportedError
+from bough.lang.diagnostics.errors import BackendError, ProgramError, UnsupportedError
 from bough.runtime.protocol.errors import RequestError
 from bough.runtime.protocol.program import Delta, Done, Gen, Program
 

@@ -18,7 +18,7 @@ import pytest
 from bough.lang.api import function, gen
 from bough.lang.backends.http import HttpBackend
 from bough.lang.backends.mock import MockBackend
-from bough.lang.errors import BackendError, ProgramError
+from bough.lang.diagnostics.errors import BackendError, ProgramError
 from bough.runtime.protocol.errors import RequestError
 from bough.runtime.protocol.program import Delta, Done, Program, Value
 

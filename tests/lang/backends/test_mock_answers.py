@@ -17,7 +17,7 @@ import pytest
 
 import bough
 from bough.constrain.spec import JsonSchema
-from bough.lang.errors import ProgramError
+from bough.lang.diagnostics.errors import ProgramError
 from bough.runtime.protocol.program import Failed, Gen, Program
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import bough
-from bough.lang.errors import ProgramError
+from bough.lang.diagnostics.errors import ProgramError
 from bough.runtime.protocol.program import Value
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from bough.lang.api import assistant, function, gen, select, user
+from bough.lang.backends.apis.openai import OpenAI
+from bough.lang.backends.interpreter.tools import NO_TOOLS
 from bough.lang.backends.local import LocalBackend
 from bough.lang.backends.mock import MockBackend
-from bough.lang.backends.openai import OpenAI
-from bough.lang.backends.tool_runs import NO_TOOLS
-from bough.lang.errors import UnsupportedError
+from bough.lang.diagnostics.errors import UnsupportedError
 from bough.runtime.protocol.program import Done, ProgramEvent, Value
 from bough.server.config import ServerConfig
 

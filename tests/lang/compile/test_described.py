@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 import bough
-from bough.lang.annotations import as_json
+from bough.lang.types.annotations import as_json
 from bough.server.programs.openapi import card, document
 
 from .test_same_values import OF_ONE_TYPE, PERSON, Color, Level, Person, Team

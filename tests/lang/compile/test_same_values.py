@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 import bough
-from bough.lang.annotations import as_json
+from bough.lang.types.annotations import as_json
 
 
 class Color(enum.Enum):

@@ -28,5 +28,5 @@ def default_backend(engine: sgl.Engine) -> Iterator[sgl.Engine]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent == Path(__file__).parent and "engine" in getattr(item, "fixturenames", ()):
+        if Path(__file__).parent in item.path.parents and "engine" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.model)

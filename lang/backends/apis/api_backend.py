@@ -1,0 +1,59 @@
+"""What backends over others' APIs have in common: they differ in what they send and how they read the answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Self
+
+from ....runtime.protocol.program import Program, ProgramEvent
+from ....runtime.tools.registry import ToolCall
+from ...backend import TEXT_ONLY
+from ..interpreter.tools import NO_TOOLS
+from .answers import Answering, Policy
+from .http_client import ApiClient
+from .programs import Programs
+from .token_usage import TokenUsage
+from .wire import Wire
+
+
+class ApiBackend:
+    """Runs programs by requests that `wire` makes through `client`. Safe to use from many threads."""
+
+    modalities = TEXT_ONLY
+
+    def __init__(self, model_name: str, client: ApiClient, wire: Wire, policy: Policy, *, max_states: int) -> None:
+        self.model_name = model_name
+        self._client = client
+        self.token_usage = TokenUsage()
+        self._programs = Programs(Answering(wire, policy), wire.aclose, max_states=max_states)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.model_name!r})"
+
+    @property
+    def calls(self) -> int:
+        """Requests made so far, repeated ones included."""
+        return self._client.calls
+
+    def run(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> Iterator[ProgramEvent]:
+        return self.token_usage.counted(self._programs.run(program, tools))
+
+    def arun(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> AsyncIterator[ProgramEvent]:
+        return self.token_usage.acounted(self._programs.arun(program, tools))
+
+    def drop(self, program_id: str) -> None:
+        self._programs.drop(program_id)
+
+    def flush_cache(self) -> bool:
+        """There is no cache to empty from here."""
+        return False
+
+    def close(self) -> None:
+        """Stops what runs, and closes all connections."""
+        self._programs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,90 @@
+"""One call of an API for several generations of one message: what it wrote too much is matched with what comes next.
+
+Nothing is guessed: text that does not match, or of which it is not certain where a generation would have ended, is
+thrown away and asked for anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from ....runtime.protocol.program import Gen, Op, Select, Text, Use, Value
+from ....runtime.protocol.request import Usage
+from .state import Answer, Barrier, Step, Surplus
+from .transcript import Mark
+
+
+def after(queue: Iterable[Step | Barrier], branch: int) -> tuple[Op, ...]:
+    """The texts and generations that follow in the same message."""
+    found: list[Op] = []
+    for item in queue:
+        if not isinstance(item, Step) or not isinstance(item.op, Text | Gen) or item.op.branch != branch:
+            break
+        found.append(item.op)
+    return tuple(found)
+
+
+def worthwhile(op: Gen, ahead: tuple[Op, ...]) -> bool:
+    """Whether a longer answer may serve generations that come next."""
+    return _plain(op) and bool(op.sampling.stop_strings) and any(isinstance(other, Gen) for other in ahead)
+
+
+def split(op: Gen, text: str, *, complete: bool, num_tokens: int) -> tuple[str, str | None, Surplus] | None:
+    """The value that `op` would have got of a longer text, the stop string that ends it, and what is left.
+
+    complete     the model ended the text by itself
+    num_tokens   of the text
+    None if it is not certain where the value ends.
+    """
+    sampling = op.sampling
+    found = min(((text.index(stop), stop) for stop in sampling.stop_strings if stop in text), default=None)
+    if found is None:
+        value, stop, rest = text, None, ""
+        if not complete:
+            return None
+    else:
+        start, stop = found
+        value, rest = text[:start], text[start:]
+        if sampling.include_stop:
+            value, rest = text[: start + len(stop)], text[start + len(stop) :]
+    # A token has a byte at least, so that a text of so many bytes has so many tokens at most.
+    most = min(num_tokens, len(value.encode()))
+    if sampling.max_tokens is not None and most > sampling.max_tokens:
+        return None
+    if sampling.min_tokens and stop is not None:
+        return None
+    return value, stop, Surplus(rest, op, complete, num_tokens)
+
+
+def take(surplus: Surplus, op: Gen | Select | Use) -> Answer | None:
+    """A value out of what was written before; None if it has to be asked for."""
+    if not isinstance(op, Gen) or not _plain(op) or not _alike(op, surplus.op) or not surplus.text:
+        return None
+    found = split(op, surplus.text, complete=surplus.complete, num_tokens=surplus.num_tokens)
+    if found is None:
+        return None
+    text, stop, rest = found
+    value = Value(branch=op.branch, name=op.name, text=text, matched=stop, usage=Usage())
+    return Answer(value, num_requests=0, surplus=rest)
+
+
+def match(surplus: Surplus, mark: Mark) -> Surplus | None:
+    """What is left of it after `mark` was appended; None if the model wrote something else."""
+    if not isinstance(mark, str) or not surplus.text.startswith(mark):
+        return None
+    return Surplus(surplus.text[len(mark) :], surplus.op, surplus.complete, surplus.num_tokens)
+
+
+def _plain(op: Gen) -> bool:
+    """A generation whose text can be told from a longer one."""
+    sampling = op.sampling
+    odd = sampling.stop_regex, sampling.logprobs is not None, sampling.stop_token_ids, sampling.ignore_eos
+    return op.grammar is None and sampling.n == 1 and not any(odd)
+
+
+def _alike(one: Gen, other: Gen) -> bool:
+    """Whether the model would have been asked in the same way, but for where to end."""
+    same = {"stop": (), "max_tokens": None, "min_tokens": 0, "include_stop": False}
+    return msgspec.structs.replace(one.sampling, **same) == msgspec.structs.replace(other.sampling, **same)

@@ -1,0 +1,422 @@
+"""A decorated function: runs its body once per call, alone, in a batch, streaming, or on an event loop."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
+
+from ..runtime.protocol.errors import BoughError
+from .backend import Backend, resolve_backend
+from .diagnostics.check_options import checked_flag, checked_timeout, nearest, wrong_kind
+from .diagnostics.errors import ProgramError
+from .diagnostics.source_lines import caller
+from .record.options import OPTION_NAMES, clean_options
+from .run.batch import Maker, alist, count_at_once, on_loop, on_threads, split_item
+from .run.events import EventStream
+from .run.run import Call, Run
+from .session import greenlets
+from .session.branch import Branch
+from .session.drivers import PullDriver, TaskDriver
+from .session.loops import on_a_loop, run_blocking
+from .session.scope import Scope, current
+from .session.session import Settings
+from .state.group import Group
+from .state.notebook import text_view
+from .state.state import Result, State
+
+if TYPE_CHECKING:
+    from .compile.compiled import CompiledProgram
+    from .compile.cost import Encoder
+
+__all__ = ["AsyncFunction", "Function", "Group", "State"]
+
+_RESERVED = ("backend", "stream", "trace", "namespace", "timeout_s")
+
+
+class Function(Generic[Result]):
+    """A program: `run` calls its body with a fresh state and the arguments given.
+
+    Keyword arguments that are sampling options (`temperature`, `max_tokens`, ...; see `SamplingOptions`) become the
+    defaults of all generations in it; a parameter of the body with such a name comes first. All forms of `run` take
+
+    backend     where to run; the default backend if it is left out
+    trace       keep what `State.timeline` needs
+    namespace   cached prefixes are shared only within one
+    timeout_s   of the whole program, from its start to its end
+
+    >>> @bough.function
+    ... def capital(s, country):
+    ...     s += bough.user(f"The capital of {country}?") + bough.assistant(bough.gen("city", max_tokens=8))
+    >>> capital.run("France", temperature=0)["city"]
+    'Paris'
+    """
+
+    __name__: str
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        bound: Mapping[str, Any] | None = None,
+        *,
+        num_api_spec_tokens: int | None = None,
+    ) -> None:
+        parameters = list(inspect.signature(body).parameters.values())
+        if not parameters or parameters[0].kind in (parameters[0].KEYWORD_ONLY, parameters[0].VAR_KEYWORD):
+            raise ProgramError(f"{body.__qualname__} needs a first parameter, for the state", code="invalid_program")
+        for parameter in parameters:
+            if parameter.name in _RESERVED:
+                raise ProgramError(
+                    f"{body.__qualname__} cannot have a parameter {parameter.name!r}: `run` has one of that name",
+                    code="invalid_program",
+                    param=parameter.name,
+                )
+        if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+            raise ProgramError(
+                f"{body.__qualname__} has a `yield`: a program's body is a plain function or an `async def`",
+                code="invalid_program",
+            )
+        self.body = body
+        self.bound = dict(bound or {})
+        self.num_api_spec_tokens = num_api_spec_tokens
+        self._own_names = {parameter.name for parameter in parameters[1:]}
+        self._takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        functools.update_wrapper(self, body)
+
+    def __repr__(self) -> str:
+        return f"<function {self.body.__qualname__}>"
+
+    def bind(self, **kwargs: Any) -> Self:
+        """The same program with some arguments or sampling defaults filled in; those of a call come first."""
+        return type(self)(self.body, {**self.bound, **kwargs}, num_api_spec_tokens=self.num_api_spec_tokens)
+
+    @overload
+    def __call__(self, state: State[Any], /, *args: Any, **kwargs: Any) -> Result: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> State[Result]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program, as `run` does; if its body is a coroutine function, as `arun` does.
+
+        Inside the body of another program it can be used in two more ways: with that program's state as first argument
+        it records there, and returns what the body returns; `s += other(topic)` does the same. Otherwise the other
+        program runs on its own, with the caller's backend and sampling defaults, when something is read from it, or
+        when it is awaited.
+        """
+        if args and isinstance(args[0], State):
+            result = self.body(*args, **{**self.bound, **kwargs})
+            return args[0]._watched(result, f"{self.__name__}(s, ...)") if inspect.iscoroutine(result) else result
+        scope = current.get()
+        if scope is not None:
+            called = NestedState(self, scope, args, kwargs)
+            scope.session.awaited.expect(called, f"{self.__name__}(...)")
+            return called
+        return self.arun(*args, **kwargs) if self.is_async else self.run(*args, **kwargs)
+
+    @property
+    def is_async(self) -> bool:
+        """Its body is a coroutine function."""
+        return inspect.iscoroutinefunction(self.body)
+
+    def run(self, *args: Any, stream: bool = False, **kwargs: Any) -> State[Result]:
+        """Runs the program and waits for its end. With `stream=True` it runs beside the caller, and this returns at
+        once: a plain body on a thread of its own, a coroutine function on an event loop that the process has for them.
+
+        Raises:
+            ProgramError: the program is wrong, or failed; it names the line.
+        """
+        call = self._call(args, kwargs)
+        on_loop = greenlets.in_body()
+        if stream:
+            run = Run(call, TaskDriver() if on_loop or self.is_async else PullDriver())
+            if on_loop:
+                run.start_task()
+            else:
+                run.start()
+            return run.state
+        if on_loop:
+            return greenlets.wait_for(Run(call, TaskDriver()).aexecute())
+        if not self.is_async:
+            return Run(call, PullDriver()).execute()
+        if on_a_loop():
+            raise ProgramError(
+                f"this would block the event loop: {call.name} is a coroutine function, use "
+                f"`await {call.name}.arun(...)`",
+                code="invalid_program",
+                place=caller(),
+            )
+        return run_blocking(Run(call, TaskDriver()).aexecute())
+
+    def arun(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, State[Result]]:
+        """`run` for tasks; cancelling the task stops the program. The body may be a coroutine function.
+
+        A plain body runs on the event loop's own thread, too, and gives way to others whenever it reads.
+
+        >>> state = await capital.arun("France")
+        """
+        return Run(self._call(args, kwargs), TaskDriver()).aexecute()
+
+    def stream(self, *args: Any, **kwargs: Any) -> EventStream[Result]:
+        """Runs the program: Delta, Value, ... as they come, for `for` and `async for`. Leaving early stops it.
+
+        >>> for event in capital.stream("France"):
+        ...     if isinstance(event, Delta):
+        ...         print(event.text, end="")
+        """
+        return EventStream(self._call(args, kwargs, log=True))
+
+    astream = stream
+
+    @overload
+    def run_batch(
+        self,
+        batch: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[False] = False,
+        **kwargs: Any,
+    ) -> list[State[Result]]: ...
+    @overload
+    def run_batch(
+        self,
+        batch: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[True],
+        **kwargs: Any,
+    ) -> Generator[State[Result], None, None]: ...
+    def run_batch(
+        self,
+        batch: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        **kwargs: Any,
+    ) -> list[State[Result]] | Generator[State[Result], None, None]:
+        """Runs the program for each item, a dict or tuple of arguments, many at once. States in order.
+
+        With "auto" the bodies take turns on one event loop: each gives way to others whenever it reads. Those that
+        block in other ways (time.sleep, requests, files) hold up all others; with a number, at most so many run at
+        once, each plain body on a thread of its own.
+
+        A run that fails spoils no other: its state's `error()` says why, and reading from it raises that.
+        `generator_style` gives the states as they are done, still in order. `kwargs` are those of `run`.
+
+        >>> states = capital.run_batch([{"country": "France"}, {"country": "Japan"}], temperature=0)
+        """
+        make, num_items = self._split_batch(batch, kwargs)
+        at_once = count_at_once(num_threads)
+        if num_threads == "auto" or self.is_async:
+            if not generator_style:
+                return run_blocking(alist(make, num_items, at_once, progress_bar=progress_bar))
+            return on_loop(make, num_items, at_once, progress_bar=progress_bar)
+        states = on_threads(make, num_items, at_once, progress_bar=progress_bar)
+        return states if generator_style else list(states)
+
+    async def arun_batch(
+        self,
+        batch: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        **kwargs: Any,
+    ) -> list[State[Result]]:
+        """`run_batch` for tasks. `num_threads` says how many run at once; none gets a thread."""
+        make, num_items = self._split_batch(batch, kwargs)
+        return await alist(make, num_items, count_at_once(num_threads), progress_bar=progress_bar)
+
+    def _split_batch(
+        self, batch: Sequence[Mapping[str, Any] | Sequence[Any]], kwargs: dict[str, Any]
+    ) -> tuple[Maker, int]:
+        """Checks what can be checked before anything runs; how to make the run of each item, and how many there are."""
+        items = [split_item(item) for item in batch]
+        shared = {**kwargs, "backend": resolve_backend(kwargs.get("backend"))}
+        self._call((), shared)
+
+        def make(index: int, driver: PullDriver | TaskDriver) -> Run:
+            args, own = items[index]
+            try:
+                call = self._call(args, {**shared, **own})
+            except (BoughError, TypeError) as error:  # what is wrong with one item is that item's failure
+                call = self._call((), shared)._replace(refusal=error)
+            return Run(call, driver)
+
+        return make, len(items)
+
+    def compile(self, optimisations: Collection[str] | None = None, /, **known: Any) -> CompiledProgram:
+        """The program as data, with holes for the arguments that are not `known`: to print, save, estimate, deploy.
+
+        The body runs once, with placeholders. It may use loops and conditions in Python as long as they do not depend
+        on what is not known yet; what the engine can decide is written with `when` and `repeat_until`. `optimisations`
+        names those to apply (of "unread", "overlap", "prefixes"); all by default.
+
+        >>> print(capital.compile(temperature=0))
+
+        Raises:
+            CompileError: the body looks at a value that is known only when it runs; it names the line.
+        """
+        from .compile.build import compile_body  # noqa: PLC0415  the compiler, once it is asked for
+
+        arguments = {**self.bound, **known}
+        options = {name: arguments.pop(name) for name in list(arguments) if self._is_option(name)}
+        return compile_body(self.body, arguments, clean_options(options), optimisations=optimisations)
+
+    def explain(self, *, tokenizer: Encoder | None = None, **known: Any) -> str:
+        """What a run with these arguments will do and cost at most: its instructions, its calls one by one, the longest
+        chain of calls that wait for each other, and what is shared. Nothing is generated; the body runs with
+        placeholders for what is not known. If that is not possible: the line, the reason, and what comes before it.
+
+        With the model's tokenizer (`LLM.tokenizer`, `load_tokenizer(path)`), tokens are counted exactly.
+
+        >>> print(capital.explain(country="France"))
+        """
+        from .compile.explain import explain  # noqa: PLC0415  as above
+
+        arguments, bound = dict(known), dict(self.bound)
+        options = {name: bound.pop(name) for name in list(bound) if self._is_option(name)}
+        options |= {name: arguments.pop(name) for name in list(arguments) if self._is_option(name)}
+        return explain(self.body.__name__, self.body, bound, arguments, clean_options(options), tokenizer)
+
+    def trace(self, *, backend: Backend | None = None, **known: Any) -> CompiledProgram:
+        """`compile`, as SGLang calls it: print what it returns to see the instructions. Needs no backend."""
+        return self.compile(**known)
+
+    def cache(self, backend: Backend | None = None) -> None:
+        """Has the backend compute what all runs begin with: the text up to the first argument that is not bound.
+
+        The body runs with placeholders, as far as it does not look at them.
+        """
+        from .compile.prefix import cache_prefix  # noqa: PLC0415  the compiler, once it is asked for
+
+        known = dict(self.bound)
+        options = {name: known.pop(name) for name in list(known) if self._is_option(name)}
+        title = self.body.__name__
+        cache_prefix(title, self.body, known, clean_options(options), resolve_backend(backend))
+
+    def _is_option(self, name: str) -> bool:
+        return name in OPTION_NAMES and name not in self._own_names
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, log: bool = False) -> Call:
+        """What to run and how. `None` for a way to run is the same as leaving it out."""
+        fields = {**self.bound, **kwargs}
+        backend = resolve_backend(fields.pop("backend", None))
+        settings = Settings(
+            title=self.body.__name__,
+            log=log,
+            trace=checked_flag("trace", fields.pop("trace", None)),
+            namespace=fields.pop("namespace", None) or "",
+            timeout_s=checked_timeout(fields.pop("timeout_s", None)),
+            spec_tokens=self.num_api_spec_tokens or 0,
+        )
+        if not isinstance(settings.namespace, str):
+            raise wrong_kind("namespace", "text", settings.namespace)
+        options = {name: fields.pop(name) for name in list(fields) if self._is_option(name)}
+        unknown = () if self._takes_any else fields.keys() - self._own_names
+        for name in unknown:
+            meant = nearest(name, {*self._own_names, *OPTION_NAMES, *_RESERVED})
+            raise TypeError(f"{self.body.__qualname__}() got an unexpected keyword argument {name!r}{meant}")
+        return Call(self.body.__name__, self.body, args, fields, clean_options(options), backend, settings)
+
+
+class AsyncFunction(Function[Result]):
+    """A program whose body is a coroutine function."""
+
+    @overload  # type: ignore[override]
+    def __call__(self, state: State[Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Result]: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, State[Result]]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As for any program: `await f(...)` runs it; with a program's state as first argument it records there."""
+        return super().__call__(*args, **kwargs)
+
+
+class NestedState(State[Result]):
+    """A call of a program inside another: recorded there if it is appended, run on its own if it is read from.
+
+    After it has been appended, it is what was recorded: its values are read there, and nothing is run again.
+    """
+
+    def __init__(self, function: Function[Result], scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._function = function
+        self._scope = scope
+        self._args = args
+        self._kwargs = kwargs
+        self._started: State[Result] | None = None
+        self._num_appended = 0
+
+    @property
+    def _branch(self) -> Branch:
+        if self._num_appended > 1:
+            raise ProgramError(
+                f"{self._function.__name__}(...) was appended {self._num_appended} times: read from the states that it "
+                "was appended to",
+                code="invalid_program",
+                place=caller(),
+            )
+        if self._started is None:
+            if self._scope.on_loop and not greenlets.in_body():
+                name = self._function.__name__
+                raise ProgramError(
+                    f"this would block the event loop: in a coroutine, use `await {name}(...)`",
+                    code="invalid_program",
+                    place=caller(),
+                )
+            self._take(self._function.run(*self._args, **self._around()))
+        assert self._started is not None
+        return self._started._branch
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._arun().__await__()
+
+    @property
+    def is_unused(self) -> bool:
+        """Neither appended nor read from."""
+        return self._started is None
+
+    def _repr_html_(self) -> str:
+        if self._started is None:  # looking at it must not run it
+            return text_view(self._function.__name__, "called, but neither appended nor read from yet")
+        return super()._repr_html_()
+
+    async def _begin(self) -> None:
+        await self._arun()
+
+    async def _arun(self) -> Self:
+        if self._started is None:
+            self._take(await self._function.arun(*self._args, **self._around()))
+        return self
+
+    def _around(self) -> dict[str, Any]:
+        """All keyword arguments of the call: what it does not say is as in the program around it."""
+        inherited: Branch = self._scope.state._branch
+        session, settings = inherited.session, inherited.session.settings
+        around = {"backend": session.backend, "namespace": settings.namespace, "trace": settings.trace}
+        options = {name: value for name, value in inherited.defaults.items() if self._function._is_option(name)}
+        return {**around, "timeout_s": session.time_left(), **options, **self._kwargs}
+
+    def _take(self, state: State[Result]) -> None:
+        self._started = state
+        self.ret_value = state.ret_value
+
+    def _append_to(self, state: State[Any]) -> None:
+        if self._started is not None and not self._num_appended:
+            super()._append_to(state)
+        branch = state._branch
+        before = dict(branch.variables)
+        result = self._function(state, *self._args, **self._kwargs)
+        if inspect.iscoroutine(result):
+            if not greenlets.in_body():
+                result.close()
+                name = self._function.__name__
+                raise ProgramError(
+                    f"{name} is a coroutine function: record it with `await {name}(s, ...)`",
+                    code="invalid_program",
+                    place=caller(),
+                )
+            result = greenlets.wait_for(result)
+        self._num_appended += 1
+        self._started = State(branch.recorded_since(before))
+        self.ret_value = result

@@ -1,0 +1,155 @@
+"""The switch that has programs make OpenTelemetry spans. Off, it costs nothing and imports nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from ...runtime.protocol.errors import BoughError
+from ...runtime.protocol.program import Failed, Program, ProgramEvent
+from ...runtime.tools.registry import ToolCall
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+    from ..backend import Backend
+
+
+class RunSpans(Protocol):
+    """The spans of one run of a program: one for the whole, and one below it for each call."""
+
+    def current(self) -> AbstractContextManager[object]:
+        """While it is open, spans that the program's own code makes are below that of the program."""
+        ...
+
+    def sent(self, program: Program) -> None:
+        """A stretch goes to the backend."""
+
+    def take(self, event: ProgramEvent) -> None:
+        """What has come back."""
+
+    def watched(self, tool: ToolCall) -> ToolCall:
+        """The same tool, each call of which is a span."""
+        ...
+
+    def end(self, error: BaseException | None) -> None:
+        """The run is over. Only the first call counts."""
+
+
+class _Switch:
+    """Whether programs of this process are observed, and how; how the headers of requests carry the span's name."""
+
+    def __init__(self) -> None:
+        self.begin: Callable[[str, str, Backend], RunSpans] | None = None
+        self.headers: Callable[[], dict[str, str]] | None = None
+
+
+_switch = _Switch()
+
+
+class Observation:
+    """What `observe` has switched on, until `stop` or the end of a `with`."""
+
+    def stop(self) -> None:
+        """Programs that begin from now on are not observed."""
+        _switch.begin = _switch.headers = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+
+def observe(tracer_provider: TracerProvider | None = None, *, content: bool = False) -> Observation:
+    """Has all programs that begin from now on make OpenTelemetry spans: one for each run, and below it one for each
+    generation, select and call of a tool, named as the GenAI conventions say. A run's span is below that which is
+    current where the run begins. Needs `pip install "bough[otel]"`.
+
+    tracer_provider   where the spans go; None: the global one
+    content           generated texts, and what tools get and give, are recorded too; they may be private
+
+    >>> bough.observe(provider)
+
+    Raises:
+        ImportError: OpenTelemetry is not installed.
+    """
+    try:
+        from .spans import headers, observer  # noqa: PLC0415  optional, and not to be imported before it is asked for
+    except ImportError as error:
+        raise ImportError("bough.observe needs OpenTelemetry: pip install 'bough[otel]'") from error
+    _switch.begin, _switch.headers = observer(tracer_provider, content=content), headers
+    return Observation()
+
+
+def begin(title: str, program_id: str, backend: Backend) -> RunSpans | None:
+    """The spans of a run that begins now; None if nobody observes."""
+    return None if _switch.begin is None else _switch.begin(title, program_id, backend)
+
+
+def run(title: str, backend: Backend, program: Program, tools: Mapping[str, ToolCall]) -> Generator[ProgramEvent]:
+    """The events of a program that is one stretch and has no session, observed if anybody observes."""
+    spans = begin(title, program.id, backend)
+    error: BaseException | None = None
+    events: Any = backend.run(program, _sent(spans, program, tools))
+    try:
+        for event in events:
+            error = _taken(spans, event) or error
+            yield event
+    except Exception as failure:
+        error = failure
+        raise
+    finally:
+        if (close := getattr(events, "close", None)) is not None:
+            close()
+        if spans is not None:
+            spans.end(error)
+
+
+async def arun(
+    title: str, backend: Backend, program: Program, tools: Mapping[str, ToolCall]
+) -> AsyncGenerator[ProgramEvent]:
+    """The same for tasks."""
+    spans = begin(title, program.id, backend)
+    error: BaseException | None = None
+    events: Any = backend.arun(program, _sent(spans, program, tools))
+    try:
+        async for event in events:
+            error = _taken(spans, event) or error
+            yield event
+    except Exception as failure:
+        error = failure
+        raise
+    finally:
+        if (aclose := getattr(events, "aclose", None)) is not None:
+            await aclose()
+        if spans is not None:
+            spans.end(error)
+
+
+def _sent(spans: RunSpans | None, program: Program, tools: Mapping[str, ToolCall]) -> Mapping[str, ToolCall]:
+    """The tools as they are to be called."""
+    if spans is None:
+        return tools
+    spans.sent(program)
+    return {name: spans.watched(tool) for name, tool in tools.items()}
+
+
+def _taken(spans: RunSpans | None, event: ProgramEvent) -> BoughError | None:
+    """What the program has failed with, if it has."""
+    if spans is None:
+        return None
+    spans.take(event)
+    return BoughError(event.error.message, code=event.error.code) if isinstance(event, Failed) else None
+
+
+def current(spans: RunSpans | None) -> AbstractContextManager[object]:
+    """`spans.current()`, if there are any."""
+    return contextlib.nullcontext() if spans is None else spans.current()
+
+
+def trace_headers() -> Mapping[str, str]:
+    """HTTP headers that name the current span to whoever gets the request; none if nobody observes."""
+    return {} if _switch.headers is None else _switch.headers()

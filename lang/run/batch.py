@@ -1,0 +1,176 @@
+"""Many runs of one function at once: on one event loop, or each on a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from ..diagnostics.errors import ProgramError
+from ..session.drivers import PullDriver, TaskDriver
+from ..session.loops import LoopThread, result_of
+from ..state.state import State
+from .progress import BatchBar
+from .run import Run
+
+logger = logging.getLogger("bough.lang")
+
+MAX_AT_ONCE = 256
+"""Of "auto": as many as the largest engines run side by side, and few enough that none refuses their branches."""
+
+_AHEAD = 4
+"""So many times the programs that run at once are begun before the first of them is taken, in a generator."""
+
+_SLOW_S = 0.5
+
+Maker = Callable[[int, PullDriver | TaskDriver], Run]
+"""The run of the item with that index."""
+
+
+async def alist(make: Maker, num_items: int, at_once: int, *, progress_bar: bool) -> list[State[Any]]:
+    """The states of all runs, in order. A run that fails keeps its error for those who read it."""
+    return [state async for state in _astates(make, num_items, at_once, num_items, progress_bar=progress_bar)]
+
+
+def on_loop(make: Maker, num_items: int, at_once: int, *, progress_bar: bool) -> Generator[State[Any], None, None]:
+    """The same one by one, while a loop thread goes on with others: only so many that a long batch need not be held
+    in memory. Leaving early stops those that are running."""
+    thread = LoopThread("bough-batch")
+    states = _astates(make, num_items, at_once, at_once * 2, progress_bar=progress_bar)
+    try:
+        while (state := result_of(thread.submit(_next(states)))) is not None:
+            yield state
+    finally:
+        result_of(thread.submit(states.aclose()))
+        thread.close()
+
+
+async def _next(states: AsyncGenerator[State[Any], None]) -> State[Any] | None:
+    return await anext(states, None)
+
+
+async def _astates(
+    make: Maker, num_items: int, at_once: int, num_ahead: int, *, progress_bar: bool
+) -> AsyncGenerator[State[Any], None]:
+    permits = asyncio.Semaphore(at_once)
+    watch = _Watch() if num_items > 1 else None
+    pending: deque[asyncio.Task[State[Any]]] = deque()
+    with BatchBar(num_items, shown=progress_bar) as bar:
+
+        async def work(index: int) -> State[Any]:
+            async with permits:
+                run = make(index, TaskDriver())
+                try:
+                    return await run.aexecute(watch)
+                except Exception:  # noqa: BLE001  one item's failure is that item's: it is left in the state
+                    return run.state
+                finally:
+                    bar.done(run.session)
+
+        try:
+            for index in range(num_items):
+                pending.append(asyncio.create_task(work(index)))
+                if len(pending) == num_ahead:
+                    yield await pending[0]
+                    pending.popleft()
+            while pending:
+                yield await pending[0]
+                pending.popleft()
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+
+class _Watch:
+    """Tells once of bodies that block: the others of their batch stand still meanwhile."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def __call__(self, elapsed_s: float) -> None:
+        if elapsed_s > _SLOW_S and not self._told:
+            self._told = True
+            logger.warning(
+                "a program of the batch held up all others for %.1f s. If its body waits for anything but its state "
+                "(time.sleep, requests, files), run_batch(num_threads=N) gives each a thread of its own.",
+                elapsed_s,
+            )
+
+
+def on_threads(make: Maker, num_items: int, at_once: int, *, progress_bar: bool) -> Generator[State[Any], None, None]:
+    """The states of all runs, in order; each runs on one of `at_once` threads. Otherwise as `on_loop`."""
+    running: set[Run] = set()
+    lock = threading.Lock()
+    left = False
+
+    def work(index: int, bar: BatchBar) -> State[Any]:
+        run = make(index, PullDriver())
+        with lock:
+            running.add(run)
+        try:
+            if left:
+                run.session.abort(ProgramError("the batch was left", code="aborted"))
+            return run.execute()
+        except Exception:  # noqa: BLE001  as above
+            return run.state
+        finally:
+            bar.done(run.session)
+            with lock:
+                running.discard(run)
+
+    pool = ThreadPoolExecutor(min(at_once, max(1, num_items)), thread_name_prefix="bough-batch")
+    pending: deque[Future[State[Any]]] = deque()
+    indices = iter(range(num_items))
+    try:
+        with BatchBar(num_items, shown=progress_bar) as bar:
+
+            def submit() -> None:
+                index = next(indices, None)
+                if index is not None:
+                    pending.append(pool.submit(contextvars.copy_context().run, work, index, bar))
+
+            for _ in range(min(at_once * _AHEAD, num_items)):
+                submit()
+            while pending:
+                state = result_of(pending.popleft())
+                submit()
+                yield state
+    finally:
+        left = True
+        with lock:
+            unfinished = list(running)
+        for run in unfinished:
+            run.session.abort(ProgramError("the batch was left", code="aborted"))
+        pool.shutdown(cancel_futures=True)
+
+
+def count_at_once(num_threads: int | str) -> int:
+    """How many runs to have at once."""
+    if num_threads == "auto":
+        return MAX_AT_ONCE
+    if not isinstance(num_threads, int) or num_threads < 1:
+        raise ProgramError(f'num_threads must be "auto" or at least 1, got {num_threads!r}', param="num_threads")
+    return num_threads
+
+
+def split_item(item: object) -> tuple[tuple[object, ...], Mapping[str, object]]:
+    """An item of a batch as positional and keyword arguments.
+
+    Raises:
+        ProgramError: it is neither a mapping nor a sequence.
+    """
+    if isinstance(item, Mapping):
+        return (), item
+    if isinstance(item, Sequence) and not isinstance(item, str | bytes):
+        return tuple(item), {}
+    raise ProgramError(
+        f"each item of a batch must be a dict of arguments or a tuple of them, got {type(item).__name__}",
+        code="invalid_program",
+        param="batch",
+    )

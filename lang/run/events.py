@@ -1,0 +1,142 @@
+"""All events of one run as they come, for `for` and for `async for`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from functools import partial
+from typing import Generic, Self, TypeVar
+
+from ...runtime.protocol.program import ProgramEvent
+from ..diagnostics.errors import ProgramError
+from ..session import greenlets
+from ..session.drivers import PullDriver, TaskDriver
+from ..state.state import State
+from .run import Call, Run
+
+Result = TypeVar("Result")
+
+
+class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[Result]):
+    """Runs a program, and gives its events: with `for` beside the caller, with `async for` as a task of his loop.
+
+    Nothing runs before the first event is asked for. Leaving early stops the program: by `close`, `aclose`, the end of
+    a `with` or `async with`, or by dropping the stream.
+
+    >>> with capital.stream("France") as events:
+    ...     for event in events:
+    ...         if isinstance(event, Delta):
+    ...             print(event.text, end="")
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._run: Run | None = None
+        self._events: Generator[ProgramEvent, None, None] | None = None
+        self._aevents: AsyncGenerator[ProgramEvent, None] | None = None
+
+    @property
+    def state(self) -> State[Result]:
+        """The program's state, once the stream has begun.
+
+        Raises:
+            ProgramError: it has not.
+        """
+        if self._run is None:
+            raise ProgramError("the stream has not begun: there is no state yet", code="invalid_program")
+        return self._run.state
+
+    def __next__(self) -> ProgramEvent:
+        if greenlets.in_body():
+            event = greenlets.wait_for(self._anext_or_none())
+            if event is None:
+                raise StopIteration
+            return event
+        if self._events is None:
+            run = self._begin(TaskDriver() if self._call.is_async else PullDriver(), Run.start)
+            self._events = _events(run)
+        return next(self._events)
+
+    async def __anext__(self) -> ProgramEvent:
+        if self._aevents is None:
+            self._aevents = _aevents(self._begin(TaskDriver(), Run.start_task))
+        return await anext(self._aevents)
+
+    def close(self) -> None:
+        """Stops the program, if it is still running."""
+        if self._events is not None:
+            self._events.close()
+        if self._run is not None:
+            self._run.session.abort(_left())
+
+    async def aclose(self) -> None:
+        """Stops the program, and waits until it has ended."""
+        if self._aevents is not None:
+            await self._aevents.aclose()
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+    def _begin(self, driver: PullDriver | TaskDriver, start: Callable[[Run], object]) -> Run:
+        if self._run is None:
+            self._run = Run(self._call, driver)
+            start(self._run)
+        return self._run
+
+    async def _anext_or_none(self) -> ProgramEvent | None:
+        try:
+            return await self.__anext__()
+        except StopAsyncIteration:
+            return None
+
+
+def _events(run: Run) -> Generator[ProgramEvent, None, None]:
+    session, num_seen = run.session, 0
+    try:
+        while True:
+            with session.changed:
+                while not session.news(num_seen):
+                    session.changed.wait()
+                new = session.log[num_seen:]
+            num_seen += len(new)
+            yield from new
+            if not new:
+                session.raise_error()
+                return
+    finally:
+        session.abort(_left())
+
+
+async def _aevents(run: Run) -> AsyncGenerator[ProgramEvent, None]:
+    session, num_seen = run.session, 0
+    try:
+        while True:
+            await session.await_until(partial(session.news, num_seen))
+            new = session.log[num_seen:]
+            num_seen += len(new)
+            for event in new:
+                yield event
+            if not new:
+                break
+        if run.main is not None:
+            await run.main  # raises what it has raised
+        session.raise_error()
+    finally:
+        await session.aabort(_left())
+        if run.main is not None:
+            run.main.cancel()
+            await asyncio.gather(run.main, return_exceptions=True)
+
+
+def _left() -> ProgramError:
+    return ProgramError("the stream of events was left", code="aborted")

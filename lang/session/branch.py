@@ -1,0 +1,441 @@
+"""A branch of a program while it is recorded: appends instructions, and knows what its variables hold."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ...runtime.protocol.program import Fork, Gen, Join, JoinMode, RoleBegin, RoleEnd, Select
+from ..diagnostics.check_options import nearest, refuse_unknown
+from ..diagnostics.errors import ProgramError, UnsupportedError
+from ..diagnostics.source_lines import leading_to, place
+from ..record.condition import Condition
+from ..record.expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, items_of
+from ..record.lowering import AssignNode, UseNode
+from ..record.options import merge_options
+from ..record.reasoning import Reasoned
+from ..record.recorder import Recorder
+from ..record.stretch import Slot
+from ..record.variables import BLOCK, Block, Derived, Entry, Fixed, Gathered, Kept, Mark, Passage, Piece, marks_of
+from ..tools.tool import Tool, Using
+from ..types.annotations import as_json
+from .blocks import record_repeat, record_when
+from .control_expression import Repeated, Whether
+from .reference import Reference, Variable
+from .session import Session
+
+__all__ = ["Branch", "Reference"]
+
+
+class Branch:
+    """One line of text and generations, and the variables in it.
+
+    transcript    what was appended, but for the chat template's own text
+    open_role     of the message that is open
+    closed        why nothing more can be appended
+    loops         those that are being recorded: what they carry from turn to turn
+    isolated      if it fails, the others go on
+    """
+
+    def __init__(self, session: Session, defaults: Mapping[str, Any], branch_id: int = 0) -> None:
+        self.session = session
+        self.defaults = defaults
+        self.id = branch_id
+        self.variables: dict[str, Entry] = {}
+        self.transcript: list[Mark] = []
+        self.open_role: str | None = None
+        self.closed = ""
+        self.cancelled = False
+        self.isolated = False
+        self.loops: list[dict[str, Kept]] = []
+        self._set_here: set[str] = set()
+        self._forked_at = 0
+        self._in_block: list[Mark] | None = None
+        self._forked: list[Branch] = []
+
+    @property
+    def recorder(self) -> Recorder:
+        return self.session.recorder
+
+    @property
+    def marks(self) -> list[Mark]:
+        """The transcript that is being written: the branch's, or that of a block."""
+        return self.transcript if self._in_block is None else self._in_block
+
+    def append(self, expression: object) -> None:
+        """Records an expression.
+
+        Raises:
+            ProgramError: it cannot stand here.
+        """
+        self.check_open()
+        if not isinstance(expression, str | Expression):
+            raise ProgramError(
+                f"only text, expressions and references can be appended, got {_named(expression)}",
+                code="invalid_program",
+                place=place(),
+            )
+        for item in items_of(expression):
+            self._append(item)
+
+    def _append(self, item: str | Expression) -> None:
+        match item:
+            case str():
+                self._append_marks((str(item),))
+            case Reference(name=name):
+                self._append_marks(marks_of(name, self.entry_of(item)))
+            case Variable(name=name):
+                self._append_marks(marks_of(name, self.look_up(name)))
+            case Generate():
+                self._generate(item)
+            case Reasoned(generate=generate):
+                slot = self._generate(generate)
+                slot.convert = item.convert
+                self._set(slot.variable, Derived(slot, item.convert))
+                self._set(f"{slot.variable}_reasoning_content", Derived(slot, item.reasoning))
+            case Choose():
+                self._choose(item)
+            case Using():
+                self._use(item)
+            case Whether(condition=condition):
+                record_when(self, condition, item.then, item.otherwise)
+            case Repeated(body=body, until=until, at_most=at_most):
+                record_repeat(self, body, until, at_most)
+            case RoleOpen(role=role):
+                self._open(role)
+            case RoleClose(role=role):
+                self._close(role)
+            case Picture():
+                taken = ", ".join(sorted(self.session.backend.modalities))
+                raise UnsupportedError(
+                    f"{type(self.session.backend).__name__} takes {taken}, not images", param="image", place=place()
+                )
+
+    def _append_marks(self, marks: tuple[Piece, ...]) -> None:
+        self.recorder.add_text(self.id, marks, place())
+        self.marks.extend(marks)
+        self.session.notify()
+
+    def _generate(self, item: Generate) -> Slot:
+        name, sent = self.recorder.name_for(self.id, item.name, "gen")
+        slot = Slot(self.id, sent, item.convert, leading_to(item.place), kind=item.kind, variable=name)
+        sampling = merge_options(self.defaults, item.options)
+        self.recorder.add(Gen(self.id, sent, sampling, item.grammar, item.timeout_s), slot.place, slot)
+        return self._add_slot(slot)
+
+    def _choose(self, item: Choose) -> None:
+        name, sent = self.recorder.name_for(self.id, item.name, "select")
+        slot = Slot(self.id, sent, str, leading_to(item.place), choices=item.choices, variable=name)
+        self.recorder.add(Select(self.id, sent, item.choices, item.method), slot.place, slot)
+        self._add_slot(slot)
+
+    def _use(self, item: Using) -> None:
+        recorder = self.recorder
+        arguments = tuple((key, self._argument(value)) for key, value in item.arguments.items())
+        for key, value in item.arguments.items() if isinstance(item.tool, Tool) else ():
+            if _is_constant(value) and (self.session.stand_in is None or not isinstance(value, str)):
+                item.tool.check_argument(key, value)
+        name, sent = recorder.name_for(self.id, item.name, "use")
+        slot = Slot(self.id, sent, str, leading_to(item.place), variable=name)
+        self.session.add_tool(item.tool)
+        recorder.add_node(UseNode(slot, item.tool_name, arguments, item.append, item.timeout_s, slot.place))
+        self._add_slot(slot, appended=item.append)
+
+    def _argument(self, value: object) -> tuple[Piece, ...]:
+        """A tool's argument: text as it is, with references in it; all else as JSON."""
+        if isinstance(value, str):
+            return (value,)
+        if not _is_constant(value):
+            items: Any = items_of(value) if isinstance(value, Expression) else value
+            return tuple(mark for item in items for mark in self._argument_marks(item))
+        try:
+            plain = as_json(value)
+            return (plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False),)
+        except (TypeError, ValueError) as error:
+            raise ProgramError(
+                f"a tool's argument is a JSON value, text or a reference, got {type(value).__name__}: {error}",
+                code="invalid_program",
+                place=place(),
+            ) from error
+
+    def _argument_marks(self, item: object) -> tuple[Piece, ...]:
+        match item:
+            case str():
+                return (item,)
+            case Reference(name=name):
+                return marks_of(name, self.entry_of(item))
+            case Variable(name=name):
+                return marks_of(name, self.look_up(name))
+            case _:
+                raise ProgramError(
+                    f"a tool's argument can be made of texts and references, not of {type(item).__name__}",
+                    code="invalid_program",
+                    place=place(),
+                )
+
+    def _add_slot(self, slot: Slot, *, appended: bool = True) -> Slot:
+        if appended:
+            self.marks.append(slot)
+        self._set(slot.variable, slot)
+        return slot
+
+    def _open(self, role: str) -> None:
+        if self.open_role is not None:
+            raise ProgramError(
+                f"{_a(role)} message cannot begin inside {_a(self.open_role)} message",
+                code="invalid_program",
+                place=place(),
+            )
+        self.recorder.add(RoleBegin(self.id, role), place())
+        self.open_role = role
+        self.marks.append(RoleOpen(role))
+
+    def _close(self, role: str) -> None:
+        if self.open_role != role:
+            there = f"{_a(self.open_role)} message is" if self.open_role else "no message is"
+            raise ProgramError(
+                f"{_a(role)} message cannot end here: {there} open", code="invalid_program", place=place()
+            )
+        self.recorder.add(RoleEnd(self.id), place())
+        self.open_role = None
+        self.marks.append(RoleClose(role))
+
+    # Variables
+
+    def assign(self, name: str, value: object) -> None:
+        """Sets a variable. Allowed after the end, too: those who read the state may keep things in it."""
+        if not self.session.finished:
+            self.check_open()
+        if not isinstance(name, str):
+            raise ProgramError(_no_name(name), code="invalid_program", place=place())
+        match value:
+            case Reference():
+                self._set(name, self._as_it_is(name, self.entry_of(value)))
+            case Variable(name=other):
+                self._set(name, self._as_it_is(name, self.look_up(other)))
+            case Expression():
+                raise ProgramError(
+                    f"a variable cannot be {type(value).__name__}, which has no value before it is appended: append "
+                    f"it, s += ..., with the name {name!r}",
+                    code="invalid_program",
+                    place=place(),
+                )
+            case _:
+                self._set(name, Fixed(value))
+
+    def _as_it_is(self, name: str, entry: Entry) -> Entry:
+        """What `entry` is here and now, if a loop that is being recorded changes it later."""
+        marks = entry.marks if isinstance(entry, Passage) else (entry,)
+        if not any(isinstance(mark, Kept) and mark.carried for mark in marks):
+            return entry
+        kept = Kept(self.id, name, sources=[entry])
+        self.recorder.add_node(AssignNode(kept, entry, place()))
+        return kept
+
+    def entry_of(self, reference: Reference) -> Entry:
+        """What a reference is to."""
+        if reference.session is self.session:
+            return reference.entry
+        raise ProgramError(
+            f"{reference.name!r} belongs to another program: read it there, and append what it holds",
+            code="invalid_program",
+            place=place(),
+        )
+
+    def look_up(self, name: str, advice: str = "") -> Entry:
+        """What a variable holds here and now. `advice` is for those who ask for one that is not there.
+
+        Raises:
+            ProgramError: there is no such variable.
+        """
+        entry = self.variables.get(name)
+        if entry is not None:
+            return entry
+        self.session.raise_error()
+        raise ProgramError(self._unknown(name, advice), code="unknown_variable", place=place())
+
+    def _unknown(self, name: object, advice: str) -> str:
+        """That there is no such variable, which there are, and what may have been meant."""
+        if not isinstance(name, str):
+            return _no_name(name)
+        names = ", ".join(map(repr, self.variables)) or "none"
+        where = f" in branch {self.id}" if self.id else ""
+        message = f"there is no variable {name!r}{where} (there are: {names})"
+        if any(name in child.variables for child in self._forked):
+            return f"{message}: a branch that was forked has it, so join it first"
+        if nearest(name, self.variables):
+            return message + nearest(name, self.variables)
+        if self.session.body_ended and not self.transcript and not self.variables:
+            return f"{message}: nothing was appended to this state, as with `s += bough.gen({name!r})`"
+        return message + advice
+
+    def keep_passage(self, name: str, start: int) -> None:
+        """Makes what was appended since `marks` had `start` elements a variable."""
+        marks = self.marks[start:]
+        if any(isinstance(mark, Block) for mark in marks):
+            raise ProgramError(
+                f"the variable {name!r} cannot be made of text with a when or repeat_until in it", place=place()
+            )
+        passage = Passage(tuple(mark for mark in marks if isinstance(mark, str | Slot | Kept)))
+        self._set(name, self._as_it_is(name, passage))
+
+    def _set(self, name: str, entry: Entry) -> None:
+        with self.session.changed:
+            self.variables[name] = entry
+            self._set_here.add(name)
+            self.session.notify()
+
+    def recorded_since(self, before: Mapping[str, Entry]) -> Branch:
+        """The same branch, to be read only: with the variables that were set since they were `before`."""
+        view = copy.copy(self)
+        view.variables = {name: entry for name, entry in self.variables.items() if before.get(name) is not entry}
+        view.transcript, view._in_block = list(self.marks), None
+        view.closed = view.closed or "it was appended to another, which goes on"
+        return view
+
+    # Blocks
+
+    @contextmanager
+    def inside_block(self, variables: dict[str, Entry]) -> Iterator[None]:
+        """What is appended belongs to a block, which begins with these variables. Afterwards all is as before."""
+        outer = self.variables, self._in_block, self.open_role
+        self.variables, self._in_block = dict(variables), [BLOCK]
+        try:
+            yield
+        finally:
+            self.variables, self._in_block, self.open_role = outer
+
+    def carried(self, name: str) -> Kept | None:
+        """What the innermost loop that is being recorded carries as `name` from turn to turn."""
+        kept: Kept | None = None
+        for loop in self.loops:
+            kept = loop.setdefault(name, Kept(self.id, name, carried=True, before=kept))
+        return kept
+
+    def end_block(self, variables: dict[str, Entry]) -> None:
+        """A block has been recorded, after which these are the variables."""
+        with self.session.changed:
+            self.variables = variables
+            self.marks.append(BLOCK)
+            self.session.notify()
+
+    # Forks
+
+    def fork(self, count: int, *, isolated: bool = False, retries: int = 0) -> list[Branch]:
+        """So many branches that go on from here."""
+        self.check_open()
+        refuse_unknown("count", count)
+        if type(count) is not int or count < 1:
+            raise ProgramError(
+                f"a fork needs at least one branch: fork takes their number, got {count!r}",
+                code="invalid_program",
+                place=place(),
+            )
+        if type(retries) is not int or retries < 0 or (retries and not isolated):
+            wrong = type(retries) is not int or retries < 0
+            reason = (
+                f"at least 0, got {retries!r}" if wrong else "given with isolated=True: only then a branch fails alone"
+            )
+            raise ProgramError(f"retries must be {reason}", code="invalid_program", param="retries", place=place())
+        recorder = self.recorder
+        ids = recorder.new_branches(count)
+        recorder.add(Fork(self.id, ids, isolated, retries), place())
+        self.session.arrivals.add_branches(self.id, ids)
+        children = []
+        for branch_id in ids:
+            child = Branch(self.session, self.defaults, branch_id)
+            child.variables = dict(self.variables)
+            child.transcript, child._forked_at = list(self.marks), len(self.marks)
+            child.open_role = self.open_role
+            child.isolated = isolated
+            children.append(child)
+        self._forked += children
+        return children
+
+    def join(self, children: Sequence[Branch], mode: JoinMode, *, errors_as_values: bool = False) -> None:
+        """Ends forked branches. What they have set becomes lists here, in their order."""
+        self.check_open()
+        for child in children:
+            if not child.cancelled:
+                child.check_open()
+            if mode == "append" and child.open_role != self.open_role:
+                raise ProgramError(
+                    f"branch {child.id} cannot be appended: a message is open in one of the two branches only",
+                    code="invalid_program",
+                    place=place(),
+                )
+        changed = [child._changed() for child in children]
+        gathered = {
+            name: Gathered(tuple(entries.get(name) for entries in changed), errors_as_values)
+            for name in dict.fromkeys(name for entries in changed for name in entries)
+        }
+        join = Join(self.id, tuple(child.id for child in children), mode)
+        self.recorder.add(join, place(), gathered=gathered)
+        for name, entry in gathered.items():
+            self._set(name, entry)
+        for child in children:
+            child.closed = "it has been joined"
+            if mode == "append":
+                may_fail = child.isolated or child.cancelled
+                self.marks.extend([BLOCK] if may_fail else child.transcript[child._forked_at :])
+
+    def end(self) -> None:
+        """The block of code that this branch was made for has ended."""
+        self.closed = self.closed or "its block has ended"
+
+    def _changed(self) -> dict[str, Entry]:
+        return {name: entry for name, entry in self.variables.items() if name in self._set_here}
+
+    def check_open(self) -> None:
+        """Raises if nothing can be appended any more."""
+        self.session.raise_error()
+        if self.session.records_elsewhere:
+            raise ProgramError(
+                "only the thread that runs the program's body can append to its states: append there, to all branches "
+                "of a fork, which are generated side by side without threads",
+                code="invalid_program",
+                place=place(),
+            )
+        reason = "the program has ended" if self.session.body_ended else self.closed
+        if reason:
+            raise ProgramError(f"nothing can be appended to this state: {reason}", code="ended", place=place())
+
+
+def _no_name(name: object) -> str:
+    return f"a variable's name is text, got {name!r} ({type(name).__name__})"
+
+
+def _a(role: str) -> str:
+    return f"an {role}" if role.startswith("a") else f"a {role}"
+
+
+def _is_constant(value: object) -> bool:
+    """It is no reference, and no text with references in it."""
+    if isinstance(value, list | tuple):
+        return not any(isinstance(item, Expression) for item in value)
+    return not isinstance(value, Expression)
+
+
+def _named(value: object) -> str:
+    """What somebody wanted to append, and what may have been meant."""
+    kind = type(value).__name__
+    if inspect.iscoroutine(value):
+        value.close()
+        return f"a {kind} that was not awaited: await it, or in a plain function read with s[name]"
+    if value is None:
+        return f"{kind}: a function that appends by itself is called without `s +=`"
+    if isinstance(value, int | float):
+        return f"{kind}: write str({value!r})"
+    if isinstance(value, list | tuple):
+        return f"{kind}: append its parts one by one"
+    if isinstance(value, Condition):
+        return f"{kind}, a condition: bough.when(condition, then, otherwise) decides by it"
+    if isinstance(value, Tool):
+        return f"{kind}: a tool is called with bough.use(name, tool, argument=...)"
+    if isinstance(value, dict):
+        return f"{kind}: write json.dumps(...) of it"
+    return f"{kind}: call it, s += {getattr(value, '__name__', 'f')}(...)" if callable(value) else kind

@@ -1,0 +1,429 @@
+"""One run of a program: sends what was recorded, keeps what comes back, lets threads and tasks wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+from ...runtime.protocol.errors import BoughError
+from ...runtime.protocol.program import (
+    BranchFailed,
+    BranchRestarted,
+    Cancel,
+    Delta,
+    Done,
+    Failed,
+    Fork,
+    Op,
+    Program,
+    ProgramEvent,
+    Use,
+    walk,
+)
+from ...runtime.protocol.request import Usage
+from ...runtime.tools.registry import ToolCall
+from ..backend import Backend
+from ..diagnostics.blame import explain, refused
+from ..diagnostics.errors import BackendError, ProgramError, UnsupportedError
+from ..diagnostics.source_lines import Place, place
+from ..diagnostics.unused import Awaited
+from ..observe.otel import RunSpans
+from ..record.recorder import Recorder
+from ..record.stretch import Slot, Stretch
+from ..record.variables import Entry
+from .arrivals import Arrivals
+from .scope import inside
+from .waiter import Waiter
+from .waiting import Monitor
+
+
+class StandIn(Protocol):
+    """Of a program that is being compiled: what stands for what only a run could know of a variable."""
+
+    def __call__(self, entry: Entry, what: Literal["value", "json", "probabilities"], kind: object = None) -> Any: ...
+
+
+class Driver(Protocol):
+    """Brings the events of stretches to their session."""
+
+    def start(self, session: Session, stretch: Stretch) -> None:
+        """Called with `session.changed` held. Does not wait."""
+
+    def wait(self, session: Session, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
+        """Blocks until `done`; `stretch` says what the caller is waiting for, once it is known."""
+
+    def stop(self, session: Session) -> None:
+        """Aborts what is running. Does not wait."""
+
+
+class Settings(NamedTuple):
+    """How to run: `log` keeps every event, for whoever streams them; `timeout_s` is of the whole program."""
+
+    title: str = "program"
+    trace: bool = False
+    log: bool = False
+    namespace: str = ""
+    timeout_s: float | None = None
+    spec_tokens: int = 0
+
+
+class Session:
+    """One run of a program.
+
+    The body records on one thread, which is also the one that sends; once it has returned, whoever reads may send.
+    Everything else may be used from any thread. `changed` guards all that events change.
+    """
+
+    def __init__(self, backend: Backend, driver: Driver, settings: Settings) -> None:
+        self.backend = backend
+        self.settings = settings
+        self.id = secrets.token_hex(16)
+        self.recorder = Recorder()
+        self.changed = Monitor()
+        self.stretches: list[Stretch] = []
+        self.texts: dict[int, str] = {}
+        self._texts_at: dict[int, int] = {}
+        self.usage = Usage()
+        self.num_requests = 0
+        self.log: list[ProgramEvent] = []
+        self.error: BaseException | None = None
+        self.body_ended = False
+        self.finished = False
+        self.watched = False
+        """Somebody beside the body has the state before the program's end, and may want texts as they come."""
+        self.state: object = None
+        self.stand_in: StandIn | None = None
+        self._driver = driver
+        self.arrivals = Arrivals(self.recorder)
+        self.tools: dict[str, ToolCall] = {}
+        self._sent_branches = {0}
+        self._to_cancel: dict[int, Place] = {}
+        self._owner = 0
+        self._waiters: list[Waiter] = []
+        self.awaited = Awaited()
+        self._deadline = None if settings.timeout_s is None else time.monotonic() + settings.timeout_s
+        self.spans: RunSpans | None = None
+        self.began = 0.0
+        """On the monotonic clock: when the first request was sent."""
+
+    # Sending
+
+    def own(self) -> None:
+        """The calling thread is the one that records."""
+        self._owner = threading.get_ident()
+
+    @property
+    def records_here(self) -> bool:
+        """The body is running, and the caller is part of it."""
+        return not self.body_ended and self._owner == threading.get_ident() and inside(self)
+
+    @property
+    def records_elsewhere(self) -> bool:
+        """The body is running, on another thread."""
+        return not self.body_ended and self._owner not in (0, threading.get_ident())
+
+    @property
+    def may_send(self) -> bool:
+        return self.error is None and (self.body_ended or self.records_here)
+
+    @property
+    def ended_early(self) -> bool:
+        """The program has failed, and the caller is no part of it: what had come can be read."""
+        return self.error is not None and not self.records_here
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """All that was sent, what is in blocks after the instruction that holds it."""
+        return tuple(op for stretch in self.stretches for op in walk(stretch.program.ops))
+
+    @property
+    def keeps_state(self) -> bool:
+        """The backend holds a state for this program."""
+        return bool(self.stretches) and self.stretches[-1].program.keep
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is running."""
+        return all(stretch.ended for stretch in self.stretches)
+
+    def time_left(self) -> float | None:
+        """Seconds that the program still has.
+
+        Raises:
+            ProgramError: none.
+        """
+        if self._deadline is None:
+            return None
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            limit_s = self.settings.timeout_s
+            message = f"the program was not done within {limit_s:g} s"
+            raise ProgramError(message, code="generation_timeout", param="timeout_s")
+        return left_s
+
+    def send(self) -> None:
+        """Sends what has been recorded, if anything has.
+
+        Raises:
+            ProgramError: a block is being recorded.
+        """
+        with self.changed:
+            if not self.may_send:
+                return
+            self.refuse_in_block()
+            if self.recorder.empty:
+                return
+            ops, places, slots = self.recorder.take(more=not self.body_ended)
+            self._sent_branches.update(child for op in walk(ops) if isinstance(op, Fork) for child in op.children)
+            due = [branch for branch in self._to_cancel if branch in self._sent_branches]
+            said = [self._to_cancel.pop(branch) for branch in due]
+            self._start((*ops, *map(Cancel, due)), (*places, *said), slots)
+
+    def _start(
+        self, ops: tuple[Op, ...], places: tuple[Place, ...], slots: list[Slot], *, cancels: bool = False
+    ) -> Stretch:
+        program = Program(
+            id=self.id,
+            ops=ops,
+            keep=not self.body_ended,
+            resume=bool(self.stretches),
+            trace=self.settings.trace,
+            deltas=self.watched or self.settings.log or self.settings.trace or not self.body_ended,
+            namespace=self.settings.namespace,
+            timeout_s=self.time_left(),
+            spec_tokens=self.settings.spec_tokens,
+        )
+        used = {op.tool for op in walk(ops) if isinstance(op, Use)} if self.tools else ()
+        tools = {name: self.tools[name] for name in used if name in self.tools}
+        if self.spans is not None:
+            self.spans.sent(program)
+            tools = {name: self.spans.watched(tool) for name, tool in tools.items()}
+        stretch = Stretch(program, places, tools=tools, cancels=cancels)
+        self.began = self.began or time.monotonic()
+        self.arrivals.expect(slots, stretch)
+        self.stretches.append(stretch)
+        self._driver.start(self, stretch)
+        self.notify()
+        return stretch
+
+    def refuse_in_block(self, what: str = "the program") -> None:
+        """Raises if the caller is recording a block: it is not known before the run which way it goes, or how often."""
+        if self.recorder.in_block and self.records_here:
+            raise ProgramError(
+                f"{what} cannot be read while a when or repeat_until is recorded: refer to it with s.ref(name), decide "
+                "with bough.when, or read it before the block or after it",
+                code="invalid_program",
+                place=place(),
+            )
+
+    def events(self, stretch: Stretch) -> Iterator[ProgramEvent]:
+        """Has a stretch run by the backend."""
+        return self.backend.run(stretch.program, stretch.tools) if stretch.tools else self.backend.run(stretch.program)
+
+    def aevents(self, stretch: Stretch) -> AsyncIterator[ProgramEvent]:
+        """The same for a task."""
+        return (
+            self.backend.arun(stretch.program, stretch.tools) if stretch.tools else self.backend.arun(stretch.program)
+        )
+
+    def add_tool(self, tool: ToolCall | None) -> None:
+        """The program uses a tool of this process.
+
+        Raises:
+            ProgramError: it uses another of that name, or the backend can use none.
+        """
+        if tool is None:
+            return
+        if "tools" not in inspect.signature(self.backend.run).parameters:
+            raise UnsupportedError(f"{type(self.backend).__name__} cannot use tools", param="tools", place=place())
+        if self.tools.setdefault(tool.name, tool) is not tool:
+            raise ProgramError(
+                f"the program uses two tools of the name {tool.name!r}: give one of them another, with "
+                "@bough.tool(name=...)",
+                code="invalid_program",
+                place=place(),
+            )
+
+    def cancel(self, branch: int) -> None:
+        """Stops a branch and those forked from it, from any thread or task: in a stretch of its own, beside what the
+        body records. A branch that was not sent yet never begins."""
+        with self.changed:
+            if self.error is not None or self.finished or self.arrivals.failure_of(branch) is not None:
+                return
+            if branch not in self._sent_branches:
+                self._to_cancel[branch] = place()
+                return
+            if self.quiet and not self.keeps_state:
+                return
+            stretch = self._start((Cancel(branch),), (place(),), [], cancels=True)
+        if stretch.events is not None:  # nobody else brings them
+            self.wait(lambda: stretch.begun, lambda: stretch)
+
+    # What comes back
+
+    def feed(self, stretch: Stretch, event: ProgramEvent) -> None:
+        """Takes in an event."""
+        with self.changed:
+            stretch.begun = True
+            if self.spans is not None:
+                self.spans.take(event)
+            match event:
+                case BranchFailed(branch=branch, error=info, index=index):
+                    error = explain(stretch.program, stretch.places, info, branch, index)
+                    error.state = self.state
+                    self.arrivals.fail(branch, error)
+                case BranchRestarted(branch=branch):
+                    self.arrivals.restart(branch)
+                case Done(usage=usage, requests=num_requests, texts=texts):
+                    stretch.ended = True
+                    self.usage += usage
+                    self.num_requests += num_requests
+                    self._take_texts(self.stretches.index(stretch), texts)
+                case Failed(error=info, branch=branch, index=index):
+                    if not (stretch.cancels and info.code == "state_not_found"):  # nothing was left to be cancelled
+                        self._fail(explain(stretch.program, stretch.places, info, branch, index))
+                    stretch.ended = True
+                    self.usage += self.arrivals.used_in(stretch)
+                case _:
+                    self.arrivals.take(event)
+            if self.settings.log or (self.settings.trace and not isinstance(event, Delta)):
+                self.log.append(event)
+            self.notify()
+
+    def _take_texts(self, index: int, texts: Mapping[int, str]) -> None:
+        """What the stretch `index` says branches hold at its end, unless a later one has said it already."""
+        for branch, text in texts.items():
+            if index >= self._texts_at.get(branch, 0):
+                self.texts[branch], self._texts_at[branch] = text, index
+
+    def end(self, stretch: Stretch, error: BaseException | None = None) -> None:
+        """No more comes from a stretch. Without a terminal event that is an error."""
+        with self.changed:
+            if not stretch.ended:
+                stretch.begun = stretch.ended = True
+                self.usage += self.arrivals.used_in(stretch)
+                error = error or BackendError("the backend's answer ended in the middle", code="broken_stream")
+                if self.error is not None or not isinstance(error, BoughError):
+                    self._fail(error)
+                elif not (stretch.cancels and error.code == "state_not_found"):
+                    self._fail(refused(stretch.program, stretch.places, error))
+            self.notify()
+
+    def news(self, num_seen: int) -> bool:
+        """The log has more than `num_seen` events, or will never have."""
+        return len(self.log) > num_seen or self.finished
+
+    def notify(self) -> None:
+        """Wakes those whose wait is over, and all threads that wait."""
+        with self.changed:
+            self.changed.notify_all()
+            if self._waiters:
+                over = [waiter for waiter in self._waiters if self.error is not None or waiter.done()]
+                self._waiters = [waiter for waiter in self._waiters if waiter not in over]
+                for waiter in over:
+                    waiter.wake()
+
+    def _fail(self, error: BaseException) -> None:
+        if self.error is not None:
+            return
+        if isinstance(error, ProgramError) and error.state is None:
+            error.state = self.state
+        self.error = error
+
+    # Waiting
+
+    def wait(self, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
+        """Blocks until `done`, or until the program has failed."""
+        self._driver.wait(self, lambda: self.error is not None or done(), stretch)
+
+    async def await_until(self, done: Callable[[], bool]) -> None:
+        """The same for a task, whose events others bring. Also ends when the program has failed."""
+        with self.changed:
+            if self.error is not None or done():
+                return
+            waiter = Waiter(done)
+            self._waiters.append(waiter)
+        try:
+            await waiter.future
+        finally:
+            with self.changed:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+
+    def wait_quiet(self) -> None:
+        """Blocks until nothing is running."""
+        self.wait(lambda: self.quiet, lambda: next((s for s in self.stretches if not s.ended), None))
+
+    def raise_error(self) -> None:
+        """Raises what the program failed with, if it has failed."""
+        error = self.error
+        if isinstance(error, ProgramError):
+            raise error
+        if error is not None:
+            raise ProgramError(f"the program was stopped by {type(error).__name__}: {error}", code="aborted") from error
+
+    # The end
+
+    def finish(self) -> None:
+        """The body has returned: sends the rest, and waits for all of it."""
+        self._close()
+        self.wait_quiet()
+        self.raise_error()
+        if self.keeps_state:
+            self._drop()
+        self._finished()
+
+    async def afinish(self) -> None:
+        self._close()
+        await self.await_until(lambda: self.quiet)
+        self.raise_error()
+        if self.keeps_state:
+            await asyncio.to_thread(self._drop)
+        self._finished()
+
+    def abort(self, error: BaseException) -> None:
+        """Stops the program; what has not been read raises `error` from now on."""
+        if self._stop(error):
+            self._drop()
+
+    async def aabort(self, error: BaseException) -> None:
+        """The same without blocking the event loop."""
+        if self._stop(error):
+            await asyncio.to_thread(self._drop)
+
+    def _stop(self, error: BaseException) -> bool:
+        """Whether the backend still keeps a state."""
+        with self.changed:
+            if self.finished:
+                return False
+            begun = [stretch for stretch in self.stretches if stretch.begun]
+            # a failed program is gone already, and one that is left while it runs goes with that
+            kept = self.error is None and bool(begun) and begun[-1].program.keep and all(s.ended for s in begun)
+            self._fail(error)
+            self.body_ended = True
+        self._driver.stop(self)
+        self._finished()
+        return kept
+
+    def _drop(self) -> None:
+        with contextlib.suppress(BoughError):  # nothing is lost: the backend forgets it by itself some time later
+            self.backend.drop(self.id)
+
+    def _close(self) -> None:
+        """Text to which nothing is generated is not worth a request of its own."""
+        self.body_ended = True
+        if self.recorder.generates or self.stretches:
+            self.send()
+
+    def _finished(self) -> None:
+        with self.changed:
+            self.finished = True
+            if self.spans is not None:
+                self.spans.end(self.error)
+            self.notify()

@@ -1,0 +1,91 @@
+"""`Engine`: SGLang's in-process engine, which here is a backend of programs, too."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from ..backends.local import LocalBackend
+from . import generate as completion
+from .generate import Params, asked
+from .server_args import ServerArgs
+
+
+class Engine(LocalBackend):
+    """A model in this process, for single prompts and for programs.
+
+    server_args   instead of arguments
+    arguments     those of `ServerArgs`
+
+    >>> with Engine(model_path="smollm2-135m") as engine:
+    ...     engine.generate("The capital of France is", {"max_new_tokens": 4, "temperature": 0})["text"]
+    ...     program.run(backend=engine)
+
+    Raises:
+        RequestError: an argument is unknown, or asks for what is not there.
+    """
+
+    def __init__(self, *, server_args: ServerArgs | None = None, **arguments: Any) -> None:
+        if server_args is not None and arguments:
+            raise TypeError("give server_args or arguments, not both")
+        self.server_args = server_args or ServerArgs(**arguments)
+        super().__init__(**{"model": self.server_args.model_path, **self.server_args.engine_options})
+
+    def generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
+        input_ids: None = None,
+        image_data: None = None,
+        *,
+        return_logprob: bool | Sequence[bool] | None = False,
+        logprob_start_len: int | Sequence[int] | None = None,
+        top_logprobs_num: int | Sequence[int] | None = None,
+        stream: bool = False,
+        **others: object,
+    ) -> Any:
+        """The answer to a prompt, as `{"text": ..., "meta_info": {...}}`, or a list of answers to a list of prompts.
+
+        With `stream`, an iterator of the answer to one prompt, each with all text so far.
+
+        Raises:
+            RequestError: something that is asked for cannot be had.
+            ProgramError: a prompt failed.
+        """
+        what = asked(
+            prompt,
+            sampling_params,
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
+            input_ids=input_ids,
+            image_data=image_data,
+            **others,
+        )
+        if stream:
+            answers: Iterator[dict[str, Any]] = completion.stream(self, what)
+            return answers
+        return completion.generate(self, what)
+
+    async def async_generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        stream: bool = False,
+        **others: Any,
+    ) -> Any:
+        """The same for tasks; with `stream`, what is awaited is an async iterator."""
+        what = asked(prompt, sampling_params, **others)
+        if stream:
+            answers: AsyncIterator[dict[str, Any]] = completion.astream(self, what)
+            return answers
+        return await completion.agenerate(self, what)
+
+    def get_server_info(self) -> dict[str, Any]:
+        """What the engine says of itself."""
+        return self.server_info()
+
+    def shutdown(self) -> None:
+        """The same as `close`."""
+        self.close()

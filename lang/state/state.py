@@ -1,0 +1,463 @@
+"""What a program's body holds: `s` to append to and to read from, and the branches of a fork."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, Unpack, overload
+
+import msgspec
+
+from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.request import Usage
+from ..diagnostics.check_options import wrong_kind
+from ..diagnostics.errors import ProgramError
+from ..diagnostics.source_lines import caller
+from ..observe.timelines.timeline import Timeline
+from ..record.expression import Expression, Generate, RoleClose, RoleOpen, Series, items_of
+from ..record.options import SamplingOptions, clean_options
+from ..record.variables import Entry, elements_of
+from ..session.branch import Branch
+from ..session.reference import Reference
+from ..session.samples import cancel, samples_of
+from ..session.scope import current
+from ..types.check_constraint import check_constraint
+from ..types.schema import typed
+from . import streaming, texts
+from . import values as reader
+from .group import Group
+from .notebook import state_view
+from .streaming import Stream
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    Result = typing_extensions.TypeVar("Result", default=Any)
+else:
+    Result = TypeVar("Result")
+Kind = TypeVar("Kind")
+
+_MEANT = {
+    **dict.fromkeys(("append", "add", "extend", "write"), "append with s += ..."),
+    **{
+        name: f"append it, s += bough.{name}(...)"
+        for name in ("gen", "gen_int", "gen_string", "select", "use", "when", "repeat_until", "image", "video")
+    },
+    "var": "that is bough.var(name), or s.ref(name)",
+    "join": "the group that s.fork(...) gives is joined, branches.join()",
+    "run": "a program is run, f.run(...), not its state",
+}
+"""What was probably meant by attributes that there are not."""
+
+
+class State(Generic[Result]):
+    """A branch of a program. Appending records; reading sends what is recorded and waits for the value.
+
+    A program's states are used by one thread at a time; different programs may run in different threads.
+
+    >>> s += user("Name a colour.") + assistant(gen("colour", max_tokens=4))
+    >>> s["colour"]
+    'Blue'
+    """
+
+    ret_value: Result
+    """What the body returned; None before it has."""
+
+    _group: Group[State[Any]] | None = None
+    """Of a copy: ends with its block."""
+
+    def __init__(self, branch: Branch) -> None:
+        self._own = branch
+
+    @property
+    def _branch(self) -> Branch:
+        return self._own
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._branch.session.settings.title}, branch {self._branch.id}>"
+
+    def __format__(self, spec: str) -> str:
+        if current.get() is not None:
+            raise ProgramError(
+                "a state cannot stand in an f-string: read a variable of it with s[name], or all text with s.text()",
+                code="invalid_program",
+                place=caller(),
+            )
+        return format(repr(self), spec)
+
+    def _repr_html_(self) -> str:
+        return state_view(self._branch)
+
+    # Appending
+
+    def __iadd__(self, other: str | Expression | State) -> Self:
+        """Appends text, an expression, or the instructions of another `@function`: `s += examples(topic)`."""
+        if isinstance(other, State):
+            other._append_to(self)
+        else:
+            self._branch.append(other)
+        return self
+
+    if not TYPE_CHECKING:  # type checkers say it themselves
+
+        def __add__(self, other: object) -> NoReturn:
+            raise ProgramError("a state is appended to with s += ...", code="invalid_program", place=caller())
+
+        def __getattr__(self, name: str) -> NoReturn:
+            advice = _MEANT.get(name)
+            if advice is None and not name.startswith("_") and name in self._branch.variables:
+                advice = f"read the variable with s[{name!r}]"
+            raise AttributeError(f"a state has no attribute {name!r}" + (f": {advice}" if advice else ""))
+
+    def _append_to(self, state: State) -> None:
+        raise ProgramError(
+            "the state of a program cannot be appended; read from it, and append what you read",
+            code="invalid_program",
+            place=caller(),
+        )
+
+    @overload
+    def system(self) -> AbstractContextManager[None]: ...
+    @overload
+    def system(self, expression: str | Expression) -> None: ...
+    def system(self, expression: str | Expression | None = None) -> AbstractContextManager[None] | None:
+        """Appends a system message; without an expression, what is appended inside `with` is the message."""
+        return self._message("system", expression)
+
+    @overload
+    def user(self) -> AbstractContextManager[None]: ...
+    @overload
+    def user(self, expression: str | Expression) -> None: ...
+    def user(self, expression: str | Expression | None = None) -> AbstractContextManager[None] | None:
+        """Appends a user message; without an expression, what is appended inside `with` is the message."""
+        return self._message("user", expression)
+
+    @overload
+    def assistant(self) -> AbstractContextManager[None]: ...
+    @overload
+    def assistant(self, expression: str | Expression) -> None: ...
+    def assistant(self, expression: str | Expression | None = None) -> AbstractContextManager[None] | None:
+        """Appends an assistant message; without an expression, what is appended inside `with` is the message."""
+        return self._message("assistant", expression)
+
+    def _message(self, role: str, expression: str | Expression | None) -> AbstractContextManager[None] | None:
+        if expression is None:
+            return self._inside(role)
+        self._branch.append(Series((RoleOpen(role), *items_of(expression), RoleClose(role))))
+        return None
+
+    @contextlib.contextmanager
+    def _inside(self, role: str) -> Iterator[None]:
+        self._branch.append(RoleOpen(role))
+        yield
+        self._branch.append(RoleClose(role))
+
+    @contextlib.contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """What is appended inside becomes the variable `name`, without the chat template's own text."""
+        start = len(self._branch.marks)
+        yield
+        self._branch.keep_passage(name, start)
+
+    # Forks
+
+    def fork(
+        self, size: int = 1, position_ids_offset: object = None, *, isolated: bool = False, retries: int = 0
+    ) -> Group[State[Any]]:
+        """`size` branches that go on from here side by side. They share all that is cached.
+
+        isolated   what fails in one of them ends that one only: reading its values raises why; see `Group.join`
+        retries    a branch that fails is begun anew so many times; needs `isolated`
+
+        >>> for branch, aspect in zip(s.fork(2), ("price", "quality")):
+        ...     branch += f"The {aspect} is" + gen("note")
+        """
+        if position_ids_offset is not None:
+            raise RequestError(
+                "position_ids_offset has no effect: leave it out",
+                code="unsupported_parameter",
+                param="position_ids_offset",
+            )
+        return Group(self, [State(branch) for branch in self._branch.fork(size, isolated=isolated, retries=retries)])
+
+    def fork_samples(
+        self, expression: str | Expression, n: int | None = None, *, isolated: bool = False
+    ) -> Group[State[Any]]:
+        """`n` branches, each with a sample of its own of what `expression` generates, that go on from there.
+
+        Without `n`, as many as the first generation in `expression` asks for by `n=`. A `seed` gives the same samples
+        as `gen(n=...)` with it does. After the join, the variable is the list of all samples.
+
+        >>> ideas = s.fork_samples(assistant(gen("idea", temperature=0.9)), 4)
+        >>> ideas += user("Rate this idea.") + assistant(gen("rating", int))
+        >>> ideas.join()
+        """
+        size, samples = samples_of(expression, n, self._branch.defaults)
+        group = self.fork(size, isolated=isolated)
+        for branch, sample in zip(group, samples, strict=True):
+            branch += sample
+        return group
+
+    def copy(self, position_ids_offset: object = None) -> State[Any]:
+        """A branch for text that this one shall not have. As a context manager it is joined when the block ends: the
+        variables that it has set become lists of one."""
+        group = self.fork(1, position_ids_offset)
+        group[0]._group = group
+        return group[0]
+
+    def cancel(self) -> None:
+        """Stops this branch and all that was forked from it, at once, whatever it waits for; also from another thread
+        or task than the body's. Values that have come stay; reading others raises a ProgramError, code "cancelled".
+        """
+        cancel(self._branch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None and self._group is not None:
+            self._group.join()
+        else:
+            self._branch.end()
+
+    # Variables
+
+    def __getitem__(self, name: str) -> Any:
+        """The variable's value, of the type that its `gen` asked for. Sends what is recorded, and waits.
+
+        After a join it is a list. With n > 1 it is a list of samples; the text goes on with the first.
+        """
+        return reader.read(self._branch, self._entry(name))
+
+    @overload
+    def get(self, name: str, kind: type[Kind]) -> Kind: ...
+    @overload
+    def get(self, name: str, kind: object = None) -> Any: ...
+    def get(self, name: str, kind: object = None) -> Any:
+        """The same as a value of the type `kind`, which type checkers know: text is read as it if it is none yet.
+
+        >>> age = s.get("age", int) + 1
+
+        Raises:
+            ProgramError: it is not of that type, code "invalid_output".
+        """
+        if isinstance(kind, str) and not kind.strip().startswith("{"):
+            raise wrong_kind("kind", "a type, since there is no default", kind)
+        return self[name] if kind is None else reader.as_kind(self._branch, name, self[name], kind)
+
+    @overload
+    def aget(self, name: str, kind: type[Kind]) -> Coroutine[Any, Any, Kind]: ...
+    @overload
+    def aget(self, name: str, kind: object = None) -> Coroutine[Any, Any, Any]: ...
+    def aget(self, name: str, kind: object = None) -> Coroutine[Any, Any, Any]:
+        """The same for async programs: `await s.aget("x")`."""
+        return self._watched(self._aget(name, kind), f"s.aget({name!r})")
+
+    def _watched(self, coroutine: Coroutine[Any, Any, Kind], what: str) -> Coroutine[Any, Any, Kind]:
+        """`coroutine`, which somebody in the program's body must await."""
+        scope = current.get()
+        if scope is not None:
+            scope.session.awaited.watch(coroutine, what)
+        return coroutine
+
+    async def _aget(self, name: str, kind: object) -> Any:
+        await self._begin()
+        value = await streaming.aread(self._branch, name)
+        return value if kind is None else reader.as_kind(self._branch, name, value, kind)
+
+    async def _begin(self) -> None:
+        """Only a call of another program has something to begin before it can be read from."""
+
+    def __setitem__(self, name: str, value: object) -> None:
+        """Sets a variable: a Python value, or a reference. Sends nothing."""
+        self._branch.assign(name, value)
+
+    def get_var(self, name: str) -> Any:
+        """`s[name]`."""
+        return self[name]
+
+    def set_var(self, name: str, value: object) -> None:
+        """`s[name] = value`."""
+        self[name] = value
+
+    def history(self, name: str) -> list[Any]:
+        """All values of the generations called `name` that this branch has made, in order: of all turns of a loop."""
+        return reader.history(self._branch, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._branch.variables
+
+    def values(self) -> dict[str, Any]:
+        """All variables of this branch, read. After the program has failed: those that had come."""
+        return reader.values(self._branch)
+
+    def ref(self, name: str, index: int | None = None) -> Reference:
+        """The variable's text, to be appended before it is there: reads nothing, so that all stays one request.
+
+        `index` picks one of a list that a join has gathered.
+
+        >>> s += "Summary: " + s.ref("summary")
+        """
+        branch = self._branch
+        if name not in branch.variables and branch.session.records_here:
+            branch.look_up(name, f"; what a block of a when or repeat_until will set is bough.var({name!r})")
+        entry: Entry | None = self._entry(name)
+        if index is not None:
+            elements = elements_of(entry)
+            if type(index) is not int or not -len(elements) <= index < len(elements):
+                of = f"it has {len(elements)}" if elements else "it is no list that a join has gathered"
+                raise ProgramError(f"{name!r} has no element {index!r}: {of}", code="unknown_variable", place=caller())
+            entry = elements[index]
+        if entry is None:
+            raise ProgramError(f"branch {index} has no {name!r}", code="unknown_variable", place=caller())
+        return Reference(name, entry, self._branch.session)
+
+    def json(self, name: str) -> Any:
+        """The variable's text, parsed as JSON: for values under a schema that was given as dict or text."""
+        return reader.parse(self._branch, self._entry(name), msgspec.json.decode)
+
+    def _entry(self, name: str) -> Entry:
+        return reader.known(self._branch, name)
+
+    # What is known about it
+
+    def text(self) -> str:
+        """The whole text of this branch, the chat template's included. Waits for all that is recorded.
+
+        After the program has failed: what had come, without the template's own.
+        """
+        return texts.text(self._branch)
+
+    def messages(self) -> list[dict[str, str]]:
+        """The chat so far, as role and content. Waits for all that is in it; after the program has failed: what had
+        come."""
+        return texts.messages(self._branch)
+
+    def get_meta_info(self, name: str) -> dict[str, Any]:
+        """How a value came about: finish reason, tokens, seconds, log-probabilities if they were asked for."""
+        return reader.meta_info(self._branch, self._entry(name))
+
+    def probabilities(self, name: str) -> dict[str, float]:
+        """The probability of each choice of a select.
+
+        >>> s.probabilities("verdict")
+        {'positive': 0.93, 'negative': 0.07}
+        """
+        return reader.probabilities(self._branch, name, self._entry(name))
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The variable's text as it comes; without a name, all text of the branch but the chat template's."""
+        return streaming.text_stream(self._branch, var_name)
+
+    @overload
+    def stream(self, what: str, *, partial: Literal[False] = ...) -> Stream[str]: ...
+    @overload
+    def stream(self, what: str, *, partial: bool) -> Stream[Any]: ...
+    @overload
+    def stream(self, what: type[Kind], *, name: str = ..., **options: Unpack[SamplingOptions]) -> Stream[Kind]: ...
+    @overload
+    def stream(self, what: object, *, name: str = ..., **options: Unpack[SamplingOptions]) -> Stream[Any]: ...
+    def stream(
+        self, what: object, *, partial: bool = False, name: str | None = None, **options: Unpack[SamplingOptions]
+    ) -> Stream[Any]:
+        """What comes of a variable, for `for` and `async for`: its text, or with `partial` its typed value.
+
+        A typed value comes as often as more of it is complete, as an object on which only that is set, and last as a
+        whole. `what` can be its type, too: then it is the latest value of that type, and in a program's body one is
+        asked for here and now (as `name`, with `options`) unless there is one that was not streamed yet.
+
+        >>> for delta in s.stream("story"):
+        ...     print(delta, end="")
+        >>> async for invoice in s.stream(Invoice, max_tokens=200):
+        ...     show(invoice)
+        """
+        branch = self._branch
+        if isinstance(what, str):
+            if name is not None or options:
+                raise TypeError("options are for a value that stream asks for itself: give its type, not a name")
+            return streaming.value_stream(branch, what) if partial else streaming.text_stream(branch, what)
+        if not branch.session.records_here:
+            return streaming.kind_stream(branch, what)
+        slot = streaming.slot_of(branch, what)
+        if slot is None or slot.streamed or name is not None or options:
+            grammar, convert, kind = typed(what)
+            check_constraint(grammar, "what")
+            branch.append(Generate(name, clean_options(options), grammar, convert, None, caller(), kind))
+            slot = streaming.slot_of(branch, what)
+        assert slot is not None
+        slot.streamed = True
+        return streaming.slot_stream(branch, slot)
+
+    @overload
+    def text_async_iter(
+        self, var_name: str | None = ..., return_meta_data: Literal[False] = ...
+    ) -> AsyncIterator[str]: ...
+    @overload
+    def text_async_iter(
+        self, var_name: str, return_meta_data: Literal[True]
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]: ...
+    def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """`text_iter` for async programs and for tasks that watch one.
+
+        With `return_meta_data`, each piece of the variable's text comes with what is known of the value so far; all of
+        it (`get_meta_info`) comes last, with an empty text.
+        """
+        if not return_meta_data:
+            return streaming.text_stream(self._branch, var_name)
+        if var_name is None:
+            raise ProgramError("return_meta_data needs the name of a variable", param="var_name", place=caller())
+        return self._with_meta_info(var_name)
+
+    async def _with_meta_info(self, name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        async for piece in streaming.text_stream(self._branch, name):
+            yield piece, {"id": self._branch.session.id, "finish_reason": None}
+        yield "", self.get_meta_info(name)
+
+    def sync(self) -> None:
+        """Sends what is recorded, and waits until all of it is done."""
+        reader.sync(self._branch)
+        self._branch.session.raise_error()
+
+    def asettle(self) -> Coroutine[Any, Any, None]:
+        """`sync` for async programs. After it, nothing that is read from here has to wait."""
+        return self._watched(self._asettle(), "s.asettle()")
+
+    async def _asettle(self) -> None:
+        session = self._branch.session
+        session.send()
+        await session.await_until(lambda: session.quiet)
+        session.raise_error()
+
+    def error(self) -> BaseException | None:
+        """What the program failed with, or None. Waits for the end, but not in the body itself."""
+        session = self._branch.session
+        if not session.records_here:
+            reader.sync(self._branch)
+        return session.error
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all requests that have ended; of one that has failed, those of the values that had come."""
+        return self._branch.session.usage
+
+    def timeline(self) -> Timeline:
+        """Where each token came from, and when. The program must have been run with `trace=True`."""
+        session = self._branch.session
+        if not session.settings.trace:
+            raise ProgramError(
+                "there is no timeline: run the program with trace=True", code="not_traced", place=caller()
+            )
+        reader.sync(self._branch)
+        timeline = Timeline.of(
+            session.ops,
+            session.log,
+            title=session.settings.title,
+            num_programs=len(session.stretches),
+            began_s=session.began,
+        )
+        timeline.fail(session.error)
+        return timeline

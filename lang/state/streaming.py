@@ -1,0 +1,224 @@
+"""Text and typed values as they come: one walk over what a branch holds, for threads and for tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from ...constrain.json_text.partial import PartialReader
+from ...constrain.spec import JsonSchema
+from ..diagnostics.errors import ProgramError
+from ..diagnostics.source_lines import caller
+from ..record.stretch import Slot, Stretch
+from ..record.variables import Block, Derived, Kept, marks_of
+from ..session.branch import Branch
+from ..session.replay import text_of
+from ..session.session import Session
+from ..types.partial import shape_of
+from .texts import text_so_far
+from .values import Wait, converted, entry_of, outcome, over, raise_missing, read, value_of, waits
+
+Item = TypeVar("Item")
+
+
+class Stream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
+    """What comes, for `for` or for `async for`. Nothing is sent before the first of it is asked for."""
+
+    def __init__(self, session: Session, walk: Iterator[Item | Wait]) -> None:
+        session.watched = True
+        self._session = session
+        self._walk = walk
+
+    def __next__(self) -> Item:
+        for item in self._walk:
+            if not isinstance(item, Wait):
+                return item
+            self._session.wait(*item)
+        raise StopIteration
+
+    async def __anext__(self) -> Item:
+        for item in self._walk:
+            if not isinstance(item, Wait):
+                return item
+            await self._session.await_until(item.done)
+        raise StopAsyncIteration
+
+
+def text_stream(branch: Branch, name: str | None) -> Stream[str]:
+    """The text of a variable, or of a whole branch but for the chat template's."""
+    return Stream(branch.session, _walk(branch, name))
+
+
+def value_stream(branch: Branch, name: str) -> Stream[Any]:
+    """A variable's typed value: each time that more of it is complete what there is of it, and last the whole."""
+
+    def walk() -> Iterator[Any]:
+        yield from _until_known(branch, name)
+        entry = entry_of(branch, name)
+        if not isinstance(entry, Slot) or entry.kind is None:
+            message = f"{name!r} is no typed value, which would have parts: ask for one with gen({name!r}, Type)"
+            raise ProgramError(message, code="invalid_program", place=caller())
+        yield from _walk_values(branch, entry)
+
+    return Stream(branch.session, walk())
+
+
+def kind_stream(branch: Branch, kind: object) -> Stream[Any]:
+    """The same for the latest value of the type `kind`, from outside of the body."""
+
+    def walk() -> Iterator[Any]:
+        session = branch.session
+        if slot_of(branch, kind) is None and not session.may_send:
+            yield Wait(lambda: slot_of(branch, kind) is not None or session.body_ended, _nothing)
+        slot = slot_of(branch, kind)
+        if slot is None:
+            session.raise_error()
+            raise ProgramError(f"no value of {kind!r} was asked for", code="unknown_variable", place=caller())
+        yield from _walk_values(branch, slot)
+
+    return Stream(branch.session, walk())
+
+
+def slot_stream(branch: Branch, slot: Slot) -> Stream[Any]:
+    """The same for a value that is known."""
+    return Stream(branch.session, _walk_values(branch, slot))
+
+
+def slot_of(branch: Branch, kind: object) -> Slot | None:
+    """The latest value of a type."""
+    entries = reversed(list(branch.variables.values()))
+    return next((entry for entry in entries if isinstance(entry, Slot) and entry.kind == kind), None)
+
+
+async def aread(branch: Branch, name: str) -> Any:
+    """The value of a variable, for tasks."""
+    session = branch.session
+    for wait in _until_known(branch, name):
+        await session.await_until(wait.done)
+    entry = entry_of(branch, name)
+    for wait in () if session.stand_in is not None else waits(branch, entry):
+        await session.await_until(wait.done)
+    return read(branch, entry)
+
+
+def _walk(branch: Branch, name: str | None) -> Iterator[str | Wait]:
+    if name is not None:
+        yield from _until_known(branch, name)
+        entry = entry_of(branch, name)
+        if isinstance(entry, Derived):  # which part of the text is whose is known at its end
+            yield from waits(branch, entry)
+            yield str(read(branch, entry))
+            return
+        for part in marks_of(name, entry):
+            yield from _walk_mark(branch, part)
+        return
+    session, index, num_chars = branch.session, 0, 0
+    while True:
+        while index < len(branch.transcript):
+            mark = branch.transcript[index]
+            if isinstance(mark, Block):
+                index = len(branch.transcript)
+                num_chars = yield from _walk_line(branch, num_chars)
+                break
+            index += 1
+            if isinstance(mark, str | Slot | Kept):
+                for item in _walk_mark(branch, mark):
+                    num_chars += len(item) if isinstance(item, str) else 0
+                    yield item
+        session.raise_error()
+        if session.may_send:
+            return
+        yield Wait(partial(_longer, branch, index), _nothing)
+
+
+def _walk_values(branch: Branch, slot: Slot) -> Iterator[Any]:
+    """What is complete of a typed value, as often as there is more, and last the value itself.
+
+    Text that is no JSON, as of an `int`, has no parts; whether the end is right, the type decides.
+    """
+    reader: PartialReader | None = PartialReader(shape_of(slot.kind))
+    for item in _walk_mark(branch, slot):
+        if isinstance(item, Wait):
+            yield item
+            continue
+        try:
+            more = reader is not None and reader.feed(item)
+        except ValueError:
+            reader = None
+            continue
+        if more and reader is not None and not reader.done:
+            yield reader.value
+    is_schema = isinstance(slot.kind, Mapping | str | JsonSchema)
+    yield converted(slot, value_of(branch.session, slot), json.loads if is_schema else slot.convert)
+
+
+def _walk_line(branch: Branch, num_chars: int) -> Generator[str | Wait, None, int]:
+    """What was really appended to a branch with blocks, after its first `num_chars` characters, as far as the branch is
+    recorded now; returns how many there are then."""
+    session = branch.session
+    session.send()
+    while True:
+        text, slot = text_so_far(branch)
+        if len(text) > num_chars:
+            yield text[num_chars:]
+            num_chars = len(text)
+        elif slot is None:
+            return num_chars
+        elif over(session, slot, whole=True) or session.error is not None:
+            raise_missing(session, slot)
+        else:
+            yield Wait(partial(_moved, session, slot, len(slot.chunks), slot.attempt), partial(_stretch_of, slot))
+
+
+def _moved(session: Session, slot: Slot, num_chunks: int, attempt: int) -> bool:
+    return over(session, slot, whole=True) or len(slot.chunks) > num_chunks or slot.attempt > attempt
+
+
+def _stretch_of(slot: Slot) -> Stretch | None:
+    return slot.stretch
+
+
+def _walk_mark(branch: Branch, mark: str | Slot | Kept) -> Iterator[str | Wait]:
+    if isinstance(mark, str):
+        yield mark
+        return
+    if isinstance(mark, Kept):
+        yield from waits(branch, mark)
+        yield text_of(outcome(branch, mark))
+        return
+    session, num_seen = branch.session, 0
+    if mark.stretch is None:
+        session.send()
+    while True:
+        new = "".join(mark.chunks)[num_seen:]
+        if new:
+            num_seen += len(new)
+            yield new
+        elif mark.complete and (mark.value is not None or mark.in_block):
+            if mark.failure is not None:
+                raise mark.failure
+            return
+        elif over(session, mark, whole=True) or session.error is not None:
+            raise_missing(session, mark)
+        else:
+            yield Wait(partial(_grown, session, mark, num_seen), lambda: mark.stretch)
+
+
+def _longer(branch: Branch, num_marks: int) -> bool:
+    return len(branch.transcript) > num_marks or branch.session.body_ended
+
+
+def _grown(session: Session, slot: Slot, num_seen: int) -> bool:
+    return over(session, slot, whole=True) or sum(map(len, slot.chunks)) > num_seen
+
+
+def _until_known(branch: Branch, name: str) -> Iterator[Wait]:
+    session = branch.session
+    if name not in branch.variables and not session.may_send:
+        yield Wait(lambda: name in branch.variables or session.body_ended, _nothing)
+
+
+def _nothing() -> None:
+    """Not known yet."""

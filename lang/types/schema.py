@@ -1,0 +1,116 @@
+"""Types of values: which text a generation may write for one, and how it is read back."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from ...constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
+from ...runtime.protocol.errors import RequestError
+from .annotations import described
+
+INTEGER = r"-?(0|[1-9][0-9]{0,17})"
+NUMBER = r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?"
+
+
+class Typed(NamedTuple):
+    """A kind of value: what its text conforms to, how to turn that text into it, and what it was made of."""
+
+    grammar: GrammarSpec
+    convert: Callable[[str], Any]
+    kind: object = None
+
+
+def typed(kind: object) -> Typed:
+    """The kind of value that `kind` describes.
+
+    int, float, bool                  the value, written as Python writes it
+    str                               a string without line breaks of its own: written as JSON, with quotes
+    Enum, Literal (texts, integers)   the member, written bare
+    a JSON Schema (dict or text)      the JSON text itself; `State.json` parses it
+    a Pydantic model, dataclass, TypedDict, msgspec Struct, list[...], ...   the object, written as JSON
+
+    Properties are generated in the order in which they are declared, and no others. That order, and one layout, is
+    what makes most of the text forced, and so the fewest steps of decoding.
+
+    Raises:
+        RequestError: it describes no JSON value.
+    """
+    if isinstance(kind, Mapping):
+        return Typed(_ordered(json.dumps(kind)), str, kind)
+    if isinstance(kind, str):
+        _check_json(kind)
+        return Typed(_ordered(kind), str, kind)
+    try:
+        return _typed(kind)._replace(kind=kind)
+    except TypeError as error:
+        raise RequestError(f"{kind!r} describes no JSON value: {error}", param="schema") from error
+
+
+@functools.cache
+def _typed(kind: Any) -> Typed:
+    if kind is int:
+        return Typed(Regex(INTEGER), int)
+    if kind is float:
+        return Typed(Regex(NUMBER), float)
+    if kind is bool:
+        return Typed(Regex("True|False"), _to_bool)
+    options = bare_options(kind)
+    if options is not None:
+        return Typed(Choice(tuple(options)), options.__getitem__)
+    one = described(kind)
+    return Typed(_ordered(_closed(one.schema)), one.read)
+
+
+def _to_bool(text: str) -> bool:
+    """Raises ValueError if it is neither."""
+    words = {"true": True, "false": False}
+    word = text.strip().lower()
+    if word not in words:
+        raise ValueError(f"{text[:40]!r} is neither True nor False")
+    return words[word]
+
+
+def _ordered(schema: str) -> JsonSchema:
+    return JsonSchema(schema, property_order="schema")
+
+
+def _check_json(text: str) -> None:
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"json_schema is not JSON: {error}", param="json_schema") from error
+
+
+def bare_options(kind: Any) -> dict[str, Any] | None:
+    """The members of an Enum or Literal by their texts, if they can stand without quotes."""
+    members: dict[Any, Any]
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        members = {member.value: member for member in kind}
+    elif get_origin(kind) is Literal:
+        members = {value: value for value in get_args(kind)}
+    else:
+        return None
+    if not all(type(value) in (str, int) for value in members):
+        return None
+    return {str(value): member for value, member in members.items()}
+
+
+def _closed(schema: dict[str, Any]) -> str:
+    """The schema's text, in which objects have no properties but those they name."""
+
+    def close(node: Any) -> None:
+        if isinstance(node, dict):
+            if isinstance(node.get("properties"), dict) and node.get("type") == "object":
+                node.setdefault("additionalProperties", False)
+            for value in node.values():
+                close(value)
+        elif isinstance(node, list):
+            for value in node:
+                close(value)
+
+    close(schema)
+    return json.dumps(schema)
