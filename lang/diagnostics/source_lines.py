@@ -9,12 +9,11 @@ from traceback import walk_tb
 from types import FrameType
 from typing import NamedTuple
 
-_THIS_PACKAGE = __name__.rpartition(".")[0]
-_ROOT = _THIS_PACKAGE.rpartition(".")[0]
+_ROOT = __name__.partition(".")[0]
 _OURS = tuple(f"{_ROOT}.{layer}" for layer in ("lang", "runtime", "constrain"))
 _STANDARD = os.path.dirname(contextlib.__file__) + os.sep
 _INSTALLED = os.path.join(_STANDARD, "site-packages") + os.sep
-_BOUNDARIES = frozenset({f"{_THIS_PACKAGE}.run", f"{_THIS_PACKAGE}.compile.tracing"})
+_BOUNDARIES = frozenset({f"{_ROOT}.lang.run.run", f"{_ROOT}.lang.compile.tracing"})
 """The modules that call a program's body."""
 
 

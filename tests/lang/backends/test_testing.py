@@ -115,4 +115,4 @@ def test_the_plugin_alone_imports_next_to_nothing() -> None:
         "print(*sorted(set(sys.modules) - before))"
     )
     loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
-    assert loaded.stdout.split() == ["bough", "bough.lang", "bough.lang.backends.testing"]
+    assert loaded.stdout.split() == ["bough", "bough.lang", "bough.lang.backends", "bough.lang.backends.testing"]
