@@ -154,7 +154,7 @@ def _load_folder(path: Path, name: str, target: _Target, progress: Progress | No
         native = read_config(raw)
     except UnsupportedModelError:
         # The adapter pulls in transformers, which takes a second that a native model does not need to pay.
-        generic = importlib.import_module(".generic", __package__)
+        generic = importlib.import_module(".transformers_model", __package__)
         adapter, config = generic.load_generic(path, raw, dtype=target.dtype, device=target.device)
         model, num_parameters, dtype = adapter, adapter.num_parameters(), target.dtype
     else:
