@@ -18,8 +18,6 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/test_facade.py
     from bough.lang.api import flush_cache as flush_cache
     from bough.lang.api import function as function
     from bough.lang.api import gen as gen
-    from bough.lang.api import gen_int as gen_int
-    from bough.lang.api import gen_string as gen_string
     from bough.lang.api import get_server_info as get_server_info
     from bough.lang.api import image as image
     from bough.lang.api import select as select
@@ -57,14 +55,16 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/test_facade.py
     from bough.lang.record.choices import token_length_normalized as token_length_normalized
     from bough.lang.record.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
     from bough.lang.record.condition import Condition as Condition
-    from bough.lang.sglang.absent import Crusoe as Crusoe
-    from bough.lang.sglang.absent import LiteLLM as LiteLLM
-    from bough.lang.sglang.absent import VertexAI as VertexAI
     from bough.lang.sglang.endpoint import RuntimeEndpoint as RuntimeEndpoint
     from bough.lang.sglang.engine import Engine as Engine
     from bough.lang.sglang.global_config import global_config as global_config
     from bough.lang.sglang.runtime import Runtime as Runtime
     from bough.lang.sglang.server_args import ServerArgs as ServerArgs
+    from bough.lang.sglang.words import Crusoe as Crusoe
+    from bough.lang.sglang.words import LiteLLM as LiteLLM
+    from bough.lang.sglang.words import VertexAI as VertexAI
+    from bough.lang.sglang.words import gen_int as gen_int
+    from bough.lang.sglang.words import gen_string as gen_string
     from bough.lang.tools.http_tool import http_tool as http_tool
     from bough.lang.tools.tool import Tool as Tool
     from bough.lang.tools.tool import tool as tool
@@ -79,7 +79,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "bough.constrain.spec": ("Choice", "JsonSchema", "Lark", "Regex"),
-    "bough.lang.sglang.absent": ("Crusoe", "LiteLLM", "VertexAI"),
+    "bough.lang.sglang.words": ("Crusoe", "LiteLLM", "VertexAI", "gen_int", "gen_string"),
     "bough.lang.api": (
         "assistant",
         "assistant_begin",
@@ -87,8 +87,6 @@ _HOMES = {
         "flush_cache",
         "function",
         "gen",
-        "gen_int",
-        "gen_string",
         "get_server_info",
         "image",
         "select",

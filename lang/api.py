@@ -17,20 +17,29 @@ from .diagnostics.source_lines import caller
 from .function import AsyncFunction, Function
 from .record.choices import ChoicesSamplingMethod, method_name
 from .record.expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, Series, items_of
-from .record.options import NamedOptions, SamplingOptions, clean_options
+from .record.options import (
+    SGLANG_ORDER,
+    GenOptions,
+    SamplingOptions,
+    TypedOptions,
+    by_name,
+    clean_options,
+    in_places,
+)
 from .record.reasoning import separate_reasoning
 from .types.check_constraint import check_constraint
 from .types.numbers import numeral_of, with_stop
 from .types.schema import typed
 
 __all__ = [
-    "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string",
-    "get_server_info", "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
+    "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "get_server_info", "image",
+    "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
     "system_end", "user", "user_begin", "user_end", "video",
 ]  # fmt: skip
 
 Result = TypeVar("Result")
 
+_CONSTRAINTS = ("type", "dtype", "schema", "json_schema", "regex", "ebnf", "grammar")
 _DTYPES = {"int": int, "float": float, "str": str, "string": str, "bool": bool}
 
 
@@ -72,47 +81,10 @@ def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | 
 
 @overload
 def gen(
-    name: str | None = ...,
-    max_tokens: int | None = ...,
-    min_tokens: int | None = ...,
-    n: int | None = ...,
-    stop: str | Sequence[str] | None = ...,
-    stop_token_ids: Sequence[int] | None = ...,
-    stop_regex: str | Sequence[str] | None = ...,
-    temperature: float | None = ...,
-    top_p: float | None = ...,
-    top_k: int | None = ...,
-    min_p: float | None = ...,
-    frequency_penalty: float | None = ...,
-    presence_penalty: float | None = ...,
-    ignore_eos: bool | None = ...,
-    return_logprob: bool | None = ...,
-    logprob_start_len: int | None = ...,
-    top_logprobs_num: int | None = ...,
-    return_text_in_logprobs: bool | None = ...,
-    dtype: object = ...,
-    choices: None = ...,
-    choices_method: SelectMethod | ChoicesSamplingMethod | None = ...,
-    regex: str | None = ...,
-    json_schema: object = ...,
-    *,
-    type: object = ...,
-    schema: object = ...,
-    ebnf: str | None = ...,
-    grammar: GrammarSpec | str | None = ...,
-    timeout_s: float | None = ...,
-    **options: Unpack[NamedOptions],
+    name: str | None = ..., max_tokens: int | None = ..., *placed: Any, **options: Unpack[GenOptions]
 ) -> Generate: ...
 @overload
-def gen(
-    name: str | None,
-    type: object,
-    /,
-    *,
-    regex: str | None = ...,
-    timeout_s: float | None = ...,
-    **options: Unpack[SamplingOptions],
-) -> Generate: ...
+def gen(name: str | None, type: object, /, **options: Unpack[TypedOptions]) -> Generate: ...
 @overload
 def gen(
     name: str | None = ...,
@@ -121,39 +93,8 @@ def gen(
     choices_method: SelectMethod | ChoicesSamplingMethod | None = ...,
     **options: Unpack[SamplingOptions],
 ) -> Choose: ...
-def gen(  # type: ignore[misc]  # noqa: PLR0913  one word has to say it all; 23 places in SGLang's order
-    name: str | None = None,
-    max_tokens_or_type: object = None,  # in this place either; by name, both have theirs
-    min_tokens: int | None = None,
-    n: int | None = None,
-    stop: str | Sequence[str] | None = None,
-    stop_token_ids: Sequence[int] | None = None,
-    stop_regex: str | Sequence[str] | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    ignore_eos: bool | None = None,
-    return_logprob: bool | None = None,
-    logprob_start_len: int | None = None,
-    top_logprobs_num: int | None = None,
-    return_text_in_logprobs: bool | None = None,
-    dtype: object = None,
-    choices: Sequence[str] | None = None,
-    choices_method: SelectMethod | ChoicesSamplingMethod | None = None,
-    regex: str | None = None,
-    json_schema: object = None,
-    *,
-    max_tokens: int | None = None,
-    type: object = None,
-    schema: object = None,
-    ebnf: str | None = None,
-    grammar: GrammarSpec | str | None = None,
-    timeout_s: float | None = None,
-    **options: Unpack[NamedOptions],
-) -> Generate | Choose:
+@in_places(SGLANG_ORDER, GenOptions)  # type: ignore[misc]  # the second place has two names
+def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any, **options: Any) -> Generate | Choose:
     """Generates text and keeps it as the variable `name`. What is left out is the run's default.
 
     type, dtype, schema   a type: the text is of that form and `s[name]` is a value of it. int, float, bool, str, an
@@ -164,6 +105,7 @@ def gen(  # type: ignore[misc]  # noqa: PLR0913  one word has to say it all; 23 
     ebnf, grammar    a context-free grammar in Lark's notation; `grammar` also takes JsonSchema, Regex, Choice, Lark ...
     choices          one of these: the same as `select`
     timeout_s        seconds after which the program fails
+    placed           further options in the order of SGLang's `gen`
 
     >>> s += "Population: " + gen("population", int)
     >>> s += assistant(gen("invoice", schema=Invoice, max_tokens=120))
@@ -171,142 +113,27 @@ def gen(  # type: ignore[misc]  # noqa: PLR0913  one word has to say it all; 23 
     Raises:
         RequestError: an option is out of range, or several constraints are given.
     """
-    if isinstance(max_tokens_or_type, int):
-        max_tokens = _once("max_tokens", max_tokens, max_tokens_or_type)
-    elif max_tokens_or_type is not None:
-        type = _once("type", type, max_tokens_or_type)
-    if isinstance(dtype, str) and dtype in _DTYPES:
-        dtype = _DTYPES[dtype]
-    constraints = _given(
-        type=type, dtype=dtype, schema=schema, json_schema=json_schema, regex=regex, ebnf=ebnf, grammar=grammar
-    )
-    places: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "min_tokens": min_tokens,
-        "n": n,
-        "stop": stop,
-        "stop_token_ids": stop_token_ids,
-        "stop_regex": stop_regex,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "ignore_eos": ignore_eos,
-        "return_logprob": return_logprob,
-        "logprob_start_len": logprob_start_len,
-        "top_logprobs_num": top_logprobs_num,
-        "return_text_in_logprobs": return_text_in_logprobs,
-    }
-    cleaned = clean_options({**places, **options})
+    options = by_name("gen", SGLANG_ORDER[1:], placed, options)
+    if max_tokens_or_type is not None:
+        which = "max_tokens" if isinstance(max_tokens_or_type, int) else "type"
+        if options.get(which) is not None:
+            raise RequestError(f"{which} was given twice", param=which)
+        options[which] = max_tokens_or_type
+    given = {name: options.pop(name, None) for name in _CONSTRAINTS}
+    choices, method, timeout_s = (options.pop(name, None) for name in ("choices", "choices_method", "timeout_s"))
+    dtype = given["dtype"]
+    given["dtype"] = _DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    constraints = {name: value for name, value in given.items() if value is not None}
+    cleaned = clean_options(options)
     if choices is not None:
         if constraints:
             raise RequestError("choices cannot be combined with another constraint", param="choices")
-        return select(name, choices, temperature or 0.0, choices_method)
+        return select(name, choices, options.get("temperature") or 0.0, method)
     constraint, convert, kind = _constraint(constraints)
     check_constraint(constraint, "regex" if "regex" in constraints else next(iter(constraints), "grammar"))
     if "regex" not in constraints and (numeral := numeral_of(kind, cleaned)) is not None:
         constraint, cleaned = numeral.grammar, with_stop(cleaned, numeral)
     return Generate(checked_name(name), cleaned, constraint, convert, checked_timeout(timeout_s), caller(), kind)
-
-
-def gen_int(  # noqa: PLR0913  in SGLang's order
-    name: str | None = None,
-    max_tokens: int | None = None,
-    n: int | None = None,
-    stop: str | Sequence[str] | None = None,
-    stop_token_ids: Sequence[int] | None = None,
-    stop_regex: str | Sequence[str] | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    ignore_eos: bool | None = None,
-    return_logprob: bool | None = None,
-    logprob_start_len: int | None = None,
-    top_logprobs_num: int | None = None,
-    return_text_in_logprobs: bool | None = None,
-    *,
-    min_tokens: int | None = None,
-    timeout_s: float | None = None,
-    **options: Unpack[NamedOptions],
-) -> Expression:
-    """Generates an integer: `gen(name, dtype=int)`."""
-    return gen(
-        name,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        n=n,
-        stop=stop,
-        stop_token_ids=stop_token_ids,
-        stop_regex=stop_regex,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        ignore_eos=ignore_eos,
-        return_logprob=return_logprob,
-        logprob_start_len=logprob_start_len,
-        top_logprobs_num=top_logprobs_num,
-        return_text_in_logprobs=return_text_in_logprobs,
-        dtype=int,
-        timeout_s=timeout_s,
-        **options,
-    )
-
-
-def gen_string(  # noqa: PLR0913  in SGLang's order
-    name: str | None = None,
-    max_tokens: int | None = None,
-    n: int | None = None,
-    stop: str | Sequence[str] | None = None,
-    stop_token_ids: Sequence[int] | None = None,
-    stop_regex: str | Sequence[str] | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    ignore_eos: bool | None = None,
-    return_logprob: bool | None = None,
-    logprob_start_len: int | None = None,
-    top_logprobs_num: int | None = None,
-    return_text_in_logprobs: bool | None = None,
-    *,
-    min_tokens: int | None = None,
-    timeout_s: float | None = None,
-    **options: Unpack[NamedOptions],
-) -> Expression:
-    """Generates a string in quotes; the variable is what stands between them: `gen(name, dtype=str)`."""
-    return gen(
-        name,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        n=n,
-        stop=stop,
-        stop_token_ids=stop_token_ids,
-        stop_regex=stop_regex,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        ignore_eos=ignore_eos,
-        return_logprob=return_logprob,
-        logprob_start_len=logprob_start_len,
-        top_logprobs_num=top_logprobs_num,
-        return_text_in_logprobs=return_text_in_logprobs,
-        dtype=str,
-        timeout_s=timeout_s,
-        **options,
-    )
 
 
 def select(
@@ -427,16 +254,6 @@ def _message(role: str, expression: str | Expression | None) -> Expression:
             place=caller(),
         )
     return Series((RoleOpen(role), *items_of(expression), RoleClose(role)))
-
-
-def _once(name: str, named: Any, placed: Any) -> Any:
-    if named is not None:
-        raise RequestError(f"{name} was given twice", param=name)
-    return placed
-
-
-def _given(**constraints: object) -> dict[str, Any]:
-    return {name: value for name, value in constraints.items() if value is not None}
 
 
 def _constraint(given: dict[str, Any]) -> tuple[GrammarSpec | None, Callable[[str], Any], object]:

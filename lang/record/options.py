@@ -2,52 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar
 
+from ...constrain.spec import GrammarSpec
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling_params import SamplingParams
 from ..diagnostics.check_options import checked_option, nearest
 
+Word = TypeVar("Word", bound=Callable[..., Any])
 
-class NamedOptions(TypedDict, total=False):
-    """What `gen` takes by name only; the others have a place of their own among its parameters."""
-
-    max_new_tokens: int | None
-    include_stop: bool | None
-    repetition_penalty: float | None
-    logit_bias: Mapping[int, float] | None
-    skip_special_tokens: bool | None
-    token_healing: bool | None
-    seed: int | None
-    logprobs: int | None
+_ANYHOW, _BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
-class SamplingOptions(NamedOptions, total=False):
-    """How to choose tokens; what is left out or None is the run's default. `SamplingParams` says what each means.
+class TokenOptions(TypedDict, total=False):
+    """How to choose tokens, all but how many; what is left out or None is the run's default.
 
-    `max_new_tokens` is another name of `max_tokens`. `return_logprob` asks for the log-probability of each token and
+    `SamplingParams` says what each means. `return_logprob` asks for the log-probability of each token and
     `top_logprobs_num` for so many alternatives; `logprobs` is both in one. `return_text_in_logprobs` may be given, but
     the tokens' texts are always there. `logprob_start_len` may be -1: log-probabilities are those of generated tokens.
     """
 
-    max_tokens: int | None
+    max_new_tokens: int | None
     min_tokens: int | None
     n: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
     stop_regex: str | Sequence[str] | None
+    include_stop: bool | None
     temperature: float | None
     top_p: float | None
     top_k: int | None
     min_p: float | None
     frequency_penalty: float | None
     presence_penalty: float | None
+    repetition_penalty: float | None
+    logit_bias: Mapping[int, float] | None
     ignore_eos: bool | None
+    skip_special_tokens: bool | None
+    token_healing: bool | None
+    seed: int | None
+    logprobs: int | None
     return_logprob: bool | None
     logprob_start_len: int | None
     top_logprobs_num: int | None
     return_text_in_logprobs: bool | None
+
+
+class SamplingOptions(TokenOptions, total=False):
+    """Options of sampling; `max_new_tokens` is another name of `max_tokens`."""
+
+    max_tokens: int | None
+
+
+class TypedOptions(SamplingOptions, total=False):
+    """Options of a generation whose type is given."""
+
+    regex: str | None
+    timeout_s: float | None
+
+
+class GenOptions(TokenOptions, total=False):
+    """Options of `gen` by name: those of sampling, and what the text must conform to."""
+
+    type: object
+    dtype: object
+    schema: object
+    json_schema: object
+    regex: str | None
+    ebnf: str | None
+    grammar: GrammarSpec | str | None
+    choices: None
+    choices_method: object
+    timeout_s: float | None
 
 
 class RunOptions(SamplingOptions, total=False):
@@ -56,8 +84,43 @@ class RunOptions(SamplingOptions, total=False):
     use_thread: bool | None
 
 
+SGLANG_ORDER = (
+    "max_tokens", "min_tokens", "n", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p",
+    "frequency_penalty", "presence_penalty", "ignore_eos", "return_logprob", "logprob_start_len", "top_logprobs_num",
+    "return_text_in_logprobs", "dtype", "choices", "choices_method", "regex", "json_schema",
+)  # fmt: skip
+"""Places of SGLang's `gen`, after the name."""
+
 OPTION_NAMES = frozenset(RunOptions.__optional_keys__)
 DEFAULTS: Mapping[str, Any] = {"max_tokens": 128}
+
+
+def in_places(order: Sequence[str], options: Any) -> Callable[[Word], Word]:
+    """Gives a word that takes options by place the signature that shows them; `options` are all that it takes."""
+
+    def shown(word: Word) -> Word:
+        places = [inspect.Parameter(name, _ANYHOW, default=None) for name in ("name", *order)]
+        rest = [
+            inspect.Parameter(name, _BY_NAME, default=None) for name in options.__annotations__ if name not in order
+        ]
+        vars(word)["__signature__"] = inspect.Signature([*places, *rest])
+        return word
+
+    return shown
+
+
+def by_name(word: str, order: Sequence[str], placed: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that were given by place, and those given by name.
+
+    Raises:
+        TypeError: there are more than places, or one is given twice.
+    """
+    if len(placed) > len(order):
+        raise TypeError(f"{word}() takes no more than {len(order)} options by place, got {len(placed)}")
+    options = dict(zip(order, placed, strict=False))
+    if twice := options.keys() & named.keys():
+        raise TypeError(f"{word}() got multiple values for argument {min(twice)!r}")
+    return {**options, **named}
 
 
 def clean_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from ...runtime.protocol.errors import RequestError
 from ..backends.http import HttpBackend
-from . import generate as completion
-from .generate import Params, asked
+from .generate import Params, agenerate, generate
 
 _PROBE = "What did you see?"
 
@@ -80,7 +79,7 @@ class RuntimeEndpoint(HttpBackend):
 
     def cache_prefix(self, prefix: str) -> None:
         """Computes a text that many programs begin with, so that it is in the cache."""
-        completion.generate(self, asked(prefix, {"max_new_tokens": 1, "temperature": 0}))
+        generate(self, prefix, {"max_new_tokens": 1, "temperature": 0})
 
     def generate(
         self,
@@ -97,7 +96,8 @@ class RuntimeEndpoint(HttpBackend):
             RequestError: something that is asked for cannot be had.
             ProgramError: a prompt failed.
         """
-        what = asked(
+        answers = generate(
+            self,
             prompt,
             sampling_params,
             return_logprob=return_logprob,
@@ -105,12 +105,12 @@ class RuntimeEndpoint(HttpBackend):
             top_logprobs_num=top_logprobs_num,
             lora_path=lora_path,
         )
-        return json.dumps(completion.generate(self, what))
+        return json.dumps(answers)
 
     async def async_generate(self, prompt: str, sampling_params: Params | None = None) -> AsyncIterator[str]:
         """The text of an answer as it comes."""
         seen = 0
-        async for answer in completion.astream(self, asked(prompt, sampling_params)):
+        async for answer in await agenerate(self, prompt, sampling_params, stream=True):
             text = answer["text"][seen:]
             seen += len(text)
             if text:

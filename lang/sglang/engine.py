@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..backends.local import LocalBackend
-from . import generate as completion
-from .generate import Params, asked
+from .generate import Params, agenerate, generate
 from .server_args import ServerArgs
 
 
@@ -38,34 +37,21 @@ class Engine(LocalBackend):
         input_ids: None = None,
         image_data: None = None,
         *,
-        return_logprob: bool | Sequence[bool] | None = False,
-        logprob_start_len: int | Sequence[int] | None = None,
-        top_logprobs_num: int | Sequence[int] | None = None,
         stream: bool = False,
-        **others: object,
+        **others: Any,
     ) -> Any:
         """The answer to a prompt, as `{"text": ..., "meta_info": {...}}`, or a list of answers to a list of prompts.
 
-        With `stream`, an iterator of the answer to one prompt, each with all text so far.
+        stream   an iterator of the answer to one prompt, each with all text so far
+        others   `return_logprob`, `logprob_start_len`, `top_logprobs_num`: one for all prompts, or one each
 
         Raises:
             RequestError: something that is asked for cannot be had.
             ProgramError: a prompt failed.
         """
-        what = asked(
-            prompt,
-            sampling_params,
-            return_logprob=return_logprob,
-            logprob_start_len=logprob_start_len,
-            top_logprobs_num=top_logprobs_num,
-            input_ids=input_ids,
-            image_data=image_data,
-            **others,
+        return generate(
+            self, prompt, sampling_params, stream=stream, input_ids=input_ids, image_data=image_data, **others
         )
-        if stream:
-            answers: Iterator[dict[str, Any]] = completion.stream(self, what)
-            return answers
-        return completion.generate(self, what)
 
     async def async_generate(
         self,
@@ -76,11 +62,7 @@ class Engine(LocalBackend):
         **others: Any,
     ) -> Any:
         """The same for tasks; with `stream`, what is awaited is an async iterator."""
-        what = asked(prompt, sampling_params, **others)
-        if stream:
-            answers: AsyncIterator[dict[str, Any]] = completion.astream(self, what)
-            return answers
-        return await completion.agenerate(self, what)
+        return await agenerate(self, prompt, sampling_params, stream=stream, **others)
 
     def get_server_info(self) -> dict[str, Any]:
         """What the engine says of itself."""

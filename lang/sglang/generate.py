@@ -65,21 +65,45 @@ def asked(
     return Asked(prompts, options, isinstance(prompt, str))
 
 
-def generate(backend: Backend, what: Asked) -> Any:
+def generate(
+    backend: Backend,
+    prompt: str | Sequence[str] | None,
+    sampling_params: Params | Sequence[Params] | None,
+    *,
+    stream: bool = False,
+    **others: Any,
+) -> Any:
     """The answers: a dict a prompt, or with n > 1 a dict a sample; of a list of prompts, a list of them all.
 
+    stream   gives an iterator of the answer to one prompt, each with all text so far
+    others   those of `asked`
+
     Raises:
-        ProgramError: one of them failed.
+        RequestError: something that is asked for cannot be had.
+        ProgramError: a prompt failed.
     """
+    what = asked(prompt, sampling_params, **others)
+    if stream:
+        return _stream(backend, what)
     return _answers(what, _COMPLETE.run_batch(_items(what), backend=backend))
 
 
-async def agenerate(backend: Backend, what: Asked) -> Any:
-    """The same for tasks."""
+async def agenerate(
+    backend: Backend,
+    prompt: str | Sequence[str] | None,
+    sampling_params: Params | Sequence[Params] | None,
+    *,
+    stream: bool = False,
+    **others: Any,
+) -> Any:
+    """The same for tasks; with `stream`, what is awaited is an async iterator."""
+    what = asked(prompt, sampling_params, **others)
+    if stream:
+        return _astream(backend, what)
     return _answers(what, await _COMPLETE.arun_batch(_items(what), backend=backend))
 
 
-def stream(backend: Backend, what: Asked) -> Iterator[dict[str, Any]]:
+def _stream(backend: Backend, what: Asked) -> Iterator[dict[str, Any]]:
     """The answer to one prompt as it comes: each dict has all text so far, the last one its `meta_info`."""
     state = _COMPLETE.run(*_the_one(what), backend=backend, stream=True)
     text = ""
@@ -89,7 +113,7 @@ def stream(backend: Backend, what: Asked) -> Iterator[dict[str, Any]]:
     yield _results(state)[0]
 
 
-async def astream(backend: Backend, what: Asked) -> AsyncIterator[dict[str, Any]]:
+async def _astream(backend: Backend, what: Asked) -> AsyncIterator[dict[str, Any]]:
     """The same for tasks."""
     state = _COMPLETE.run(*_the_one(what), backend=backend, stream=True)
     text = ""

@@ -40,7 +40,7 @@ def test_an_absent_backend_says_what_to_use(name):
 
 def test_parameters_of_gen_stand_in_the_same_order():
     places = [parameter.name for parameter in inspect.signature(sgl.gen).parameters.values()]
-    assert ["name", "max_tokens", *places[2 : len(GEN)]] == GEN
+    assert places[: len(GEN)] == GEN
     rest = [
         name for name in GEN if name not in ("min_tokens", "dtype", "choices", "choices_method", "regex", "json_schema")
     ]
@@ -63,6 +63,18 @@ def test_every_parameter_by_its_place():
     )  # fmt: skip
     assert by_place.options == by_name.options
     assert by_place.grammar == by_name.grammar
+
+
+def test_a_place_too_many_or_an_option_in_two_ways():
+    too_many: Any = [None] * 24
+    with pytest.raises(TypeError, match="no more than 21 options by place, got 22"):
+        sgl.gen(*too_many)
+    with pytest.raises(TypeError, match="multiple values for argument 'min_tokens'"):
+        sgl.gen("x", 8, 2, min_tokens=3)
+    with pytest.raises(TypeError, match="multiple values for argument 'n'"):
+        sgl.gen_int("x", 8, 2, n=3)
+    options = sgl.gen_int("x", 8, 2).options
+    assert (options["max_tokens"], options["n"]) == (8, 2)
 
 
 def test_a_program_keeps_its_number_of_speculated_tokens():

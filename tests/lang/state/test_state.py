@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 import pytest
 
 import bough
-from bough.lang.api import assistant, function, gen, gen_int, gen_string, select, system, user
+from bough import assistant, function, gen, gen_int, gen_string, select, system, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.diagnostics.errors import ProgramError
 from bough.runtime.protocol.program import Done
