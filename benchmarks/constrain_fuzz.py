@@ -224,7 +224,7 @@ def draw_word(grammar: Grammar, vocabulary: Vocabulary, rng: random.Random, max_
             break
         taken.append(token)
     text = b"".join(vocabulary.tokens[token] or b"" for token in taken).decode(errors="replace")
-    whole = matcher.accepting and not getattr(matcher, "closed", False)
+    whole = matcher.accepting and not matcher.closed
     return text if whole else None
 
 

@@ -15,7 +15,6 @@ from llguidance import LLMatcher
 from ..constrain import GrammarCompiler, GrammarSpec, JsonSchema, Regex, Vocabulary
 from ..constrain.compiler import compile_grammar
 from ..constrain.matchers.interface import Grammar, Matcher
-from ..constrain.matchers.table.matcher import RegularGrammar
 from ..constrain.vocabulary.token_table import TokenTable
 from ..constrain.vocabulary.vocabulary import MaskRow
 from ..runtime.models.load import locate
@@ -49,7 +48,7 @@ class Bough:
     def _tabulated(self, spec: GrammarSpec) -> Grammar:
         """As it is served a moment after the first request: its table takes the place of the grammar."""
         deadline = time.monotonic() + TABLE_S
-        while not isinstance(grammar := self._compiler.compile(spec), RegularGrammar) and time.monotonic() < deadline:
+        while (grammar := self._compiler.compile(spec)).matcher().on_table is None and time.monotonic() < deadline:
             time.sleep(0.01)
         return grammar
 

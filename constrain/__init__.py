@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from .compiler import GrammarCompiler
     from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, MatcherError, UnsupportedKeywordError
     from .matchers.interface import Grammar, Matcher
-    from .matchers.masks import fill_along
     from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag
     from .vocabulary.vocabulary import MaskRow, Vocabulary
 
@@ -35,7 +34,6 @@ __all__ = [
     "UnsupportedKeywordError",
     "Vocabulary",
     "accepts",
-    "fill_along",
     "grammar_accepts",
 ]
 
@@ -50,7 +48,6 @@ _HOMES = {
         "UnsupportedKeywordError",
     ),
     "matchers.interface": ("Grammar", "Matcher"),
-    "matchers.masks": ("fill_along",),
     "spec": ("Choice", "Gbnf", "GrammarSpec", "JsonSchema", "Lark", "Regex", "Structural", "Tag"),
     "vocabulary.vocabulary": ("MaskRow", "Vocabulary"),
 }

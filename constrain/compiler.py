@@ -23,11 +23,10 @@ from .lower import lower
 from .lowered import Lowered, Tabulate
 from .matchers.completion import Completer
 from .matchers.grammar_state import GrammarState
-from .matchers.interface import Grammar, Matcher
-from .matchers.table.matcher import RegularGrammar, RegularMatcher
-from .matchers.table.tables import RegularTables, tabulation
+from .matchers.interface import Grammar, Matcher, Tabulation
+from .matchers.table.tables import RegularTables, table_job
 from .matchers.tagged.compile import compile_structural
-from .matchers.token_matcher import CompiledGrammar, TokenMatcher
+from .matchers.token_matcher import CompiledGrammar
 from .matchers.unique.state import DistinctState
 from .receipt import Finding, Receipt, Violation
 from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
@@ -92,7 +91,9 @@ class GrammarCompiler:
             found = self._cache.get(key)
             if found is not None:
                 self.cache_hits += 1
-                self._begin_table(key, found)
+                if isinstance(found, GrammarError):
+                    return _settled(found)
+                self._begin_table(found)
                 return _settled(found)
             shared = self._under_way.get(key)
             if shared is None:
@@ -100,7 +101,7 @@ class GrammarCompiler:
                 shared.set_running_or_notify_cancel()
                 self._under_way[key] = shared
                 shared.add_done_callback(lambda done: self._keep(key, done))
-                self._service.submit(lambda turn: self._compile(spec, key, turn), shared)
+                self._service.submit(lambda turn: self._compile(spec, turn), shared)
             else:
                 self.cache_hits += 1
             return shared
@@ -160,17 +161,15 @@ class GrammarCompiler:
 
     def _rehearse(self, turn: Turn) -> None:
         for spec in _REHEARSED:
-            self._compile(spec, b"", turn)
+            self._compile(spec, turn)
 
-    def _compile(self, spec: GrammarSpec, key: bytes, turn: Turn) -> Grammar:
+    def _compile(self, spec: GrammarSpec, turn: Turn) -> Grammar:
         if not self.tokens.has_tokenizer:
             if _needs_process(spec):
                 self._service.processes.start_ahead()
             turn.prepare(lambda: self.tokens.tokenizer)
         try:
             grammar = compile_grammar(spec, self.tokens, lambda part: _lower_elsewhere(part, turn))
-            if isinstance(grammar, CompiledGrammar):
-                grammar.key = key
             return self._tables.at_once(grammar)
         except (GrammarTooComplexError, UnsupportedKeywordError):
             if not isinstance(spec, JsonSchema) or spec.policy != "best_effort":
@@ -178,34 +177,31 @@ class GrammarCompiler:
             turn.extend()
             return compile_loosely(spec, self.tokens)
 
-    def _on_table(self, matcher: Matcher) -> RegularMatcher | None:
+    def _on_table(self, matcher: Matcher) -> Matcher | None:
         """A matcher that is where `matcher` is, on the table of its constraint; None if there is no table in time."""
-        if not isinstance(matcher, TokenMatcher) or matcher.closed:
-            return None
-        grammar = matcher.grammar
         with self._lock:
-            self._begin_table(grammar.key, grammar)
-        made = grammar.table
-        if made is None or not wait_for([made], TABLE_PATIENCE_S).done or made.exception() is not None:
+            tabulation = self._begin_table(matcher.tabulable)
+        if tabulation is None or not wait_for([tabulation.table], TABLE_PATIENCE_S).done:
             return None
-        table = made.result()
-        assert isinstance(table, RegularGrammar)
+        if tabulation.table.exception() is not None:
+            return None
+        following = tabulation.table.result().matcher()
         try:
-            return table.follow(matcher.taken)
+            for token in matcher.taken:
+                following.accept(token)
         except MatcherError:  # a table knows no NUL
             return None
+        return following
 
-    def _begin_table(self, key: bytes, grammar: Grammar | GrammarError) -> None:
+    def _begin_table(self, grammar: Grammar | None) -> Tabulation | None:
         """Has a table made of a regular constraint, once."""
-        if isinstance(grammar, CompiledGrammar) and grammar.tabulation is not None and key:
-            job, grammar.tabulation = grammar.tabulation, None
-            made: Future[Grammar] = Future()
-            made.set_running_or_notify_cancel()
-            made.add_done_callback(lambda done: self._keep_table(key, done))
-            grammar.table = made
-            self._service.submit(lambda turn: self._tabulate(job, grammar, turn), made)
+        tabulation = None if grammar is None else grammar.tabulation
+        if grammar is not None and tabulation is not None and tabulation.begin():
+            tabulation.table.add_done_callback(lambda done: self._keep_table(tabulation.key, done))
+            self._service.submit(lambda turn: self._tabulate(tabulation.job, grammar, turn), tabulation.table)
+        return tabulation
 
-    def _tabulate(self, job: Tabulate, plain: CompiledGrammar, turn: Turn) -> Grammar:
+    def _tabulate(self, job: Tabulate, plain: Grammar, turn: Turn) -> Grammar:
         answer = turn.do(job)
         assert isinstance(answer, Tabulated)
         return self._tables.grammar(answer.automaton, plain)
@@ -269,34 +265,25 @@ def compile_loosely(spec: JsonSchema, tokens: TokenTable) -> Grammar:
 
 
 def _compile_lowered(spec: PlainSpec, lowered: Lowered, tokens: TokenTable) -> CompiledGrammar:
-    start: GrammarState = LLMatcher(  # type: ignore[assignment]  # its stubs do not tell all it has
-        tokens.tokenizer, lowered.source, log_level=0, limits=_LIMITS
-    )
+    start: GrammarState = LLMatcher(tokens.tokenizer, lowered.source, log_level=0, limits=_LIMITS)
     if start.is_error():
         raise to_grammar_error(start.get_error(), spec)
     if lowered.distinct is not None:
         start = DistinctState.guarding(start, tokens, lowered.distinct)
     _check_start(start, tokens, spec)
     completer = Completer(tokens, json=lowered.json, names=lowered.names, words=lowered.words)
-    grammar = CompiledGrammar(
+    job = table_job(spec, lowered)
+    return CompiledGrammar(
         start,
         tokens,
         completer,
-        json=lowered.json,
-        growth=lowered.growth,
-        num_bytes=_num_bytes(lowered),
+        lowered,
         receipt=lowered.receipt or _plain_receipt(spec),
-        witness=lowered.witness,
+        tabulation=None if job is None else Tabulation(job, _key(spec)),
     )
-    grammar.tabulation = tabulation(spec, lowered)
-    return grammar
 
 
 _LIMITS = LLParserLimits(verbose_errors=False)
-
-
-def _num_bytes(lowered: Lowered) -> int:
-    return 200_000 + 64 * len(lowered.source)  # measured: 0.1 MB for half of real schemas, 3 MB for 1 in 100
 
 
 def _plain_receipt(spec: PlainSpec) -> Receipt:

@@ -14,7 +14,7 @@ import numpy as np
 import tokenizers
 
 from bough.constrain import GrammarCompiler
-from bough.constrain.matchers.table.matcher import RegularMatcher
+from bough.constrain.matchers.interface import TableMatcher
 from bough.runtime.engine.engine import Engine
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.counters import ModelInfo
@@ -215,7 +215,7 @@ class AheadPasses:
         position, epoch, state = self.states.get(work.sequence, (-1, -1, -1))
         return state if (position, epoch) == (work.start, work.epoch) else None
 
-    def follow(self, work: Work, matcher: RegularMatcher, state: int, token: int) -> None:
+    def follow(self, work: Work, matcher: TableMatcher, state: int, token: int) -> None:
         """Keeps the state after `token`, -1 where nothing may follow."""
         following = matcher.grammar.following(state, token) if state >= 0 else -1
         self.states[work.sequence] = (work.stop, work.epoch, following)

@@ -29,11 +29,6 @@ class GrammarState(Protocol):
     def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None:
         """Writes the mask of the next token to that address."""
 
-    def unsafe_compute_mask_ptr_with_draft_token(
-        self, trg_pointer: int, one_mask_byte_size: int, draft: list[int]
-    ) -> None:
-        """Writes the mask of the next token, and that after each of the draft's tokens, row after row."""
-
     def validate_tokens(self, tokens: list[int]) -> int:
         """How many of the tokens can be consumed one after another."""
 

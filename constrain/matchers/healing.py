@@ -20,6 +20,7 @@ MAX_CROSSINGS = 16
 class _Mark(NamedTuple):
     """What one accepted token did: how many of the given bytes it wrote, how many tokens `inner` was fed for it."""
 
+    token: int
     num_bytes: int
     num_fed: int
 
@@ -45,12 +46,12 @@ class Healer:
         return Crossing(sorted(((texts[token] or b"")[len(text) :], token) for token in longer), self.tokens)
 
 
-class Healing:
-    """A `Matcher`: the text begins with `prefix`, and what follows is a word of `inner` (None: any text).
+class Healing(Matcher):
+    """The text begins with `prefix`, and what follows is a word of `inner` (None: any text).
 
     Allowed are all tokens that agree with what is left of the prefix: those that write a part of it, and those that
-    write all of it and more, if `inner` allows that more. After the prefix it does as `inner` does, so that whoever
-    never takes tokens back can go on with that (`over`).
+    write all of it and more, if `inner` allows that more. After the prefix it does as `inner` does, which then is its
+    `successor`.
     """
 
     def __init__(self, prefix: bytes, healer: Healer, inner: Matcher | None) -> None:
@@ -71,7 +72,22 @@ class Healing:
     @property
     def free(self) -> bool:
         """Every token is allowed here, no mask is needed."""
-        return self.over and (self.inner is None or bool(getattr(self.inner, "free", False)))
+        return self.over and (self.inner is None or self.inner.free)
+
+    @property
+    def closed(self) -> bool:
+        """The budget cut the word of `inner` short."""
+        return self.inner is not None and self.inner.closed
+
+    @property
+    def successor(self) -> Matcher | None:
+        """`inner`, once the prefix is written."""
+        return self.inner if self.over else self
+
+    @property
+    def taken(self) -> list[int]:
+        """The tokens accepted so far."""
+        return [mark.token for mark in self._taken]
 
     @property
     def accepting(self) -> bool:
@@ -82,6 +98,10 @@ class Healing:
     def finished(self) -> bool:
         """Nothing but the end of sequence is allowed here."""
         return self.over and self.inner is not None and self.inner.finished
+
+    def min_tokens(self) -> int | None:
+        """Tokens of a short word of `inner`."""
+        return 0 if self.inner is None else self.inner.min_tokens()
 
     def fill_mask(self, out: MaskRow) -> None:
         """Writes the tokens allowed next. Raises MatcherError at a dead end."""
@@ -114,7 +134,7 @@ class Healing:
             token = self._way(self._rest)[0]
             num_bytes, num_fed = len(self._text(token)), 0
         self._rest = self._rest[num_bytes:]
-        self._taken.append(_Mark(num_bytes, num_fed))
+        self._taken.append(_Mark(token, num_bytes, num_fed))
         return token
 
     def forced_tokens(self) -> list[int]:
@@ -145,7 +165,7 @@ class Healing:
         if self.inner is not None:
             token = self.inner.accept(token, remaining, patience_s)
         if token not in self._tokens.eos_ids:
-            self._taken.append(_Mark(0, int(self.inner is not None)))
+            self._taken.append(_Mark(token, 0, int(self.inner is not None)))
         return token
 
     def _text(self, token: int) -> bytes:
@@ -159,7 +179,7 @@ class Healing:
         """Whether what is left of the prefix, and then a word of `inner`, can be written after a token within it."""
         if remaining is None or len(text) > len(self._rest):
             return True
-        least = getattr(self.inner, "min_tokens", lambda: 0)() or 0
+        least = self.min_tokens() or 0
         rest = self._rest[len(text) :]
         return remaining >= len(rest) + least or remaining >= len(self._way(rest)) + least
 

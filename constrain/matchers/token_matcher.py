@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from ctypes import addressof, c_char
 
 import numpy as np
+from llguidance import LLMatcher
 
 from ..errors import MatcherError, SearchLateError
 from ..json_text.closing import JsonScanner
-from ..lowered import Tabulate
+from ..lowered import Lowered
 from ..receipt import Receipt
 from ..vocabulary.token_table import TokenTable
 from ..vocabulary.vocabulary import MaskRow
 from .completion import Completer
 from .grammar_state import GrammarState
-from .interface import Grammar
+from .interface import Grammar, Int32, Matcher, Tabulation
 from .searches import Searches
 
 MAX_WITNESS_TOKENS = 4_096
@@ -26,10 +26,9 @@ _WHITESPACE = b" \t\n\r"
 
 
 class CompiledGrammar:
-    """A `Grammar`. `start` is a matcher in the start state, which is only copied.
+    """A `Grammar` that is followed step by step.
 
-    `witness` is a short word, if one is known. Set by who compiles it: `key`, under which it is kept; `tabulation`,
-    which makes a table of it (None: it is not regular, or that has been begun); `table`, that table to come.
+    `start` is the start state of what is written in `lowered`; it is only copied.
     """
 
     def __init__(
@@ -37,28 +36,24 @@ class CompiledGrammar:
         start: GrammarState,
         tokens: TokenTable,
         completer: Completer,
+        lowered: Lowered,
         *,
-        json: bool,
-        growth: int,
-        num_bytes: int,
         receipt: Receipt | None = None,
-        witness: str | None = None,
+        tabulation: Tabulation | None = None,
     ) -> None:
         self.tokens = tokens
-        self.json = json
-        self.num_bytes = num_bytes
+        self.json = lowered.json
+        self.num_bytes = 200_000 + 64 * len(lowered.source)  # measured: 0.1 MB for half of schemas, 3 MB for 1 in 100
         self.receipt = receipt
-        self.tabulation: Tabulate | None = None
-        self.table: Future[Grammar] | None = None
-        self.key = b""
+        self.tabulation = tabulation
         self.completer = completer
         self.searches = Searches(completer)
-        known = tokens.encode(witness.encode()) if witness is not None else []
+        known = tokens.encode(lowered.witness.encode()) if lowered.witness is not None else []
         self.witness: list[int] | None = known
         if not known or not completer.completes(start, known):
             self.witness = completer.search(start, MAX_WITNESS_TOKENS)
         shortest = len(self.witness) if self.witness is not None else 0
-        self.guarded_tokens = 32 + 2 * shortest + min(growth, MAX_WITNESS_TOKENS)
+        self.guarded_tokens = 32 + 2 * shortest + min(lowered.growth, MAX_WITNESS_TOKENS)
         self._start = start
 
     def matcher(self) -> TokenMatcher:
@@ -78,8 +73,8 @@ class CompiledGrammar:
         return JsonScanner(b"null" if self.tokens.known(["null"]) else b"0")
 
 
-class TokenMatcher:
-    """A `Matcher`.
+class TokenMatcher(Matcher):
+    """A matcher over llguidance's.
 
     Far from the end of the budget a token is only checked and taken. Near it (`guarded_tokens`) the matcher keeps a
     witness: tokens that complete the word from here. A token that leads where no witness fits into what remains is
@@ -111,12 +106,7 @@ class TokenMatcher:
         return not self._closing if self._closing is not None else bool(self.state.is_stopped())
 
     @property
-    def free(self) -> bool:
-        """No mask is needed: never here."""
-        return False
-
-    @property
-    def taken(self) -> list[int]:
+    def taken(self) -> Sequence[int]:
         """The tokens accepted so far. Not to be changed."""
         return self._taken
 
@@ -124,6 +114,11 @@ class TokenMatcher:
     def closed(self) -> bool:
         """The budget cut the word short: its text is JSON, but not a word of the grammar."""
         return self._closing is not None
+
+    @property
+    def tabulable(self) -> Grammar | None:
+        """The grammar, if a table of it could take over from here."""
+        return None if self.closed or self.grammar.tabulation is None else self.grammar
 
     def min_tokens(self) -> int | None:
         """Tokens of a short word from the start; None if none was found."""
@@ -141,6 +136,19 @@ class TokenMatcher:
         self.state.unsafe_compute_mask_ptr(address, out.nbytes)
         self._masked_at = len(self._taken)
         self.check(out)
+
+    def fill_along(self, drafts: Sequence[int], out: Int32) -> int:
+        """Writes the masks before and after each of `drafts`; returns how many are right. See `Matcher`."""
+        if not drafts or self.closed or not isinstance(self.state, LLMatcher):
+            return super().fill_along(drafts, out)
+        # All rows in one call without the interpreter lock, by a copy: see `GrammarState`.
+        state, tokens = self.state.deep_copy(), list(drafts)
+        state.unsafe_compute_mask_ptr_with_draft_token(out.ctypes.data, out.strides[0], tokens)  # type: ignore[attr-defined]
+        if state.is_error():
+            return 0
+        num_allowed = state.validate_tokens(tokens)
+        empty = np.flatnonzero(~out[: 1 + num_allowed].any(axis=1))
+        return int(empty[0]) if empty.size else 1 + num_allowed
 
     def check(self, row: MaskRow) -> None:
         """Raises MatcherError if `row`, just filled, shows that the generation cannot go on."""

@@ -13,10 +13,7 @@ import msgspec
 
 from ...constrain import Matcher, MatcherError
 from ...constrain.errors import SearchLateError
-from ...constrain.matchers.healing import Healing
-from ...constrain.matchers.table.matcher import RegularMatcher
-from ...constrain.matchers.tagged.matcher import StructuralMatcher
-from ...constrain.matchers.token_matcher import TokenMatcher
+from ...constrain.matchers.interface import TableMatcher
 from ...constrain.receipt import Receipt
 from ..protocol.errors import BoughError, ErrorInfo
 from ..protocol.request import (
@@ -119,7 +116,7 @@ class Generation:
         finish, matcher = self.finish, self.matcher
         if finish is None or matcher is None or finish.reason not in ("stop", "length"):
             return False
-        if isinstance(matcher, TokenMatcher | StructuralMatcher | RegularMatcher) and matcher.closed:
+        if matcher.closed:
             return False
         return finish.matched in self._eos_ids or (finish.matched is None and matcher.accepting)
 
@@ -135,11 +132,9 @@ class Generation:
         return not (params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0)
 
     @property
-    def table_matcher(self) -> RegularMatcher | None:
+    def table_matcher(self) -> TableMatcher | None:
         """The matcher, if its state is a number in a table."""
-        if isinstance(self.matcher, RegularMatcher) and self.matcher.state is not None:
-            return self.matcher
-        return None
+        return self.matcher.on_table if self.matcher is not None else None
 
     def spec(self, work: Work, num_steps: int) -> DrawSpec | None:
         """How a device draws the token of `work`, and those of the steps after it, by itself, `num_steps` in all; None
@@ -278,8 +273,7 @@ class Generation:
         else:
             token = self.matcher.accept(drawn, remaining, SEARCH_PATIENCE_S)
         self._closing |= token != drawn
-        if isinstance(self.matcher, Healing) and self.matcher.over:
-            self.matcher = self.matcher.inner
+        self.matcher = self.matcher.successor
         return token
 
     def foresee(self, drawn: int, foresee: Foresee) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...constrain import Matcher
-from ...constrain.matchers.masks import fill_along
 
 logger = logging.getLogger("bough.engine")
 
@@ -51,7 +50,7 @@ class MaskJob:
         try:
             if self.before is not None:
                 self.before()
-            right = fill_along(self.matcher, self.drafts, self.rows)
+            right = self.matcher.fill_along(self.drafts, self.rows)
         except BaseException:  # a panic of native code is no Exception, and somebody waits here too
             logger.exception("a grammar mask could not be filled")
         self.right = right

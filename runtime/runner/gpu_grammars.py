@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...constrain.matchers.table.matcher import RegularGrammar, RegularMatcher
+from ...constrain.matchers.interface import Table, TableMatcher
 from ...kernels.decode_step.grammar_table import GrammarPool, GrammarTable, TablePlace
 from ...kernels.staging import upload
 from .gpu_slots import Slot
@@ -75,15 +75,15 @@ class DeviceGrammars:
         self._own = torch.full((num_slots,), -1, dtype=torch.int32, device=device)  # a slot with a table: its number
         self._no_tokens = torch.full((num_slots,), -1, dtype=torch.int64, device=device)
         self._under = torch.full((num_slots,), -1, dtype=torch.int32, device=device)
-        self._placed: dict[RegularGrammar, _Placed] = {}
-        self._building: dict[RegularGrammar, _Building] = {}
-        self._failed: weakref.WeakSet[RegularGrammar] = weakref.WeakSet()
+        self._placed: dict[Table, _Placed] = {}
+        self._building: dict[Table, _Building] = {}
+        self._failed: weakref.WeakSet[Table] = weakref.WeakSet()
         self.constrained: set[int] = set()
         self._launch = 1
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="bough-tables")
         weakref.finalize(self, self._builder.shutdown, wait=False, cancel_futures=True)
 
-    def place(self, grammar: RegularGrammar) -> TablePlace | None:
+    def place(self, grammar: Table) -> TablePlace | None:
         """Where the table of `grammar` lies, which it does until `launched`; None if it is not there (yet)."""
         placed = self._placed.get(grammar)
         if placed is not None:
@@ -114,7 +114,7 @@ class DeviceGrammars:
                 building.table.cancel()
                 del self._building[grammar]
 
-    def put(self, slots: Sequence[Slot], matchers: Sequence[RegularMatcher | None]) -> None:
+    def put(self, slots: Sequence[Slot], matchers: Sequence[TableMatcher | None]) -> None:
         """Sets the table and the state of each slot to those of its matcher, whose table is in the pool; None: it has
         no constraint."""
         entries, states, own = [], [], []
@@ -155,9 +155,9 @@ class DeviceGrammars:
         )
         return under
 
-    def _begin(self, grammar: RegularGrammar) -> _Building | None:
+    def _begin(self, grammar: Table) -> _Building | None:
         """Has a table built; None if it can never lie there, or too many are built already."""
-        num_states, num_classes = table_size(grammar)
+        num_states, num_classes = grammar.size
         if grammar in self._failed or not self.pool.could_hold(num_states, num_classes):
             return None
         if len(self._building) >= MAX_BUILDING:
@@ -178,19 +178,10 @@ class DeviceGrammars:
         return place
 
 
-def table_size(grammar: RegularGrammar) -> tuple[int, int]:
-    """States and classes of the table of a grammar: its own, and what the end of sequence is and leads to."""
-    return grammar.moves.num_states + 1, grammar.moves.num_classes + 1
-
-
-def build_table(grammar: RegularGrammar) -> GrammarTable:
-    """The table of a grammar. Where the text is forced, the mask allows one token of those that have a next state."""
+def build_table(grammar: Table) -> GrammarTable:
+    """A grammar's table in tensors."""
     try:
-        token_class, following = grammar.moves.dense(grammar.tokens.eos_ids)
-        mask = np.zeros((len(following), grammar.tokens.num_words), np.int32)
-        for state in range(len(following) - 1):
-            mask[state] = grammar.make_row(state)
-        return GrammarTable(torch.from_numpy(mask), torch.from_numpy(token_class), torch.from_numpy(following))
+        return GrammarTable(*map(torch.from_numpy, grammar.arrays()))
     except Exception:
         logger.exception("a constraint could not be made a table for the device")
         raise

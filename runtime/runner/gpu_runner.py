@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...constrain.matchers.table.matcher import RegularMatcher
+from ...constrain.matchers.interface import TableMatcher
 from ...kernels.attention.decode_rows import DecodeRows, DeviceAttention
 from ...kernels.attention.interface import SharedPrefix
 from ...kernels.attention.plan.padded_work import PaddedWork
@@ -252,7 +252,7 @@ class GpuPasses:
         Constraints whose tables are on the device follow them there.
         """
         picked, kept, positions = [], [], []
-        followed: list[tuple[Slot, RegularMatcher]] = []
+        followed: list[tuple[Slot, TableMatcher]] = []
         row = 0
         for work, slot in zip(plan.work, slots, strict=True):
             if work.samples and not work.drafts:

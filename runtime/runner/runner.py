@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...constrain.matchers.table.matcher import RegularMatcher
+from ...constrain.matchers.interface import TableMatcher
 from ...kernels.native.library import load_library
 from ...kernels.native.threads import Threads
 from ..protocol.sampling_params import SamplingParams
@@ -32,7 +32,7 @@ class DrawSpec:
 
     params: SamplingParams
     seed: int
-    matcher: RegularMatcher | None = None
+    matcher: TableMatcher | None = None
 
 
 class Pass(Protocol):

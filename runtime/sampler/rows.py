@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ...constrain.matchers.table.matcher import RegularMatcher
+from ...constrain.matchers.interface import TableMatcher
 from ...kernels.sampling import host_sampling
 from ..protocol.request import TokenLogprob
 from ..protocol.sampling_params import SamplingParams
@@ -51,7 +51,7 @@ class Row(msgspec.Struct, frozen=True):
     seen: Sequence[int] = ()
     banned: Sequence[int] = ()
     masked: int | None = None
-    matcher: RegularMatcher | None = None
+    matcher: TableMatcher | None = None
     target: int | None = None
     others: Sequence[int] = ()
 

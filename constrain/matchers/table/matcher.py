@@ -12,8 +12,7 @@ from ...receipt import Receipt
 from ...regex.automaton import Automaton
 from ...vocabulary.token_table import TokenTable
 from ...vocabulary.vocabulary import MaskRow
-from ..interface import Grammar, Matcher
-from ..token_matcher import TokenMatcher
+from ..interface import Grammar, Matcher, TableArrays
 from .rows import FAR, TokenMoves
 
 MAX_ROW_BYTES = 64 << 20
@@ -40,6 +39,7 @@ class RegularGrammar:
         self.moves = moves
         self.plain = plain
         self.receipt: Receipt | None = plain.receipt
+        self.tabulation = None
         row_bytes = min(4 * tokens.num_words * moves.num_states, MAX_ROW_BYTES)
         forced_bytes = _FORCED_BYTES * min(moves.num_states**2, MAX_FORCED)
         self.num_bytes = plain.num_bytes + moves.num_bytes + row_bytes + forced_bytes + _STATE_BYTES * moves.num_states
@@ -58,13 +58,6 @@ class RegularGrammar:
         """A fresh matcher at the start state."""
         return RegularMatcher(self)
 
-    def follow(self, tokens: Sequence[int]) -> RegularMatcher:
-        """A matcher that has taken `tokens`. Raises MatcherError if one is not allowed."""
-        matcher = self.matcher()
-        for token in tokens:
-            matcher.accept(token)
-        return matcher
-
     def min_tokens(self) -> int | None:
         """Tokens of the shortest word."""
         return self.distance[0]
@@ -73,14 +66,27 @@ class RegularGrammar:
         """The mask of a state; not to be written to."""
         row = self._rows.get(state)
         if row is None:
-            row = self.make_row(state)
+            row = self._make_row(state)
             with self._lock:
                 if len(self._rows) >= self._max_rows:
                     self._rows.clear()
                 self._rows[state] = row
         return row
 
-    def make_row(self, state: int) -> MaskRow:
+    @property
+    def size(self) -> tuple[int, int]:
+        """States and classes of its arrays: those of the moves, and what the end of sequence leads to and is."""
+        return self.moves.num_states + 1, self.moves.num_classes + 1
+
+    def arrays(self) -> TableArrays:
+        """The whole table, made anew. Where the text is forced, the mask allows one token of those that lead on."""
+        token_class, following = self.moves.dense(self.tokens.eos_ids)
+        mask = np.zeros((len(following), self.tokens.num_words), np.int32)
+        for state in range(len(following) - 1):
+            mask[state] = self._make_row(state)
+        return TableArrays(mask, token_class, following)
+
+    def _make_row(self, state: int) -> MaskRow:
         """The mask of a state, anew."""
         forced = self.forced(state)
         if forced:
@@ -154,8 +160,8 @@ class RegularGrammar:
         return bytes(text), states
 
 
-class RegularMatcher:
-    """A `Matcher` whose state is a number.
+class RegularMatcher(Matcher):
+    """A matcher whose state is a number.
 
     Within the budget there is a way to the end always: a token that leads too far from it is replaced by one of the
     shortest way.
@@ -175,12 +181,17 @@ class RegularMatcher:
     @property
     def closed(self) -> bool:
         """The budget cut the word short: its text is JSON, but not a word of the constraint."""
-        return isinstance(self._plain, TokenMatcher) and self._plain.closed
+        return self._plain is not None and self._plain.closed
 
     @property
-    def free(self) -> bool:
-        """No mask is needed here: never."""
-        return False
+    def on_table(self) -> RegularMatcher | None:
+        """The matcher itself unless another one has taken over."""
+        return self if self._plain is None else None
+
+    @property
+    def taken(self) -> Sequence[int]:
+        """The tokens accepted so far. Not to be changed."""
+        return self._taken if self._plain is None else self._plain.taken
 
     @property
     def accepting(self) -> bool:
@@ -194,6 +205,10 @@ class RegularMatcher:
             return self._plain.finished
         edges = self.grammar.edges(self._states[-1])
         return len(self.grammar.moves.kinds[edges]) == 0
+
+    def min_tokens(self) -> int | None:
+        """Tokens of the shortest word."""
+        return self.grammar.min_tokens()
 
     def fill_mask(self, out: MaskRow) -> None:
         """Writes the tokens allowed next."""
@@ -234,8 +249,7 @@ class RegularMatcher:
         self._plain = self.grammar.plain.matcher()
         for token in self._taken:
             self._plain.accept(token)
-        if isinstance(self._plain, TokenMatcher):
-            self._plain.give_up()
+        self._plain.give_up()
         return self._plain
 
     def forced_tokens(self) -> list[int]:

@@ -11,7 +11,6 @@ from ...spec import Choice, GrammarSpec
 from ...vocabulary.token_table import TokenTable
 from ...vocabulary.trie import Level, build_trie
 from ..interface import Grammar
-from ..token_matcher import CompiledGrammar
 from .matcher import RegularGrammar
 from .rows import token_moves
 from .size import is_small
@@ -19,7 +18,7 @@ from .size import is_small
 MAX_LIGHT_CHARS = 4_096
 
 
-def tabulation(spec: GrammarSpec, lowered: Lowered) -> Tabulate | None:
+def table_job(spec: GrammarSpec, lowered: Lowered) -> Tabulate | None:
     """The job that makes the automaton of `spec`; None if it is not known to be regular."""
     if isinstance(spec, Choice):
         return Tabulate(words=spec.options)
@@ -51,15 +50,17 @@ class RegularTables:
 
     def at_once(self, plain: Grammar) -> Grammar:
         """`plain` as a table, if that takes little; else as it is."""
-        if not isinstance(plain, CompiledGrammar) or plain.tabulation is None or not is_light(plain.tabulation):
+        tabulation = plain.tabulation
+        if tabulation is None or not is_light(tabulation.job):
             return plain
-        job, plain.tabulation = plain.tabulation, None
         try:
-            return self.grammar(tabulate(job), plain)
-        except GrammarError:  # no reason not to follow it step by step
+            return self.grammar(tabulate(tabulation.job), plain)
+        except GrammarError as error:  # no reason not to follow it step by step
+            tabulation.begin()
+            tabulation.table.set_exception(error)
             return plain
 
-    def grammar(self, automaton: Automaton, plain: CompiledGrammar) -> RegularGrammar:
+    def grammar(self, automaton: Automaton, plain: Grammar) -> RegularGrammar:
         """The constraint `plain` as a table. Raises GrammarError."""
         vocabulary = self._tokens.vocabulary
         with self._lock:

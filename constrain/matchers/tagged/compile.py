@@ -139,7 +139,7 @@ class _Compilation:
         self, source: Source, leaves_to: int | None, *, suspects: tuple[int, ...] = (), json: bool = False
     ) -> int:
         text = source.text()
-        start: GrammarState = LLMatcher(  # type: ignore[assignment]  # its stubs do not tell all it has
+        start: GrammarState = LLMatcher(
             self._tokens.tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False)
         )
         if start.is_error():
@@ -155,9 +155,7 @@ class _Compilation:
             words=[word for part in parts for word in part.words],
         )
         growth = max((part.growth for part in parts), default=64)
-        grammar = CompiledGrammar(
-            start, self._tokens, completer, json=json, growth=growth, num_bytes=200_000 + 64 * len(text)
-        )
+        grammar = CompiledGrammar(start, self._tokens, completer, Lowered(text, json=json, growth=growth))
         _check_start(grammar)
         self._places.append(Body(grammar, leaves_to, suspects))
         return len(self._places) - 1

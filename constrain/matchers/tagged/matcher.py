@@ -12,6 +12,7 @@ from ...receipt import Receipt
 from ...vocabulary.token_table import TokenTable
 from ...vocabulary.triggers import FIRST_CONTROL, Symbols, TokenIndex
 from ...vocabulary.vocabulary import MaskRow
+from ..interface import Matcher
 from ..token_matcher import TokenMatcher
 from .states import Body, Place, Scan, encode
 
@@ -33,6 +34,7 @@ class StructuralGrammar:
         self.start = start
         self.tokens = tokens
         self.receipt = receipt
+        self.tabulation = None
         self.num_bytes = 50_000 + sum(place.grammar.num_bytes for place in places if isinstance(place, Body))
         self._index = index
         scans = [place for place in places if isinstance(place, Scan)]
@@ -139,16 +141,20 @@ class _Inside:
 
 
 class _Mark(NamedTuple):
-    """A state to go back to: `num_insides` parts were begun by then, and the last one had been fed `num_fed` tokens."""
+    """A state to go back to, and the token taken there.
 
+    `num_insides` parts were begun by then, and the last one had been fed `num_fed` tokens.
+    """
+
+    token: int
     place: int
     state: int
     num_insides: int
     num_fed: int
 
 
-class StructuralMatcher:
-    """A `Matcher`. In free text it only looks for triggers in the bytes that go by, and nothing is masked."""
+class StructuralMatcher(Matcher):
+    """In free text it only looks for triggers in the bytes that go by, and nothing is masked."""
 
     def __init__(self, grammar: StructuralGrammar, place: int | None = None, state: int = 0) -> None:
         self.grammar = grammar
@@ -163,6 +169,11 @@ class StructuralMatcher:
     def free(self) -> bool:
         """Every token is allowed here, no mask is needed. Where that is not known yet, it takes a mask to find out."""
         return self._body is None and self.grammar.known_free(self._place, self._state)
+
+    @property
+    def taken(self) -> list[int]:
+        """The tokens accepted so far."""
+        return [mark.token for mark in self._history]
 
     @property
     def accepting(self) -> bool:
@@ -180,6 +191,10 @@ class StructuralMatcher:
     def closed(self) -> bool:
         """The budget cut a part short."""
         return self._body is not None and self._insides[-1].matcher.closed
+
+    def min_tokens(self) -> int | None:
+        """Tokens of a short text."""
+        return self.grammar.min_tokens()
 
     def fill_mask(self, out: MaskRow) -> None:
         """Writes the tokens allowed next. Raises MatcherError at a dead end."""
@@ -206,7 +221,7 @@ class StructuralMatcher:
             return token
         if not 0 <= token < self.grammar.tokens.vocabulary.size:
             raise MatcherError(f"token {token} is not allowed here")
-        mark = self._mark()
+        mark = self._mark(token)
         body = self._body
         taken = token
         try:
@@ -218,7 +233,7 @@ class StructuralMatcher:
             self._restore(mark)
             raise
         if taken not in self.grammar.tokens.eos_ids:
-            self._history.append(mark)
+            self._history.append(mark if taken == token else mark._replace(token=taken))
         return taken
 
     def forced_tokens(self) -> list[int]:
@@ -270,9 +285,9 @@ class StructuralMatcher:
         assert isinstance(place, Scan)
         return place
 
-    def _mark(self) -> _Mark:
+    def _mark(self, token: int) -> _Mark:
         num_fed = self._insides[-1].num_fed if self._body is not None else 0
-        return _Mark(self._place, self._state, len(self._insides), num_fed)
+        return _Mark(token, self._place, self._state, len(self._insides), num_fed)
 
     def _restore(self, mark: _Mark) -> None:
         left = self._body is None or len(self._insides) != mark.num_insides
@@ -327,7 +342,7 @@ class StructuralMatcher:
         state, _ = here.triggers.walk(self._state, text)
         if here.triggers.matched(state):
             return False
-        self._history.append(_Mark(self._place, self._state, len(self._insides), 0))
+        self._history.append(_Mark(token, self._place, self._state, len(self._insides), 0))
         self._state = state
         return True
 

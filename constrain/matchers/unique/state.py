@@ -97,16 +97,6 @@ class DistinctState:
                     _forbid(row, token)
             self._forbid_member(scan, row)
 
-    def unsafe_compute_mask_ptr_with_draft_token(
-        self, trg_pointer: int, one_mask_byte_size: int, draft: list[int]
-    ) -> None:
-        self.unsafe_compute_mask_ptr(trg_pointer, one_mask_byte_size)
-        trial = self.deep_copy() if draft and not self.is_error() else self
-        for place, token in enumerate(draft, 1):
-            if trial.is_error() or not trial._may_take(token) or not trial.consume_token(token):
-                break
-            trial.unsafe_compute_mask_ptr(trg_pointer + place * one_mask_byte_size, one_mask_byte_size)
-
     def validate_tokens(self, tokens: list[int]) -> int:
         num_taken = 0
         for token in tokens:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from bough.constrain import Grammar, GrammarCompiler, JsonSchema, Lark, Matcher, Vocabulary
-from bough.constrain.matchers.masks import fill_along
 
 Allowed = Callable[[Matcher], list[int]]
 
@@ -44,7 +43,7 @@ def test_rows_along_drafts(grammar: Grammar, vocabulary: Vocabulary, allowed: Al
             drafts.append(trial.accept(rng.choice(choices)))
         rows = rows_for(drafts, vocabulary)
         before = allowed(matcher)
-        assert fill_along(matcher, drafts, rows) == 1 + len(drafts)
+        assert matcher.fill_along(drafts, rows) == 1 + len(drafts)
         assert all(
             (row == expected).all() for row, expected in zip(rows, follow(matcher, drafts, vocabulary), strict=True)
         )
@@ -63,10 +62,10 @@ def test_rows_after_a_draft_that_is_not_allowed_are_void(
     trial.accept(first)
     wrong = next(token for token in range(2, 300) if token not in allowed(trial))
     rows = rows_for([first, wrong, first], vocabulary)
-    assert fill_along(matcher, [first, wrong, first], rows) == 2
+    assert matcher.fill_along([first, wrong, first], rows) == 2
     expected = follow(matcher, [first], vocabulary)
     assert (rows[0] == expected[0]).all() and (rows[1] == expected[1]).all()
-    assert fill_along(matcher, [wrong if wrong not in allowed(matcher) else -1, first], rows) == 1
+    assert matcher.fill_along([wrong if wrong not in allowed(matcher) else -1, first], rows) == 1
 
 
 def test_a_text_that_is_being_closed(compiler: GrammarCompiler, vocabulary: Vocabulary, allowed: Allowed) -> None:
@@ -74,7 +73,7 @@ def test_a_text_that_is_being_closed(compiler: GrammarCompiler, vocabulary: Voca
     matcher.accept(allowed(matcher)[0], 0)
     drafts = matcher.forced_tokens()
     rows = rows_for(drafts, vocabulary)
-    assert fill_along(matcher, drafts, rows) == 1 + len(drafts)
+    assert matcher.fill_along(drafts, rows) == 1 + len(drafts)
     assert all((row == expected).all() for row, expected in zip(rows, follow(matcher, drafts, vocabulary), strict=True))
 
 
@@ -102,7 +101,7 @@ def test_what_was_tried_leaves_no_trace(compiler: GrammarCompiler, vocabulary: V
     masks(matcher, "(")
     if way == "draft":
         drafts = vocabulary.encode("a")
-        assert fill_along(matcher, drafts, rows_for(drafts, vocabulary)) == 2
+        assert matcher.fill_along(drafts, rows_for(drafts, vocabulary)) == 2
     else:
         assert masks(matcher, "a") == [b";", b"]", b"]]"]
         matcher.rollback(1)

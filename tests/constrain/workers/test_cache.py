@@ -23,6 +23,7 @@ class Sized:
     """A grammar that is only a size."""
 
     receipt: Receipt | None = None
+    tabulation = None
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes

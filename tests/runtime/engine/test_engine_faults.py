@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bough.constrain import MatcherError
+from bough.constrain import Matcher, MatcherError
 from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
 from bough.runtime.client import engine_process
 from bough.runtime.client.local import EngineLoop, LocalClient
@@ -171,9 +171,16 @@ class BrokenGrammar:
 
 
 class BrokenMatcher:
+    on_table = tabulable = None
+    fill_along = Matcher.fill_along
+
     def __init__(self, good: Any, method: str, error: Exception) -> None:
         self._good, self._method, self._error = good, method, error
         self._calls = 0
+
+    @property
+    def successor(self) -> BrokenMatcher:
+        return self
 
     def __getattr__(self, name: str) -> Any:
         if name == self._method:

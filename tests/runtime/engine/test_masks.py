@@ -23,14 +23,18 @@ VOCAB = 40
 WORDS = 2
 
 
-class Number:
+class Number(Matcher):
     """A matcher whose mask is its number; it may have to be let go first."""
 
     accepting = finished = free = False
+    taken = ()
 
     def __init__(self, number: int, gate: threading.Event | None = None) -> None:
         self.number, self.gate = number, gate
         self.num_fills = 0
+
+    def min_tokens(self) -> int | None:
+        return None
 
     def fill_mask(self, out: MaskRow) -> None:
         self.num_fills += 1
@@ -154,6 +158,13 @@ class Slow:
         while self.runner.num_steps < stop and time.monotonic() < deadline:
             time.sleep(0.001)
         self.inner.fill_mask(out)
+
+    on_table = tabulable = None
+    fill_along = Matcher.fill_along
+
+    @property
+    def successor(self) -> Slow:
+        return self
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)

@@ -56,7 +56,7 @@ def put_tables(compiler: GrammarCompiler) -> list[RegularGrammar]:
         grammar = compiler.compile(spec)
         if isinstance(grammar, CompiledGrammar):
             assert grammar.tabulation is not None
-            grammar = tables.grammar(tabulate(grammar.tabulation), grammar)
+            grammar = tables.grammar(tabulate(grammar.tabulation.job), grammar)
         assert isinstance(grammar, RegularGrammar)
         made.append(grammar)
         compiler._cache.put(_key(spec), grammar)

@@ -12,7 +12,7 @@ from bough.constrain.lowered import Lowered, Tabulate
 from bough.constrain.matchers.table import matcher as table_matcher
 from bough.constrain.matchers.table.matcher import RegularGrammar
 from bough.constrain.matchers.table.size import is_small
-from bough.constrain.matchers.table.tables import RegularTables, tabulate, tabulation
+from bough.constrain.matchers.table.tables import RegularTables, table_job, tabulate
 from bough.constrain.matchers.token_matcher import CompiledGrammar
 from bough.constrain.regex.automaton import Conjunction, compile_regular
 from bough.constrain.spec import GrammarSpec
@@ -39,11 +39,11 @@ def wait_for(condition: Callable[[], bool]) -> bool:
 )
 def test_what_comes_again_becomes_a_table(compiler: GrammarCompiler, spec: GrammarSpec) -> None:
     first = compiler.compile(spec)
-    assert isinstance(first, CompiledGrammar) and first.tabulation is not None
+    assert isinstance(first, CompiledGrammar) and first.tabulation is not None and not first.tabulation.begun
     compiled = compiler.compiled
     second = compiler.compile(spec)
     assert second is first or isinstance(second, RegularGrammar)
-    assert first.tabulation is None, "it has begun, and will not begin again"
+    assert first.tabulation.begun and not first.tabulation.begin(), "it has begun, and will not begin again"
     assert wait_for(lambda: isinstance(compiler.compile(spec), RegularGrammar))
     table = compiler.compile(spec)
     assert table is compiler.compile(spec) and isinstance(table, RegularGrammar)
@@ -57,7 +57,7 @@ def test_what_makes_too_large_a_table_is_followed_step_by_step(compiler: Grammar
     first = compiler.compile(spec)
     for _ in range(3):
         assert compiler.compile(spec) is first
-    assert isinstance(first, CompiledGrammar) and first.tabulation is None
+    assert isinstance(first, CompiledGrammar) and first.tabulation is not None and first.tabulation.begun
     other = Regex("[a-z]{30}-[0-9]{3}")
     compiler.compile(other)
     assert wait_for(lambda: isinstance(compiler.compile(other), RegularGrammar)), "the workers go on"
@@ -72,9 +72,9 @@ def test_what_is_not_regular_stays_as_it_is(compiler: GrammarCompiler) -> None:
 
 
 def test_jobs() -> None:
-    assert tabulation(Choice(("a", "b")), Lowered("")) == Tabulate(words=("a", "b"))
-    assert tabulation(Regex("x"), Lowered("", regular=X)) == Tabulate(parts=X)
-    assert tabulation(Lark("x"), Lowered("")) is None
+    assert table_job(Choice(("a", "b")), Lowered("")) == Tabulate(words=("a", "b"))
+    assert table_job(Regex("x"), Lowered("", regular=X)) == Tabulate(parts=X)
+    assert table_job(Lark("x"), Lowered("")) is None
     assert (
         tabulate(Tabulate(words=("a", "b")))
         == tabulate(Tabulate(parts=(Conjunction(("[ab]",)),)))

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bough.constrain import Grammar, GrammarCompiler, JsonSchema, MatcherError, Vocabulary, fill_along, grammar_accepts
+from bough.constrain import Grammar, GrammarCompiler, JsonSchema, MatcherError, Vocabulary, grammar_accepts
 from bough.constrain.compiler import compile_grammar
 from bough.constrain.json_schema.lower import lower_schema
 from bough.constrain.json_schema.open import finite
@@ -268,7 +268,7 @@ def test_drafts(compiler: GrammarCompiler, vocabulary: Vocabulary) -> None:
         drafts = [vocabulary.tokens.index(bytes((byte,))) for byte in text.encode()]
         drafts = drafts[: 8 if num_right == 9 else None]
         matcher, out = grammar.matcher(), np.zeros((1 + len(drafts), compiler.tokens.num_words), dtype=np.int32)
-        assert fill_along(matcher, drafts, out) >= num_right
+        assert matcher.fill_along(drafts, out) >= num_right
         for index, token in enumerate(drafts[: num_right + 1]):
             row = np.zeros(compiler.tokens.num_words, dtype=np.int32)
             matcher.fill_mask(row)
