@@ -10,13 +10,12 @@ from typing import Protocol
 from ....runtime.protocol.errors import ErrorInfo
 from ....runtime.protocol.program import Op, Piece, ProgramEvent
 from ....runtime.protocol.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, Usage
-from . import html_batch as batch_page
-from . import html_page as page
+from ..pages.render import framed
 from . import text
 from .batch import Member, Shared, first_tokens, shared_beginnings, summed
 from .calls import Call, calls_of
 from .events import Record, read
-from .html import framed
+from .page import batch_page, run_page
 from .tree import Branch, ForkPoint, arrange
 
 
@@ -129,7 +128,7 @@ class Timeline:
 
     def html(self) -> str:
         """A page that needs nothing from outside itself."""
-        return page.render(self.roots, summary=self.summary(), probabilities=self.probabilities, record=self.record)
+        return run_page(self.roots, self.summary(), self.probabilities, self.record)
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self.html(), encoding="utf-8")
@@ -176,7 +175,7 @@ class BatchTimeline:
 
     def html(self) -> str:
         """A page that needs nothing from outside itself. Tokens are shown of the first runs only if there are many."""
-        return batch_page.render(self.members(), self.summary(), self.shared())
+        return batch_page(self.members(), self.summary(), self.shared())
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self.html(), encoding="utf-8")

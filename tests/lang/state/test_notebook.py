@@ -155,6 +155,6 @@ def test_compiled_programs_and_timelines():
 
 
 def test_a_timeline_that_is_too_large_is_shown_as_text(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bough.lang.observe.timelines.html.MAX_FRAME_CHARS", 100)
+    monkeypatch.setattr("bough.lang.observe.pages.render.MAX_FRAME_CHARS", 100)
     words = Words(Timeline([])._repr_html_())
     assert "0 branches" in words.text and "save()" in words.text

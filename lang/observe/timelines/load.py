@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from ....runtime.protocol.program import Piece
 from .batch import Member
@@ -13,7 +14,7 @@ PHASES = ("name", "tool", "fill", "wait")
 """As the style sheet calls them, from the bottom of the picture to its top: decode, tools, prefill, queue."""
 
 _NUM_BINS = 240
-_HEIGHT = 100.0
+_HEIGHT = 100
 
 
 def phases(piece: Piece, start_s: float = 0.0) -> Iterator[tuple[str, Interval]]:
@@ -39,8 +40,17 @@ def merged(intervals: Iterable[Interval], gap_s: float) -> list[Interval]:
     return found
 
 
-def picture(members: Sequence[Member], span_s: float) -> tuple[str, float]:
-    """An SVG of how many calls did what, and how many they were at most."""
+class Load(NamedTuple):
+    """How many calls did what: areas as (phase, SVG path) in a box, and how many calls were most at once."""
+
+    most: float
+    areas: Sequence[tuple[str, str]]
+    width: int = _NUM_BINS
+    height: int = _HEIGHT
+
+
+def picture(members: Sequence[Member], span_s: float) -> Load:
+    """Draws the load of a batch."""
     loads = {phase: [0.0] * _NUM_BINS for phase in PHASES}
     for member in members:
         for piece in member.record.pieces:
@@ -49,19 +59,15 @@ def picture(members: Sequence[Member], span_s: float) -> tuple[str, float]:
     totals = [sum(column) for column in zip(*loads.values(), strict=True)]
     most = max(totals, default=0.0)
     if most <= 0:
-        return "", 0.0
+        return Load(0.0, ())
     below = [0.0] * _NUM_BINS
     areas = []
     for phase in PHASES:
         above = [low + load for low, load in zip(below, loads[phase], strict=True)]
         if any(loads[phase]):
-            areas.append(f'<path class="{phase}" d="{_area(below, above, most)}"/>')
+            areas.append((phase, _area(below, above, most)))
         below = above
-    return (
-        f'<svg class="load" viewBox="0 0 {_NUM_BINS} {_HEIGHT:g}" preserveAspectRatio="none" role="img" '
-        f'aria-label="calls at once">{"".join(areas)}</svg>',
-        most,
-    )
+    return Load(most, areas)
 
 
 def _add(bins: list[float], interval: Interval, width_s: float) -> None:
