@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,10 +14,11 @@ import msgspec
 
 from ..constrain.spec import GrammarSpec, Regex
 from ..lang.backends.http import HttpBackend
-from ..lang.backends.interpreter.kept import Interpreter
-from ..lang.backends.interpreter.state import Answer, Call
-from ..lang.backends.interpreter.transcript import Prompt
+from ..lang.backends.messages.machine import MAX_STATES, Call, MessageMachine
+from ..lang.backends.messages.surplus import Answer
+from ..lang.backends.messages.transcript import Prompt
 from ..runtime.programs.choices import score_choices
+from ..runtime.programs.executor import Executor
 from ..runtime.protocol.errors import BoughError, EngineError
 from ..runtime.protocol.program import (
     Done,
@@ -118,7 +120,7 @@ class GenByGen:
         self._client = PlainClient(url)
         self._model = model
         self._tokenizer = tokenizer
-        self._interpreter = Interpreter(self)
+        self._programs = Executor(MessageMachine(self), time.monotonic, max_states=MAX_STATES)
         self._records: dict[str, Record | None] = {}
         self._tasks: dict[Call, asyncio.Task[None]] = {}
 
@@ -136,7 +138,7 @@ class GenByGen:
 
         self._records[program.id] = record if full else None
         try:
-            self._interpreter.run(program, {}, listen)
+            self._programs.run(program, listen)
             await done
         finally:
             del self._records[program.id]
@@ -144,7 +146,7 @@ class GenByGen:
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    # For the interpreter
+    # For the machine
 
     def begin(self, call: Call) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(call))

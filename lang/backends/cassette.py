@@ -17,7 +17,7 @@ from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY, Backend
 from ..diagnostics.errors import ProgramError, UnsupportedError
 from .cassette_file import Record, Refused, Secrets, difference, key_of, load, matter, save
-from .interpreter.tools import NO_TOOLS
+from .messages.tools import NO_TOOLS
 
 Mode = Literal["auto", "record", "replay"]
 SAVE_EVERY_S = 1.0

@@ -19,7 +19,7 @@ from ..backend import TEXT_ONLY
 from ..diagnostics.errors import BackendError
 from ..observe.otel import trace_headers
 from .apis.http_client import MAX_ERROR_BYTES, ahead
-from .interpreter.tools import NO_TOOLS
+from .messages.tools import NO_TOOLS
 
 _MAX_CONNECTIONS = 1024
 _LANE_WIDTH = 8

@@ -12,7 +12,7 @@ from ...runtime.client.client import EngineClient
 from ...runtime.protocol.program import Program, ProgramEvent
 from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY
-from .interpreter.tools import NO_TOOLS
+from .messages.tools import NO_TOOLS
 
 
 class LocalBackend:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,15 +13,16 @@ from functools import partial
 
 from ...constrain.errors import GrammarError
 from ...runtime.client.streams import aiterate, iterate
+from ...runtime.programs.executor import Executor
 from ...runtime.protocol.errors import BoughError, RequestError
 from ...runtime.protocol.program import Program, ProgramEvent, Use
 from ...runtime.tools.registry import Ticket, ToolCall
 from ..backend import TEXT_ONLY
 from ..diagnostics.errors import BackendError
 from .cassette_file import still
-from .interpreter.kept import Interpreter
-from .interpreter.state import Answer, Call
-from .interpreter.tools import NO_TOOLS, ToolRuns, late, limit_of
+from .messages.machine import MAX_STATES, Call, MessageMachine
+from .messages.surplus import Answer
+from .messages.tools import NO_TOOLS, ToolRuns, late, limit_of
 from .scripted import Answers, Script
 
 
@@ -113,26 +115,26 @@ class _Runs:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.lock = threading.RLock()  # an answer may be a function that runs a program
-        self._programs = Interpreter(self)
+        self._programs = Executor(MessageMachine(self), time.monotonic, max_states=MAX_STATES)
         self._tools = ToolRuns()
         self._flights: dict[Call, _Flight] = {}
 
     def start(self, program: Program, tools: Mapping[str, ToolCall], put: Callable[[ProgramEvent], None]) -> None:
         with self.lock:
             known = {**self.script.stand_ins(program), **tools}
-            self._programs.run(program, known, lambda event: put(still(event)))
+            self._programs.run(program, lambda event: put(still(event)), known)
 
     def drop(self, program_id: str) -> None:
         with self.lock:
-            self._programs.drop(program_id)
+            self._programs.abort(program_id)
 
     def close(self) -> None:
         with self.lock:
-            self._programs.close()
+            self._programs.abort_all()
         with contextlib.suppress(RuntimeError):  # a collected backend may be closed on a tool's own thread
             self._tools.close()
 
-    # For the interpreter
+    # For the machine
 
     def begin(self, call: Call) -> None:
         try:

@@ -15,8 +15,9 @@ from ...runtime.protocol.program import Gen, Program, Select, Use, Value, walk
 from ...runtime.protocol.request import Usage
 from ...runtime.tools.registry import ToolCall
 from ..types.annotations import as_json
-from .interpreter.state import Answer, Call
-from .interpreter.transcript import words
+from .messages.machine import Call
+from .messages.surplus import Answer
+from .messages.transcript import words
 from .samples import conforms, fault, make_text
 
 Answers = Mapping[str, object] | Callable[[str, str], object]

@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from ..engine.engine import Engine
+from ..programs.engine_machine import EngineMachine
 from ..programs.executor import Executor
 from ..protocol.config import EngineConfig
 from ..protocol.counters import EngineStats
@@ -55,13 +56,9 @@ class EngineLoop:
         self._on_death = on_death
         self.tools = ToolRegistry()
         self._runner = ToolRunner()
+        self._machine = EngineMachine(engine, time.monotonic, post=self._post, runner=self._runner)
         self._executor = Executor(
-            engine,
-            time.monotonic,
-            max_states=config.max_states,
-            post=self._post,
-            runner=self._runner,
-            tools=self.tools,
+            self._machine, time.monotonic, max_states=config.max_states, post=self._post, tools=self.tools
         )
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._stopped = False
@@ -137,7 +134,7 @@ class EngineLoop:
         died = False
         try:
             while self._take_calls():
-                self._executor.expire()
+                self._machine.expire()
                 works = not self.engine.idle
                 self.engine.step()
                 if works:
@@ -181,7 +178,7 @@ class EngineLoop:
         """How long the idle loop may sleep: until the first deadline of a constraint that is compiled, or of a tool, or
         until it has rested long enough to get ready for what may come.
         """
-        ends = [end for end in (self.engine.sleep_s(), self._executor.sleep_s(), self._rest_s) if end is not None]
+        ends = [end for end in (self.engine.sleep_s(), self._machine.sleep_s(), self._rest_s) if end is not None]
         if self._warm_at < math.inf:
             ends.append(max(self._warm_at - time.monotonic(), 0.0))
         return min(ends, default=None)

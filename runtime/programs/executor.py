@@ -1,50 +1,47 @@
-"""Executes programs beside the scheduler: keeps their states, starts stretches, says when they are over."""
+"""Executes programs: keeps their states, starts submissions, and tells when they are over."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 
-from ..engine.engine import Engine
 from ..protocol.errors import EngineStoppedError, ErrorInfo, RequestError
 from ..protocol.patterns import PatternCache
-from ..protocol.program import STATE_LIFE_S, Cancel, Done, Failed, Program
+from ..protocol.program import Cancel, Done, Failed, Program
 from ..tools.quotas import client_of
-from ..tools.registry import ToolCall, ToolRegistry, ToolRunner
-from .branch import Step
-from .interpreter import Walker
-from .queues import enqueue_stretch
-from .state import ProgramListener, Run, State
-from .tool_calls import Post
-from .validate import StretchReader
-
-MAX_KEPT_TOKENS = 1 << 25
-"""Of `State.num_tokens`, over all states that wait for another stretch: past it some are dropped."""
+from ..tools.registry import ToolCall, ToolRegistry
+from .interpreter import Interpreter, Post
+from .machine import Machine
+from .queues import enqueue
+from .state import ProgramListener, Run, State, Step
+from .validate import SubmissionReader
 
 
 class Executor:
-    """Walks programs. Lives in the engine's thread; a program's listener is called from within `run` or `step`.
+    """Executes programs on `machine`, on one thread; a program's listener is called from within `run`, or when what the
+    machine has begun comes to an end.
 
-    `post` has a function called on that thread soon, and `runner` runs tools: without them there are no tools. `tools`
-    are those that every program may call.
+    max_states  programs that wait for another submission
+    post        has a function called on that thread soon; without it, programs do not make way for anything
+    tools       those that every program may call
     """
 
     def __init__(
         self,
-        engine: Engine,
+        machine: Machine,
         clock: Callable[[], float],
         *,
         max_states: int,
         post: Post | None = None,
-        runner: ToolRunner | None = None,
         tools: ToolRegistry | None = None,
     ) -> None:
-        self._engine = engine
+        self._machine = machine
         self._clock = clock
         self._max_states = max_states
         self._tools = tools or ToolRegistry()
         self._patterns = PatternCache()
-        self._walker = Walker(engine, clock, finished=self._finish, failed=self._fail, post=post, runner=runner)
+        self._interpreter = Interpreter(machine, clock, finished=self._finish, failed=self._fail, post=post)
         self._states: OrderedDict[str, State] = OrderedDict()
         self._closed = False
         self.num_programs = 0
@@ -64,32 +61,37 @@ class Executor:
         now = self._clock()
         state = self._find(program, now)
         known = {branch.id: branch.scope == 0 for branch in state.branches.values()}
-        usable = {**self._tools.tools, **(tools or {})} if self._walker.tools is not None else {}
-        reader = StretchReader(known, usable, self._patterns)
+        usable = {**self._tools.tools, **(tools or {})} if self._machine.calls_tools else {}
+        reader = SubmissionReader(known, usable, self._patterns)
         block = reader.read(program.ops)  # raises before anything has changed
-        run = Run(0, program, listener, now, tools=usable, patterns=reader.patterns)
+        run = Run(program, listener, now, state.budget.work, tools=usable, patterns=reader.patterns)
         self.num_programs += 1
         state.used = now
         state.runs.append(run)
         self._states[program.id] = state
         self._states.move_to_end(program.id)
         run.work += block.work
-        enqueue_stretch(state, run, block)
+        enqueue(state, run, block)
         run.num_left += 1  # so that it does not end before its cancels are done
         for item in block.items:
             if isinstance(item.op, Cancel):
-                self._walker.cancel(state, run, state.branches[item.op.branch], item.index)
+                self._interpreter.cancel(state, run, state.branches[item.op.branch], item.index)
         run.num_left -= 1
         if run.num_left == 0:
             self._finish(state, run)
-        self._walker.walk(state)
+        self._interpreter.walk(state)
         self._trim(now)
 
     def abort(self, program_id: str) -> None:
-        """Stops a program and forgets its state; its stretches in flight fail. Unknown ids are ignored."""
+        """Stops a program and forgets its state; its submissions in flight fail. Unknown ids are ignored."""
         state = self._states.get(program_id)
         if state is not None:
             self._fail(state, None, 0, ErrorInfo(code="aborted", message="the program was dropped"))
+
+    def abort_all(self) -> None:
+        """Stops all programs."""
+        for program_id in list(self._states):
+            self.abort(program_id)
 
     def close(self) -> None:
         """Fails whatever is running and forgets every state; no more is taken."""
@@ -97,41 +99,35 @@ class Executor:
         error = ErrorInfo(code="engine_dead", message="the engine has stopped")
         for state in list(self._states.values()):
             self._fail(state, None, 0, error)
-        self._walker.close()
-
-    def expire(self) -> None:
-        """Fails the tool calls whose time is over."""
-        if self._walker.tools is not None:
-            self._walker.tools.expire()
-
-    def sleep_s(self) -> float | None:
-        """Seconds until `expire` has something to do; None: there is nothing to wait for."""
-        return None if self._walker.tools is None else self._walker.tools.sleep_s()
+        self._machine.close()
 
     def _find(self, program: Program, now: float) -> State:
         state = self._states.get(program.id)
         if program.resume:
             if state is None or state.namespace != program.namespace or not state.kept:
+                life_s = self._machine.budget.life_s
+                after = "" if math.isinf(life_s) else f" after {life_s / 60:g} minutes,"
                 raise RequestError(
-                    "the program's state is gone (dropped after 10 minutes, or when too many were kept)",
+                    f"the program's state is gone (dropped{after} or when too many were kept)",
                     code="state_not_found",
                     param="id",
                 )
             return state
         if state is not None:
             raise RequestError(f"a program with id {program.id!r} exists already", param="id")
-        return State(program.id, program.namespace, now)
+        return State(program.id, program.namespace, now, self._machine.blank(), self._machine.budget)
 
     def _trim(self, now: float) -> None:
         """Drops idle states that are old; while there are too many, the least recently used of who has the most."""
         idle = [state for state in self._states.values() if not state.runs]
-        while idle and now - idle[0].used >= STATE_LIFE_S:
+        budget = self._machine.budget
+        while idle and now - idle[0].used >= budget.life_s:
             del self._states[idle.pop(0).id]
         num_tokens = sum(state.num_tokens for state in idle)
-        while len(idle) > self._max_states or num_tokens > MAX_KEPT_TOKENS:
+        while len(idle) > self._max_states or num_tokens > budget.kept_tokens:
             shares: Counter[str] = Counter()
             for state in idle:
-                shares[client_of(state.namespace)] += state.num_tokens if num_tokens > MAX_KEPT_TOKENS else 1
+                shares[client_of(state.namespace)] += state.num_tokens if num_tokens > budget.kept_tokens else 1
             most = max(shares.values())
             dropped = next(state for state in idle if shares[client_of(state.namespace)] == most)
             idle.remove(dropped)
@@ -139,7 +135,7 @@ class Executor:
             del self._states[dropped.id]
 
     def _finish(self, state: State, run: Run) -> None:
-        """A stretch has done all its instructions."""
+        """A submission has done all its instructions."""
         now = self._clock()
         run.over = True
         state.runs.remove(run)
@@ -148,18 +144,17 @@ class Executor:
         state.kept = state.kept and run.program.keep
         if not state.kept and not state.runs:
             del self._states[state.id]
-            if run.program.trace:
-                self._walker.calls.send_unused(state, run)
-        texts = {branch.id: "".join(branch.texts) for branch in state.branches.values() if branch.started}
+            self._machine.forget(state, run)
+        texts = {branch.id: branch.content.text for branch in state.branches.values() if branch.started}
         elapsed_s = now - run.started
         run.tell(Done(usage=run.usage, requests=run.num_requests, texts=texts, elapsed_s=elapsed_s))
 
     def _fail(self, state: State, step: Step | None, branch_id: int, info: ErrorInfo) -> None:
-        """The program has failed: all its branches stop, every stretch in flight hears why."""
+        """The program has failed: all its branches stop, every submission in flight hears why."""
         self._states.pop(state.id, None)
         runs, state.runs = state.runs, []
-        self._walker.stop(list(state.branches.values()))
+        self._interpreter.stop(list(state.branches.values()))
         for run in runs:
             run.over = True
-            index = step.index if step is not None and run is step.stretch else None
+            index = step.index if step is not None and run is step.run else None
             run.tell(Failed(error=info, branch=branch_id, index=index))

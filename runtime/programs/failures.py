@@ -1,18 +1,17 @@
-"""What the failure of an isolated branch ends, and how such a branch begins anew. Pure: on a program's state alone."""
+"""Failures of isolated branches: ends them, or has them begin anew. Works on a program's state alone."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from .branch import Barrier, Branch, Failure, Step
 from .queues import NOT_YET, give, reset
-from .state import Run, State
+from .state import Barrier, Branch, Failure, Run, State, Step
 
 CANCELLED = "cancelled"
 
 
 def isolated(state: State, branch: Branch) -> Branch | None:
-    """The nearest isolated branch that `branch` is or descends from."""
+    """Returns the nearest isolated branch that `branch` is or descends from."""
     found: Branch | None = branch
     while found is not None and not found.isolated:
         found = None if found.parent is None else state.branches[found.parent]
@@ -20,7 +19,7 @@ def isolated(state: State, branch: Branch) -> Branch | None:
 
 
 def within_isolated(state: State) -> set[int]:
-    """The branches that `isolated` finds something for."""
+    """Returns the branches that `isolated` finds something for."""
     found: set[int] = set()
     for branch in state.branches.values():  # a branch comes after who forks it
         if branch.isolated or branch.parent in found:
@@ -29,12 +28,12 @@ def within_isolated(state: State) -> set[int]:
 
 
 def subtree(state: State, root: Branch) -> list[Branch]:
-    """`root` and all that is forked from it, those that have ended early by themselves included."""
+    """Returns `root` and all that is forked from it, those that have ended early by themselves included."""
     return _descendants(state, root, ended=True)
 
 
 def alive(state: State, root: Branch) -> list[Branch]:
-    """The same without those that have ended early: where a branch has, so have those forked from it."""
+    """Returns the same without those that have ended early: where a branch has, so have those forked from it."""
     return _descendants(state, root, ended=False)
 
 
@@ -50,12 +49,12 @@ def _descendants(state: State, root: Branch, *, ended: bool) -> list[Branch]:
 
 
 def num_given(members: list[Branch]) -> int:
-    """How many instructions and barriers come again if the branches begin anew."""
+    """Counts the instructions and barriers that come again if the branches begin anew."""
     return sum(len(member.given or ()) for member in members)
 
 
 def may_begin_anew(members: list[Branch]) -> bool:
-    """Whether nobody outside of `members`, of which the first has failed, has joined one of them yet."""
+    """Returns true if nobody outside of `members`, of which the first has failed, has joined one of them yet."""
     root = members[0]
     if root.given is None or root.attempts[-1] >= root.retries:
         return False
@@ -68,7 +67,7 @@ def may_begin_anew(members: list[Branch]) -> bool:
 
 
 def end(members: list[Branch], failure: Failure) -> set[Run]:
-    """Ends branches early; who joins them need not wait. Returns the stretches that lose instructions by that."""
+    """Ends branches early; who joins them need not wait. Returns the submissions that lose instructions by that."""
     concerned: set[Run] = set()
     for member in members:
         if member.failure is not None:
@@ -76,25 +75,24 @@ def end(members: list[Branch], failure: Failure) -> set[Run]:
         member.failure = failure
         for entry in _drop(member):
             if isinstance(entry, Step):
-                concerned.add(_run_of(entry))
+                concerned.add(entry.run)
             else:
-                entry.reach(member)
-                entry.failed = True
+                entry.reach(member, failed=True)
     return concerned
 
 
 def begin_anew(state: State, members: list[Branch], run: Run) -> set[Run]:
-    """The first of `members` goes back to where it was forked, and those forked from it to before they were.
+    """Takes the first of `members` back to where it was forked, and those forked from it to before they were.
 
-    Everything that they were given comes again; what an earlier stretch brought that has ended counts as `run`'s.
-    What was cancelled stays so. Returns the stretches that are concerned.
+    Everything that they were given comes again; what an earlier submission brought that has ended counts as `run`'s.
+    What was cancelled stays so. Returns the submissions that are concerned.
     """
     root = members[0]
     concerned: set[Run] = {run}
     again: list[tuple[Branch, list[Step | Barrier]]] = []
-    entered = {loop for member in members for loop in member.inside[member.forked_inside :]}
+    entered = {loop for member in members for loop in member.inside[member.num_forked_inside :]}
     for member in members:
-        concerned |= {_run_of(entry) for entry in _drop(member) if isinstance(entry, Step)}
+        concerned |= {entry.run for entry in _drop(member) if isinstance(entry, Step)}
         # One that is forked in a block comes again when that is entered again.
         given = member.given if member.scope == root.scope else None
         failure = member.failure
@@ -103,7 +101,7 @@ def begin_anew(state: State, members: list[Branch], run: Run) -> set[Run]:
             member.start_anew()
             state.recount(member)
         else:
-            reset(member)
+            reset(state, member)
             member.scope = NOT_YET if given is None else member.scope
         if failure is not None and failure.error.code == CANCELLED:
             member.failure = failure
@@ -122,15 +120,10 @@ def _fresh(entry: Step | Barrier, run: Run) -> Step | Barrier:
     if isinstance(entry, Barrier):
         entry.passed = entry.failed = False
         return entry
-    if (before := _run_of(entry)).over:
+    if (before := entry.run).over:
         run.tools, run.patterns = {**before.tools, **run.tools}, {**before.patterns, **run.patterns}
         return Step(run, entry.item, entry.barriers, known=False)
     return entry
-
-
-def _run_of(step: Step) -> Run:
-    assert isinstance(step.stretch, Run)
-    return step.stretch
 
 
 def _drop(member: Branch) -> list[Step | Barrier]:
@@ -140,5 +133,5 @@ def _drop(member: Branch) -> list[Step | Barrier]:
     member.queue.clear()
     for entry in entries:
         if isinstance(entry, Step):
-            entry.stretch.num_left -= 1
+            entry.run.num_left -= 1
     return entries

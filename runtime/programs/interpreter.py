@@ -1,71 +1,96 @@
-"""Walks the branches of programs: does what can be done now, in all of them, until each waits for something."""
+"""Interpreter of programs: does what can be done now in all branches, until each waits for something.
+
+The meaning of each instruction is written here, and only here. A machine makes the texts and values.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from ..engine.engine import Engine
-from ..protocol.decide import NotYetError
-from ..protocol.errors import BoughError, ErrorInfo, to_info
-from ..protocol.program import BranchRestarted
-from ..tools.registry import ToolRunner
-from .branch import Barrier, Branch, Failure, Pending, Step
+from ..protocol.condition import Condition
+from ..protocol.decide import NotYetError, holds
+from ..protocol.errors import BoughError, ErrorInfo
+from ..protocol.program import (
+    Assign,
+    BranchRestarted,
+    Cancel,
+    Fork,
+    Gen,
+    Join,
+    Repeat,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Skipped,
+    Text,
+    Use,
+    Value,
+    When,
+)
+from .costs import (
+    COPIED_PER_WORK,
+    ENCODED_PER_WORK,
+    LOOKS_PER_RETRY,
+    MAX_SLICE_S,
+    MAX_SLICE_WORK,
+    PARTS_PER_WORK,
+    RESTART_WORK,
+)
 from .failures import CANCELLED, alive, begin_anew, end, isolated, may_begin_anew, num_given, subtree, within_isolated
-from .instructions import Entered, Instructions, Slice
-from .queues import enter
-from .references import PausedError, lacks
-from .state import RESTART_WORK, Run, State
-from .tool_calls import Post
-from .validate import COPIED, PARTS_OF_WORK
+from .machine import Frame, Machine
+from .queues import enter, pass_over
+from .references import ConditionValues, PausedError, lacks, write
+from .state import Barrier, Branch, Failure, Pending, Run, State, Step
+from .validate import Block
 
 logger = logging.getLogger("bough.engine")
 
-MAX_AT_ONCE = 1024
-"""Work (see MAX_WORK) after which the engine makes a step before a program goes on."""
-MAX_SLICE_S = 0.02
-"""The same in seconds: what an instruction costs is not always known before."""
-LOOKED = 64
-"""Looking whether an instruction can go on takes as long as looking at so many branches that have nothing to do."""
+Entered = tuple[Block, Step | None] | None
+"""The block that an instruction enters, and what comes after it in a loop."""
+
+Post = Callable[[Callable[[], None]], None]
+"""Has a function called on the interpreter's thread, soon."""
 
 
-class Walker:
-    """Lives in the engine's thread. `finished` hears of stretches that are done, `failed` of programs that are over.
+@dataclass(frozen=True)
+class Slice:
+    """How far a program may go before the engine makes a step: in work, and in seconds by `time.monotonic`."""
 
-    Without `post` and `runner` there are no tools, and programs do not make way for the engine's steps.
+    work: float = math.inf
+    until: float = math.inf
+
+    def over(self, state: State) -> bool:
+        return state.work >= self.work or time.monotonic() >= self.until
+
+
+class Interpreter:
+    """Carries out programs on `machine`, on one thread. Branches take turns, each as far as it gets: always in the same
+    order where the machine's values come in the same order.
+
+    finished, failed    hear of submissions that are done, and of programs that are over
+    post                without it, programs do not make way for anything
     """
 
     def __init__(
         self,
-        engine: Engine,
+        machine: Machine,
         clock: Callable[[], float],
         *,
         finished: Callable[[State, Run], None],
         failed: Callable[[State, Step | None, int, ErrorInfo], None],
         post: Post | None,
-        runner: ToolRunner | None,
     ) -> None:
-        self._engine = engine
+        self._machine = machine
         self._clock = clock
         self._finished = finished
         self._failed = failed
         self._post = post
-        self._max_tokens = engine.info.max_request_tokens
-        self._instructions = Instructions(
-            engine,
-            clock,
-            ended=self._ended,
-            failed=self._fail_and_walk,
-            cancel=self.cancel,
-            post=post,
-            runner=runner,
-        )
-        self.calls, self.tools = self._instructions.calls, self._instructions.tools
-
-    def close(self) -> None:
-        """Waits for nothing that is beside the engine."""
-        self._instructions.close()
+        self._slice = Slice()
 
     def walk(self, state: State) -> None:
         """Goes on in all branches. A program in which each waits for another fails.
@@ -77,44 +102,60 @@ class Walker:
         if not state.in_walk:
             self._go_on(state)
 
+    def cancel(self, state: State, run: Run, branch: Branch, index: int) -> None:
+        """Ends a branch and those forked from it."""
+        if branch.failure is None:
+            info = ErrorInfo(code=CANCELLED, message=f"branch {branch.id} was cancelled")
+            self._end(state, alive(state, branch), info, run, index)
+
+    def stop(self, branches: list[Branch]) -> None:
+        """Cancels what branches wait for."""
+        for branch in branches:
+            running, branch.running = branch.running, set()
+            for call_id in running:
+                self._machine.cancel(call_id)
+
+    # Outcome of instructions that took their time
+
+    def ended(self, frame: Frame) -> None:
+        self._done(frame, None)
+        self.walk(frame.state)
+
+    def failed(self, frame: Frame, info: ErrorInfo) -> None:
+        self._fail(frame.state, frame.branch, frame.step, info)
+        self.walk(frame.state)
+
+    def pause(self, state: State) -> None:
+        if self._slice.over(state):
+            raise PausedError
+
+    # Walking
+
     def _go_on(self, state: State) -> None:
+        """Walks for a slice of time; what can be done after that is done after the engine's next step."""
+        if self._post is not None:
+            self._slice = Slice(state.work + MAX_SLICE_WORK, time.monotonic() + MAX_SLICE_S)
         state.in_walk = True
         try:
-            if not self._slice(state):
-                self._go_on_later(state)
+            self._check_time(state)
+            while state.runs:
+                if state.attempts is None:
+                    state.attempts = self._attempts(state)
+                for _ in state.attempts:
+                    if self._slice.over(state):
+                        self._go_on_later(state)
+                        return
+                state.attempts = None
+                if not state.runs or any(branch.running for branch in state.branches.values()):
+                    return
+                if state.certain:
+                    self._fail_stuck(state)
+                else:  # what was found before may be gone
+                    state.certain = True
+                    for branch in state.branches.values():
+                        branch.pending = None
         finally:
             state.in_walk = False
-
-    def _slice(self, state: State) -> bool:
-        """Walks for a while; whether all was done that can be done."""
-        if self._post is not None:
-            self._instructions.slice = Slice(state.work + MAX_AT_ONCE, time.monotonic() + MAX_SLICE_S)
-        self._check_time(state)
-        while state.runs:
-            if state.walking is None:
-                state.walking = self._rounds(state)
-            for _ in state.walking:
-                if self._instructions.slice.over(state):
-                    return False
-            state.walking = None
-            if not state.runs or any(branch.running for branch in state.branches.values()):
-                return True
-            if state.certain:
-                self._fail_stuck(state)
-            else:  # what was found before may be gone
-                state.certain = True
-                for branch in state.branches.values():
-                    branch.pending = None
-        return True
-
-    def _fail_stuck(self, state: State) -> None:
-        """Each of the branches waits for another: an isolated one fails if there is one, else the program does."""
-        stuck, found = [b for b in state.branches.values() if b.ready], within_isolated(state)
-        branch = next((each for each in stuck if each.id in found), stuck[0])
-        step = branch.queue[0]
-        assert isinstance(step, Step)  # a started branch passes barriers
-        message = "the instruction waits for a branch that waits for it, or that never begins"
-        self.fail(state, branch, step, ErrorInfo(code="invalid_program", message=message, param="ops"))
 
     def _go_on_later(self, state: State) -> None:
         if state.posted:
@@ -135,19 +176,98 @@ class Walker:
                 run.time_left(self._clock())
             except BoughError as error:
                 if run in state.runs:
-                    self._failed(state, None, 0, to_info(error))
+                    self._failed(state, None, 0, self._machine.describe(error))
 
-    def cancel(self, state: State, run: Run, branch: Branch, index: int) -> None:
-        """Ends a branch and those forked from it."""
-        if branch.failure is None:
-            info = ErrorInfo(code=CANCELLED, message=f"branch {branch.id} was cancelled")
-            self._end(state, alive(state, branch), info, run, index)
+    def _fail_stuck(self, state: State) -> None:
+        """Each of the branches waits for another: an isolated one fails if there is one, else the program does."""
+        stuck, found = [b for b in state.branches.values() if b.ready], within_isolated(state)
+        branch = next((each for each in stuck if each.id in found), stuck[0])
+        step = branch.queue[0]
+        assert isinstance(step, Step)  # a started branch passes barriers
+        message = "the instruction waits for a branch that waits for it, or that never begins"
+        self._fail(state, branch, step, ErrorInfo(code="invalid_program", message=message, param="ops"))
 
-    def fail(self, state: State, branch: Branch, step: Step, info: ErrorInfo) -> None:
+    def _attempts(self, state: State) -> Iterator[None]:
+        """Tries the branches in turn until none can go on; after each attempt the caller may pause."""
+        state.stirred = True
+        while state.stirred and state.runs:
+            state.stirred = False
+            state.num_looked += len(state.branches)
+            for branch in [branch for branch in state.branches.values() if branch.started]:
+                while state.runs and branch.ready:
+                    if not self._advance(state, branch):
+                        yield
+                        break
+                    state.stirred = True
+                    yield
+
+    def _advance(self, state: State, branch: Branch) -> bool:
+        """Does a branch's next instruction; False if it has to wait, or has failed."""
+        step = branch.queue[0]
+        if isinstance(step, Barrier):
+            step.reach(branch)
+            branch.queue.popleft()
+            return True
+        if branch.pending is not None and self._waits(state, branch, branch.pending):
+            return False
+        num_tokens = branch.content.length
+        frame = Frame(state, branch, step, self)
+        try:
+            work, state.num_looked = divmod(state.num_looked, COPIED_PER_WORK)
+            frame.spend(work)
+            entered = self._do(frame)
+            if branch.failure is not None:  # it has cancelled itself
+                return False
+            state.add_tokens(branch.content.length - num_tokens, branch)
+            self._machine.check_length(branch)
+        except NotYetError as error:
+            if error.of:
+                branch.pending = branch.pending or Pending(step)
+                branch.pending.lacks = list(error.of)
+            return False
+        except PausedError:
+            state.stirred, state.certain = True, False
+            return False
+        except BoughError as error:
+            self._fail(state, branch, step, self._machine.describe(error))
+            return False
+        except Exception:
+            logger.exception("an instruction of a program failed")
+            self._fail(state, branch, step, ErrorInfo(code="internal_error", message="the instruction failed"))
+            return False
+        state.certain = False
+        if not branch.running:
+            self._done(frame, entered)
+        return True
+
+    def _waits(self, state: State, branch: Branch, pending: Pending) -> bool:
+        """Returns true if the branch's next instruction still lacks something that it was found to lack."""
+        state.num_looked += LOOKS_PER_RETRY
+        while pending.lacks:
+            if lacks(pending.lacks[-1], branch, state.branches):
+                return True
+            pending.lacks.pop()
+        return False
+
+    def _done(self, frame: Frame, entered: Entered) -> None:
+        """Goes on with an instruction's block or the next one, and ends the submission if it was its last."""
+        state, branch, run = frame.state, frame.branch, frame.run
+        branch.queue.popleft()
+        branch.pending = None
+        branch.num_ops += 1
+        if entered is not None:
+            block, again = entered
+            enter(state, frame.step, block, branch, again=again)
+            state.stirred = True
+        run.num_left -= 1
+        if run.num_left == 0:
+            self._finished(state, run)
+
+    # Ends
+
+    def _fail(self, state: State, branch: Branch, step: Step, info: ErrorInfo) -> None:
         """An instruction has failed: ends the isolated branch around it, or has it begin anew, or ends the program."""
-        run = step.stretch
-        assert isinstance(run, Run)
-        root = isolated(state, branch)
+        run, root = step.run, isolated(state, branch)
         if root is None or run.must_end(self._clock()):
             self._failed(state, step, branch.id, info)
             return
@@ -156,9 +276,9 @@ class Walker:
             self._end(state, alive(state, root), info, run, step.index)
             return
         try:
-            state.spend(run, RESTART_WORK + len(members) + num_given(members) // PARTS_OF_WORK)
+            state.spend(run, RESTART_WORK + len(members) + num_given(members) // PARTS_PER_WORK)
         except BoughError as error:
-            self._failed(state, step, branch.id, to_info(error))
+            self._failed(state, step, branch.id, self._machine.describe(error))
             return
         self.stop(members)
         event = BranchRestarted(branch=root.id, attempt=root.attempts[-1] + 1, error=info)
@@ -167,13 +287,6 @@ class Walker:
         for each in [each for each in state.runs if each in concerned]:
             each.tell(event)
         self._finish_empty(state)
-
-    def stop(self, branches: list[Branch]) -> None:
-        """Aborts the requests of branches, and leaves their tools to themselves."""
-        for branch in branches:
-            running, branch.running = branch.running, set()
-            for call_id in running:
-                self._instructions.stop(call_id)
 
     def _end(self, state: State, members: list[Branch], info: ErrorInfo, run: Run, index: int | None) -> None:
         self.stop(members)
@@ -192,93 +305,152 @@ class Walker:
             if run.num_left == 0:
                 self._finished(state, run)
 
-    # Walking
+    # Instructions
 
-    def _rounds(self, state: State) -> Iterator[None]:
-        """Tries the branches in turn until none can go on; after each attempt the caller may pause."""
-        state.stirred = True
-        while state.stirred and state.runs:
-            state.stirred = False
-            state.num_looked += len(state.branches)
-            for branch in list(state.branches.values()):
-                while state.runs and branch.ready:
-                    if not self._advance(state, branch):
-                        yield
-                        break
-                    state.stirred = True
-                    yield
+    def _do(self, frame: Frame) -> Entered:
+        """Does one instruction, or begins to; returns the block that it enters.
 
-    def _advance(self, state: State, branch: Branch) -> bool:
-        """Does a branch's next instruction; False if it has to wait, or has failed."""
-        step = branch.queue[0]
-        if isinstance(step, Barrier):
-            step.reach(branch)
-            branch.queue.popleft()
-            return True
-        if branch.pending is not None and self._waits(state, branch, branch.pending):
-            return False
-        num_tokens = len(branch.tokens)
-        try:
-            self._pay_looking(state, step)
-            entered = self._instructions.do(state, branch, step)
-            if branch.failure is not None:  # it has cancelled itself
-                return False
-            state.add_tokens(len(branch.tokens) - num_tokens, branch)
-            branch.check_length(self._max_tokens)
-        except NotYetError as error:
-            if error.of:
-                branch.pending = branch.pending or Pending(step)
-                branch.pending.lacks = list(error.of)
-            return False
-        except PausedError:
-            state.stirred, state.certain = True, False
-            return False
-        except BoughError as error:
-            self.fail(state, branch, step, to_info(error))
-            return False
-        except Exception:
-            logger.exception("an instruction of a program failed")
-            self.fail(state, branch, step, ErrorInfo(code="internal_error", message="the instruction failed"))
-            return False
-        state.certain = False
-        if not branch.running:
-            self._done(state, branch, step, entered)
-        return True
+        Raises:
+            NotYetError: it has to wait.
+            PausedError: the slice is over, it has to go on.
+            BoughError: it has failed.
+        """
+        match frame.op:
+            case Text() as op:
+                self._text(frame, op)
+            case RoleBegin(role=role):
+                self._machine.open_message(frame, role)
+            case RoleEnd():
+                self._machine.close_message(frame)
+            case Assign() as op:
+                self._assign(frame, op)
+            case Fork() as op:
+                self._fork(frame, op)
+            case Join() as op:
+                self._join(frame, op)
+            case When(condition=condition):
+                return self._when(frame, condition)
+            case Repeat() as op:
+                return self._repeat(frame, op)
+            case Gen() | Select():
+                self._machine.call(frame)
+            case Use() as op:
+                self._use(frame, op)
+            case Cancel():
+                self.cancel(frame.state, frame.run, frame.branch, frame.step.item.index)
+        frame.spend(1)
+        return None
 
-    def _waits(self, state: State, branch: Branch, pending: Pending) -> bool:
-        """Whether the branch's next instruction still lacks something that it was found to lack."""
-        state.num_looked += LOOKED
-        while pending.lacks:
-            if lacks(pending.lacks[-1], branch, state.branches):
-                return True
-            pending.lacks.pop()
-        return False
+    def _text(self, frame: Frame, op: Text) -> None:
+        frame.spend(frame.step.item.work)
+        room = self._machine.room(frame.branch)
+        text = write(op.parts, frame.branch, frame.state.branches, max_length=room)
+        frame.spend(len(text) // ENCODED_PER_WORK)
+        if text:
+            self._machine.append_text(frame, text)
 
-    def _pay_looking(self, state: State, step: Step) -> None:
-        """Raises EngineError: the program has its branches looked at too often."""
-        assert isinstance(step.stretch, Run)
-        work, state.num_looked = divmod(state.num_looked, COPIED)
-        state.spend(step.stretch, work)
+    def _assign(self, frame: Frame, op: Assign) -> None:
+        state, branch = frame.state, frame.branch
+        frame.spend(frame.step.item.work)
+        text = write(op.parts, branch, state.branches, max_length=state.budget.tokens)
+        frame.spend(len(text) // (ENCODED_PER_WORK if op.tell else COPIED_PER_WORK))
+        state.add_tokens(len(text), branch)
+        branch.keep(op.name, text)
+        if op.tell:
+            told = Value(branch=branch.id, name=op.name, text=text) if op.parts else Skipped(branch.id, op.name)
+            frame.run.listener(told)
 
-    def _ended(self, state: State, branch: Branch, step: Step) -> None:
-        self._done(state, branch, step, None)
-        self.walk(state)
+    def _use(self, frame: Frame, op: Use) -> None:
+        frame.spend(frame.step.item.work)
+        texts: dict[str, str] = {}
+        room = frame.state.budget.argument_chars
+        for name, parts in op.arguments:
+            texts[name] = write(parts, frame.branch, frame.state.branches, max_length=room)
+            room -= len(texts[name])
+        self._machine.use(frame, texts)
 
-    def _fail_and_walk(self, state: State, branch: Branch, step: Step, info: ErrorInfo) -> None:
-        self.fail(state, branch, step, info)
-        self.walk(state)
-
-    def _done(self, state: State, branch: Branch, step: Step, entered: Entered) -> None:
-        """An instruction has ended: goes on with its block or the next one, and ends the stretch if it was its last."""
-        run = step.stretch
-        assert isinstance(run, Run)
-        branch.queue.popleft()
-        branch.pending = None
-        branch.num_ops += 1
-        if entered is not None:
-            block, again = entered
-            enter(state, run, step, block, branch, again=again)
+    def _fork(self, frame: Frame, op: Fork) -> None:
+        state, branch = frame.state, frame.branch
+        pending, size = branch.pending_of(frame.step), branch.content.size
+        for number in op.children[pending.num_done :]:
+            if pending.num_done:
+                frame.pause()
+            pending.num_done += 1
+            frame.spend(1 + size // COPIED_PER_WORK)
+            child = state.branches[number]
+            if child.failure is not None:
+                continue
+            state.add_tokens(size, child)
+            child.start_from(branch)
+            state.branches[number] = state.branches.pop(number)  # branches take turns in the order of their beginnings
             state.stirred = True
-        run.num_left -= 1
-        if run.num_left == 0:
-            self._finished(state, run)
+            if child.retries:
+                members = subtree(state, child)
+                frame.spend(sum(1 + len(member.turns) for member in members) // PARTS_PER_WORK)
+                child.forked_turns = {member.id: Counter(member.turns) for member in members}
+
+    def _join(self, frame: Frame, op: Join) -> None:
+        branch, step = frame.branch, frame.step
+        pending, index = branch.pending_of(step), step.item.index
+        for number in op.children[pending.num_done :]:
+            if not step.barriers[index, number].passed:
+                raise NotYetError
+            pending.num_done += 1
+        frame.spend(len(op.children))
+        for number in op.children if op.mode == "append" else ():
+            barrier = step.barriers[index, number]
+            if barrier.failed:
+                continue
+            assert barrier.child is not None
+            frame.spend((barrier.child.content.num_pieces + barrier.child.values.size) // COPIED_PER_WORK)
+            num_tokens = branch.content.length
+            branch.adopt(barrier.child, barrier)
+            self._machine.check_length(branch)
+            frame.spend((branch.content.length - num_tokens) // COPIED_PER_WORK)
+
+    def _when(self, frame: Frame, condition: Condition) -> Entered:
+        then, otherwise = frame.step.item.blocks
+        entered, passed = (then, otherwise) if self._holds(frame, condition) else (otherwise, then)
+        frame.spend(1 + entered.work + passed.work + len(passed.values))
+        pass_over(frame.state, passed)
+        for number, name in passed.values:
+            frame.run.tell(Skipped(number, name))
+        return entered, None
+
+    def _repeat(self, frame: Frame, op: Repeat) -> Entered:
+        state, branch, step = frame.state, frame.branch, frame.step
+        item, body = step.item, step.item.blocks[0]
+        if not step.turns:
+            frame.spend(len(body.values) // PARTS_PER_WORK)
+            branch.inside.append(item)
+            for number, name in body.values:
+                state.branches[number].looping.setdefault(name, []).append(item)
+        elif step.turns >= op.at_most or self._holds(frame, op.until):
+            frame.spend(1 + len(body.values) // PARTS_PER_WORK)
+            branch.inside.remove(item)
+            for number, name in body.values:
+                state.branches[number].looping[name].remove(item)
+            state.stirred = True
+            return None
+        frame.spend(1 + body.work)
+        return body, Step(step.run, item, step.barriers, step.turns + 1, step.known)
+
+    def _holds(self, frame: Frame, condition: Condition) -> bool:
+        state, branch, run = frame.state, frame.branch, frame.run
+        values = ConditionValues(
+            run.patterns,
+            branch,
+            state.branches,
+            branch.pending_of(frame.step).matches,
+            max_chars=state.budget.compared_chars,
+            until=self._slice.until,
+            spend=frame.spend,
+            pause=frame.pause,
+        )
+        try:
+            found = holds(condition, values)
+        finally:
+            state.work += values.work
+            run.work += values.work
+        frame.spend(1 + frame.step.item.work)
+        return found

@@ -1,4 +1,4 @@
-"""Puts instructions into the queues of their branches: those of a stretch, or of a block that is entered."""
+"""Puts instructions into the queues of their branches: those of a submission, or of a block that is entered."""
 
 from __future__ import annotations
 
@@ -6,27 +6,25 @@ from collections import deque
 from collections.abc import Iterable
 
 from ..protocol.program import Cancel, Fork
-from .branch import Barrier, Barriers, Branch, Step
-from .state import Run, State
+from .state import Barrier, Barriers, Branch, Run, State, Step, Values
 from .validate import Block, Item, joins_of
-from .values import Values
 
 NEVER, NOT_YET = -2, -1
-"""Scopes of branches that are forked in a block: they will not begin, or nobody knows yet whether they will."""
+"""Scopes of branches that are forked in a block: they will not begin, or it is not known yet whether they will."""
 
 
-def enqueue_stretch(state: State, run: Run, block: Block) -> None:
-    """Puts a stretch into the queues. Cancels are none of it: they do not wait."""
+def enqueue(state: State, run: Run, block: Block) -> None:
+    """Puts a submission into the queues. Cancels are none of it: they do not wait."""
     items = [item for item in block.items if not isinstance(item.op, Cancel)]
     _enqueue(state, run, items, {}, scope=0)
 
 
-def enter(state: State, run: Run, step: Step, block: Block, branch: Branch, *, again: Step | None = None) -> None:
+def enter(state: State, step: Step, block: Block, branch: Branch, *, again: Step | None = None) -> None:
     """Puts the instructions of a block before what its branch has to do, and `again` after them."""
     before = branch.queue
     branch.queue = deque()
     given, branch.given = branch.given, None  # they come again with the instruction that holds them
-    _enqueue(state, run, block.items, step.barriers, scope=step.item.index + 1)
+    _enqueue(state, step.run, block.items, step.barriers, scope=step.item.index + 1)
     if again is not None:
         give(branch, again)
     branch.queue += before
@@ -34,7 +32,7 @@ def enter(state: State, run: Run, step: Step, block: Block, branch: Branch, *, a
 
 
 def pass_over(state: State, block: Block) -> None:
-    """A block is not entered: what it would have forked never begins."""
+    """Settles a block that is not entered: what it would have forked never begins."""
     for fork in block.forks:
         for child in fork.children:
             branch = state.branches[child]
@@ -50,21 +48,20 @@ def give(branch: Branch, entry: Step | Barrier) -> None:
     if branch.failure is None:
         branch.queue.append(entry)
         if isinstance(entry, Step):
-            entry.stretch.num_left += 1
+            entry.run.num_left += 1
     elif isinstance(entry, Barrier):
-        entry.reach(branch)
-        entry.failed = True
+        entry.reach(branch, failed=True)
 
 
-def reset(branch: Branch) -> None:
+def reset(state: State, branch: Branch) -> None:
     """Takes a branch back to before it was forked. What it was given is not given again."""
     branch.started = False
-    branch.tokens, branch.texts, branch.values, branch.appended = [], [], Values(), []
-    branch.turn = branch.pending = None
+    branch.content, branch.values = state.blank, Values()
+    branch.pending = None
     branch.queue.clear()
     branch.running = set()
     branch.attempts = ()
-    branch.inside, branch.forked_inside = [], 0
+    branch.inside, branch.num_forked_inside = [], 0
     branch.given = None
     branch.failure = None
 
@@ -96,16 +93,16 @@ def _is_new(branch: Branch | None) -> bool:
 
 
 def _renew(state: State, fork: Fork, scope: int) -> None:
-    """The branches that `fork` will start, for the first time or in another turn of a loop."""
+    """Makes the branches that `fork` will start, for the first time or in another turn of a loop."""
     parent = state.branches[fork.branch]
     for child in fork.children:
         parent.children[child] = None
         branch = state.branches.get(child)
         if branch is None:
-            branch = state.branches[child] = Branch(child, parent=fork.branch)
+            branch = state.branches[child] = Branch(child, state.blank, parent=fork.branch)
         else:
             state.forget(branch)
-        reset(branch)
+        reset(state, branch)
         branch.scope = scope
         branch.isolated, branch.retries = fork.isolated, fork.retries
         branch.failure = parent.failure

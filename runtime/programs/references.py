@@ -1,4 +1,4 @@
-"""Puts values where programs refer to them, and says which of them are still to come."""
+"""Values that programs refer to: puts them into texts and conditions, and finds which of them are still to come."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from ..protocol.decide import NotYetError
 from ..protocol.errors import BoughError, EngineError, RequestError
 from ..protocol.patterns import Matching, Pattern
 from ..protocol.program import Part
-from .branch import Branch
+from .costs import COPIED_PER_WORK, PARTS_PER_WORK, PATTERN_CHARS_PER_WORK
 from .queues import NEVER
+from .state import Branch
 
 
 def look_up(ref: Ref, reader: Branch, branches: Mapping[int, Branch]) -> str:
-    """The value that `ref` means in an instruction of `reader`: the last one of that name.
+    """Returns the value that `ref` means in an instruction of `reader`: the last one of that name.
 
-    Who is in a loop finds what has been made last there; who is not waits until the loop is over.
+    A reader in the loop finds what has been made last there; one that is not waits until the loop is over.
 
     Raises:
         NotYetError: it is still to come.
@@ -39,7 +40,7 @@ def look_up(ref: Ref, reader: Branch, branches: Mapping[int, Branch]) -> str:
 
 
 def count(name: Times, reader: Branch, branches: Mapping[int, Branch]) -> int:
-    """How many values of a name there are.
+    """Counts the values of a name.
 
     Raises:
         NotYetError: there may be more.
@@ -53,7 +54,7 @@ def count(name: Times, reader: Branch, branches: Mapping[int, Branch]) -> int:
 
 
 def lacks(of: Ref | Times, reader: Branch, branches: Mapping[int, Branch]) -> bool:
-    """Whether an instruction of `reader` that needs `of` would still have to wait for it."""
+    """Returns true if an instruction of `reader` that needs `of` still has to wait for it."""
     try:
         look_up(of, reader, branches) if isinstance(of, Ref) else count(of, reader, branches)
     except NotYetError:
@@ -66,7 +67,7 @@ def lacks(of: Ref | Times, reader: Branch, branches: Mapping[int, Branch]) -> bo
 def write(
     parts: tuple[Part, ...], reader: Branch, branches: Mapping[int, Branch], *, max_length: float = math.inf
 ) -> str:
-    """The text of `parts`.
+    """Returns the text of `parts`.
 
     Raises:
         NotYetError, EngineError, RequestError: as `look_up`; or more than `max_length` characters in all.
@@ -89,10 +90,11 @@ def write(
 
 
 class ConditionValues:
-    """What a condition in an instruction of `reader` asks for: `num_asked` values of `num_compared` characters.
+    """Values that a condition in an instruction of `reader` asks for.
 
-    Texts are compared with patterns until the time `until`, and as long as `pause` does not raise; that is paid by
-    `spend`. What has come of it is kept in `matches` and not done again.
+    max_chars   characters that may be compared
+    matches     comparisons of texts with patterns, which are kept and not made again. They go on until the time
+                `until`, and as long as `pause` does not raise; they are paid by `spend`
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class ConditionValues:
         branches: Mapping[int, Branch],
         matches: dict[tuple[str, str], Matching],
         *,
+        max_chars: float,
         until: float,
         spend: Callable[[int], None],
         pause: Callable[[], None],
@@ -110,24 +113,30 @@ class ConditionValues:
         self._reader = reader
         self._branches = branches
         self._matches = matches
+        self._max_chars = max_chars
         self._until = until
         self._spend = spend
         self._pause = pause
         self._num_begun = 0
-        self.num_asked = 0
-        self.num_compared = 0
+        self._num_asked = 0
+        self._num_compared = 0
+
+    @property
+    def work(self) -> int:
+        """Units of work of what was asked for so far."""
+        return self._num_asked // PARTS_PER_WORK + self._num_compared // COPIED_PER_WORK
 
     def text(self, ref: Ref) -> str:
-        self.num_asked += 1
+        self._num_asked += 1
         text = look_up(ref, self._reader, self._branches)
-        self.num_compared += len(text)
-        if self.num_compared > MAX_COMPARED_CHARS:
-            message = f"the condition compares more than {MAX_COMPARED_CHARS} characters, which is the limit"
+        self._num_compared += len(text)
+        if self._num_compared > self._max_chars:
+            message = f"the condition compares more than {self._max_chars} characters, which is the limit"
             raise EngineError(message, code="condition_too_complex", param="ops")
         return text
 
     def times(self, name: Times) -> int:
-        self.num_asked += 1
+        self._num_asked += 1
         return count(name, self._reader, self._branches)
 
     def matches(self, pattern: str, text: str) -> bool:
@@ -138,7 +147,7 @@ class ConditionValues:
                 self._pause()
             self._num_begun += 1
             matching = Matching(self._patterns[pattern], text)
-            self._spend(1 + len(text) // PATTERN_CHARS)
+            self._spend(1 + len(text) // PATTERN_CHARS_PER_WORK)
             self._matches[pattern, text] = matching
         found = matching.done_by(self._until)
         if found is None:
@@ -148,8 +157,3 @@ class ConditionValues:
 
 class PausedError(Exception):
     """An instruction has more to do than the program's slice of time holds: it goes on in the next one."""
-
-
-MAX_COMPARED_CHARS = 1 << 22
-PATTERN_CHARS = 16
-"""Characters that are matched against a pattern in the time of one instruction."""

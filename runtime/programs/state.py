@@ -1,44 +1,55 @@
-"""What the executor knows of a program: its state, and the stretches that are in flight."""
+"""The state of a running program: its submissions, its branches and their values, and what each has still to do."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
-from ..protocol.errors import EngineError, RequestError
-from ..protocol.patterns import Pattern
+from ..protocol.condition import Ref, Times
+from ..protocol.errors import EngineError, ErrorInfo, RequestError
+from ..protocol.patterns import Matching, Pattern
 from ..protocol.program import BranchFailed, Program, ProgramEvent
 from ..protocol.request import Usage
 from ..tools.registry import ToolCall
-from .branch import Appended, Branch, Failure, Stretch
+from .costs import Budget
+from .validate import Item
 
 logger = logging.getLogger("bough.engine")
 
 ProgramListener = Callable[[ProgramEvent], None]
 
-MAX_STATE_TOKENS = 1 << 22
-"""What a program may put into all branches of its state: tokens of text, characters of values, copies by forks."""
 
-MAX_WORK = 200_000
-"""What one stretch may do: an instruction is 1, and so are a branch that is forked or joined and a thousand characters
-or tokens that are copied or compared. With loops a few instructions can ask for very many."""
+# Submissions
 
-RESTART_WORK = 100
-ENCODED = 64
-"""Characters that are encoded, or told to who listens, in the time of one instruction."""
+
+@dataclass(eq=False, slots=True)
+class Failure:
+    """The reason why the branch `branch`, and with it those forked from it, has ended early."""
+
+    branch: int
+    error: ErrorInfo
 
 
 @dataclass(eq=False)
-class Run(Stretch):
-    """A stretch in flight, with who hears of it. `told`: failures of branches that it has heard of; `begun`: there is a
-    first token."""
+class Run:
+    """A submission in flight, with its listener.
+
+    max_work    units of work that it may take
+    num_left    instructions that are still to be done
+    begun       a first token has come
+    told        failures of branches that the listener has heard of
+    """
 
     program: Program
     listener: ProgramListener
     started: float
+    max_work: float
     tools: Mapping[str, ToolCall] = field(default_factory=dict)
     patterns: Mapping[str, Pattern] = field(default_factory=dict)
+    num_left: int = 0
     usage: Usage = field(default_factory=Usage)
     num_requests: int = 0
     work: int = 0
@@ -48,17 +59,17 @@ class Run(Stretch):
 
     @property
     def exhausted(self) -> bool:
-        return self.work > MAX_WORK
+        return self.work > self.max_work
 
     def spend(self, work: int) -> None:
-        """Counts what is done for the stretch.
+        """Counts work that is done for the submission.
 
         Raises:
             EngineError: it is too much.
         """
         self.work += work
         if self.exhausted:
-            message = f"the program does more than {MAX_WORK} instructions, those that are repeated included"
+            message = f"the program does more than {self.max_work} instructions, those that are repeated included"
             raise EngineError(message, code="program_too_long", param="ops")
 
     def time_left(self, now: float, limit_s: float | None = None) -> float | None:
@@ -74,55 +85,309 @@ class Run(Stretch):
         return min((seconds for seconds in (left, limit_s) if seconds is not None), default=None)
 
     def must_end(self, now: float) -> bool:
-        """It has had all the time or work that it may have: no branch of it can go on, or begin anew."""
+        """Returns true once all time or work is spent: no branch can go on, or begin anew."""
         whole = self.program.timeout_s
         return self.exhausted or (whole is not None and now - self.started >= whole)
 
     def tell(self, event: ProgramEvent) -> None:
-        """Says something; others are not concerned if that fails."""
+        """Sends an event; a listener that fails is no concern of others."""
         try:
             self.listener(event)
         except Exception:
-            logger.exception("who listens to program %s failed", self.program.id)
+            logger.exception("the listener of program %s failed", self.program.id)
 
     def tell_failure(self, failure: Failure, index: int | None = None) -> None:
-        """Says, once, that a branch has ended early."""
+        """Sends, once, that a branch has ended early."""
         if failure not in self.told:
             self.told.add(failure)
             self.tell(BranchFailed(branch=failure.branch, error=failure.error, index=index))
 
 
+# Queues
+
+
+@dataclass(eq=False, slots=True)
+class Barrier:
+    """Stands in a child's queue for a Join: passed means that everything before it is done, or never will be.
+
+    It keeps where the child stood then, since a child may go on while its joiner is busy.
+
+    joiner      the branch of the Join
+    failed      the child ended before it came here
+    place       how far the child's content went, and `num_values` its values
+    """
+
+    joiner: int = 0
+    child: Branch | None = None
+    passed: bool = False
+    failed: bool = False
+    place: Any = None
+    num_values: int = 0
+
+    def reach(self, branch: Branch, *, failed: bool = False) -> None:
+        self.passed, self.failed, self.child = True, failed, branch
+        self.place, self.num_values = branch.content.place(), branch.values.num_made
+
+
+Barriers = Mapping[tuple[int, int], Barrier]
+"""By the index of the Join, and the child."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An instruction in a branch's queue, with its place in the submission that brought it.
+
+    barriers    of a Join, and of the joins in the blocks of a When or Repeat whose children are older than the block
+    turns       number of times that the body of a Repeat has been done
+    known       the place is one that the sender can name (False: an earlier submission brought it)
+    """
+
+    run: Run
+    item: Item
+    barriers: Barriers = field(default_factory=dict)
+    turns: int = 0
+    known: bool = True
+
+    @property
+    def index(self) -> int | None:
+        return self.item.index if self.known else None
+
+
+@dataclass(eq=False, slots=True)
+class Pending:
+    """An instruction that was tried and has to be tried again, with what is known of it.
+
+    lacks       values that it waits for: until all of them have come, nothing else is looked at
+    num_done    children that it has forked, or found at their join
+    matches     of patterns with texts, under way or done
+    """
+
+    step: Step
+    lacks: list[Ref | Times] = field(default_factory=list)
+    num_done: int = 0
+    matches: dict[tuple[str, str], Matching] = field(default_factory=dict)
+
+
+# Branches
+
+
+class Values(Mapping[str, str]):
+    """The last value of each name in a branch. Values from before a fork are shared with it, and never copied."""
+
+    __slots__ = ("_before", "_given", "_log", "_own")
+
+    def __init__(self, given: Mapping[str, str] | None = None) -> None:
+        self._given: Mapping[str, str] = {} if given is None else given
+        self._before = self._given  # never changed, but replaced when a fork takes in what has been made
+        self._own: dict[str, str] = {}
+        self._log: list[tuple[str, str]] = []
+
+    def keep(self, name: str, text: str) -> None:
+        self._own[name] = text
+        self._log.append((name, text))
+
+    def fork(self) -> Values:
+        """Returns what a branch begins with that is forked here."""
+        if self._own:
+            self._before, self._own = {**self._before, **self._own}, {}
+        return Values(self._before)
+
+    def anew(self) -> Values:
+        """Returns what there was at the fork."""
+        return Values(self._given)
+
+    @property
+    def num_made(self) -> int:
+        """A place in the order in which values were made, for `adopt`."""
+        return len(self._log)
+
+    def adopt(self, child: Values, num_made: int) -> None:
+        """Takes over what `child` had once it had made `num_made` values, of names that are not there."""
+        given: Mapping[str, str] = {} if child._given is self._before else child._given
+        for name, text in {**given, **dict(child._log[:num_made])}.items():
+            if name not in self:
+                self.keep(name, text)
+
+    @property
+    def size(self) -> int:
+        """About how many entries a fork or a join looks at."""
+        return len(self._given) + len(self._log)
+
+    def __getitem__(self, name: str) -> str:
+        return self._own[name] if name in self._own else self._before[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._before
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._before, **self._own})
+
+    def __len__(self) -> int:
+        return len({**self._before, **self._own})
+
+
+class Content(Protocol):
+    """Text and messages that a branch has appended, in the form that its machine needs.
+
+    Only ever grows, but for `restart`. Contents of different machines never meet.
+    """
+
+    @property
+    def size(self) -> int:
+        """About how many tokens a copy holds."""
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+
+    @property
+    def num_pieces(self) -> int:
+        """Entries that `adopt` looks at one by one."""
+
+    @property
+    def text(self) -> str: ...
+
+    def fork(self) -> Self:
+        """Returns a copy, which counts as forked here."""
+
+    def restart(self) -> None:
+        """Goes back to where it was forked."""
+
+    def place(self) -> Any:
+        """Returns where it stands now, for `adopt`."""
+
+    def adopt(self, child: Self, place: Any) -> None:
+        """Appends what `child` has appended from its fork up to `place`."""
+
+    def untold(self) -> Self | None:
+        """Returns what the trace has not told yet of what was appended since the fork; None if there is nothing."""
+
+
+@dataclass(eq=False, slots=True)
+class Branch:
+    """State of one branch. It is `started` once its parent has forked it.
+
+    pending     what is known of the next instruction, if it was tried
+    running     ids of the requests and tool calls that it waits for
+    made        number of values of each name that it has made
+    turns       the same, with those that it made before a loop forked it anew
+    inside      the loops that it is in, outermost first; the first `num_forked_inside` of them since before its fork
+    looping     of each name the loops, not over yet, that make values of it: the last one is still to come
+    forked_turns    `turns` of it and of those that it forks, by branch, as they were when it was forked
+    parent, children    the branch that forks it, and those that it forks
+    scope       the block that it belongs to: instructions elsewhere cannot be for it
+    isolated, retries, attempts     as its Fork says; `attempts` are of all that it descends from, itself last
+    given       everything that was put into its queue, kept if it may have to be done again
+    failure     it has ended early
+    counted     tokens of it that the program's bound counts
+    """
+
+    id: int
+    content: Content
+    started: bool = True
+    values: Values = field(default_factory=Values)
+    queue: deque[Step | Barrier] = field(default_factory=deque)
+    pending: Pending | None = None
+    running: set[str] = field(default_factory=set)
+    made: Counter[str] = field(default_factory=Counter)
+    turns: Counter[str] = field(default_factory=Counter)
+    inside: list[Item] = field(default_factory=list)
+    looping: dict[str, list[Item]] = field(default_factory=dict)
+    num_ops: int = 0
+    num_forked_inside: int = 0
+    forked_turns: dict[int, Counter[str]] = field(default_factory=dict)
+    parent: int | None = None
+    children: dict[int, None] = field(default_factory=dict)
+    scope: int = 0
+    isolated: bool = False
+    retries: int = 0
+    attempts: tuple[int, ...] = ()
+    given: list[Step | Barrier] | None = None
+    failure: Failure | None = None
+    counted: int = 0
+
+    @property
+    def settled(self) -> bool:
+        """Nothing more comes from what it was given."""
+        return self.failure is not None or (self.started and not self.queue and not self.running)
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.started and self.queue and not self.running)
+
+    def pending_of(self, step: Step) -> Pending:
+        """Returns what is known of `step`, its next instruction."""
+        if self.pending is None or self.pending.step is not step:
+            self.pending = Pending(step)
+        return self.pending
+
+    def keep(self, name: str, text: str) -> None:
+        """Keeps a value that it has made."""
+        self.values.keep(name, text)
+        self.made[name] += 1
+        self.turns[name] += 1
+
+    def start_from(self, parent: Branch) -> None:
+        """Begins as a copy of `parent`."""
+        self.started = True
+        self.content, self.values = parent.content.fork(), parent.values.fork()
+        self.made, self.pending = Counter(), None
+        self.inside, self.num_forked_inside = list(parent.inside), len(parent.inside)
+        self.attempts = (*parent.attempts, self.attempts[-1] if self.attempts else 0)
+
+    def start_anew(self) -> None:
+        """Goes back to where it was forked."""
+        self.content.restart()
+        self.values, self.made, self.pending = self.values.anew(), Counter(), None
+        self.inside = self.inside[: self.num_forked_inside]
+        self.attempts = (*self.attempts[:-1], self.attempts[-1] + 1)
+
+    def adopt(self, child: Branch, barrier: Barrier) -> None:
+        """Appends what `child` has appended from its fork up to `barrier`."""
+        self.content.adopt(child.content, barrier.place)
+        self.values.adopt(child.values, barrier.num_values)
+
+
+# Programs
+
+
 @dataclass(eq=False)
 class State:
-    """A program's state between and during stretches. `kept`: it outlives the stretches that are in flight.
+    """A program's state between and during submissions. `kept`: it outlives those that are in flight.
 
-    untold      pieces of branches that began anew, of which the timeline has not heard yet
+    blank       the content of a branch that has not begun
+    untold      contents of branches that began anew, of which the trace has not told yet
     stirred     something has happened to branches other than the one that was looked at
     certain     nothing has happened since all that waits was tried from its beginning
     num_looked  branches that were looked at and not counted as work yet
-    walking     the walk that is under way, an attempt at an instruction at a time; `posted`: it will be gone on with
+    attempts    the walk that is under way, an attempt at an instruction at a time; `posted`: it will be gone on with
     """
 
     id: str
     namespace: str
     born: float
-    branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0)})
+    blank: Content
+    budget: Budget
+    branches: dict[int, Branch] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     used: float = 0.0
     kept: bool = True
     num_requests: int = 0
     num_tokens: int = 0
     work: int = 0
-    untold: list[tuple[int, Appended]] = field(default_factory=list)
+    untold: list[Content] = field(default_factory=list)
     stirred: bool = False
     certain: bool = False
     num_looked: int = 0
-    walking: Iterator[None] | None = None
+    attempts: Iterator[None] | None = None
     in_walk: bool = False
     posted: bool = False
 
+    def __post_init__(self) -> None:
+        self.branches[0] = Branch(0, self.blank.fork())
+
     def spend(self, run: Run, work: int) -> None:
-        """Counts what is done for `run`, also for the slice of time that the program has.
+        """Counts work that is done for `run`, also for the slice of time that the program has.
 
         Raises:
             EngineError: it is too much.
@@ -130,35 +395,33 @@ class State:
         self.work += work
         run.spend(work)
 
-    @property
-    def traced(self) -> bool:
-        return any(run.program.trace for run in self.runs)
+    def new_id(self, kind: str = "") -> str:
+        """Returns an id for a request or another call of the program."""
+        number, self.num_requests = self.num_requests, self.num_requests + 1
+        return f"{self.id}/{kind}{number}"
 
-    def add_tokens(self, count: int, branch: Branch | None = None) -> None:
-        """Counts tokens that a program has put in; an instruction of a few bytes can ask for very many.
+    def add_tokens(self, count: int, branch: Branch) -> None:
+        """Counts tokens that a program has put into a branch; an instruction of a few bytes can ask for very many.
 
-        Those of a `branch` are forgotten with it.
+        They are forgotten with the branch.
 
         Raises:
             RequestError: there are too many.
         """
         self.num_tokens += count
-        if branch is not None:
-            branch.counted += count
-        if self.num_tokens > MAX_STATE_TOKENS:
-            raise RequestError(f"a program's branches may have {MAX_STATE_TOKENS} tokens in all", param="ops")
+        branch.counted += count
+        if self.num_tokens > self.budget.tokens:
+            raise RequestError(f"a program's branches may have {self.budget.tokens} tokens in all", param="ops")
 
     def recount(self, branch: Branch) -> None:
-        """The branch has gone back to a part of what it had."""
-        branch.counted = branch.size
+        """Counts a branch again that has gone back to a part of what it had."""
+        branch.counted = branch.content.size
         self.num_tokens += branch.counted
 
     def forget(self, branch: Branch) -> None:
-        """What the branch has is about to go; but what is to be told of it stays, and counts."""
+        """Takes off the count what a branch will lose. What the trace has still to tell of it stays, and counts."""
         self.num_tokens -= branch.counted
         branch.counted = 0
-        if self.traced:
-            own = [(start, piece) for start, piece in branch.appended if start >= branch.forked_tokens]
-            untold = [(start, piece) for start, piece in own if piece.origins is None]
-            self.num_tokens += sum(1 + len(piece.tokens) for _, piece in untold)
-            self.untold += untold
+        if any(run.program.trace for run in self.runs) and (untold := branch.content.untold()) is not None:
+            self.num_tokens += untold.size
+            self.untold.append(untold)

@@ -10,84 +10,64 @@ from dataclasses import dataclass
 
 from ..protocol.errors import BoughError, EngineError, EngineStoppedError, ErrorInfo, to_info
 from ..protocol.program import Piece, Use, Value
-from ..tokenizer.tokenizer import Tokenizer
-from ..tools.arguments import MAX_ARGUMENT_CHARS, read_arguments
+from ..tools.arguments import read_arguments
 from ..tools.quotas import Owner
 from ..tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolRunner
-from .branch import Branch, Step
-from .model_calls import Ended, FailedCall
-from .references import write
-from .state import Run, State
+from .interpreter import Post
+from .machine import Frame
 
 logger = logging.getLogger("bough.engine")
-
-Post = Callable[[Callable[[], None]], None]
-"""Has a function called on the engine's thread, soon."""
 
 
 @dataclass(eq=False, slots=True)
 class _Flight:
-    state: State
-    branch: Branch
-    step: Step
+    frame: Frame
+    op: Use
     ticket: Ticket
     started: float
     limit_s: float
 
+    @property
+    def end(self) -> float:
+        return self.started + self.limit_s
+
 
 class ToolUses:
-    """Makes the tool calls of one engine. Lives in the engine's thread; `ended` and `failed` hear of each there."""
+    """Makes the tool calls of one engine. Lives in its thread; `append` puts what they return into a branch there."""
 
     def __init__(
         self,
         runner: ToolRunner,
         post: Post,
-        tokenizer: Tokenizer,
         clock: Callable[[], float],
-        ended: Ended,
-        failed: FailedCall,
-        *,
-        max_text: int,
-        max_tokens: int,
+        append: Callable[[Frame, Use, str], None],
     ) -> None:
         self._runner = runner
         self._post = post
-        self._tokenizer = tokenizer
         self._clock = clock
-        self._ended = ended
-        self._failed = failed
-        self._max_text = max_text
-        self._max_tokens = max_tokens
+        self._append = append
         self._flights: dict[str, _Flight] = {}
 
-    def begin(self, state: State, branch: Branch, step: Step) -> None:
-        """Raises NotYetError or BoughError: nothing was begun."""
-        run, op = step.stretch, step.item.op
-        assert isinstance(run, Run) and isinstance(op, Use)
-        tool = run.tools[op.tool]
-        texts: dict[str, str] = {}
-        room = MAX_ARGUMENT_CHARS
-        for name, parts in op.arguments:
-            texts[name] = write(parts, branch, state.branches, max_length=room)
-            room -= len(texts[name])
+    def begin(self, frame: Frame, op: Use, texts: dict[str, str]) -> None:
+        """Raises BoughError: nothing was begun."""
+        tool = frame.run.tools[op.tool]
         arguments = read_arguments(tool, texts)
         now = self._clock()
-        own_s = min(op.timeout_s or math.inf, tool.timeout_s or DEFAULT_TIMEOUT_S)
-        limit_s = run.time_left(now, own_s)
+        limit_s = frame.run.time_left(now, min(op.timeout_s or math.inf, tool.timeout_s or DEFAULT_TIMEOUT_S))
         assert limit_s is not None
-        call_id = f"{state.id}/tool/{state.num_requests}"
-        state.num_requests += 1
+        call_id = frame.state.new_id("tool/")
 
         def done(outcome: str | ErrorInfo) -> None:
             with contextlib.suppress(EngineStoppedError):
                 self._post(lambda: self._take(call_id, outcome))
 
-        ticket = self._runner.start(tool, arguments, done, Owner.of(state.namespace, state.id))
-        self._flights[call_id] = _Flight(state, branch, step, ticket, now, limit_s)
-        branch.running.add(call_id)
+        owner = Owner.of(frame.state.namespace, frame.state.id)
+        ticket = self._runner.start(tool, arguments, done, owner)
+        self._flights[call_id] = _Flight(frame, op, ticket, now, limit_s)
+        frame.branch.running.add(call_id)
 
     def stop(self, call_id: str) -> bool:
-        """Leaves a call to itself; False if it is none of ours."""
+        """Leaves a call to itself; False if it is none of these."""
         flight = self._flights.pop(call_id, None)
         if flight is None:
             return False
@@ -98,64 +78,54 @@ class ToolUses:
         """Fails the calls whose time is over."""
         now = self._clock()
         for call_id, flight in list(self._flights.items()):
-            if call_id in self._flights and now >= flight.started + flight.limit_s:
+            if call_id in self._flights and now >= flight.end:
                 self.stop(call_id)
-                flight.branch.running.discard(call_id)
-                self._failed(flight.state, flight.branch, flight.step, _late(flight, now))
+                flight.frame.branch.running.discard(call_id)
+                flight.frame.failed(_late(flight, now))
 
     def sleep_s(self) -> float | None:
         """Seconds until the first of them is over; None: there is none."""
-        ends = [flight.started + flight.limit_s for flight in self._flights.values()]
-        return max(min(ends) - self._clock(), 0.0) if ends else None
+        first = min((flight.end for flight in self._flights.values()), default=None)
+        return None if first is None else max(first - self._clock(), 0.0)
 
     def _take(self, call_id: str, outcome: str | ErrorInfo) -> None:
         flight = self._flights.pop(call_id, None)
         if flight is None:  # nobody waits for it any more
             return
-        state, branch, step = flight.state, flight.branch, flight.step
-        branch.running.discard(call_id)
+        flight.frame.branch.running.discard(call_id)
         if isinstance(outcome, ErrorInfo):
-            self._failed(state, branch, step, outcome)
+            flight.frame.failed(outcome)
             return
         try:
             self._end(flight, outcome)
         except BoughError as error:
-            self._failed(state, branch, step, to_info(error))
+            flight.frame.failed(to_info(error))
         except Exception:
             logger.exception("a program failed")
-            self._failed(state, branch, step, ErrorInfo(code="internal_error", message="the program failed"))
+            flight.frame.failed(ErrorInfo(code="internal_error", message="the program failed"))
         else:
-            self._ended(state, branch, step)
+            flight.frame.ended()
 
     def _end(self, flight: _Flight, text: str) -> None:
-        state, branch, step = flight.state, flight.branch, flight.step
-        run, op = step.stretch, step.item.op
-        assert isinstance(run, Run) and isinstance(op, Use)
-        if op.append:
-            if len(text) > self._max_text:
-                message = f"the tool {op.tool!r} returned {len(text)} characters, which no context holds"
-                raise EngineError(message, code="context_length_exceeded", param=op.tool)
-            num_tokens = len(branch.tokens)
-            branch.append_text(text, self._tokenizer)
-            state.add_tokens(len(branch.tokens) - num_tokens, branch)
-            branch.check_length(self._max_tokens)
+        frame, name = flight.frame, flight.op.name
+        state, branch, run = frame.state, frame.branch, frame.run
+        self._append(frame, flight.op, text)
         state.add_tokens(len(text), branch)
-        turn = branch.turns[op.name]
-        branch.keep(op.name, text)
-        run.listener(Value(branch=branch.id, name=op.name, text=text, turn=turn))
+        turn = branch.turns[name]
+        branch.keep(name, text)
+        run.listener(Value(branch=branch.id, name=name, text=text, turn=turn))
         if run.program.trace:
             start_s, stop_s = flight.started - state.born, self._clock() - state.born
             run.listener(
-                Piece(branch=branch.id, op=branch.num_ops, kind="tool", name=op.name, start_s=start_s, stop_s=stop_s)
+                Piece(branch=branch.id, op=branch.num_ops, kind="tool", name=name, start_s=start_s, stop_s=stop_s)
             )
 
 
 def _late(flight: _Flight, now: float) -> ErrorInfo:
-    """Whose time is over: the program's, or the tool's."""
-    run, name = flight.step.stretch, flight.ticket.tool.name
-    assert isinstance(run, Run)
+    """Returns the error of a call whose time is over, or its program's."""
+    name = flight.ticket.tool.name
     try:
-        run.time_left(now)
+        flight.frame.run.time_left(now)
     except EngineError as error:
         return to_info(error)
     return ErrorInfo(

@@ -1,4 +1,4 @@
-"""Reads a recorded stretch before anything of it is done: checks that it is well-formed, and what each block needs."""
+"""Reads a submission before anything of it is done: checks that it is well-formed, and what each block needs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..protocol.patterns import Pattern, PatternCache
 from ..protocol.program import Assign, Cancel, Fork, Gen, Join, Op, Part, Repeat, Select, Text, Use, When
 from ..tools.arguments import check_names
 from ..tools.registry import ToolCall, unknown_tool
+from .costs import CHILDREN_PER_WORK, COPIED_PER_WORK, PARTS_PER_WORK
 
 MAX_OPS = 100_000
 MAX_BRANCHES = 4096
@@ -20,17 +21,9 @@ MAX_DEPTH = 32
 MAX_TURNS = 1000
 MAX_RETRIES = 16
 MAX_PATTERNS = 64
+MAX_CHOICES = 1024
 MAX_PARTS = 16_384
 """Of one instruction: parts of its text or its arguments, or of its condition. They are put together in one go."""
-
-PARTS_OF_WORK = 8
-"""So many parts, or instructions that are put into queues, take as long as one instruction."""
-
-CHILDREN_OF_WORK = 4
-"""The same of branches that are made ready to be forked."""
-
-COPIED = 1024
-"""The same of characters or tokens that are copied or compared."""
 
 BranchId = int
 Place = tuple[int, int]
@@ -69,7 +62,7 @@ class Block:
 
 @dataclass(eq=False)
 class _Scope:
-    """An open block, or the stretch itself: where it is, what is forked in it, and how far its branches have come."""
+    """An open block, or the submission itself: its place, what is forked in it, and how far its branches have come."""
 
     depth: int
     branch: BranchId | None = None
@@ -82,8 +75,8 @@ class _Scope:
     last_join: dict[BranchId, int] = field(default_factory=dict)
 
 
-class StretchReader:
-    """Reads one stretch. `known` are the branches there are, by whether instructions of a stretch may be for them."""
+class SubmissionReader:
+    """Reads one submission. `known` are the branches there are, by whether its instructions may be for them."""
 
     def __init__(self, known: Mapping[BranchId, bool], tools: Mapping[str, ToolCall], patterns: PatternCache) -> None:
         self.patterns: dict[str, Pattern] = {}
@@ -104,7 +97,7 @@ class StretchReader:
         return max(self._num_ops - 1, 0)
 
     def read(self, ops: tuple[Op, ...]) -> Block:
-        """The whole stretch.
+        """Reads the whole submission.
 
         Raises:
             RequestError: an instruction is not well-formed, or a bound is passed.
@@ -125,7 +118,7 @@ class StretchReader:
                     raise _refused(f"{message}: it must be joined there, after all that it does")
         num_entries = len(items) + sum(len(item.outer) for item in items)
         num_children = sum(len(fork.children) for fork in scope.forks)
-        work = num_entries // PARTS_OF_WORK + num_children // CHILDREN_OF_WORK
+        work = num_entries // PARTS_PER_WORK + num_children // CHILDREN_PER_WORK
         return Block(tuple(items), tuple(scope.forks), tuple(scope.values), work)
 
     def _item(self, op: Op, scope: _Scope) -> Item:
@@ -247,7 +240,7 @@ class StretchReader:
     def _work_of(self, num_parts: int, num_chars: int, index: int) -> int:
         if num_parts > MAX_PARTS:
             raise _refused(f"instruction {index} has {num_parts} parts, but {MAX_PARTS} is the limit")
-        return num_parts // PARTS_OF_WORK + num_chars // COPIED
+        return num_parts // PARTS_PER_WORK + num_chars // COPIED_PER_WORK
 
     def _check_use(self, op: Use, index: int) -> int:
         tool = self._tools.get(op.tool)

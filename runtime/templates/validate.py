@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from ...constrain.errors import GrammarError
 from ...constrain.lower import lower
 from ...constrain.spec import GrammarSpec, Structural
-from ..programs.calls import MAX_CHOICES
-from ..programs.validate import StretchReader
+from ..programs.validate import MAX_CHOICES, SubmissionReader
 from ..protocol.condition import Condition, Hole, Operand
 from ..protocol.errors import RequestError
 from ..protocol.patterns import PatternCache
@@ -29,7 +28,7 @@ def rehearse(template: Template, tools: Mapping[str, ToolCall]) -> None:
         ops = rewrite(template.ops, _Blank())
     except RecursionError as error:
         raise RequestError(TOO_DEEP, code="invalid_program", param="ops") from error
-    reader = StretchReader({0: True}, tools, PatternCache())
+    reader = SubmissionReader({0: True}, tools, PatternCache())
     try:
         reader.read(ops)
     except RequestError as error:

@@ -17,9 +17,9 @@ from ....runtime.protocol.program import Gen, Select, Value
 from ....runtime.protocol.request import Usage
 from ....runtime.protocol.sampling_params import SamplingParams
 from ...diagnostics.errors import BackendError, UnsupportedError
-from ..interpreter.state import Answer, Call
-from ..interpreter.surplus import split, worthwhile
-from ..interpreter.transcript import Message, Prompt
+from ..messages.machine import Call
+from ..messages.surplus import Answer, split, worthwhile
+from ..messages.transcript import Message, Prompt
 from .chat_places import Shape
 from .emulate import Judge, candidates, chosen, in_words
 from .stops import Cutter

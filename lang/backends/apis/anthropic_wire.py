@@ -12,7 +12,7 @@ from ....runtime.protocol.program import Gen, Select
 from ....runtime.protocol.request import Usage
 from ....runtime.protocol.sampling_params import SamplingParams
 from ...diagnostics.errors import BackendError
-from ..interpreter.transcript import Message
+from ..messages.transcript import Message
 from .http_client import ApiClient
 from .openai_wire import odd_options
 from .stops import Cutter

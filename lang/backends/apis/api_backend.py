@@ -8,7 +8,7 @@ from typing import Self
 from ....runtime.protocol.program import Program, ProgramEvent
 from ....runtime.tools.registry import ToolCall
 from ...backend import TEXT_ONLY
-from ..interpreter.tools import NO_TOOLS
+from ..messages.tools import NO_TOOLS
 from .answers import Answering, Policy
 from .http_client import ApiClient
 from .programs import Programs

@@ -1,4 +1,4 @@
-"""Programs over an API: a client-side interpreter on an event loop of its own, for callers with or without one."""
+"""Programs over an API: executed on an event loop of their own, for callers with or without one."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Protocol
 
 from ....runtime.client.streams import aiterate, iterate
+from ....runtime.programs.executor import Executor
 from ....runtime.protocol.errors import BoughError, EngineError, to_info
 from ....runtime.protocol.program import Failed, Gen, Program, ProgramEvent, Select, Use
 from ....runtime.tools.registry import ToolCall
 from ...diagnostics.errors import BackendError
 from ...session.loops import LoopThread
-from ..interpreter.kept import MAX_STATES, Interpreter
-from ..interpreter.state import Answer, Call
-from ..interpreter.tools import ToolRuns, check_tools, late, limit_of
+from ..messages.machine import MAX_STATES, Call, MessageMachine
+from ..messages.surplus import Answer
+from ..messages.tools import ToolRuns, check_tools, late, limit_of
 from .chat_places import Shape, Shapes
 
 logger = logging.getLogger("bough.backends")
@@ -110,20 +112,20 @@ class Programs:
 
 
 class _Thread:
-    """The thread, and on it the interpreter and the tasks of its calls."""
+    """The thread, and on it the programs and the tasks of their calls."""
 
     def __init__(self, answerer: Answerer, max_states: int) -> None:
         self._answerer = answerer
         self._thread = LoopThread("bough-api-programs")
         self._tools = ToolRuns()
         self._tasks: dict[Call, asyncio.Task[None]] = {}
-        self._programs = Interpreter(self, max_states=max_states)
+        self._programs = Executor(MessageMachine(self), time.monotonic, max_states=max_states)
         self._closed = False
 
     def start(self, program: Program, tools: Mapping[str, ToolCall], listen: Listener) -> None:
         async def begin() -> None:
             try:
-                self._programs.run(program, tools, listen)
+                self._programs.run(program, listen, tools)
             except BoughError as error:
                 listen(Failed(error=to_info(error)))
 
@@ -131,14 +133,14 @@ class _Thread:
 
     def drop(self, program_id: str) -> None:
         async def drop() -> None:
-            self._programs.drop(program_id)
+            self._programs.abort(program_id)
 
         if not self._closed:
             self._thread.submit(drop())
 
     def close(self, aclose: Callable[[], Awaitable[None]]) -> None:
         async def end() -> None:
-            self._programs.close()
+            self._programs.abort_all()
             await aclose()
 
         self._closed = True
@@ -147,7 +149,7 @@ class _Thread:
         self._tools.close()
         self._thread.close()
 
-    # For the interpreter
+    # For the machine
 
     def begin(self, call: Call) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(call))

@@ -10,7 +10,7 @@ from ....constrain.spec import GrammarSpec
 from ....runtime.protocol.program import Gen, Select
 from ....runtime.protocol.request import TokenLogprob, Usage
 from ....runtime.protocol.sampling_params import SamplingParams
-from ..interpreter.transcript import Message
+from ..messages.transcript import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import pytest
 
 from bough.lang.api import assistant, function, gen, select, user
 from bough.lang.backends.apis.openai import OpenAI
-from bough.lang.backends.interpreter.tools import NO_TOOLS
 from bough.lang.backends.local import LocalBackend
+from bough.lang.backends.messages.tools import NO_TOOLS
 from bough.lang.backends.mock import MockBackend
 from bough.lang.diagnostics.errors import UnsupportedError
 from bough.runtime.protocol.program import Done, ProgramEvent, Value

@@ -35,7 +35,7 @@ from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ...fakes import FakeRunner, byte_tokenizer, fake_engine
-from ..programs.interpreter import random_program
+from ..programs.interpreter import executor_of, random_program
 
 NUM_REQUESTS = 1500
 NUM_KINDS = 160
@@ -176,7 +176,7 @@ def place(**settings: Any) -> tuple[Engine, FakeRunner, Executor, Clock]:
             engine._grammars.compile(spec)
         except GrammarError:
             assert spec is WRONG
-    return engine, runner, Executor(engine, clock, max_states=8), clock
+    return engine, runner, executor_of(engine, clock, max_states=8), clock
 
 
 @functools.cache

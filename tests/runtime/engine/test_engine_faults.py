@@ -19,7 +19,6 @@ from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
 from bough.runtime.client import engine_process
 from bough.runtime.client.local import EngineLoop, LocalClient
 from bough.runtime.client.messages import FrameWriter, FromEngine, Output, Ready, Run, Start, Submit, read_frames
-from bough.runtime.programs.executor import Executor
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import BoughError, DeviceLostError, EngineStoppedError, RequestError
 from bough.runtime.protocol.program import Failed, Fork, Gen, Program, ProgramEvent, Text
@@ -29,6 +28,7 @@ from bough.runtime.protocol.sampling_params import SamplingParams
 from ...fakes import fake_engine
 from ..listening import ENDLESS, SHORT, Clock, Heard, alone, assert_clean, drive, request
 from ..programs.interpreter import Heard as ProgramHeard
+from ..programs.interpreter import executor_of
 
 
 def program(*ops: Any, name: str = "p", **fields: Any) -> Program:
@@ -42,7 +42,7 @@ def test_samples_of_a_program_that_expire_together_end_it_alone() -> None:
     engine, _ = fake_engine()
     clock = Clock()
     engine._clock = clock
-    executor = Executor(engine, clock, max_states=4)
+    executor = executor_of(engine, clock, max_states=4)
     heard, other = ProgramHeard(), Heard()
     sampling = SamplingParams(max_tokens=400, n=4, ignore_eos=True)
     executor.run(program(Text(0, ("x",)), Gen(0, "g", sampling, timeout_s=5.0)), heard)
@@ -61,7 +61,7 @@ def test_an_expired_branch_does_not_break_the_step_that_its_sibling_was_planned_
     engine, _ = fake_engine()
     clock = Clock()
     engine._clock = clock
-    executor = Executor(engine, clock, max_states=4)
+    executor = executor_of(engine, clock, max_states=4)
     heard, other = ProgramHeard(), Heard()
     ops = [Text(0, ("x",)), Fork(0, (1, 2)), Gen(1, "a", ENDLESS, timeout_s=5.0), Gen(2, "b", ENDLESS)]
     executor.run(program(*ops), heard)
@@ -76,7 +76,7 @@ def test_an_expired_branch_does_not_break_the_step_that_its_sibling_was_planned_
 
 def test_grammars_of_a_program_that_fail_together_end_it_alone() -> None:
     engine, _ = fake_engine()
-    executor = Executor(engine, time.monotonic, max_states=4)
+    executor = executor_of(engine, time.monotonic, max_states=4)
     heard, other = ProgramHeard(), Heard()
     ops = [Text(0, ("x",)), Fork(0, (1, 2)), *(Gen(branch, "g", SHORT, Regex("(")) for branch in (1, 2))]
     executor.run(program(*ops), heard)

@@ -14,7 +14,6 @@ from bough.constrain.spec import Choice, Regex
 from bough.runtime.client.llm import LLM
 from bough.runtime.client.local import EngineLoop, LocalClient
 from bough.runtime.engine.engine import Engine
-from bough.runtime.programs.executor import Executor
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import BoughError, EngineError, RequestError
 from bough.runtime.protocol.program import Assign, Fork, Gen, Join, Program, Ref, Select, Text
@@ -23,6 +22,7 @@ from bough.runtime.protocol.sampling_params import SamplingParams
 from ...fakes import fake_engine
 from ..listening import ENDLESS, Clock, Heard, alone, assert_clean, drive, request
 from ..programs.interpreter import Heard as ProgramHeard
+from ..programs.interpreter import executor_of
 
 
 def program(*ops: Any) -> Program:
@@ -205,7 +205,7 @@ MANY = 1 << 12
 )
 def test_a_program_cannot_ask_for_the_memory(ops: list[Any]) -> None:
     engine, _ = fake_engine()
-    executor = Executor(engine, time.monotonic, max_states=4)
+    executor = executor_of(engine, time.monotonic, max_states=4)
     heard = ProgramHeard()
     started = time.monotonic()
     executor.run(program(*ops), heard)
@@ -243,9 +243,9 @@ def test_compilations_that_nobody_waits_for_do_not_pile_up(monkeypatch: pytest.M
 
 
 def test_states_that_wait_are_bounded_by_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bough.runtime.programs.executor.MAX_KEPT_TOKENS", 1000)
+    monkeypatch.setattr("bough.runtime.programs.costs.MAX_KEPT_TOKENS", 1000)
     engine, _ = fake_engine()
-    executor = Executor(engine, time.monotonic, max_states=100)
+    executor = executor_of(engine, time.monotonic, max_states=100)
     for index in range(20):
         executor.run(Program(id=str(index), ops=(Assign(0, "x", ("y" * 300,)),), keep=True), ProgramHeard())
     assert list(executor._states) == ["17", "18", "19"]
@@ -255,7 +255,7 @@ def test_states_that_wait_are_bounded_by_what_they_hold(monkeypatch: pytest.Monk
 
 def test_a_client_who_keeps_many_states_drops_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = fake_engine()
-    executor = Executor(engine, time.monotonic, max_states=4)
+    executor = executor_of(engine, time.monotonic, max_states=4)
 
     def keep(namespace: str, name: str, length: int = 1) -> None:
         ops = (Assign(0, "x", ("y" * length,)),)
@@ -266,7 +266,7 @@ def test_a_client_who_keeps_many_states_drops_his_own(monkeypatch: pytest.Monkey
     for index in range(20):
         keep("bob" if index % 2 else "bob/salt", f"b{index}")
     assert list(executor._states) == ["a0", "a1", "b18", "b19"]
-    monkeypatch.setattr("bough.runtime.programs.executor.MAX_KEPT_TOKENS", 1000)
+    monkeypatch.setattr("bough.runtime.programs.costs.MAX_KEPT_TOKENS", 1000)
     keep("bob", "large", 990)
     keep("bob", "larger", 995)
     assert list(executor._states) == ["a0", "a1", "larger"]
@@ -276,7 +276,7 @@ def test_a_client_who_keeps_many_states_drops_his_own(monkeypatch: pytest.Monkey
 
 def test_joins_are_bounded() -> None:
     engine, _ = fake_engine()
-    executor = Executor(engine, time.monotonic, max_states=4)
+    executor = executor_of(engine, time.monotonic, max_states=4)
     ops = (Fork(0, (1,)), *(Join(0, (1,) * 1000) for _ in range(200)))
     with pytest.raises(RequestError, match="joins"):
         executor.run(program(*ops), ProgramHeard())
@@ -286,7 +286,7 @@ def test_joins_are_bounded() -> None:
 
 def test_a_program_of_many_branches_takes_time_in_proportion() -> None:
     engine, _ = fake_engine(max_waiting=4096)
-    executor = Executor(engine, time.monotonic, max_states=4)
+    executor = executor_of(engine, time.monotonic, max_states=4)
     branches = tuple(range(1, 1001))
     heard = ProgramHeard()
     one = SamplingParams(max_tokens=1, temperature=0.0)

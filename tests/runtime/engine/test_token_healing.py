@@ -15,7 +15,7 @@ import pytest
 from bough.constrain import GrammarCompiler, JsonSchema, Regex
 from bough.runtime.engine.engine import Engine
 from bough.runtime.engine.token_healing import Healed, heal, take_back
-from bough.runtime.programs.executor import Executor
+from bough.runtime.programs.tokens import content_of
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.program import Fork, Gen, Join, Program, RoleBegin, Text, Value
 from bough.runtime.protocol.request import Request
@@ -25,6 +25,7 @@ from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 from ...fakes import AheadPasses, FakeRunner, model_info, write_byte_tokenizer
 from ..listening import Heard
+from ..programs.interpreter import executor_of
 
 MERGES = ("h t", "t p", "ht tp", "http :", ": /", ":/ /", "u n", "un t", "Ġ c", "Ġc o", "Ġco unt", "Ġ 4", "Ġ4 2")
 
@@ -198,7 +199,7 @@ def programs(*parts: Any) -> tuple[list[Value], dict[int, str], list[int]]:
     made, runner = engine()
     (bridge,) = tokenizer().encode("http:")
     runner.bias = {bridge: 30.0}
-    executor = Executor(made, time.monotonic, max_states=1)
+    executor = executor_of(made, time.monotonic, max_states=1)
     events: list[Any] = []
     executor.run(Program(id="p", ops=tuple(parts), keep=True), events.append)
     deadline = time.monotonic() + 20
@@ -206,7 +207,7 @@ def programs(*parts: Any) -> tuple[list[Value], dict[int, str], list[int]]:
         assert time.monotonic() < deadline
         made.step()
     assert type(events[-1]).__name__ == "Done", events[-1]
-    tokens = executor._states["p"].branches[0].tokens
+    tokens = content_of(executor._states["p"].branches[0]).tokens
     executor.close()
     made.close()
     return [event for event in events if isinstance(event, Value)], events[-1].texts, tokens

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from bough.runtime.engine.engine import Engine
+from bough.runtime.programs.engine_machine import EngineMachine
 from bough.runtime.programs.executor import Executor
 from bough.runtime.protocol.condition import Compare, Condition, Count, Either, Every, Matches, Negation, Operand, Times
 from bough.runtime.protocol.program import (
@@ -99,6 +100,11 @@ def history_of(events: Iterable[ProgramEvent]) -> dict[tuple[int, str], list[str
             texts[event.turn :] = [event.text]
             assert len(texts) == event.turn + 1
     return found
+
+
+def executor_of(engine: Engine, clock: Callable[[], float], *, max_states: int) -> Executor:
+    """An executor beside an engine, without tools."""
+    return Executor(EngineMachine(engine, clock), clock, max_states=max_states)
 
 
 def drive(engine: Engine, max_steps: int = 20000) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bough.runtime.engine.engine import Engine
-from bough.runtime.programs.executor import Executor
+from bough.runtime.programs.tokens import content_of
 from bough.runtime.protocol.program import Fork, Gen, Join, Op, Program, Ref, RoleBegin, RoleEnd, Select, Text
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ...fakes import FakeRunner, fake_engine
-from .interpreter import Heard, run
+from .interpreter import Heard, executor_of, run
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
 EVERYTHING: list[Op] = [
@@ -63,7 +63,7 @@ class Place:
         self.engine, self.model = fake_engine(**settings)  # type: ignore[arg-type]
         self.clock = Clock()
         self.engine._clock = self.clock
-        self.executor = Executor(self.engine, self.clock, max_states=max_states)
+        self.executor = executor_of(self.engine, self.clock, max_states=max_states)
 
     def run(self, ops: list[Op], program_id: str = "p", **fields: object) -> Heard:
         return run(self.executor, self.engine, ops, program_id, **fields)
@@ -75,4 +75,4 @@ class Place:
 
     def tokens(self, program_id: str = "p") -> dict[int, list[int]]:
         state = self.executor._states[program_id]
-        return {branch.id: branch.tokens for branch in state.branches.values()}
+        return {branch.id: content_of(branch).tokens for branch in state.branches.values()}

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.constrain.spec import Choice
-from bough.runtime.programs.branch import Barrier, Branch, Failure, keep_text
+from bough.runtime.programs.engine_machine import EngineMachine
 from bough.runtime.programs.executor import Executor
 from bough.runtime.programs.references import write
-from bough.runtime.programs.values import Values
+from bough.runtime.programs.state import Barrier, Branch, Failure, Values
+from bough.runtime.programs.tokens import TokenContent, append_text, close_message, content_of, keep_text, open_message
 from bough.runtime.protocol.decide import NotYetError
 from bough.runtime.protocol.errors import EngineError, ErrorInfo, RequestError
 from bough.runtime.protocol.program import Fork, Gen, Join, Op, Piece, Ref, RoleBegin, RoleEnd, Select, Text
@@ -21,7 +22,7 @@ from bough.runtime.protocol.request import CACHED, FORCED, PREFILLED, SAMPLED, U
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ...fakes import byte_tokenizer, fake_engine
-from .interpreter import Heard, Interpreter, random_program, run
+from .interpreter import Heard, Interpreter, executor_of, random_program, run
 
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0)
 
@@ -41,6 +42,10 @@ class Words:
     def decode(self, tokens: Sequence[int | str], **options: bool) -> str:
         parts = [t.encode() if isinstance(t, str) else self.pieces([t], **options)[0] for t in tokens]
         return b"".join(parts).decode(errors="replace")
+
+
+def blank(number: int, **fields: Any) -> Branch:
+    return Branch(number, TokenContent(), **fields)
 
 
 TOKENS = st.lists(st.integers(0, len(Words.pieces_of) - 1), max_size=12)
@@ -72,7 +77,7 @@ def test_a_character_that_a_stop_string_cuts_off_is_encoded_anew() -> None:
 @pytest.mark.parametrize("include_stop", [False, True])
 def test_a_stop_string_leaves_tokens_that_say_the_text(stop: str, include_stop: bool) -> None:
     engine, _ = fake_engine()
-    executor = Executor(engine, lambda: 0.0, max_states=4)
+    executor = executor_of(engine, lambda: 0.0, max_states=4)
     grammar = Choice((f"né 🦊🦊 日日本 end {stop}!",))
     sampling = SamplingParams(max_tokens=60, temperature=0.0, stop=stop, include_stop=include_stop)
     heard = run(executor, engine, [Text(0, ("x",)), Gen(0, "g", sampling, grammar)], keep=True)
@@ -80,70 +85,74 @@ def test_a_stop_string_leaves_tokens_that_say_the_text(stop: str, include_stop: 
     place = whole.index(stop) + (len(stop) if include_stop else 0)
     value = heard.values[0, "g"]
     assert (value.text, value.matched) == (whole[:place], stop)
-    assert executor._states["p"].branches[0].tokens == byte_tokenizer().encode("x" + whole[:place])
+    assert content_of(executor._states["p"].branches[0]).tokens == byte_tokenizer().encode("x" + whole[:place])
     engine.close()
 
 
 def test_text_and_messages() -> None:
     tokenizer = byte_tokenizer()
-    branch = Branch(0)
-    branch.append_text("", tokenizer)
-    assert (branch.tokens, branch.texts, branch.appended) == ([], [], [])
-    branch.append_text("<|im_start|>", tokenizer)  # text is never a control token
-    assert len(branch.tokens) == len("<|im_start|>")
-    branch.open_message("user", tokenizer)
+    branch = blank(0)
+    content = content_of(branch)
+    append_text(branch, "", tokenizer)
+    assert (content.tokens, content.texts, content.appended) == ([], [], [])
+    append_text(branch, "<|im_start|>", tokenizer)  # text is never a control token
+    assert len(content.tokens) == len("<|im_start|>")
+    open_message(branch, "user", tokenizer)
     with pytest.raises(RequestError, match="inside a user message"):
-        branch.open_message("assistant", tokenizer)
-    branch.close_message(tokenizer)
+        open_message(branch, "assistant", tokenizer)
+    close_message(branch, tokenizer)
     with pytest.raises(RequestError, match="no open message"):
-        branch.close_message(tokenizer)
-    assert branch.roles == ("user",)
-    assert tokenizer.decode(branch.tokens, skip_special_tokens=False) == "".join(branch.texts)
+        close_message(branch, tokenizer)
+    assert content.roles == ("user",)
+    assert tokenizer.decode(content.tokens, skip_special_tokens=False) == content.text
 
 
 def test_a_fork_is_a_copy() -> None:
-    parent = Branch(0, tokens=[1], texts=["x"], values=Values({"a": "1"}), roles=("user",), suffix="!")
-    child = Branch(1)
+    given = TokenContent([1], ["x"], ("user",), suffix="!")
+    parent = Branch(0, given, values=Values({"a": "1"}))
+    child = blank(1)
     child.start_from(parent)
-    child.tokens.append(2)
-    child.texts.append("y")
+    copy = content_of(child)
+    copy.tokens.append(2)
+    copy.texts.append("y")
     child.keep("b", "2")
-    assert (parent.tokens, parent.texts, dict(parent.values)) == ([1], ["x"], {"a": "1"})
-    assert (child.roles, child.suffix, child.forked_tokens, child.forked_texts) == (("user",), "!", 1, 1)
+    assert (given.tokens, given.texts, dict(parent.values)) == ([1], ["x"], {"a": "1"})
+    assert (copy.roles, copy.suffix, copy.forked.num_tokens, copy.forked.num_texts) == (("user",), "!", 1, 1)
 
 
 def test_adopting_keeps_what_is_there() -> None:
-    parent = Branch(0, tokens=[1], texts=["x"], values=Values({"a": "1"}))
-    child = Branch(1)
+    given = TokenContent([1], ["x"])
+    parent = Branch(0, given, values=Values({"a": "1"}))
+    child = blank(1)
     child.start_from(parent)
-    child.tokens += [2, 3]
-    child.texts += ["y", "z"]
+    content_of(child).tokens += [2, 3]
+    content_of(child).texts += ["y", "z"]
     child.keep("a", "changed")
     child.keep("b", "2")
     barrier = Barrier()
     barrier.reach(child)
-    child.tokens.append(4)
+    content_of(child).tokens.append(4)
     child.keep("b", "changed later")
     child.keep("c", "later")
-    parent.tokens.append(9)
+    given.tokens.append(9)
     parent.adopt(child, barrier)
-    assert (parent.tokens, parent.texts, dict(parent.values)) == ([1, 9, 2, 3], ["x", "y", "z"], {"a": "1", "b": "2"})
+    assert (given.tokens, given.texts, dict(parent.values)) == ([1, 9, 2, 3], ["x", "y", "z"], {"a": "1", "b": "2"})
 
 
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        (Branch(1, values=Values({"v": "there"})), "a there"),
-        (Branch(1, started=False), NotYetError),  # it may come to have one
-        (Branch(1, running={"r"}), NotYetError),
-        (Branch(1, values=Values({"v": "there"}), failure=Failure(1, ErrorInfo(code="x", message="no"))), "a there"),
-        (Branch(1, failure=Failure(1, ErrorInfo(code="x", message="no luck"))), EngineError),
-        (Branch(1), RequestError),
+        (blank(1, values=Values({"v": "there"})), "a there"),
+        (blank(1, started=False), NotYetError),  # it may come to have one
+        (blank(1, running={"r"}), NotYetError),
+        (blank(1, values=Values({"v": "there"}), failure=Failure(1, ErrorInfo(code="x", message="no"))), "a there"),
+        (blank(1, failure=Failure(1, ErrorInfo(code="x", message="no luck"))), EngineError),
+        (blank(1), RequestError),
     ],
     ids=["there", "not begun", "running", "failed after it", "failed before it", "ended"],
 )
 def test_references_are_waited_for_while_they_can_come(source: Branch, expected: Any) -> None:
-    branch = Branch(0)
+    branch = blank(0)
     parts = ("a ", Ref(1, "v"))
     if isinstance(expected, str):
         assert write(parts, branch, {0: branch, 1: source}) == expected
@@ -159,12 +168,14 @@ def test_references_are_waited_for_while_they_can_come(source: Branch, expected:
 @pytest.fixture
 def executor() -> Iterator[Executor]:
     engine, _ = fake_engine()
-    yield Executor(engine, lambda: 0.0, max_states=4)
+    yield executor_of(engine, lambda: 0.0, max_states=4)
     engine.close()
 
 
 def trace(executor: Executor, ops: list[Op], program_id: str = "p") -> Heard:
-    return run(executor, executor._engine, ops, program_id, trace=True)
+    machine = executor._machine
+    assert isinstance(machine, EngineMachine)
+    return run(executor, machine._engine, ops, program_id, trace=True)
 
 
 def of(pieces: list[Piece], branch: int) -> list[Piece]:
@@ -176,7 +187,7 @@ def test_the_pieces_add_up_to_the_branches(seed: int) -> None:
     """Each token that an instruction appended is in one piece, with one origin; together they say the text."""
     ops: list[Op] = [op for op in random_program(seed) if not isinstance(op, Join)]
     engine, _ = fake_engine(max_batch_tokens=(8, 512)[seed % 2])
-    heard = trace(Executor(engine, lambda: 0.0, max_states=4), ops)
+    heard = trace(executor_of(engine, lambda: 0.0, max_states=4), ops)
     expected = Interpreter().run(ops)
     for number, branch in expected.branches.items():
         pieces = of(heard.pieces, number)
@@ -273,7 +284,7 @@ def test_a_child_that_goes_on_after_a_join_keeps_its_own_places(executor: Execut
 def test_scoring_without_the_prompt_says_nothing_of_its_origins() -> None:
     """A request for an unconditional likelihood is not about the branch, though it is admitted and ends first."""
     engine, _ = fake_engine(max_batch_tokens=16)
-    executor = Executor(engine, lambda: 0.0, max_states=4)
+    executor = executor_of(engine, lambda: 0.0, max_states=4)
     run(executor, engine, [Text(0, ("yes",)), Gen(0, "g", GREEDY)], "warm")
     ops: list[Op] = [
         Text(0, ("y" + "?" * 64,)),

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.runtime.programs.choices import probabilities, score_choices
-from bough.runtime.programs.executor import Executor
 from bough.runtime.protocol.program import Gen, Op, Select, SelectMethod, Text
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ...fakes import byte_tokenizer, fake_engine
-from .interpreter import Interpreter, assert_all_free, drive, run
+from .interpreter import Interpreter, assert_all_free, drive, executor_of, run
 
 METHODS: tuple[SelectMethod, ...] = (
     "likelihood",
@@ -86,7 +85,7 @@ PROMPT = "Is it so? "
 @pytest.mark.parametrize("settings", [{}, {"max_batch_tokens": 4}, {"max_num_seqs": 1}], ids=str)
 def test_scores_are_those_of_the_model(method: SelectMethod, settings: dict[str, int]) -> None:
     engine, _ = fake_engine(**settings)
-    executor = Executor(engine, lambda: 0.0, max_states=4)
+    executor = executor_of(engine, lambda: 0.0, max_states=4)
     ops: list[Op] = [Text(0, (PROMPT,)), Select(0, "s", CHOICES, method)]
     heard = run(executor, engine, ops, keep=True)
     value = heard.values[0, "s"]
@@ -107,7 +106,7 @@ def test_scores_are_those_of_the_model(method: SelectMethod, settings: dict[str,
 
 def test_the_prompt_of_a_select_is_computed_once() -> None:
     engine, _ = fake_engine()
-    executor = Executor(engine, lambda: 0.0, max_states=4)
+    executor = executor_of(engine, lambda: 0.0, max_states=4)
     prompt = "a rather long prompt that all choices share " * 4
     heard = run(executor, engine, [Text(0, (prompt,)), Select(0, "s", CHOICES)])
     num_tokens = sum(len(byte_tokenizer().encode(choice)) for choice in CHOICES)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bough.runtime.programs import instructions
+from bough.runtime.programs import costs, interpreter
 from bough.runtime.programs import queues as enqueue
-from bough.runtime.programs import state as program_state
-from bough.runtime.programs.interpreter import MAX_AT_ONCE
+from bough.runtime.programs.costs import MAX_SLICE_WORK
+from bough.runtime.programs.tokens import content_of
 from bough.runtime.protocol.condition import Compare, Condition, Count, Either, Every, Matches, Negation, Ref
 from bough.runtime.protocol.errors import RequestError
 from bough.runtime.protocol.patterns import MAX_NESTED_COUNTS, Matching, Pattern, nested_counts
@@ -111,9 +111,7 @@ def test_a_long_text_is_encoded_beside_the_engine(monkeypatch: pytest.MonkeyPatc
             assert may_go_on.wait(10.0)
         return encode(self, given, **options)
 
-    place.executor._walker._max_tokens = place.executor._walker._instructions._max_tokens = 1 << 20
-    assert place.executor._walker._instructions._encodings is not None
-    place.executor._walker._instructions._encodings._max_tokens = 1 << 20
+    place.machine._max_tokens = 1 << 20
     monkeypatch.setattr(Tokenizer, "encode", slow)
     hostile = place.start([Text(0, (text,)), Assign(0, "x", ("y",), tell=True)], "hostile", keep=True)
     other = place.run([Text(0, ("x",)), Gen(0, "g", GREEDY)], "other")
@@ -121,7 +119,7 @@ def test_a_long_text_is_encoded_beside_the_engine(monkeypatch: pytest.MonkeyPatc
     assert not hostile.over
     may_go_on.set()
     place.drive(lambda: hostile.over)
-    assert place.executor._states["hostile"].branches[0].tokens == encode(place.engine.tokenizer, text)
+    assert content_of(place.executor._states["hostile"].branches[0]).tokens == encode(place.engine.tokenizer, text)
     assert [thread is threading.current_thread() for thread in threads] == [False]
     place.close()
 
@@ -155,20 +153,20 @@ def test_a_text_is_abandoned_with_its_branch(place: ToolPlace) -> None:
 
 
 def test_characters_are_charged(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_state, "MAX_WORK", 5000)
+    monkeypatch.setattr(costs, "MAX_WORK", 5000)
     calls = count_calls(monkeypatch, Tokenizer, "encode")
     body: tuple[Op, ...] = (Fork(0, (1,)), Text(1, ("a" * 1000,)), Join(0, (1,)))
     assert Attack(place, [Text(0, ("x",)), loop(*body)]).code == "program_too_long"
-    assert sum(len(text) for _, text in calls) <= 5000 * program_state.ENCODED
+    assert sum(len(text) for _, text in calls) <= 5000 * costs.ENCODED_PER_WORK
 
 
 def test_what_is_told_is_charged(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_state, "MAX_WORK", 5000)
+    monkeypatch.setattr(costs, "MAX_WORK", 5000)
     body: tuple[Op, ...] = (Fork(0, (1,)), Assign(1, "y", (Ref(0, "x"),), tell=True), Join(0, (1,)))
     attack = Attack(place, [Assign(0, "x", ("a" * 20_000,)), loop(*body)])
     assert attack.code == "program_too_long"
     told = [event for event in attack.heard.events if isinstance(event, Value)]
-    assert 0 < sum(len(value.text) for value in told) <= 5000 * program_state.ENCODED
+    assert 0 < sum(len(value.text) for value in told) <= 5000 * costs.ENCODED_PER_WORK
 
 
 def test_choices_are_bounded(place: ToolPlace) -> None:
@@ -194,8 +192,8 @@ def test_many_matches_make_way_by_their_work(place: ToolPlace) -> None:
     decided = When(0, Compare(matches, "eq", 1.0), (Assign(0, "y", ("one",), tell=True),))
     attack = Attack(place, [Assign(0, "x", ("ab cd " * 500 + "37",)), decided])
     assert attack.heard.values[0, "y"].text == "one"
-    assert attack.num_goes >= 60 * 3000 // 16 // MAX_AT_ONCE - 1
-    assert attack.most <= MAX_AT_ONCE + 2 * (3000 // 16)
+    assert attack.num_goes >= 60 * 3000 // 16 // MAX_SLICE_WORK - 1
+    assert attack.most <= MAX_SLICE_WORK + 2 * (3000 // 16)
 
 
 def test_a_match_is_gone_on_with() -> None:
@@ -238,8 +236,8 @@ def test_patterns_whose_characters_take_long_are_refused() -> None:
 
 
 def test_conditions_in_loops_are_charged_by_their_size(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_state, "MAX_WORK", 20_000)
-    calls = count_calls(monkeypatch, instructions, "holds")
+    monkeypatch.setattr(costs, "MAX_WORK", 20_000)
+    calls = count_calls(monkeypatch, interpreter, "holds")
     many = Either(tuple(Negation(TRUE) for _ in range(4000)))
     attack = Attack(place, [loop(When(0, many))])
     assert attack.code == "program_too_long"
@@ -247,7 +245,7 @@ def test_conditions_in_loops_are_charged_by_their_size(place: ToolPlace, monkeyp
     long = Compare("a" * 500_000 + "b", "contains", "ac")
     attack = Attack(place, [loop(When(0, long))])
     assert attack.code == "program_too_long"
-    assert attack.most < 3 * MAX_AT_ONCE
+    assert attack.most < 3 * MAX_SLICE_WORK
 
 
 def test_what_one_instruction_goes_through_is_bounded(place: ToolPlace) -> None:
@@ -263,7 +261,7 @@ def test_what_one_instruction_goes_through_is_bounded(place: ToolPlace) -> None:
 
 
 def test_skipped_values_are_charged(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_state, "MAX_WORK", 20_000)
+    monkeypatch.setattr(costs, "MAX_WORK", 20_000)
     never = When(0, FALSE, tuple(Gen(0, f"v{index}", GREEDY) for index in range(500)))
     attack = Attack(place, [Text(0, ("x",)), loop(loop(never))])
     assert attack.code == "program_too_long"
@@ -271,20 +269,20 @@ def test_skipped_values_are_charged(place: ToolPlace, monkeypatch: pytest.Monkey
 
 
 def test_branches_that_are_made_ready_are_charged(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_state, "MAX_WORK", 20_000)
+    monkeypatch.setattr(costs, "MAX_WORK", 20_000)
     calls = count_calls(monkeypatch, enqueue, "reset")
     children = tuple(range(1, 1000))
     attack = Attack(place, [Text(0, ("x",)), loop(When(0, FALSE, (Fork(0, children), Join(0, children))))])
     assert attack.code == "program_too_long"
     assert len(calls) <= 4 * 20_000
-    assert attack.most < 3 * MAX_AT_ONCE
+    assert attack.most < 3 * MAX_SLICE_WORK
 
 
 def test_bodies_that_are_empty_or_fail_at_once_end(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_state, "MAX_WORK", 20_000)
+    monkeypatch.setattr(costs, "MAX_WORK", 20_000)
     attack = Attack(place, [loop(loop(loop()))])
     assert attack.code == "program_too_long"
-    assert attack.most < MAX_AT_ONCE + 10
+    assert attack.most < MAX_SLICE_WORK + 10
     idle = tuple(Assign(1, "v", ("x",)) for _ in range(2000))
     body: tuple[Op, ...] = (Fork(0, (1,), isolated=True, retries=16), RoleEnd(1), *idle, Join(0, (1,)))
     attack = Attack(place, [Text(0, ("x",)), loop(*body)])
@@ -300,7 +298,7 @@ def test_a_fork_makes_way_between_its_children(place: ToolPlace) -> None:
     attack = Attack(place, [Text(0, (text,)), Fork(0, tuple(range(1, number + 1))), Text(0, ("!",)), Text(7, ("?",))])
     assert attack.heard.done.texts == {0: text + "!", **dict.fromkeys(range(1, number + 1), text), 7: text + "?"}
     assert attack.num_goes >= 2
-    assert attack.most <= MAX_AT_ONCE + 4
+    assert attack.most <= MAX_SLICE_WORK + 4
 
 
 def test_forks_and_barriers_share_values(place: ToolPlace) -> None:
@@ -317,7 +315,7 @@ def test_forks_and_barriers_share_values(place: ToolPlace) -> None:
 
 def test_who_waits_is_not_tried_again_and_again(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two branches go on in turns, while many others wait for what comes last."""
-    calls = count_calls(monkeypatch, instructions, "write")
+    calls = count_calls(monkeypatch, interpreter, "write")
     number, turns = 50, 100
     ops: list[Op] = [Fork(0, tuple(range(1, number + 3)))]
     many = tuple(Ref(1, "a0") for _ in range(200))
@@ -346,7 +344,7 @@ def test_what_was_never_computed_is_kept_only_for_a_timeline(place: ToolPlace, m
     attack = Attack(place, [Text(0, ("x",)), loop(*body, turns=50)], keep=True)
     assert attack.state is not None
     assert attack.state.untold == []
-    monkeypatch.setattr(program_state, "MAX_STATE_TOKENS", 3000)
+    monkeypatch.setattr(costs, "MAX_STATE_TOKENS", 3000)
     place.executor.abort("attack")
     assert Attack(place, [Text(0, ("x",)), loop(*body, turns=50)], trace=True).code == "invalid_value"
 
@@ -372,9 +370,9 @@ def test_messages_that_were_joined_make_way_and_are_charged(place: ToolPlace) ->
     ops += [Repeat(branch, (RoleBegin(branch, "user"), RoleEnd(branch)), FALSE, 100) for branch in (1, 2)]
     attack = Attack(place, [*ops, Join(0, (1, 2), "append"), RoleBegin(0, "assistant"), RoleEnd(0)], keep=True)
     assert attack.state is not None
-    branch = attack.state.branches[0]
+    branch = content_of(attack.state.branches[0])
     assert branch.turn is not None
     assert [turn.role for turn in branch.turn.path()] == list(branch.roles) == ["user"] * 201 + ["assistant"]
-    assert attack.most <= MAX_AT_ONCE + 100
+    assert attack.most <= MAX_SLICE_WORK + 100
     expected = place.engine.tokenizer.chat.role_pieces(("user",) * 201, "assistant")
     assert branch.turn.pieces == expected

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bough.runtime.programs import state as program_state
+from bough.runtime.programs import costs
 from bough.runtime.programs import validate as blocks
 from bough.runtime.programs.validate import MAX_BRANCHES, MAX_DEPTH, MAX_OPS, MAX_PATTERNS, MAX_TURNS
 from bough.runtime.protocol.condition import Compare, Condition, Count, Every, Hole, Matches, Negation, Ref, Times
@@ -252,7 +252,7 @@ def test_hostile_nesting_is_refused_without_recursion(place: ToolPlace) -> None:
 
 
 def test_loops_in_loops_are_bounded_and_make_way_for_others(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_state, "MAX_WORK", 60_000)
+    monkeypatch.setattr(costs, "MAX_WORK", 60_000)
     endless = Repeat(0, (Repeat(0, (Repeat(0, (Assign(0, "x", ("y",)),), FALSE, 1000),), FALSE, 1000),), FALSE, 1000)
     hostile = place.start([endless], "hostile")
     other = place.start([Text(0, ("x",)), Gen(0, "g", GREEDY)], "other")
@@ -269,7 +269,7 @@ def test_loops_in_loops_are_bounded_and_make_way_for_others(place: ToolPlace, mo
 
 
 def test_what_a_loop_copies_and_compares_is_bounded(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_state, "MAX_WORK", 20_000)
+    monkeypatch.setattr(costs, "MAX_WORK", 20_000)
     long = "a" * 1500
     fork: tuple[Op, ...] = (Fork(0, tuple(range(1, 400))), Join(0, tuple(range(1, 400))))
     heard = place.run([Text(0, (long,)), Repeat(0, fork, FALSE, 1000)])
@@ -281,7 +281,7 @@ def test_what_a_loop_copies_and_compares_is_bounded(place: ToolPlace, monkeypatc
 
 def test_a_loop_that_forks_holds_what_one_turn_needs(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Branches of a turn are forgotten in the next."""
-    monkeypatch.setattr(program_state, "MAX_STATE_TOKENS", 12_000)
+    monkeypatch.setattr(costs, "MAX_STATE_TOKENS", 12_000)
     body: tuple[Op, ...] = (Fork(0, (1, 2)), Text(1, ("b" * 100,)), Join(0, (1, 2)))
     heard = place.run([Text(0, ("a" * 1000,)), Repeat(0, body, FALSE, 50)], keep=True)
     assert heard.done

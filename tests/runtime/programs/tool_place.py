@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 
+from bough.runtime.programs.engine_machine import EngineMachine
 from bough.runtime.programs.executor import Executor
 from bough.runtime.protocol.program import Op, Program
 from bough.runtime.tools.registry import ToolCall, ToolRegistry, ToolRunner
@@ -26,14 +27,9 @@ class ToolPlace(Place):
         for tool in tools or (UpperTool(),):
             self.registry.register(tool)
         self.runner = runner or ToolRunner()
-        self.executor = Executor(
-            self.engine,
-            self.clock,
-            max_states=max_states,
-            post=self.posted.put,
-            runner=self.runner,
-            tools=self.registry,
-        )
+        post = self.posted.put
+        self.machine = EngineMachine(self.engine, self.clock, post=post, runner=self.runner)
+        self.executor = Executor(self.machine, self.clock, max_states=max_states, post=post, tools=self.registry)
 
     def run(self, ops: list[Op], program_id: str = "p", **fields: object) -> Heard:
         heard = self.start(ops, program_id, **fields)

@@ -23,7 +23,7 @@ from bough.runtime.scheduler.token_tree import TreeLayout, plant
 
 from ...fakes import fake_engine
 from ...tiny_model import write_tiny_model
-from ..programs.interpreter import Interpreter, assert_all_free, drive, run
+from ..programs.interpreter import Interpreter, assert_all_free, drive, executor_of, run
 from ..programs.place import GREEDY
 from ..programs.test_choices import METHODS
 
@@ -102,7 +102,7 @@ LIMITS: list[tuple[SelectMethod, dict[str, int]]] = [
 @pytest.mark.parametrize(("method", "limits"), LIMITS, ids=str)
 def test_scores_are_those_of_the_model(method: SelectMethod, choices: tuple[str, ...], limits: dict[str, int]) -> None:
     engine, _ = fake_engine(**limits)
-    executor = Executor(engine, lambda: 0.0, max_states=4)
+    executor = executor_of(engine, lambda: 0.0, max_states=4)
     ops: list[Op] = [Text(0, ("Well: ",)), Select(0, "s", choices, method)]
     heard = run(executor, engine, [*ops, Gen(0, "g", GREEDY)])
     value = heard.values[0, "s"]
@@ -142,7 +142,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("choices", FAMILIES.values(), ids=FAMILIES)
 def test_a_real_model_says_the_same_of_a_tree(tiny: Engine, choices: tuple[str, ...]) -> None:
-    executor = Executor(tiny, lambda: 0.0, max_states=4)
+    executor = executor_of(tiny, lambda: 0.0, max_states=4)
     expected = one_by_one(tiny, "Which one? ", choices)
     assert tiny.flush_cache()
     steps, computed = tiny.counters.steps, tiny.counters.computed_tokens
@@ -158,7 +158,7 @@ def test_a_real_model_says_the_same_of_a_tree(tiny: Engine, choices: tuple[str, 
 
 def test_what_choices_share_is_computed_once() -> None:
     engine, _ = fake_engine(max_batch_tokens=4096)
-    executor = Executor(engine, lambda: 0.0, max_states=4)
+    executor = executor_of(engine, lambda: 0.0, max_states=4)
     choices = tuple(f"{LONG}{number:02}" for number in range(64))
     heard = run(executor, engine, [Text(0, ("x" * 100,)), Select(0, "s", choices)])
     assert heard.done.requests == 1
@@ -169,7 +169,7 @@ def test_what_choices_share_is_computed_once() -> None:
 
 def test_choices_that_do_not_fit_together_are_several_trees() -> None:
     engine, _ = fake_engine(num_pages=200)
-    executor = Executor(engine, lambda: 0.0, max_states=4)
+    executor = executor_of(engine, lambda: 0.0, max_states=4)
     choices = tuple(f"{number:02}" + "z" * 60 for number in range(10))
     heard = run(executor, engine, [Text(0, ("x" * 50,)), Select(0, "s", choices)])
     assert heard.done.requests == 5
@@ -192,7 +192,7 @@ def test_a_tree_that_is_put_back_to_wait_starts_again() -> None:
     results = []
     for num_pages in (4096, 80):
         engine, _ = fake_engine(num_pages=num_pages, max_batch_tokens=5)
-        executor = Executor(engine, lambda: 0.0, max_states=4)
+        executor = executor_of(engine, lambda: 0.0, max_states=4)
         engine.submit(Request(id="long", prompt=(200, 201, 202), sampling=endless), lambda _: None)
         heard = run(executor, engine, [Text(0, ("prompt",)), Select(0, "s", choices)])
         results.append(heard.values[0, "s"].scores)
@@ -208,7 +208,7 @@ def test_nothing_of_a_tree_is_mistaken_for_a_prompt(seed: int) -> None:
     """Its tokens lie in a row in the cache's pages, but only those that follow one another may be found there."""
     rng = random.Random(seed)
     engine, _ = fake_engine(num_pages=rng.choice([64, 4096]), max_batch_tokens=rng.choice([4, 512]))
-    executor = Executor(engine, lambda: 0.0, max_states=4)
+    executor = executor_of(engine, lambda: 0.0, max_states=4)
     oracle, encode = Interpreter(), engine.tokenizer.encode
     for number in range(4):
         prompt = "ab" * rng.randrange(1, 3)

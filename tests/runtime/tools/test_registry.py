@@ -165,15 +165,15 @@ def test_a_tool_past_its_time_fails(place: ToolPlace, own_s: float | None, asked
     gate = threading.Event()
     place.registry.register(Tool("slow", lambda: str(gate.wait(10.0)), timeout_s=own_s))
     heard = place.start([Text(0, ("x",)), Use(0, "u", "slow", timeout_s=asked_s)])
-    assert place.executor.sleep_s() == 5.0
+    assert place.machine.sleep_s() == 5.0
     place.clock.now += 4.9
-    place.executor.expire()
+    place.machine.expire()
     assert not heard.over
     place.clock.now += 0.2
-    place.executor.expire()
+    place.machine.expire()
     assert (heard.failed.error.code, heard.failed.index) == ("tool_timeout", 1)
     assert heard.failed.error.message == f"the tool 'slow' was not done within {limit}"
-    assert place.executor.sleep_s() is None
+    assert place.machine.sleep_s() is None
     gate.set()
     wait_until(lambda: place.runner._num_abandoned == 0)
     assert place.posted.empty()  # what comes too late is not heard of
@@ -183,9 +183,9 @@ def test_the_time_of_the_program_bounds_its_tools(place: ToolPlace) -> None:
     gate = threading.Event()
     place.registry.register(Tool("slow", lambda: str(gate.wait(10.0))))
     heard = place.start([Text(0, ("x",)), Use(0, "u", "slow")], timeout_s=2.0)
-    assert place.executor.sleep_s() == 2.0
+    assert place.machine.sleep_s() == 2.0
     place.clock.now += 3.0
-    place.executor.expire()
+    place.machine.expire()
     assert heard.failed.error.code == "generation_timeout"
     assert heard.failed.error.message == "the program was not done within 2 s"
     gate.set()

@@ -1,17 +1,19 @@
-"""The client-side interpreter does programs as the engine does, and as the engine's reference."""
+"""Programs over single calls come out as on the engine, and as in the reference of both."""
 
 from __future__ import annotations
 
 import hashlib
 import random
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from bough.lang.backends.interpreter.kept import Interpreter
-from bough.lang.backends.interpreter.state import Answer, Call
+from bough.lang.backends.messages.machine import Call, MessageMachine
+from bough.lang.backends.messages.surplus import Answer
+from bough.runtime.programs.executor import Executor
 from bough.runtime.protocol.condition import Compare, Ref
 from bough.runtime.protocol.errors import EngineError, RequestError
 from bough.runtime.protocol.program import (
@@ -111,15 +113,19 @@ def _made(call: Call) -> str:
     raise AssertionError
 
 
-def start(programs: Interpreter, ops: list[Op], **fields: object) -> Heard:
+def executor_of(caller: Caller, max_states: int = 8) -> Executor:
+    return Executor(MessageMachine(caller), time.monotonic, max_states=max_states)
+
+
+def start(programs: Executor, ops: list[Op], **fields: object) -> Heard:
     heard = Heard()
     program = Program(id="p", ops=tuple(ops), **fields)  # type: ignore[arg-type]
-    programs.run(program, {"upper": UpperTool()}, heard)
+    programs.run(program, heard, {"upper": UpperTool()})
     return heard
 
 
 def run(*ops: Op, make: Callable[[Call], str] | None = None) -> list[ProgramEvent]:
-    return start(Interpreter(Caller(make)), list(ops)).events
+    return start(executor_of(Caller(make)), list(ops)).events
 
 
 def outcome(all_heard: list[Heard]) -> tuple[dict, dict, set[int]]:
@@ -152,10 +158,10 @@ def programs_of(seed: int) -> ControlPrograms:
 def test_random_programs_come_out_as_in_the_reference(seed: int) -> None:
     ops = programs_of(seed).stretch(30)
     wanted = expected(TextReference(BIAS, TOOLS).run(ops))
-    assert_same(outcome([start(Interpreter(Caller()), ops)]), wanted)
+    assert_same(outcome([start(executor_of(Caller()), ops)]), wanted)
     for index in range(3):
         caller = Caller(seed=index)
-        programs = Interpreter(caller)
+        programs = executor_of(caller)
         parts = [ops] if index == 0 else [ops[i : i + 4] for i in range(0, len(ops), 4)]
         all_heard = []
         for number, part in enumerate(parts):
@@ -260,7 +266,7 @@ def test_an_isolated_branch_is_begun_anew_and_then_given_up() -> None:
         Gen(2, "good"),
         Join(0, (1, 2), "append"),
     ]
-    events = start(Interpreter(Failing()), ops).events
+    events = start(executor_of(Failing()), ops).events
     assert [event.attempt for event in events if isinstance(event, BranchRestarted)] == [1, 2]
     (failed,) = [event for event in events if isinstance(event, BranchFailed)]
     assert (failed.branch, failed.error.code, failed.index) == (1, "broken", 2)
@@ -270,18 +276,18 @@ def test_an_isolated_branch_is_begun_anew_and_then_given_up() -> None:
 
 def test_what_an_earlier_stretch_brought_is_done_anew_with_its_tools() -> None:
     caller = Caller()
-    programs = Interpreter(caller)
+    programs = executor_of(caller)
     use = Use(1, "x", "upper", (("text", ("a",)),))
     start(programs, [Fork(0, (1,), isolated=True, retries=1), use], keep=True)
     heard = Heard()
-    programs.run(Program(id="p", ops=(RoleEnd(1), Join(0, (1,), "append")), resume=True), {}, heard)
+    programs.run(Program(id="p", ops=(RoleEnd(1), Join(0, (1,), "append")), resume=True), heard)
     kinds = [type(event) for event in heard.events if not isinstance(event, Delta)]
     assert kinds == [BranchRestarted, Value, BranchFailed, Done]
 
 
 def test_cancelling_stops_the_call_in_flight_and_the_rest_goes_on() -> None:
     caller = Caller(seed=0)
-    programs = Interpreter(caller)
+    programs = executor_of(caller)
     first = start(programs, [Fork(0, (1, 2)), Gen(1, "a"), Gen(2, "b")], keep=True)
     assert {call.op.branch for call in caller.calls} == {1, 2}
     second = start(programs, [Cancel(1), Join(0, (1, 2), "append")], resume=True)
@@ -296,10 +302,10 @@ def test_cancelling_stops_the_call_in_flight_and_the_rest_goes_on() -> None:
 
 def test_an_answer_that_comes_after_the_end_is_not_heard() -> None:
     caller = Caller(seed=0)
-    programs = Interpreter(caller)
+    programs = executor_of(caller)
     heard = start(programs, [Gen(0, "a")], keep=True)
     (call,) = caller.calls
-    programs.drop("p")
+    programs.abort("p")
     assert isinstance(heard.events[-1], Failed)
     call.emit("late")
     call.finish(Answer(Value(branch=0, name="a", text="late")))
@@ -307,13 +313,13 @@ def test_an_answer_that_comes_after_the_end_is_not_heard() -> None:
 
 
 def test_of_the_kept_states_the_least_recently_used_are_dropped() -> None:
-    programs = Interpreter(Caller(), max_states=2)
+    programs = executor_of(Caller(), max_states=2)
     for number in range(3):
-        programs.run(Program(id=str(number), ops=(Gen(0, "x"),), keep=True), {}, Heard())
+        programs.run(Program(id=str(number), ops=(Gen(0, "x"),), keep=True), Heard())
     assert programs.num_states == 2
     with pytest.raises(RequestError, match="is gone"):
-        programs.run(Program(id="0", ops=(Gen(0, "y"),), resume=True), {}, Heard())
-    programs.run(Program(id="2", ops=(Gen(0, "y"),), resume=True), {}, Heard())
+        programs.run(Program(id="0", ops=(Gen(0, "y"),), resume=True), Heard())
+    programs.run(Program(id="2", ops=(Gen(0, "y"),), resume=True), Heard())
     assert programs.num_states == 1
 
 

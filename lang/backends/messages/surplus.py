@@ -7,22 +7,47 @@ thrown away and asked for anew.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import msgspec
 
+from ....runtime.programs.state import Barrier, Step
 from ....runtime.protocol.program import Gen, Op, Select, Text, Use, Value
 from ....runtime.protocol.request import Usage
-from .state import Answer, Barrier, Step, Surplus
 from .transcript import Mark
 
 
+@dataclass(eq=False, slots=True)
+class Surplus:
+    """Text that the model has written beyond what the program has asked for so far, when it was asked for `op`.
+
+    complete    the model ended there by itself
+    num_tokens  of this and what came before it, at most
+    """
+
+    text: str
+    op: Gen
+    complete: bool
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A value that a call brings, the number of requests that took, and what the model wrote beyond it."""
+
+    value: Value
+    num_requests: int = 1
+    surplus: Surplus | None = None
+
+
 def after(queue: Iterable[Step | Barrier], branch: int) -> tuple[Op, ...]:
-    """The texts and generations that follow in the same message."""
+    """Returns the texts and generations that follow in the same message."""
     found: list[Op] = []
     for item in queue:
-        if not isinstance(item, Step) or not isinstance(item.op, Text | Gen) or item.op.branch != branch:
+        op = item.item.op if isinstance(item, Step) else None
+        if not isinstance(op, Text | Gen) or op.branch != branch:
             break
-        found.append(item.op)
+        found.append(op)
     return tuple(found)
 
 

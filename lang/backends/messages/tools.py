@@ -1,4 +1,4 @@
-"""Runs the tools of programs beside a client-side interpreter, within their limits."""
+"""Runs the tools of programs beside programs over an API, within their limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ....runtime.protocol.errors import BoughError, EngineError, ErrorInfo, Requ
 from ....runtime.protocol.program import Program, Use, Value, walk
 from ....runtime.tools.arguments import check_names, read_arguments
 from ....runtime.tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolCall, ToolRunner
-from .state import Answer, Call
+from .machine import Call
+from .surplus import Answer
 
 NO_TOOLS: Mapping[str, ToolCall] = MappingProxyType({})
 

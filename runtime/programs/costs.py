@@ -1,0 +1,87 @@
+"""The cost model of programs: the work that each thing takes, and the bounds of what one program may ask for.
+
+The unit of work is one instruction. Whatever takes longer with its size, such as a copy, counts as one unit for each
+so many items (`..._PER_WORK`), so that a few instructions cannot ask for very much.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..protocol.program import STATE_LIFE_S
+from ..tools.arguments import MAX_ARGUMENT_CHARS
+
+# Bounds
+
+MAX_WORK = 200_000
+"""Units of work that one submission may take. With loops a few instructions can ask for very many."""
+
+MAX_STATE_TOKENS = 1 << 22
+"""Tokens in all branches of a program: tokens of text, characters of values, and copies of both by forks."""
+
+MAX_COMPARED_CHARS = 1 << 22
+"""Characters that one condition may compare."""
+
+MAX_KEPT_TOKENS = 1 << 25
+"""Tokens in all states that wait for another submission: past it some are dropped."""
+
+# Slices of the engine's time
+
+MAX_SLICE_WORK = 1024
+"""Units of work after which the engine makes a step before the program goes on."""
+
+MAX_SLICE_S = 0.02
+"""Seconds after which it does: the work of an instruction is not always known in advance."""
+
+# Work
+
+COPIED_PER_WORK = 1024
+"""Characters or tokens that are copied or compared, or branches that are looked at, in one unit of work."""
+
+ENCODED_PER_WORK = 64
+"""Characters that are encoded, or sent to the listener."""
+
+PATTERN_CHARS_PER_WORK = 16
+"""Characters that are matched against a pattern."""
+
+PARTS_PER_WORK = 8
+"""Parts of a text or a condition, or instructions that are put into queues."""
+
+CHILDREN_PER_WORK = 4
+"""Branches that are made ready to be forked."""
+
+MESSAGES_PER_WORK = 8
+"""Messages that a chat template is asked for again, where a new one is put behind them."""
+
+RESTART_WORK = 100
+"""Units of work that beginning a branch anew takes, besides its instructions."""
+
+LOOKS_PER_RETRY = 64
+"""Branches that are looked at in the time of trying again whether one instruction can go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bounds of programs; without limits by default.
+
+    work            units of work of a submission
+    tokens          in the state of a program
+    argument_chars  characters of all arguments of a tool call
+    compared_chars  characters that a condition compares
+    kept_tokens     in all states that wait for another submission; `life_s`: seconds that each of them is kept
+    """
+
+    work: float = math.inf
+    tokens: float = math.inf
+    argument_chars: float = math.inf
+    compared_chars: float = math.inf
+    kept_tokens: float = math.inf
+    life_s: float = math.inf
+
+
+def engine_budget() -> Budget:
+    """Bounds of a program beside an engine that others use, too."""
+    return Budget(
+        MAX_WORK, MAX_STATE_TOKENS, MAX_ARGUMENT_CHARS, MAX_COMPARED_CHARS, MAX_KEPT_TOKENS, life_s=STATE_LIFE_S
+    )

@@ -1,0 +1,218 @@
+"""Content of a branch on the engine: the token ids that the model really ran, and where they came from."""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from ..protocol.errors import RequestError
+from ..protocol.request import CACHED, PREFILLED
+from ..tokenizer.chat_template import Turn
+from ..tokenizer.tokenizer import Tokenizer
+from .state import Branch
+
+CHARS_OF_TOKEN = 8
+"""A branch whose text has more characters a token counts as one that has more tokens: its text is copied, too."""
+
+
+class Snapshot(NamedTuple):
+    """How far a branch was at some point."""
+
+    num_tokens: int = 0
+    num_texts: int = 0
+    num_roles: int = 0
+    suffix: str | None = None
+
+
+START = Snapshot()
+
+
+@dataclass(eq=False, slots=True)
+class Appended:
+    """Tokens put in as text: where they came from is known once a request has covered them."""
+
+    branch: int
+    op: int
+    kind: Literal["text", "role"]
+    role: str
+    tokens: list[int]
+    origins: tuple[int, ...] | None = None
+
+    def resolve(self, start: int, num_cached: int) -> None:
+        """Sets the origins, by a request that has covered these tokens, the first of which is at position `start`."""
+        stop = start + len(self.tokens)
+        self.origins = tuple(CACHED if position < num_cached else PREFILLED for position in range(start, stop))
+
+
+@dataclass(eq=False, slots=True)
+class TokenContent:
+    """Tokens, texts and messages of a branch.
+
+    roles       of the messages so far, the open one included; `turn`: of the first of them what the template writes
+    suffix      what closes the open message; None if none is open
+    appended    tokens put in as text that no request has covered yet, and the position of the first of them; shared
+                with the branches forked from here
+    forked      how far it was when it was forked
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    roles: tuple[str, ...] = ()
+    turn: Turn | None = None
+    suffix: str | None = None
+    appended: list[tuple[int, Appended]] = field(default_factory=list)
+    forked: Snapshot = START
+
+    @property
+    def size(self) -> int:
+        num_chars = sum(map(len, self.texts))
+        return max(len(self.tokens), num_chars // CHARS_OF_TOKEN) + len(self.texts) + len(self.appended)
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_pieces(self) -> int:
+        return len(self.appended)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def place(self) -> Snapshot:
+        return Snapshot(len(self.tokens), len(self.texts), len(self.roles), self.suffix)
+
+    def fork(self) -> TokenContent:
+        return TokenContent(
+            list(self.tokens),
+            list(self.texts),
+            self.roles,
+            self.turn,
+            self.suffix,
+            list(self.appended),
+            forked=self.place(),
+        )
+
+    def restart(self) -> None:
+        forked = self.forked
+        self.tokens, self.texts = self.tokens[: forked.num_tokens], self.texts[: forked.num_texts]
+        self.roles, self.suffix = self.roles[: forked.num_roles], forked.suffix
+        while self.turn is not None and self.turn.depth > forked.num_roles:
+            self.turn = self.turn.before
+        self.appended = [(start, piece) for start, piece in self.appended if start < forked.num_tokens]
+
+    def adopt(self, child: TokenContent, place: Snapshot) -> None:
+        forked, shift = child.forked, len(self.tokens) - child.forked.num_tokens
+        for start, piece in child.appended:
+            if forked.num_tokens <= start < place.num_tokens:
+                self.appended.append((start + shift, piece))
+        self.tokens += child.tokens[forked.num_tokens : place.num_tokens]
+        self.texts += child.texts[forked.num_texts : place.num_texts]
+        if place.num_roles > forked.num_roles or place.suffix != forked.suffix:
+            self.roles += child.roles[forked.num_roles : place.num_roles]
+            self.suffix = place.suffix
+
+    def untold(self) -> TokenContent | None:
+        start_of_own = self.forked.num_tokens
+        pieces = [(at, piece) for at, piece in self.appended if at >= start_of_own and piece.origins is None]
+        if not pieces:
+            return None
+        return TokenContent([token for _, piece in pieces for token in piece.tokens], appended=pieces)
+
+    @property
+    def num_own_text_tokens(self) -> int:
+        """Of the last tokens, how many were put in as text since the fork."""
+        start, piece = self.appended[-1] if self.appended else (0, None)
+        if piece is None or piece.kind != "text" or start + len(piece.tokens) != len(self.tokens):
+            return 0
+        return min(len(piece.tokens), len(self.tokens) - self.forked.num_tokens)
+
+    def shorten_own_text(self, num_tokens: int) -> None:
+        """Has the last tokens, put in as text, written anew, so that they count as generated."""
+        if num_tokens:
+            _, piece = self.appended[-1]
+            del piece.tokens[len(piece.tokens) - num_tokens :]
+
+
+def content_of(branch: Branch) -> TokenContent:
+    """Returns the content of a branch on the engine."""
+    assert isinstance(branch.content, TokenContent)
+    return branch.content
+
+
+def append_text(branch: Branch, text: str, tokenizer: Tokenizer, *, template: bool = False, role: str = "") -> None:
+    """Appends `text`; only a template's may hold control tokens."""
+    if text:
+        append_tokens(branch, text, tokenizer.encode(text, special=template), tokenizer, template=template, role=role)
+
+
+def append_tokens(
+    branch: Branch, text: str, tokens: list[int], tokenizer: Tokenizer, *, template: bool = False, role: str = ""
+) -> None:
+    """Appends a text whose tokens are known."""
+    content = content_of(branch)
+    if not content.tokens and not template and tokenizer.adds_bos and tokenizer.bos_id is not None:
+        tokens = [tokenizer.bos_id, *tokens]
+    kind: Literal["text", "role"] = "role" if template else "text"
+    content.appended.append((len(content.tokens), Appended(branch.id, branch.num_ops, kind, role, tokens)))
+    content.tokens += tokens
+    content.texts.append(text)
+
+
+def knows_turns(content: TokenContent, tokenizer: Tokenizer) -> bool:
+    """Returns true if the template's pieces of all messages so far are known; if not, finds those of one more.
+
+    Raises:
+        RequestError: the template refuses the order of roles.
+    """
+    known = content.turn or tokenizer.chat.start
+    if known.depth == len(content.roles):
+        return True
+    content.turn = tokenizer.chat.after(known, content.roles[known.depth])
+    return False
+
+
+def open_message(branch: Branch, role: str, tokenizer: Tokenizer) -> None:
+    """Opens a message; the turns before it are known.
+
+    Raises:
+        RequestError: a message is open, or the template refuses the order of roles.
+    """
+    content = content_of(branch)
+    if content.suffix is not None:
+        raise RequestError(f"a {role} message cannot be opened inside a {content.roles[-1]} message", param="role")
+    while not knows_turns(content, tokenizer):
+        pass
+    turn = tokenizer.chat.after(content.turn or tokenizer.chat.start, role)
+    append_text(branch, turn.pieces.prefix, tokenizer, template=True, role=role)
+    content.turn, content.roles, content.suffix = turn, (*content.roles, role), turn.pieces.suffix
+
+
+def close_message(branch: Branch, tokenizer: Tokenizer) -> None:
+    """Closes the open message. Raises RequestError: there is none."""
+    content = content_of(branch)
+    if content.suffix is None:
+        raise RequestError("there is no open message to close", param="role")
+    append_text(branch, content.suffix, tokenizer, template=True, role=content.roles[-1])
+    content.suffix = None
+
+
+def keep_text(tokens: list[int], text: str, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> list[int]:
+    """Returns tokens whose text is `text`, given that `text` is a leading part of what `tokens` say.
+
+    A stop string may end within a token: the whole tokens before it are kept as the model ran them, the rest of the
+    text is encoded anew.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    kept, kept_length, length = 0, 0, 0
+    for count, piece in enumerate(tokenizer.pieces(tokens, skip_special_tokens=skip_special_tokens), start=1):
+        said = decoder.decode(piece)
+        if not text.startswith(said, length):
+            break
+        length += len(said)
+        if not decoder.getstate()[0]:  # no character is cut in two here
+            kept, kept_length = count, length
+    rest = text[kept_length:]
+    return tokens[:kept] + (tokenizer.encode(rest) if rest else [])
