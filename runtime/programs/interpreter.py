@@ -202,7 +202,7 @@ class Interpreter:
                     yield
 
     def _advance(self, state: State, branch: Branch) -> bool:
-        """Does a branch's next instruction; False if it has to wait, or has failed."""
+        """Does a branch's next instruction; False if it has to wait, or has ended its branch."""
         step = branch.queue[0]
         if isinstance(step, Barrier):
             step.reach(branch)
@@ -230,11 +230,11 @@ class Interpreter:
             return False
         except BoughError as error:
             self._fail(state, branch, step, self._machine.describe(error))
-            return False
+            return True
         except Exception:
             logger.exception("an instruction of a program failed")
             self._fail(state, branch, step, ErrorInfo(code="internal_error", message="the instruction failed"))
-            return False
+            return True
         state.certain = False
         if not branch.running:
             self._done(frame, entered)
