@@ -21,7 +21,7 @@ DEV   := $(VENV)/.stamp-dev-$(SUM)
 OLDEST := $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' '-')),$(VENV)/triton-oldest)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu accept fast lint format docs bench serve model install dev dist clean
+.PHONY: help demo test test-gpu accept fast lint house flows format docs bench serve model install dev dist clean
 
 help:     ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -51,6 +51,13 @@ lint: $(DEV)  ## check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/house.py
+
+house: $(DEV)  ## show how the code is laid out: entries, cycles, fragments, lines; with REV=... what has changed since
+	$(BIN)/python scripts/house.py --strict $(if $(REV),--against $(REV))
+
+flows: $(DEV) model  ## count the files that four everyday flows pass through
+	$(BIN)/python scripts/flows.py
 
 format: $(DEV)  ## rewrite the code to the common style
 	$(BIN)/ruff check --fix
