@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..constrain import Grammar, GrammarCompiler, GrammarError, JsonSchema, Vocabulary
+from ..constrain.accepting import Refusal, walk
 from ..constrain.json_schema.parse import checked_formats
 from ..constrain.json_schema.validate import violations
 from ..constrain.vocabulary.adapters import byte_vocabulary
-from ..constrain.walk import Refusal, walk
 from ..runtime.checkpoints import fetch as pull
 from ..runtime.protocol.errors import RequestError
 from ..runtime.tokenizer.tokenizer import load_tokenizer

@@ -14,16 +14,13 @@ import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
-from .backend_errors import to_grammar_error
 from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, MatcherError, UnsupportedKeywordError
 from .json_schema.parse import checked_formats
 from .json_text.parts import all_parts, all_schemas, json_parts
-from .loose import lower_loosely
-from .lower import lower
+from .lower import lower, lower_loosely, to_grammar_error
 from .lowered import Lowered, Tabulate
 from .matchers.completion import Completer
-from .matchers.grammar_state import GrammarState
-from .matchers.interface import Grammar, Matcher, Tabulation
+from .matchers.interface import Grammar, GrammarState, Matcher, Tabulation
 from .matchers.table.tables import RegularTables, table_job
 from .matchers.tagged.compile import compile_structural
 from .matchers.token_matcher import CompiledGrammar

@@ -1,16 +1,19 @@
-"""Writes each kind of constraint as a grammar for the grammar compiler (llguidance)."""
+"""Writes each kind of constraint as a grammar for the grammar compiler (llguidance), and says what that objects to."""
 
 from __future__ import annotations
 
 import json
 
+import msgspec
 import regex
 from llguidance import LLMatcher
 
 from .context_free.gbnf import to_lark
 from .context_free.lark_words import has_word
-from .errors import GrammarError
+from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError
+from .json_schema.parse import parse_schema
 from .lowered import Lowered
+from .receipt import Receipt
 from .regex.automaton import Conjunction
 from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
 
@@ -89,3 +92,33 @@ def _lower_lark(spec: Lark) -> Lowered:
     if has_word(spec.grammar) is False:
         raise GrammarError("no text is a word of the grammar: the rule 'start' never comes to an end")
     return Lowered(LLMatcher.grammar_from_lark(spec.grammar))
+
+
+_LIMITS = ("too complex", "limit", "fuel", "too many", "too large", "too deep", "too big")
+
+
+def to_grammar_error(message: str, spec: GrammarSpec) -> GrammarError:
+    """The error to raise for the compiler's `message` about `spec`.
+
+    Of a JSON Schema it sees only the grammar that we wrote for it, which is right but may be more than it can take.
+    """
+    text = " ".join(message.split())[:300]
+    if isinstance(spec, JsonSchema):
+        if "nsatisfiable" in text:
+            return InvalidSchemaError(f"nothing can satisfy the schema: {text}")
+        return GrammarTooComplexError(f"the schema cannot be compiled: {text}")
+    kind = GrammarTooComplexError if any(word in text.lower() for word in _LIMITS) else GrammarError
+    return kind(f"the grammar cannot be compiled: {text}")
+
+
+def lower_loosely(spec: JsonSchema) -> Lowered:
+    """The grammar of its type alone; all else is left to the check of the value.
+
+    Raises:
+        GrammarError: it is no schema, or passes a limit of size.
+    """
+    schema = parse_schema(spec.schema)
+    kept = {"type": schema["type"]} if isinstance(schema, dict) and "type" in schema else {}
+    lowered = lower(msgspec.structs.replace(spec, schema=json.dumps(kept)))
+    receipt = Receipt(mode="best_effort", enforced=tuple(kept), checked=("",))
+    return msgspec.structs.replace(lowered, receipt=receipt)

@@ -8,7 +8,7 @@ from itertools import product
 from typing import TypeAlias
 
 from ..regex.automaton import Conjunction
-from ..regex.json_strings import escaped
+from ..regex.terminal import escaped
 
 MAX_PATTERN = 8_192
 """Of an expression, in characters."""

@@ -12,13 +12,12 @@ from ..lowered import Lowered
 from ..receipt import Receipt
 from ..spec import JsonSchema
 from .document import Document
-from .emit.emit import emit
-from .emit.unique_paths import distinct_paths
+from .emit import emit
 from .open.expand import Expander
-from .open.graph import Graph
-from .open.shortest import shortest_text
+from .open.graph import Graph, shortest_text
 from .open.subschemas import Subschemas
 from .parse import parse_schema
+from .unique_paths import distinct_paths
 
 
 def lower_schema(spec: JsonSchema) -> Lowered:

@@ -15,10 +15,8 @@ from ..lowered import Lowered
 from ..receipt import Receipt
 from ..vocabulary.token_table import TokenTable
 from ..vocabulary.vocabulary import MaskRow
-from .completion import Completer
-from .grammar_state import GrammarState
-from .interface import Grammar, Int32, Matcher, Tabulation
-from .searches import Searches
+from .completion import Completer, Searches
+from .interface import Grammar, GrammarState, Int32, Matcher, Tabulation
 
 MAX_WITNESS_TOKENS = 4_096
 MAX_RESPELLED = 8

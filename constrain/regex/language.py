@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from . import algebra as language_algebra
 from . import decisions
+from .algebra import Intersection, Node, Words
 from .charsets import ALL, CharSet
-from .derivatives import OutOfBudgetError
-from .nodes import Intersection, Node, Words
+from .decisions import OutOfBudgetError
 
 BUDGET = 20_000
 """Derivatives that a decision may take, some 0.2 s at most."""

@@ -14,8 +14,8 @@ from jsonschema.exceptions import SchemaError, UnknownType
 
 from ...constrain.errors import GrammarError, InvalidSchemaError, MatcherError
 from ...constrain.json_schema.validate import violations
-from ...constrain.regex.formats.formats import NAMES as FORMATS
-from ...constrain.regex.formats.formats import example
+from ...constrain.regex.formats import NAMES as FORMATS
+from ...constrain.regex.formats import example
 from ...constrain.spec import Choice, GrammarSpec, JsonSchema, Regex, Structural
 from ...runtime.protocol.errors import RequestError
 from .apis.emulate import Judge

@@ -62,9 +62,8 @@ def _check(spec: JsonSchema | Regex | Choice | Lark | Gbnf) -> None:
     """Raises GrammarError."""
     from llguidance import LLMatcher  # noqa: PLC0415
 
-    from ...constrain.backend_errors import to_grammar_error  # noqa: PLC0415
     from ...constrain.errors import GrammarError  # noqa: PLC0415
-    from ...constrain.lower import lower  # noqa: PLC0415
+    from ...constrain.lower import lower, to_grammar_error  # noqa: PLC0415
 
     match spec:
         case JsonSchema():

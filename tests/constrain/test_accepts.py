@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from bough.constrain import InvalidSchemaError, Vocabulary, accepts
+from bough.constrain.accepting import walk
 from bough.constrain.vocabulary.adapters import as_vocabulary, byte_vocabulary
-from bough.constrain.walk import walk
 
 OBJECT: dict[str, Any] = {
     "type": "object",

@@ -10,15 +10,13 @@ from typing import Any, Literal
 
 from ...errors import GrammarTooComplexError, InvalidSchemaError
 from ..document import pointer_of
-from ..values import structure, value_key
-from .facts import COMBINATIONS, REFERENCES, Facts
-from .keywords import Keywords
+from ..parse import structure, value_key
 from .plans import MAX_COUNTS
 from .shapes import (
     TOPS,
     ArrayShape,
     KeySet,
-    Node,
+    Keywords,
     NumberShape,
     ObjectShape,
     SeenItems,
@@ -26,7 +24,7 @@ from .shapes import (
     StringShape,
     common_strings,
 )
-from .subschemas import Subschemas
+from .subschemas import COMBINATIONS, REFERENCES, Facts, Node, Subschemas
 
 _UNEVALUATED = {"array": "unevaluatedItems", "object": "unevaluatedProperties"}
 MAX_SHAPES = 16

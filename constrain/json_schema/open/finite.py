@@ -8,9 +8,10 @@ from decimal import Decimal
 from itertools import islice, product
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from ..values import value_key
+from ..parse import value_key
 from .plans import ArrayPlan, ObjectPlan
-from .shapes import Node, NumberShape, StringShape, lesser
+from .shapes import NumberShape, StringShape, lesser
+from .subschemas import Node
 
 MAX_DISTINCT = 60
 """Values of a node that are listed: a bit of a rule's parameter for each."""
@@ -161,14 +162,14 @@ def _fits(value: dict[str, Any], plan: ObjectPlan) -> bool:
     return all(name not in value or value.keys() >= set(names) for name, names in plan.implications)
 
 
-class State(NamedTuple):
+class Choices(NamedTuple):
     """Which values there are, a bit for each, and how many elements added to each count, as far as it matters."""
 
     used: int
     counted: tuple[int, ...]
 
 
-Edge: TypeAlias = tuple[int, State]
+Edge: TypeAlias = tuple[int, Choices]
 """A value, by its number, and the state after it."""
 
 
@@ -180,11 +181,11 @@ class DistinctItems:
     edges      else, by state; nothing leads into a dead end
     """
 
-    def __init__(self, values: list[list[Any]], plain: bool, edges: dict[State, list[Edge]], plan: ArrayPlan) -> None:
+    def __init__(self, values: list[list[Any]], plain: bool, edges: dict[Choices, list[Edge]], plan: ArrayPlan) -> None:
         self.values = values
         self.plain = plain
         self.edges = edges
-        self.start = State(0, (0,) * len(plan.counts))
+        self.start = Choices(0, (0,) * len(plan.counts))
         self._plan = plan
 
     @classmethod
@@ -212,7 +213,7 @@ class DistinctItems:
         """Whether there is any such array. Where any value may come at any place, the plan's bounds say it."""
         return self.plain or self.start in self.edges
 
-    def accepts(self, state: State) -> bool:
+    def accepts(self, state: Choices) -> bool:
         """Whether the array may end in `state`."""
         counts = zip(self._plan.counts, state.counted, strict=True)
         return state.used.bit_count() >= self._plan.low and all(
@@ -222,7 +223,7 @@ class DistinctItems:
     def _build(self, finite: Finite, numbers: dict[str, int]) -> bool:
         """Whether the automaton is small."""
         allowed: dict[Node, list[int]] = {}
-        edges: dict[State, list[Edge]] = {}
+        edges: dict[Choices, list[Edge]] = {}
         stack = [self.start]
         while stack:
             state = stack.pop()
@@ -243,7 +244,7 @@ class DistinctItems:
         return True
 
     def _edges(
-        self, finite: Finite, state: State, numbers: dict[str, int], allowed: dict[Node, list[int]]
+        self, finite: Finite, state: Choices, numbers: dict[str, int], allowed: dict[Node, list[int]]
     ) -> Iterator[Edge]:
         plan, index = self._plan, state.used.bit_count()
         if plan.high is not None and index >= plan.high:
@@ -261,7 +262,7 @@ class DistinctItems:
                 continue
             for number in allowed[node]:
                 if not state.used >> number & 1:
-                    yield number, State(state.used | 1 << number, counted)
+                    yield number, Choices(state.used | 1 << number, counted)
 
 
 def _is_used(plan: ArrayPlan, node: Node) -> bool:

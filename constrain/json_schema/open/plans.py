@@ -11,7 +11,8 @@ from typing import NamedTuple, TypeAlias
 
 from ...errors import GrammarTooComplexError
 from ...regex.language import Language
-from .shapes import ArrayShape, Count, KeySet, Node, ObjectShape, Place
+from .shapes import ArrayShape, Count, KeySet, ObjectShape, Place
+from .subschemas import Node
 
 _Atom: TypeAlias = tuple[Language, frozenset[Language]]
 """A part of the keys, and the languages that it is in."""

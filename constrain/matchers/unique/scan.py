@@ -10,7 +10,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
-from ...distinct_states import NOWHERE, DistinctPaths, PathState
+from ...lowered import NOWHERE, DistinctPaths, PathState
 
 Value: TypeAlias = Any
 """A JSON value, the same for equal ones: bytes for a string, str for a number or literal, a tuple, a frozenset."""

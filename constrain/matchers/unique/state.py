@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...distinct_states import DistinctPaths
+from ...lowered import DistinctPaths
 from ...vocabulary.element_tokens import Row
 from ...vocabulary.token_table import TokenTable
-from ..grammar_state import GrammarState
+from ..interface import GrammarState
 from .alike import MAX_REMEMBERED, Likeness, pairs
 from .scan import DuplicateError, Frame, Mode, Reader, Scan, Seen, is_seen, number_value
 

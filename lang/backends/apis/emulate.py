@@ -80,8 +80,8 @@ class Judge:
         return compiler.compile(grammar)
 
     def _by_grammar(self, text: str, grammar: GrammarSpec) -> str | None:
+        from ....constrain.accepting import walk  # noqa: PLC0415
         from ....constrain.vocabulary.adapters import byte_vocabulary  # noqa: PLC0415  # as above
-        from ....constrain.walk import walk  # noqa: PLC0415
 
         refused = walk(self._compiled(grammar), text, byte_vocabulary())
         if refused is None:

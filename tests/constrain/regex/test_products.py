@@ -7,11 +7,10 @@ import re
 
 import pytest
 
-from bough.constrain.regex import derivatives
-from bough.constrain.regex.charsets import CharSet
+from bough.constrain.regex import decisions
+from bough.constrain.regex.charsets import CharSet, partition
 from bough.constrain.regex.language import Language
-from bough.constrain.regex.parse.patterns import parse_pattern
-from bough.constrain.regex.partitions import partition
+from bough.constrain.regex.patterns import parse_pattern
 
 TEXTS = ["".join(chars) for length in range(7) for chars in itertools.product("ab1", repeat=length)]  # shortest first
 PATTERNS = ["a.*b", "^(a|1b)*$", "^.{3,5}$", "11", "^[ab]", "b$", "(a1|ba){2}", "^(.b)+$"]
@@ -55,7 +54,7 @@ def test_lengths_are_counted_without_a_state_for_each_expression() -> None:
 def test_a_budget_lasts_as_long_however_much_is_remembered() -> None:
     language = parse_pattern("((ab|ba).{2,4}){3}") & parse_pattern("^(a|b1)*$") & Language.length(12)
     budgets = [10, 40, 160, 640, 2_560]
-    derivatives._remembered.clear()
+    decisions._remembered.clear()
     fresh = [language.shortest(budget) for budget in budgets]
     assert [language.shortest(budget) for budget in budgets] == fresh
     assert fresh[0] is None

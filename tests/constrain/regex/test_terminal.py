@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLTokenizer
 from bough.constrain.errors import GrammarTooComplexError
 from bough.constrain.regex.charsets import CharSet, property_set
 from bough.constrain.regex.language import Language
-from bough.constrain.regex.parse.patterns import parse_pattern
+from bough.constrain.regex.patterns import parse_pattern
 from bough.constrain.regex.terminal import to_terminal
 from bough.constrain.vocabulary.token_table import TokenTable
 from bough.constrain.vocabulary.vocabulary import Vocabulary

@@ -11,7 +11,7 @@ import pytest
 from bough.constrain import JsonSchema, Matcher, MatcherError, Regex
 from bough.constrain.errors import SearchLateError
 from bough.constrain.matchers.completion import Completer
-from bough.constrain.matchers.grammar_state import GrammarState
+from bough.constrain.matchers.interface import GrammarState
 from bough.constrain.vocabulary.vocabulary import MaskRow
 from bough.runtime.engine.masks import MaskFiller, MaskJob
 from bough.runtime.protocol.request import Request, RequestOutput

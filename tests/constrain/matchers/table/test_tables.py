@@ -11,8 +11,7 @@ from bough.constrain import Choice, Grammar, GrammarCompiler, Lark, MatcherError
 from bough.constrain.lowered import Lowered, Tabulate
 from bough.constrain.matchers.table import matcher as table_matcher
 from bough.constrain.matchers.table.matcher import RegularGrammar
-from bough.constrain.matchers.table.size import is_small
-from bough.constrain.matchers.table.tables import RegularTables, table_job, tabulate
+from bough.constrain.matchers.table.tables import RegularTables, is_small, table_job, tabulate
 from bough.constrain.matchers.token_matcher import CompiledGrammar
 from bough.constrain.regex.automaton import Conjunction, compile_regular
 from bough.constrain.spec import GrammarSpec

@@ -19,8 +19,7 @@ from bough.constrain.matchers.interface import Matcher
 from bough.constrain.matchers.tagged import compile as structural_grammar
 from bough.constrain.matchers.tagged import matcher as structural_matcher
 from bough.constrain.matchers.tagged.compile import compile_structural
-from bough.constrain.matchers.tagged.matcher import StructuralGrammar
-from bough.constrain.matchers.tagged.states import Scan
+from bough.constrain.matchers.tagged.matcher import Scan, StructuralGrammar
 from bough.constrain.spec import Choice, JsonSchema, Lark, Regex, Structural, Tag
 from bough.constrain.vocabulary.token_table import TokenTable
 from bough.constrain.vocabulary.vocabulary import Vocabulary

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bough.constrain.distinct_states import DistinctPaths, PathState
+from bough.constrain.lowered import DistinctPaths, PathState
 from bough.constrain.matchers.unique.scan import DuplicateError, Mode, Reader, Scan, number_value
 
 ITEMS = Reader(DistinctPaths((PathState(items=True),), ()))

@@ -8,15 +8,15 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from ...distinct_states import NOWHERE, DistinctPaths, PathState
-from ...regex.language import Language
-from ..document import pointer_of
-from ..open.graph import Graph, Values
-from ..open.plans import ArrayPlan, ObjectPlan
-from ..open.shapes import ANYTHING, Node, Place
-from ..parse import pointer_to
-from .arrays import needs_distinct_items
-from .objects import needs_distinct_keys
+from ..lowered import NOWHERE, DistinctPaths, PathState
+from ..regex.language import Language
+from .document import pointer_of
+from .emit import needs_distinct_items, needs_distinct_keys
+from .open.graph import Graph, Values
+from .open.plans import ArrayPlan, ObjectPlan
+from .open.shapes import ANYTHING, Place
+from .open.subschemas import Node
+from .parse import pointer_to
 
 MAX_STATES = 500
 MAX_LISTED = 1_000

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.constrain.regex.language import Language
-from bough.constrain.regex.parse.patterns import PatternError, parse_pattern, parse_whole
+from bough.constrain.regex.patterns import PatternError, parse_pattern, parse_whole
 
 ALPHABET = "ab-\n"
 TEXTS = ["".join(chars) for length in range(5) for chars in itertools.product(ALPHABET, repeat=length)]

@@ -13,7 +13,7 @@ import pytest
 
 from bough.constrain import GrammarCompiler, Lark, Vocabulary
 from bough.constrain.accepting import grammar_accepts
-from bough.constrain.regex.formats import formats
+from bough.constrain.regex import formats
 from bough.constrain.regex.language import Language
 from bough.constrain.regex.terminal import to_terminal
 

@@ -9,7 +9,7 @@ import pytest
 
 from bough.constrain import JsonSchema
 from bough.constrain.errors import GrammarError
-from bough.constrain.json_schema.open.facts import facts_of, only_refers, scalar_key
+from bough.constrain.json_schema.open.subschemas import facts_of, only_refers, scalar_key
 from bough.constrain.lower import lower
 
 

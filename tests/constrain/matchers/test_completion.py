@@ -14,8 +14,8 @@ import pytest
 from bough.constrain import GrammarCompiler, JsonSchema, Matcher, Regex, Structural, Tag, Vocabulary
 from bough.constrain.errors import SearchLateError
 from bough.constrain.matchers.completion import Completer
-from bough.constrain.matchers.grammar_state import GrammarState
 from bough.constrain.matchers.healing import Healer
+from bough.constrain.matchers.interface import GrammarState
 from bough.constrain.matchers.table.matcher import RegularMatcher
 from bough.constrain.matchers.token_matcher import CompiledGrammar, TokenMatcher
 from bough.constrain.spec import GrammarSpec

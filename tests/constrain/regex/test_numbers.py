@@ -15,7 +15,7 @@ import pytest
 
 from bough.constrain import GrammarCompiler, Lark, Vocabulary
 from bough.constrain.accepting import grammar_accepts
-from bough.constrain.regex.numbers.sets import Number, NumberSet, exact
+from bough.constrain.regex.numbers import Number, NumberSet, exact
 
 _ENDS: tuple[int | float, ...] = (
     *(0, 1, -1, 2, 9, 10, 11, 99, 100, 101, 255, -5, -17, -100, 0.5, -3.25, 0.1, 0.3, 1e-7, 2.5e-9, 99.99, 1.005),
