@@ -33,7 +33,7 @@ class _Recorded:
 
 
 class Branch(Protocol):
-    """A branch, as far as blocks are concerned. See `lang.branch`."""
+    """A branch, as far as blocks are concerned. See `lang.session.branch`."""
 
     id: int
     variables: Variables
