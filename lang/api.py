@@ -28,8 +28,7 @@ from .record.options import (
 )
 from .record.reasoning import separate_reasoning
 from .types.check_constraint import check_constraint
-from .types.numbers import numeral_of, with_stop
-from .types.schema import typed
+from .types.schema import numeral_of, typed, with_stop
 
 __all__ = [
     "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "get_server_info", "image",

@@ -13,10 +13,8 @@ from .diagnostics.source_lines import caller
 from .function import Function
 from .record.condition import Condition, CountOf, Operand, TimesOf
 from .record.expression import Expression
-from .session.blocks import Record
-from .session.branch import Branch
-from .session.control_expression import Repeated, Whether
-from .session.reference import Variable
+from .session.blocks import Record, RepeatBlock, WhenBlock
+from .session.branch import Branch, Variable
 from .state.state import State
 
 MAX_TURNS = 10_000
@@ -36,7 +34,7 @@ def when(condition: Condition, then: Body, otherwise: Body | None = None) -> Exp
     >>> s += bough.when(bough.var("answer").contains("?"), lambda s: ask_again(s))
     """
     _check(condition)
-    return Whether(condition, _recording(then, "then"), _recording(otherwise, "otherwise"))
+    return WhenBlock(condition, _recording(then, "then"), _recording(otherwise, "otherwise"))
 
 
 def repeat_until(condition: Condition, body: Body, at_most: int = 8) -> Expression:
@@ -54,7 +52,7 @@ def repeat_until(condition: Condition, body: Body, at_most: int = 8) -> Expressi
     refuse_unknown("at_most", at_most)
     if not isinstance(at_most, int) or isinstance(at_most, bool) or not 1 <= at_most <= MAX_TURNS:
         raise RequestError(f"at_most must be 1 to {MAX_TURNS}, got {at_most!r}", param="at_most")
-    return Repeated(_recording(body, "body"), condition, at_most)
+    return RepeatBlock(_recording(body, "body"), condition, at_most)
 
 
 def var(name: str) -> Variable:

@@ -16,12 +16,12 @@ from .record.options import OPTION_NAMES, clean_options
 from .run.batch import Maker, alist, count_at_once, on_loop, on_threads, split_item
 from .run.events import EventStream
 from .run.run import Call, Run
-from .session import greenlets
+from .session import waiting
 from .session.branch import Branch
 from .session.drivers import PullDriver, TaskDriver
-from .session.loops import on_a_loop, run_blocking
 from .session.scope import Scope, current
 from .session.session import Settings
+from .session.waiting import on_a_loop, run_blocking
 from .state.group import Group
 from .state.notebook import text_view
 from .state.state import Result, State
@@ -126,7 +126,7 @@ class Function(Generic[Result]):
             ProgramError: the program is wrong, or failed; it names the line.
         """
         call = self._call(args, kwargs)
-        on_loop = greenlets.in_body()
+        on_loop = waiting.in_body()
         if stream:
             run = Run(call, TaskDriver() if on_loop or self.is_async else PullDriver())
             if on_loop:
@@ -135,7 +135,7 @@ class Function(Generic[Result]):
                 run.start()
             return run.state
         if on_loop:
-            return greenlets.wait_for(Run(call, TaskDriver()).aexecute())
+            return waiting.wait_for(Run(call, TaskDriver()).aexecute())
         if not self.is_async:
             return Run(call, PullDriver()).execute()
         if on_a_loop():
@@ -357,7 +357,7 @@ class NestedState(State[Result]):
                 place=caller(),
             )
         if self._started is None:
-            if self._scope.on_loop and not greenlets.in_body():
+            if self._scope.on_loop and not waiting.in_body():
                 name = self._function.__name__
                 raise ProgramError(
                     f"this would block the event loop: in a coroutine, use `await {name}(...)`",
@@ -408,7 +408,7 @@ class NestedState(State[Result]):
         before = dict(branch.variables)
         result = self._function(state, *self._args, **self._kwargs)
         if inspect.iscoroutine(result):
-            if not greenlets.in_body():
+            if not waiting.in_body():
                 result.close()
                 name = self._function.__name__
                 raise ProgramError(
@@ -416,7 +416,7 @@ class NestedState(State[Result]):
                     code="invalid_program",
                     place=caller(),
                 )
-            result = greenlets.wait_for(result)
+            result = waiting.wait_for(result)
         self._num_appended += 1
         self._started = State(branch.recorded_since(before))
         self.ret_value = result

@@ -31,11 +31,11 @@ _MIN_SECRET = 8
 
 @dataclass(eq=False)
 class Record:
-    """A stretch, and what came of it.
+    """A submission, and what came of it.
 
     program    what matters of it, as JSON
-    after      the stretch that it continues: that one's name; None for a first one
-    number     of the stretches that are alike, from 0
+    after      the submission that it continues: that one's name; None for a first one
+    number     of the submissions that are alike, from 0
     refused    the error that was raised instead of events
     left       whoever ran it left before the last event
     lost       it ended in an error of the backend that need not come again: not worth keeping

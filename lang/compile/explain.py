@@ -13,7 +13,7 @@ from ...runtime.protocol.program import Op, walk
 from ...runtime.protocol.template import ResultConstant, Template, refs_of
 from ...runtime.templates.fill import fill
 from ...runtime.templates.rewrite import parts_in
-from ..observe.timelines.table import aligned
+from ..observe.timelines.text import aligned
 from .build import compile_body
 from .cost import Bill, Cost, Encoder, Item, itemise
 from .listing import MAX_TEXT, listing

@@ -16,8 +16,7 @@ from ...runtime.templates.rewrite import Parts
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import place
 from ..record.condition import Comparison, Condition, Operand
-from ..record.stretch import Slot
-from ..record.variables import Derived, Kept, parts_of
+from ..record.variables import Derived, Kept, Slot, parts_of
 
 _OPEN, _CLOSE = "\ue0b0", "\ue0b1"
 _MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")

@@ -27,8 +27,7 @@ from ...runtime.protocol.template import (
 )
 from ...runtime.templates.rewrite import Parts, joined
 from ..record.reasoning import Separated
-from ..record.stretch import Slot
-from ..record.variables import Derived, Entry, Fixed, Gathered, Kept, Passage, parts_of
+from ..record.variables import Derived, Entry, Fixed, Gathered, Kept, Passage, Slot, parts_of
 from ..state.state import State
 from ..state.values import read_as
 from ..types.annotations import as_json

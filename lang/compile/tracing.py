@@ -18,8 +18,7 @@ from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY
 from ..diagnostics.source_lines import Place, caller, raised
 from ..record.condition import UndecidedError
-from ..record.stretch import Slot, Stretch
-from ..record.variables import Derived, Entry, Gathered, Kept, Passage
+from ..record.variables import Derived, Entry, Gathered, Kept, Passage, Slot, Submission
 from ..session.branch import Branch
 from ..session.scope import Scope, current
 from ..session.session import Session, Settings
@@ -227,7 +226,7 @@ class _TracingSession(Session):
     def send(self) -> None:
         """Nothing is sent; who waits for it is told so."""
 
-    def wait(self, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
+    def wait(self, done: Callable[[], bool], submission: Callable[[], Submission | None]) -> None:
         _refuse("waiting for a value")
 
     async def await_until(self, done: Callable[[], bool]) -> None:
@@ -268,10 +267,10 @@ class _Compiler:
 class _Never:
     """A driver that is never asked."""
 
-    def start(self, session: Session, stretch: Stretch) -> None:
+    def start(self, session: Session, submission: Submission) -> None:
         _refuse("running")
 
-    def wait(self, session: Session, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
+    def wait(self, session: Session, done: Callable[[], bool], submission: Callable[[], Submission | None]) -> None:
         _refuse("waiting")
 
     def stop(self, session: Session) -> None:

@@ -14,7 +14,7 @@ from .source_lines import Place
 def explain(program: Program, places: Sequence[Place], info: ErrorInfo, branch: int, index: int | None) -> ProgramError:
     """The error that the engine has reported, with the line to blame. `index` counts as `walk` does.
 
-    Every stretch in flight is told of a failure; one holds the instruction.
+    Every submission in flight is told of a failure; one holds the instruction.
     """
     known = index is not None and 0 <= index < len(places)
     error = ProgramError(

@@ -25,7 +25,7 @@ class RunSpans(Protocol):
         ...
 
     def sent(self, program: Program) -> None:
-        """A stretch goes to the backend."""
+        """A submission goes to the backend."""
 
     def take(self, event: ProgramEvent) -> None:
         """What has come back."""
@@ -90,7 +90,7 @@ def begin(title: str, program_id: str, backend: Backend) -> RunSpans | None:
 
 
 def run(title: str, backend: Backend, program: Program, tools: Mapping[str, ToolCall]) -> Generator[ProgramEvent]:
-    """The events of a program that is one stretch and has no session, observed if anybody observes."""
+    """The events of a program that is one submission and has no session, observed if anybody observes."""
     spans = begin(title, program.id, backend)
     error: BaseException | None = None
     events: Any = backend.run(program, _sent(spans, program, tools))

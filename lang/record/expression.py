@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -94,6 +95,16 @@ class Picture(Expression):
     """An image, which only some backends take."""
 
     source: str | bytes
+
+
+class Control(Expression):
+    """Blocks that the engine decides on: a `when` or a `repeat_until`."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def record_in(self, branch: Any) -> None:
+        """Records it into a branch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

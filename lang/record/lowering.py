@@ -9,8 +9,7 @@ from ...runtime.protocol import condition as runtime
 from ...runtime.protocol.program import Assign, Op, Part, Repeat, Text, Use, When
 from ..diagnostics.source_lines import Place
 from .condition import Condition, Operand, literal
-from .stretch import Slot
-from .variables import Entry, Fixed, Gathered, Kept, Piece, marks_of, parts_of, refer
+from .variables import Entry, Fixed, Gathered, Kept, Piece, Slot, marks_of, parts_of, refer
 
 
 @dataclass(eq=False, slots=True)

@@ -11,7 +11,7 @@ import msgspec
 from ...constrain.spec import GrammarSpec, Structural
 from ...runtime.protocol.errors import RequestError
 from ...runtime.tokenizer.reasoning import KIMI, THINK, Marks, split_reasoning
-from ..types.numbers import alone
+from ..types.schema import alone
 from .expression import Expression, Generate, Series, items_of
 
 

@@ -11,8 +11,7 @@ from ...runtime.protocol.program import Fork, Join, Op, Part
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import Place
 from .lowering import Lowering, Node, OpNode, TextNode, UseNode, slots_in
-from .stretch import Slot
-from .variables import Gathered, Kept, Piece
+from .variables import Gathered, Kept, Piece, Slot
 
 NOTHING: Mapping[str, Gathered] = {}
 

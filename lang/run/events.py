@@ -9,7 +9,7 @@ from typing import Generic, Self, TypeVar
 
 from ...runtime.protocol.program import ProgramEvent
 from ..diagnostics.errors import ProgramError
-from ..session import greenlets
+from ..session import waiting
 from ..session.drivers import PullDriver, TaskDriver
 from ..state.state import State
 from .run import Call, Run
@@ -47,8 +47,8 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
         return self._run.state
 
     def __next__(self) -> ProgramEvent:
-        if greenlets.in_body():
-            event = greenlets.wait_for(self._anext_or_none())
+        if waiting.in_body():
+            event = waiting.wait_for(self._anext_or_none())
             if event is None:
                 raise StopIteration
             return event

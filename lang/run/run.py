@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from ..backend import Backend
 from ..diagnostics.errors import ProgramError
 from ..observe import otel as observe
-from ..session import greenlets
+from ..session import waiting
 from ..session.branch import Branch
 from ..session.drivers import PullDriver, TaskDriver
-from ..session.loops import background
 from ..session.scope import Scope, current
 from ..session.session import Session, Settings
+from ..session.waiting import background
 from ..state.state import State
 
 _GRACE_S = 0.5
@@ -75,7 +75,7 @@ class Run:
                 raise
         return self.state
 
-    async def aexecute(self, watch: greenlets.Watch | None = None) -> State[Any]:
+    async def aexecute(self, watch: waiting.Watch | None = None) -> State[Any]:
         """Does the same for a task. A body that is no coroutine function runs in a greenlet, so that it may wait."""
         assert isinstance(self._driver, TaskDriver)
         self._driver.attach()
@@ -120,7 +120,7 @@ class Run:
         except BaseException:  # noqa: BLE001  the end of a thread; `execute` has left it to those who read
             return
 
-    async def _await_all(self, watch: greenlets.Watch | None) -> None:
+    async def _await_all(self, watch: waiting.Watch | None) -> None:
         if self._call.is_async:
             token = self._enter()
             try:
@@ -129,10 +129,10 @@ class Run:
             finally:
                 current.reset(token)
         else:
-            await greenlets.spawn(self._run_body, watch)
+            await waiting.spawn(self._run_body, watch)
         await self.session.afinish()
 
-    async def _await_all_in_time(self, watch: greenlets.Watch | None, limit_s: float) -> None:
+    async def _await_all_in_time(self, watch: waiting.Watch | None, limit_s: float) -> None:
         """Ends the body if it goes on after the program's time, whatever it waits for."""
         try:
             async with asyncio.timeout(limit_s + _GRACE_S) as timer:

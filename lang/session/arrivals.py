@@ -9,7 +9,7 @@ from ...runtime.protocol.program import Delta, ProgramEvent, Skipped, Value
 from ...runtime.protocol.request import Usage
 from ..diagnostics.errors import ProgramError
 from ..record.recorder import Recorder
-from ..record.stretch import Slot, Stretch
+from ..record.variables import Slot, Submission
 from .replay import Replay
 
 
@@ -25,10 +25,10 @@ class Arrivals:
         self._patterns: PatternCache | None = None
         self._replay: tuple[tuple[int, int], Replay] | None = None
 
-    def expect(self, slots: Iterable[Slot], stretch: Stretch) -> None:
-        """These are made by `stretch`, which is sent now."""
+    def expect(self, slots: Iterable[Slot], submission: Submission) -> None:
+        """These are made by `submission`, which is sent now."""
         for slot in slots:
-            slot.stretch = stretch
+            slot.submission = submission
             slot.failure = self.failure_of(slot.branch)
             self._slots[slot.branch, slot.name] = slot
 
@@ -71,9 +71,9 @@ class Arrivals:
             return None
         return next((self._failures[line] for line in self._ancestry(branch) if line in self._failures), None)
 
-    def used_in(self, stretch: Stretch) -> Usage:
-        """The tokens of the values that have come of a stretch."""
-        values = (value for slot in self._slots.values() if slot.stretch is stretch for value in slot.values)
+    def used_in(self, submission: Submission) -> Usage:
+        """The tokens of the values that have come of a submission."""
+        values = (value for slot in self._slots.values() if slot.submission is submission for value in slot.values)
         return sum((value.usage for value in values), Usage())
 
     def replay(self) -> Replay:

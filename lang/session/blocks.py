@@ -1,24 +1,22 @@
-"""Records blocks: what a variable holds after a `when`, and from turn to turn of a `repeat_until`."""
+"""Blocks: one of two, or one several times; and what a variable holds after a `when`, and from turn to turn of a
+`repeat_until`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Protocol
 
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import Place, place
 from ..record.condition import Comparison, Condition, CountOf, Operand, TimesOf
+from ..record.expression import Control
 from ..record.lowering import AssignNode, CountHolding, EntryOf, Node, RepeatNode, TimesMade, WhenNode
-from ..record.recorder import Recorder
-from ..record.stretch import Slot
-from ..record.variables import Entry, Fixed, Kept, Passage, elements_of, marks_of, refer
-from .reference import Reference, Variable
+from ..record.variables import Entry, Fixed, Kept, Passage, Slot, elements_of, marks_of, refer
+from .branch import Branch, Reference, Variable
 
 Variables = dict[str, Entry]
-Record = Callable[[Any], None]
+Record = Callable[[Branch], None]
 """Records into a branch what a block holds."""
 
 _ORDERED = ("lt", "le", "gt", "ge")
@@ -32,34 +30,38 @@ class _Recorded:
     variables: Variables
 
 
-class Branch(Protocol):
-    """A branch, as far as blocks are concerned. See `lang.session.branch`."""
-
-    id: int
-    variables: Variables
-    open_role: str | None
-    loops: list[dict[str, Kept]]
-
-    @property
-    def recorder(self) -> Recorder: ...
-
-    def entry_of(self, reference: Reference) -> Entry: ...
-
-    def look_up(self, name: str) -> Entry: ...
-
-    def carried(self, name: str) -> Kept | None: ...
-
-    def inside_block(self, variables: Variables) -> AbstractContextManager[None]: ...
-
-    def end_block(self, variables: Variables) -> None: ...
-
-
-def record_when(branch: Branch, condition: Condition, then: Record, otherwise: Record) -> None:
-    """Records one of two blocks.
+@dataclass(frozen=True, slots=True, eq=False)
+class WhenBlock(Control):
+    """One of two blocks.
 
     A variable that they set differently holds either afterwards; if one of them does not set it and nothing was there
     before, it is None.
     """
+
+    condition: Condition
+    then: Record
+    otherwise: Record
+
+    def record_in(self, branch: Branch) -> None:
+        _record_when(branch, self.condition, self.then, self.otherwise)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RepeatBlock(Control):
+    """A block that is executed until the condition holds after it.
+
+    What it refers to before it sets it anew is what the turn before has set.
+    """
+
+    body: Record
+    until: Condition
+    at_most: int
+
+    def record_in(self, branch: Branch) -> None:
+        _record_repeat(branch, self.body, self.until, self.at_most)
+
+
+def _record_when(branch: Branch, condition: Condition, then: Record, otherwise: Record) -> None:
     here = place()
     before = dict(branch.variables)
     asked = _bound(condition, branch, here, {})
@@ -87,8 +89,7 @@ def _either(
     return kept
 
 
-def record_repeat(branch: Branch, body: Record, until: Condition, at_most: int) -> None:
-    """Records a loop. What the body refers to before it sets it anew is what the turn before has set."""
+def _record_repeat(branch: Branch, body: Record, until: Condition, at_most: int) -> None:
     here = place()
     before = dict(branch.variables)
     carried = {name: Kept(branch.id, name, carried=True, before=entry) for name, entry in before.items()}

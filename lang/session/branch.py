@@ -1,4 +1,4 @@
-"""A branch of a program while it is recorded: appends instructions, and knows what its variables hold."""
+"""A branch of a program while it is recorded, its variables, and references to them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,42 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.protocol.program import Fork, Gen, Join, JoinMode, RoleBegin, RoleEnd, Select
 from ..diagnostics.check_options import nearest, refuse_unknown
 from ..diagnostics.errors import ProgramError, UnsupportedError
 from ..diagnostics.source_lines import leading_to, place
-from ..record.condition import Condition
-from ..record.expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, items_of
+from ..record.condition import Condition, Operand
+from ..record.expression import Choose, Control, Expression, Generate, Picture, RoleClose, RoleOpen, items_of
 from ..record.lowering import AssignNode, UseNode
 from ..record.options import merge_options
 from ..record.reasoning import Reasoned
 from ..record.recorder import Recorder
-from ..record.stretch import Slot
-from ..record.variables import BLOCK, Block, Derived, Entry, Fixed, Gathered, Kept, Mark, Passage, Piece, marks_of
+from ..record.variables import BLOCK, Block, Derived, Entry, Fixed, Gathered, Kept, Mark, Passage, Piece, Slot, marks_of
 from ..tools.tool import Tool, Using
 from ..types.annotations import as_json
-from .blocks import record_repeat, record_when
-from .control_expression import Repeated, Whether
-from .reference import Reference, Variable
 from .session import Session
 
-__all__ = ["Branch", "Reference"]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference(Expression, Operand):
+    """The text of a variable, put in by the engine once it is there. Reads nothing. Compared, it makes a Condition."""
+
+    name: str
+    entry: Entry
+    session: Session
+
+    def __repr__(self) -> str:
+        return f"<reference to {self.name!r}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variable(Expression, Operand):
+    """The same, looked up by its name where it is used."""
+
+    name: str
 
 
 class Branch:
@@ -101,10 +115,8 @@ class Branch:
                 self._choose(item)
             case Using():
                 self._use(item)
-            case Whether(condition=condition):
-                record_when(self, condition, item.then, item.otherwise)
-            case Repeated(body=body, until=until, at_most=at_most):
-                record_repeat(self, body, until, at_most)
+            case Control():
+                item.record_in(self)
             case RoleOpen(role=role):
                 self._open(role)
             case RoleClose(role=role):

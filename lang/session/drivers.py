@@ -12,50 +12,50 @@ from ...runtime.protocol.errors import BoughError
 from ...runtime.protocol.program import ProgramEvent
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller
-from ..record.stretch import Stretch
-from . import greenlets
-from .loops import on_a_loop
+from ..record.variables import Submission
+from . import waiting
 from .session import Session
+from .waiting import on_a_loop
 
 
 class PullDriver:
     """Whoever waits pulls events until what it waits for is there. Needs no thread of its own.
 
-    If several threads wait for one stretch, one pulls for all.
+    If several threads wait for one submission, one pulls for all.
     """
 
-    def start(self, session: Session, stretch: Stretch) -> None:
-        stretch.events = session.events(stretch)
+    def start(self, session: Session, submission: Submission) -> None:
+        submission.events = session.backend.run(*submission.arguments)
 
-    def wait(self, session: Session, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
-        if greenlets.in_body():  # of another program, on an event loop that must not stand still
-            greenlets.wait_for(asyncio.to_thread(self._wait, session, done, stretch))
+    def wait(self, session: Session, done: Callable[[], bool], submission: Callable[[], Submission | None]) -> None:
+        if waiting.in_body():  # of another program, on an event loop that must not stand still
+            waiting.wait_for(asyncio.to_thread(self._wait, session, done, submission))
         else:
-            self._wait(session, done, stretch)
+            self._wait(session, done, submission)
 
-    def _wait(self, session: Session, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
+    def _wait(self, session: Session, done: Callable[[], bool], submission: Callable[[], Submission | None]) -> None:
         with session.changed:
             while not done():
-                wanted = stretch()
-                # a stretch continues what those before it have begun
-                target = next((s for s in session.stretches if not s.begun), wanted) if wanted is not None else None
+                wanted = submission()
+                # a submission continues what those before it have begun
+                target = next((s for s in session.submissions if not s.begun), wanted) if wanted is not None else None
                 if target is None or target.events is None or target.pulling:
                     session.changed.wait()
                 else:
                     _pull(session, target)
 
     def stop(self, session: Session) -> None:
-        pulled = [stretch for stretch in session.stretches if stretch.pulling]
-        for stretch in session.stretches:
-            if stretch not in pulled:
-                _close(session, stretch)
+        pulled = [submission for submission in session.submissions if submission.pulling]
+        for submission in session.submissions:
+            if submission not in pulled:
+                _close(session, submission)
         if pulled:  # who waits there closes it at the next event, which is now, and not when some tool is done
             with contextlib.suppress(BoughError):
                 session.backend.drop(session.id)
 
 
 class TaskDriver:
-    """A task for each stretch. The program's body runs on the event loop's thread: a coroutine, or in a greenlet."""
+    """A task for each submission. The program's body runs on the event loop's thread: a coroutine, or in a greenlet."""
 
     __slots__ = ("_loop", "_tasks", "_thread")
 
@@ -69,12 +69,12 @@ class TaskDriver:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
-    def start(self, session: Session, stretch: Stretch) -> None:
-        self._on_loop(self._spawn, session, stretch)
+    def start(self, session: Session, submission: Submission) -> None:
+        self._on_loop(self._spawn, session, submission)
 
-    def wait(self, session: Session, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
-        if greenlets.in_body():
-            greenlets.wait_for(session.await_until(done))
+    def wait(self, session: Session, done: Callable[[], bool], submission: Callable[[], Submission | None]) -> None:
+        if waiting.in_body():
+            waiting.wait_for(session.await_until(done))
             return
         with session.changed:
             if not done() and threading.get_ident() == self._thread and on_a_loop():
@@ -104,59 +104,59 @@ class TaskDriver:
         for task in self._tasks:
             task.cancel()
 
-    def _spawn(self, session: Session, stretch: Stretch) -> None:
+    def _spawn(self, session: Session, submission: Submission) -> None:
         if session.error is not None or self._loop is None:
-            session.end(stretch, session.error)
+            session.end(submission, session.error)
             return
 
-        task = self._loop.create_task(_bring(session, stretch))
+        task = self._loop.create_task(_bring(session, submission))
         self._tasks.append(task)
-        task.add_done_callback(partial(self._ended, session, stretch))
+        task.add_done_callback(partial(self._ended, session, submission))
 
-    def _ended(self, session: Session, stretch: Stretch, task: asyncio.Task[None]) -> None:
+    def _ended(self, session: Session, submission: Submission, task: asyncio.Task[None]) -> None:
         self._tasks.remove(task)
-        session.end(stretch, (None if task.cancelled() else task.exception()) or session.error)
+        session.end(submission, (None if task.cancelled() else task.exception()) or session.error)
 
 
-def _pull(session: Session, stretch: Stretch) -> None:
-    """Takes the next event of a stretch. `session.changed` is held, but not while waiting."""
-    assert stretch.events is not None
+def _pull(session: Session, submission: Submission) -> None:
+    """Takes the next event of a submission. `session.changed` is held, but not while waiting."""
+    assert submission.events is not None
     event: ProgramEvent | None = None
     error: BaseException | None = ProgramError("waiting for the program was interrupted", code="aborted")
-    stretch.pulling = True
+    submission.pulling = True
     session.changed.release()
     try:
-        event = next(stretch.events, None)
+        event = next(submission.events, None)
         error = None
     except BoughError as refusal:
         error = refusal
     finally:
         session.changed.acquire()
-        stretch.pulling = False
+        submission.pulling = False
         if event is None:
-            session.end(stretch, error)
+            session.end(submission, error)
         else:
-            session.feed(stretch, event)
-        if session.error is not None or stretch.ended:
-            _close(session, stretch)
+            session.feed(submission, event)
+        if session.error is not None or submission.ended:
+            _close(session, submission)
 
 
-def _close(session: Session, stretch: Stretch) -> None:
-    """Leaves a stretch, which aborts it if it is still running."""
-    close = getattr(stretch.events, "close", None)
+def _close(session: Session, submission: Submission) -> None:
+    """Leaves a submission, which aborts it if it is still running."""
+    close = getattr(submission.events, "close", None)
     if close is not None:
         close()
-    session.end(stretch, session.error)
+    session.end(submission, session.error)
 
 
-async def _bring(session: Session, stretch: Stretch) -> None:
-    """Takes the events of a stretch to the session, once those before it have begun."""
-    before = session.stretches[: session.stretches.index(stretch)]
+async def _bring(session: Session, submission: Submission) -> None:
+    """Takes the events of a submission to the session, once those before it have begun."""
+    before = session.submissions[: session.submissions.index(submission)]
     await session.await_until(lambda: all(other.begun for other in before))
-    events = session.aevents(stretch)
+    events = session.backend.arun(*submission.arguments)
     try:
         async for event in events:
-            session.feed(stretch, event)
+            session.feed(submission, event)
     finally:
         aclose = getattr(events, "aclose", None)
         if aclose is not None:

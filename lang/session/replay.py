@@ -27,8 +27,7 @@ from ..record.lowering import (
     WhenNode,
     walk_nodes,
 )
-from ..record.stretch import Slot
-from ..record.variables import Derived, Entry, Fixed, Gathered, Kept, Passage
+from ..record.variables import Derived, Entry, Fixed, Gathered, Kept, Passage, Slot
 
 
 class Turn(NamedTuple):

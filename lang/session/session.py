@@ -8,7 +8,7 @@ import inspect
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ...runtime.protocol.errors import BoughError
@@ -32,15 +32,12 @@ from ..backend import Backend
 from ..diagnostics.blame import explain, refused
 from ..diagnostics.errors import BackendError, ProgramError, UnsupportedError
 from ..diagnostics.source_lines import Place, place
-from ..diagnostics.unused import Awaited
 from ..observe.otel import RunSpans
 from ..record.recorder import Recorder
-from ..record.stretch import Slot, Stretch
-from ..record.variables import Entry
+from ..record.variables import Entry, Slot, Submission
 from .arrivals import Arrivals
-from .scope import inside
-from .waiter import Waiter
-from .waiting import Monitor
+from .scope import Awaited, inside
+from .waiting import Monitor, Waiter
 
 
 class StandIn(Protocol):
@@ -50,13 +47,13 @@ class StandIn(Protocol):
 
 
 class Driver(Protocol):
-    """Brings the events of stretches to their session."""
+    """Brings the events of submissions to their session."""
 
-    def start(self, session: Session, stretch: Stretch) -> None:
+    def start(self, session: Session, submission: Submission) -> None:
         """Called with `session.changed` held. Does not wait."""
 
-    def wait(self, session: Session, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
-        """Blocks until `done`; `stretch` says what the caller is waiting for, once it is known."""
+    def wait(self, session: Session, done: Callable[[], bool], submission: Callable[[], Submission | None]) -> None:
+        """Blocks until `done`; `submission` says what the caller is waiting for, once it is known."""
 
     def stop(self, session: Session) -> None:
         """Aborts what is running. Does not wait."""
@@ -86,7 +83,7 @@ class Session:
         self.id = secrets.token_hex(16)
         self.recorder = Recorder()
         self.changed = Monitor()
-        self.stretches: list[Stretch] = []
+        self.submissions: list[Submission] = []
         self.texts: dict[int, str] = {}
         self._texts_at: dict[int, int] = {}
         self.usage = Usage()
@@ -140,17 +137,17 @@ class Session:
     @property
     def ops(self) -> tuple[Op, ...]:
         """All that was sent, what is in blocks after the instruction that holds it."""
-        return tuple(op for stretch in self.stretches for op in walk(stretch.program.ops))
+        return tuple(op for submission in self.submissions for op in walk(submission.program.ops))
 
     @property
     def keeps_state(self) -> bool:
         """The backend holds a state for this program."""
-        return bool(self.stretches) and self.stretches[-1].program.keep
+        return bool(self.submissions) and self.submissions[-1].program.keep
 
     @property
     def quiet(self) -> bool:
         """Nothing is running."""
-        return all(stretch.ended for stretch in self.stretches)
+        return all(submission.ended for submission in self.submissions)
 
     def time_left(self) -> float | None:
         """Seconds that the program still has.
@@ -187,12 +184,12 @@ class Session:
 
     def _start(
         self, ops: tuple[Op, ...], places: tuple[Place, ...], slots: list[Slot], *, cancels: bool = False
-    ) -> Stretch:
+    ) -> Submission:
         program = Program(
             id=self.id,
             ops=ops,
             keep=not self.body_ended,
-            resume=bool(self.stretches),
+            resume=bool(self.submissions),
             trace=self.settings.trace,
             deltas=self.watched or self.settings.log or self.settings.trace or not self.body_ended,
             namespace=self.settings.namespace,
@@ -204,13 +201,13 @@ class Session:
         if self.spans is not None:
             self.spans.sent(program)
             tools = {name: self.spans.watched(tool) for name, tool in tools.items()}
-        stretch = Stretch(program, places, tools=tools, cancels=cancels)
+        submission = Submission(program, places, tools=tools, cancels=cancels)
         self.began = self.began or time.monotonic()
-        self.arrivals.expect(slots, stretch)
-        self.stretches.append(stretch)
-        self._driver.start(self, stretch)
+        self.arrivals.expect(slots, submission)
+        self.submissions.append(submission)
+        self._driver.start(self, submission)
         self.notify()
-        return stretch
+        return submission
 
     def refuse_in_block(self, what: str = "the program") -> None:
         """Raises if the caller is recording a block: it is not known before the run which way it goes, or how often."""
@@ -221,16 +218,6 @@ class Session:
                 code="invalid_program",
                 place=place(),
             )
-
-    def events(self, stretch: Stretch) -> Iterator[ProgramEvent]:
-        """Has a stretch run by the backend."""
-        return self.backend.run(stretch.program, stretch.tools) if stretch.tools else self.backend.run(stretch.program)
-
-    def aevents(self, stretch: Stretch) -> AsyncIterator[ProgramEvent]:
-        """The same for a task."""
-        return (
-            self.backend.arun(stretch.program, stretch.tools) if stretch.tools else self.backend.arun(stretch.program)
-        )
 
     def add_tool(self, tool: ToolCall | None) -> None:
         """The program uses a tool of this process.
@@ -251,7 +238,7 @@ class Session:
             )
 
     def cancel(self, branch: int) -> None:
-        """Stops a branch and those forked from it, from any thread or task: in a stretch of its own, beside what the
+        """Stops a branch and those forked from it, from any thread or task: in a submission of its own, beside what the
         body records. A branch that was not sent yet never begins."""
         with self.changed:
             if self.error is not None or self.finished or self.arrivals.failure_of(branch) is not None:
@@ -261,35 +248,35 @@ class Session:
                 return
             if self.quiet and not self.keeps_state:
                 return
-            stretch = self._start((Cancel(branch),), (place(),), [], cancels=True)
-        if stretch.events is not None:  # nobody else brings them
-            self.wait(lambda: stretch.begun, lambda: stretch)
+            submission = self._start((Cancel(branch),), (place(),), [], cancels=True)
+        if submission.events is not None:  # nobody else brings them
+            self.wait(lambda: submission.begun, lambda: submission)
 
     # What comes back
 
-    def feed(self, stretch: Stretch, event: ProgramEvent) -> None:
+    def feed(self, submission: Submission, event: ProgramEvent) -> None:
         """Takes in an event."""
         with self.changed:
-            stretch.begun = True
+            submission.begun = True
             if self.spans is not None:
                 self.spans.take(event)
             match event:
                 case BranchFailed(branch=branch, error=info, index=index):
-                    error = explain(stretch.program, stretch.places, info, branch, index)
+                    error = explain(submission.program, submission.places, info, branch, index)
                     error.state = self.state
                     self.arrivals.fail(branch, error)
                 case BranchRestarted(branch=branch):
                     self.arrivals.restart(branch)
                 case Done(usage=usage, requests=num_requests, texts=texts):
-                    stretch.ended = True
+                    submission.ended = True
                     self.usage += usage
                     self.num_requests += num_requests
-                    self._take_texts(self.stretches.index(stretch), texts)
+                    self._take_texts(self.submissions.index(submission), texts)
                 case Failed(error=info, branch=branch, index=index):
-                    if not (stretch.cancels and info.code == "state_not_found"):  # nothing was left to be cancelled
-                        self._fail(explain(stretch.program, stretch.places, info, branch, index))
-                    stretch.ended = True
-                    self.usage += self.arrivals.used_in(stretch)
+                    if not (submission.cancels and info.code == "state_not_found"):  # nothing was left to be cancelled
+                        self._fail(explain(submission.program, submission.places, info, branch, index))
+                    submission.ended = True
+                    self.usage += self.arrivals.used_in(submission)
                 case _:
                     self.arrivals.take(event)
             if self.settings.log or (self.settings.trace and not isinstance(event, Delta)):
@@ -297,22 +284,22 @@ class Session:
             self.notify()
 
     def _take_texts(self, index: int, texts: Mapping[int, str]) -> None:
-        """What the stretch `index` says branches hold at its end, unless a later one has said it already."""
+        """What the submission `index` says branches hold at its end, unless a later one has said it already."""
         for branch, text in texts.items():
             if index >= self._texts_at.get(branch, 0):
                 self.texts[branch], self._texts_at[branch] = text, index
 
-    def end(self, stretch: Stretch, error: BaseException | None = None) -> None:
-        """No more comes from a stretch. Without a terminal event that is an error."""
+    def end(self, submission: Submission, error: BaseException | None = None) -> None:
+        """No more comes from a submission. Without a terminal event that is an error."""
         with self.changed:
-            if not stretch.ended:
-                stretch.begun = stretch.ended = True
-                self.usage += self.arrivals.used_in(stretch)
+            if not submission.ended:
+                submission.begun = submission.ended = True
+                self.usage += self.arrivals.used_in(submission)
                 error = error or BackendError("the backend's answer ended in the middle", code="broken_stream")
                 if self.error is not None or not isinstance(error, BoughError):
                     self._fail(error)
-                elif not (stretch.cancels and error.code == "state_not_found"):
-                    self._fail(refused(stretch.program, stretch.places, error))
+                elif not (submission.cancels and error.code == "state_not_found"):
+                    self._fail(refused(submission.program, submission.places, error))
             self.notify()
 
     def news(self, num_seen: int) -> bool:
@@ -338,9 +325,9 @@ class Session:
 
     # Waiting
 
-    def wait(self, done: Callable[[], bool], stretch: Callable[[], Stretch | None]) -> None:
+    def wait(self, done: Callable[[], bool], submission: Callable[[], Submission | None]) -> None:
         """Blocks until `done`, or until the program has failed."""
-        self._driver.wait(self, lambda: self.error is not None or done(), stretch)
+        self._driver.wait(self, lambda: self.error is not None or done(), submission)
 
     async def await_until(self, done: Callable[[], bool]) -> None:
         """The same for a task, whose events others bring. Also ends when the program has failed."""
@@ -358,7 +345,7 @@ class Session:
 
     def wait_quiet(self) -> None:
         """Blocks until nothing is running."""
-        self.wait(lambda: self.quiet, lambda: next((s for s in self.stretches if not s.ended), None))
+        self.wait(lambda: self.quiet, lambda: next((s for s in self.submissions if not s.ended), None))
 
     def raise_error(self) -> None:
         """Raises what the program failed with, if it has failed."""
@@ -402,7 +389,7 @@ class Session:
         with self.changed:
             if self.finished:
                 return False
-            begun = [stretch for stretch in self.stretches if stretch.begun]
+            begun = [submission for submission in self.submissions if submission.begun]
             # a failed program is gone already, and one that is left while it runs goes with that
             kept = self.error is None and bool(begun) and begun[-1].program.keep and all(s.ended for s in begun)
             self._fail(error)
@@ -418,7 +405,7 @@ class Session:
     def _close(self) -> None:
         """Text to which nothing is generated is not worth a request of its own."""
         self.body_ended = True
-        if self.recorder.generates or self.stretches:
+        if self.recorder.generates or self.submissions:
             self.send()
 
     def _finished(self) -> None:

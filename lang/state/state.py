@@ -19,8 +19,7 @@ from ..observe.timelines.timeline import Timeline
 from ..record.expression import Expression, Generate, RoleClose, RoleOpen, Series, items_of
 from ..record.options import SamplingOptions, clean_options
 from ..record.variables import Entry, elements_of
-from ..session.branch import Branch
-from ..session.reference import Reference
+from ..session.branch import Branch, Reference
 from ..session.samples import cancel, samples_of
 from ..session.scope import current
 from ..types.check_constraint import check_constraint
@@ -456,7 +455,7 @@ class State(Generic[Result]):
             session.ops,
             session.log,
             title=session.settings.title,
-            num_programs=len(session.stretches),
+            num_programs=len(session.submissions),
             began_s=session.began,
         )
         timeline.fail(session.error)

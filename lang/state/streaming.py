@@ -11,8 +11,7 @@ from ...constrain.json_text.partial import PartialReader
 from ...constrain.spec import JsonSchema
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller
-from ..record.stretch import Slot, Stretch
-from ..record.variables import Block, Derived, Kept, marks_of
+from ..record.variables import Block, Derived, Kept, Slot, Submission, marks_of
 from ..session.branch import Branch
 from ..session.replay import text_of
 from ..session.session import Session
@@ -169,15 +168,15 @@ def _walk_line(branch: Branch, num_chars: int) -> Generator[str | Wait, None, in
         elif over(session, slot, whole=True) or session.error is not None:
             raise_missing(session, slot)
         else:
-            yield Wait(partial(_moved, session, slot, len(slot.chunks), slot.attempt), partial(_stretch_of, slot))
+            yield Wait(partial(_moved, session, slot, len(slot.chunks), slot.attempt), partial(_submission_of, slot))
 
 
 def _moved(session: Session, slot: Slot, num_chunks: int, attempt: int) -> bool:
     return over(session, slot, whole=True) or len(slot.chunks) > num_chunks or slot.attempt > attempt
 
 
-def _stretch_of(slot: Slot) -> Stretch | None:
-    return slot.stretch
+def _submission_of(slot: Slot) -> Submission | None:
+    return slot.submission
 
 
 def _walk_mark(branch: Branch, mark: str | Slot | Kept) -> Iterator[str | Wait]:
@@ -189,7 +188,7 @@ def _walk_mark(branch: Branch, mark: str | Slot | Kept) -> Iterator[str | Wait]:
         yield text_of(outcome(branch, mark))
         return
     session, num_seen = branch.session, 0
-    if mark.stretch is None:
+    if mark.submission is None:
         session.send()
     while True:
         new = "".join(mark.chunks)[num_seen:]
@@ -203,7 +202,7 @@ def _walk_mark(branch: Branch, mark: str | Slot | Kept) -> Iterator[str | Wait]:
         elif over(session, mark, whole=True) or session.error is not None:
             raise_missing(session, mark)
         else:
-            yield Wait(partial(_grown, session, mark, num_seen), lambda: mark.stretch)
+            yield Wait(partial(_grown, session, mark, num_seen), lambda: mark.submission)
 
 
 def _longer(branch: Branch, num_marks: int) -> bool:

@@ -7,8 +7,7 @@ from typing import Any
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller
 from ..record.expression import RoleClose, RoleOpen
-from ..record.stretch import Slot
-from ..record.variables import Block, Kept
+from ..record.variables import Block, Kept, Slot
 from ..session.branch import Branch
 from ..session.replay import Piece, Turn, text_of
 from .values import line_of, outcome, sync, until_through, waits

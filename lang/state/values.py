@@ -12,8 +12,7 @@ from ...runtime.protocol.errors import BoughError
 from ...runtime.protocol.program import Value
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller
-from ..record.stretch import Slot, Stretch
-from ..record.variables import Derived, Entry, Fixed, Gathered, Kept, Passage
+from ..record.variables import Derived, Entry, Fixed, Gathered, Kept, Passage, Slot, Submission
 from ..session.branch import Branch
 from ..session.replay import Joined, Line, Outcome, Turn, text_of
 from ..session.session import Session
@@ -23,10 +22,10 @@ from .meta_info import meta_info as describe
 
 
 class Wait(NamedTuple):
-    """Something is not known before `done`; `stretch` is what it waits for, once that is known."""
+    """Something is not known before `done`; `submission` is what it waits for, once that is known."""
 
     done: Callable[[], bool]
-    stretch: Callable[[], Stretch | None]
+    submission: Callable[[], Submission | None]
 
 
 def read(branch: Branch, entry: Entry) -> Any:
@@ -208,7 +207,7 @@ def waits(branch: Branch, entry: Entry) -> Iterator[Wait]:
             entry.looked_at = True  # it may be no value of the engine's at all: then it can be read
         case Slot() | Kept():
             session.refuse_in_block(repr(entry.variable))
-            if isinstance(entry, Kept) or entry.stretch is None:
+            if isinstance(entry, Kept) or entry.submission is None:
                 session.send()
             yield from _until_known(session, entry)
 
@@ -232,7 +231,7 @@ def _until_known(session: Session, entry: Slot | Kept) -> Iterator[Wait]:
     """Until it is there; of what blocks may set, until they are through."""
     if isinstance(entry, Slot) and not entry.in_block:
         if entry.value is None:
-            yield Wait(lambda: over(session, entry), lambda: entry.stretch)
+            yield Wait(lambda: over(session, entry), lambda: entry.submission)
         value_of(session, entry)
         return
     while True:
@@ -255,7 +254,7 @@ def _for_more(session: Session, slot: Slot) -> Iterator[Wait]:
     num_values, attempt = len(slot.values), slot.attempt
     yield Wait(
         lambda: len(slot.values) > num_values or slot.attempt > attempt or over(session, slot, whole=True),
-        lambda: slot.stretch,
+        lambda: slot.submission,
     )
     if len(slot.values) <= num_values and slot.attempt == attempt:
         raise_missing(session, slot)
@@ -271,7 +270,7 @@ def over(session: Session, slot: Slot, *, whole: bool = False) -> bool:
     """The value is there, or will never be: also because the body has ended without sending it. `whole`: no more values
     of a loop will come, either."""
     done = slot.complete if whole else slot.settled
-    return done or (session.finished and slot.stretch is None)
+    return done or (session.finished and slot.submission is None)
 
 
 def value_of(session: Session, slot: Slot) -> Value:
@@ -320,8 +319,8 @@ def sync(branch: Branch) -> None:
     session.wait_quiet()
 
 
-def _running(session: Session) -> Stretch | None:
-    return next((stretch for stretch in session.stretches if not stretch.ended), None)
+def _running(session: Session) -> Submission | None:
+    return next((submission for submission in session.submissions if not submission.ended), None)
 
 
 def shown(branch: Branch, name: str) -> str:

@@ -30,7 +30,7 @@ class Shape:
 
 
 class Shapes:
-    """The branches of one program, from stretch to stretch."""
+    """The branches of one program, from submission to submission."""
 
     def __init__(self) -> None:
         self._branches: dict[int, Shape] = {0: Shape()}

@@ -68,7 +68,7 @@ class Record:
 
 
 def read(ops: Iterable[Op], events: Iterable[ProgramEvent]) -> Record:
-    """`ops` are the instructions of all stretches, what is in blocks after the instruction that holds it."""
+    """`ops` are the instructions of all submissions, what is in blocks after the instruction that holds it."""
     recorded = tuple(ops)
     record = Record()
     for op in recorded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .calls import Call
-from .table import aligned
+from .text import aligned
 from .timeline import Timeline
 
 _MAX_ROWS = 60

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from .batch import Shared
 from .events import Record
@@ -101,3 +101,15 @@ def _lane(branch: Branch, elapsed_s: float) -> str:
 
 def _count(number: str | int | float, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def aligned(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
+    """The rows as lines, column under column; those whose index is in `numbers` stand to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if index in numbers else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

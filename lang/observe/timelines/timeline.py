@@ -29,7 +29,7 @@ class Timeline:
     usage          the engine's count over all requests; without it the counts are derived from the pieces, taking
                    all that is before a generation as its prompt
     record         all that the events said, in place of `pieces`, `forks` and `usage`
-    num_programs   stretches that were sent: one, and one more for each read
+    num_programs   submissions that were sent: one, and one more for each read
     began_s        when the first was sent, on the machine's monotonic clock
     """
 
@@ -67,7 +67,7 @@ class Timeline:
         num_programs: int = 1,
         began_s: float = 0.0,
     ) -> Timeline:
-        """From the instructions of a program (all its stretches, what is in blocks after the instruction that holds it)
+        """From the instructions of a program (all that was sent, what is in blocks after the instruction that holds it)
         and the events that its execution sent back."""
         record = read(ops, events)
         odds = record.probabilities

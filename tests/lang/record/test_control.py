@@ -355,7 +355,7 @@ def test_a_loop_with_branches():
     assert (state.text(), state["x"]) == ("[ab]1[cd]2", ["c", "d"])
 
 
-def test_a_later_stretch_refers_to_what_a_block_has_made():
+def test_a_later_submission_refers_to_what_a_block_has_made():
     def body(s):
         s += gen("q") + when(var("q") == "a", gen("x"), gen("x"))
         assert s["q"] == "b"

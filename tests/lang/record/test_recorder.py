@@ -34,7 +34,7 @@ def test_a_program_without_reads_is_one_request():
     assert sum(isinstance(op, Gen) for op in program.ops) == 13
 
 
-def test_reading_ends_a_stretch_and_the_next_continues_it():
+def test_reading_ends_a_submission_and_the_next_continues_it():
     def body(s):
         s += "A" + gen("a")
         s += s["a"] + "B" + gen("b")
@@ -245,7 +245,7 @@ def test_sampling_of_a_gen_goes_over_that_of_the_run():
     assert (program.ops[0].sampling.temperature, program.ops[0].sampling.max_tokens) == (1.0, 128)
 
 
-def test_what_holds_for_the_whole_run_goes_with_every_stretch():
+def test_what_holds_for_the_whole_run_goes_with_every_submission():
     def body(s):
         s += gen("a")
         s += s["a"] + gen("b")

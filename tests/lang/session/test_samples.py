@@ -150,7 +150,7 @@ def test_a_branch_that_begins_anew_forgets_its_values():
     function(body).run(backend=FakeBackend(script))
 
 
-def test_a_cancelled_branch_stops_in_a_stretch_of_its_own():
+def test_a_cancelled_branch_stops_in_a_submission_of_its_own():
     def script(program):
         if any(isinstance(op, Cancel) for op in program.ops):
             yield BranchFailed(branch=2, error=ErrorInfo(code="cancelled", message="it was cancelled"))

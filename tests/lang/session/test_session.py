@@ -1,4 +1,4 @@
-"""Waiting, failing, aborting: what reaches a program while its stretches run."""
+"""Waiting, failing, aborting: what reaches a program while its submissions run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bough.runtime.protocol.program import Delta, Done, Failed
 from ..fakes import FakeBackend, value
 
 
-def test_a_read_returns_before_the_stretch_has_ended():
+def test_a_read_returns_before_the_submission_has_ended():
     gate = threading.Event()
 
     def script(program):
@@ -42,7 +42,7 @@ def test_a_read_returns_before_the_stretch_has_ended():
     assert len(backend.requests) == 1
 
 
-def test_a_stretch_may_be_sent_while_an_earlier_one_runs():
+def test_a_submission_may_be_sent_while_an_earlier_one_runs():
     first_may_end = threading.Event()
 
     def script(program):
@@ -232,7 +232,7 @@ def test_an_interrupt_while_waiting_aborts():
     assert len(backend.aborted) == 1
 
 
-def test_a_stretch_that_is_not_to_blame_names_no_line():
+def test_a_submission_that_is_not_to_blame_names_no_line():
     error = ErrorInfo(code="generation_timeout", message="too slow")
     may_fail = threading.Event()
 

@@ -215,7 +215,7 @@ def test_timeline_needs_a_trace():
     assert list(timeline.probabilities) == [(0, "y")]
 
 
-def test_usage_adds_up_over_stretches():
+def test_usage_adds_up_over_submissions():
     def body(s):
         s += "a b" + gen("x")
         s += s["x"] + gen("y")

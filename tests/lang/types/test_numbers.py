@@ -9,8 +9,7 @@ from bough.constrain.spec import Regex, Structural
 from bough.lang.api import gen, separate_reasoning
 from bough.lang.record.expression import Generate, Series
 from bough.lang.record.reasoning import Reasoned
-from bough.lang.types.numbers import numeral_of
-from bough.lang.types.schema import INTEGER
+from bough.lang.types.schema import INTEGER, numeral_of
 
 
 def written(kind: type, text: str) -> str:

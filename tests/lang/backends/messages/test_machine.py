@@ -166,7 +166,7 @@ def test_random_programs_come_out_as_in_the_reference(seed: int) -> None:
         all_heard = []
         for number, part in enumerate(parts):
             all_heard.append(start(programs, part, keep=True, resume=number > 0))
-            while index != 2 and caller.answer_one():  # 2: stretches overlap
+            while index != 2 and caller.answer_one():  # 2: submissions overlap
                 pass
         while caller.answer_one():
             pass
@@ -274,7 +274,7 @@ def test_an_isolated_branch_is_begun_anew_and_then_given_up() -> None:
     assert events[-1].texts[0] == "ok"  # type: ignore[union-attr]
 
 
-def test_what_an_earlier_stretch_brought_is_done_anew_with_its_tools() -> None:
+def test_what_an_earlier_submission_brought_is_done_anew_with_its_tools() -> None:
     caller = Caller()
     programs = executor_of(caller)
     use = Use(1, "x", "upper", (("text", ("a",)),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bough
 from bough.lang.observe.timelines.report import report
-from bough.lang.observe.timelines.table import aligned
+from bough.lang.observe.timelines.text import aligned
 from bough.lang.observe.timelines.timeline import Timeline
 from bough.runtime.protocol.errors import ErrorInfo
 from bough.runtime.protocol.program import Done, Failed, Gen, Piece, ProgramEvent, Text, Value
