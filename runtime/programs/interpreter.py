@@ -194,7 +194,7 @@ class Interpreter:
             state.stirred = False
             state.num_looked += len(state.branches)
             for branch in [branch for branch in state.branches.values() if branch.started]:
-                while state.runs and branch.ready:
+                while branch.queue and branch.ready and state.runs:
                     if not self._advance(state, branch):
                         yield
                         break
@@ -213,13 +213,16 @@ class Interpreter:
         num_tokens = branch.content.length
         frame = Frame(state, branch, step, self)
         try:
-            work, state.num_looked = divmod(state.num_looked, COPIED_PER_WORK)
-            frame.spend(work)
+            if state.num_looked >= COPIED_PER_WORK:
+                work, state.num_looked = divmod(state.num_looked, COPIED_PER_WORK)
+                frame.spend(work)
             entered = self._do(frame)
             if branch.failure is not None:  # it has cancelled itself
                 return False
-            state.add_tokens(branch.content.length - num_tokens, branch)
-            self._machine.check_length(branch)
+            num_added = branch.content.length - num_tokens
+            if num_added:
+                state.add_tokens(num_added, branch)
+                self._machine.check_length(branch)
         except NotYetError as error:
             if error.of:
                 branch.pending = branch.pending or Pending(step)

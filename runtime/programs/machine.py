@@ -22,7 +22,7 @@ class Outcome(Protocol):
         """Raises PausedError if the slice of time is over."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Frame:
     """An instruction as its branch carries it out. `outcome` hears of its end if it takes its time."""
 
@@ -41,7 +41,8 @@ class Frame:
 
     def spend(self, work: int) -> None:
         """Raises EngineError: the submission has done too much."""
-        self.state.spend(self.step.run, work)
+        self.state.work += work
+        self.step.run.spend(work)
 
     def pause(self) -> None:
         """Raises PausedError if the program's slice of time is over."""

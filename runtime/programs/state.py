@@ -68,7 +68,7 @@ class Run:
             EngineError: it is too much.
         """
         self.work += work
-        if self.exhausted:
+        if self.work > self.max_work:
             message = f"the program does more than {self.max_work} instructions, those that are repeated included"
             raise EngineError(message, code="program_too_long", param="ops")
 
@@ -133,7 +133,7 @@ Barriers = Mapping[tuple[int, int], Barrier]
 """By the index of the Join, and the child."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Step:
     """An instruction in a branch's queue, with its place in the submission that brought it.
 

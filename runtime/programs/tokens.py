@@ -92,7 +92,7 @@ class TokenContent:
             self.turn,
             self.suffix,
             list(self.appended),
-            forked=self.place(),
+            self.place(),
         )
 
     def restart(self) -> None:

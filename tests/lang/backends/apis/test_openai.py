@@ -11,7 +11,19 @@ from bough.lang.api import assistant, function, gen, select, user
 from bough.lang.backends.apis.openai import OpenAI
 from bough.lang.backends.mock import MockBackend
 from bough.lang.diagnostics.errors import ProgramError, UnsupportedError
-from bough.runtime.protocol.program import Delta, Done, Gen, Program, ProgramEvent, RoleBegin, RoleEnd, Text, Value
+from bough.runtime.protocol.condition import Compare, Ref
+from bough.runtime.protocol.program import (
+    Delta,
+    Done,
+    Gen,
+    Program,
+    ProgramEvent,
+    Repeat,
+    RoleBegin,
+    RoleEnd,
+    Text,
+    Value,
+)
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from .api_programs import capital, completed
@@ -324,6 +336,13 @@ def test_one_call_serves_a_whole_turn(api: Any) -> None:
     assert isinstance(done, Done) and done.requests == 1
     assert (server.bodies[0]["max_tokens"], "stop" in server.bodies[0]) == (80, False)
     assert server.bodies[0]["messages"][-1]["role"] == "user"
+
+
+def test_one_call_serves_a_turn_in_a_block(api: Any) -> None:
+    _, backend = api(saying("Name: Ann\nJob: cook\nTown: Ulm"))
+    events = spec(backend, Repeat(0, TURN, Compare(Ref(0, "a"), "eq", " Ann"), 3))
+    assert [event.text for event in events if isinstance(event, Value)] == [" Ann", " cook", " Ulm"]
+    assert backend.calls == 1
 
 
 def test_a_mismatch_is_asked_for_anew(api: Any) -> None:
