@@ -57,7 +57,6 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/test_facade.py
     from bough.lang.record.condition import Condition as Condition
     from bough.lang.sglang.endpoint import RuntimeEndpoint as RuntimeEndpoint
     from bough.lang.sglang.engine import Engine as Engine
-    from bough.lang.sglang.global_config import global_config as global_config
     from bough.lang.sglang.runtime import Runtime as Runtime
     from bough.lang.sglang.server_args import ServerArgs as ServerArgs
     from bough.lang.sglang.words import Crusoe as Crusoe
@@ -65,6 +64,7 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/test_facade.py
     from bough.lang.sglang.words import VertexAI as VertexAI
     from bough.lang.sglang.words import gen_int as gen_int
     from bough.lang.sglang.words import gen_string as gen_string
+    from bough.lang.sglang.words import global_config as global_config
     from bough.lang.tools.http_tool import http_tool as http_tool
     from bough.lang.tools.tool import Tool as Tool
     from bough.lang.tools.tool import tool as tool
@@ -79,7 +79,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "bough.constrain.spec": ("Choice", "JsonSchema", "Lark", "Regex"),
-    "bough.lang.sglang.words": ("Crusoe", "LiteLLM", "VertexAI", "gen_int", "gen_string"),
+    "bough.lang.sglang.words": ("Crusoe", "LiteLLM", "VertexAI", "gen_int", "gen_string", "global_config"),
     "bough.lang.api": (
         "assistant",
         "assistant_begin",
@@ -121,7 +121,6 @@ _HOMES = {
     "bough.lang.record.condition": ("Condition",),
     "bough.lang.control": ("count", "repeat_until", "times", "var", "when"),
     "bough.lang.diagnostics.errors": ("BackendError", "ProgramError"),
-    "bough.lang.sglang.global_config": ("global_config",),
     "bough.lang.tools.http_tool": ("http_tool",),
     "bough.lang.observe.otel": ("observe",),
     "bough.lang.function": ("Function", "State"),

@@ -1,21 +1,31 @@
-"""The words for control flow that the engine decides: `when`, `repeat_until`, and what conditions are made of."""
+"""Control flow that the engine decides: `when` and `repeat_until`, what conditions are made of, and how blocks are
+recorded: what a variable holds after a `when`, and from turn to turn of a `repeat_until`."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from ..runtime.protocol.errors import RequestError
 from .diagnostics.check_options import refuse_unknown
 from .diagnostics.errors import ProgramError
-from .diagnostics.source_lines import caller
+from .diagnostics.source_lines import Place, caller, place
 from .function import Function
-from .record.condition import Condition, CountOf, Operand, TimesOf
-from .record.expression import Expression
-from .session.blocks import Record, RepeatBlock, WhenBlock
-from .session.branch import Branch, Variable
+from .record.condition import Comparison, Condition, CountOf, Operand, TimesOf
+from .record.expression import Control, Expression
+from .record.lowering import AssignNode, CountHolding, EntryOf, Node, RepeatNode, TimesMade, WhenNode
+from .record.variables import Entry, Fixed, Kept, Passage, Slot, elements_of, marks_of, refer
+from .session.branch import Branch, Reference, Variable
 from .state.state import State
+
+Variables = dict[str, Entry]
+Record = Callable[[Branch], None]
+"""Records into a branch what a block holds."""
+
+_ORDERED = ("lt", "le", "gt", "ge")
 
 MAX_TURNS = 10_000
 
@@ -127,3 +137,207 @@ def _recording(body: Body | None, name: str) -> Record:
 def _append(branch: Branch, called: State[Any]) -> None:
     state = State[Any](branch)
     state += called
+
+
+@dataclass(eq=False, slots=True)
+class _Recorded:
+    """A block: its instructions, and the branch's variables at its end."""
+
+    nodes: list[Node]
+    variables: Variables
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WhenBlock(Control):
+    """One of two blocks.
+
+    A variable that they set differently holds either afterwards; if one of them does not set it and nothing was there
+    before, it is None.
+    """
+
+    condition: Condition
+    then: Record
+    otherwise: Record
+
+    def record_in(self, branch: Branch) -> None:
+        _record_when(branch, self.condition, self.then, self.otherwise)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RepeatBlock(Control):
+    """A block that is executed until the condition holds after it.
+
+    What it refers to before it sets it anew is what the turn before has set.
+    """
+
+    body: Record
+    until: Condition
+    at_most: int
+
+    def record_in(self, branch: Branch) -> None:
+        _record_repeat(branch, self.body, self.until, self.at_most)
+
+
+def _record_when(branch: Branch, condition: Condition, then: Record, otherwise: Record) -> None:
+    here = place()
+    before = dict(branch.variables)
+    asked = _bound(condition, branch, here, {})
+    blocks = [_record(branch, record, before, here) for record in (then, otherwise)]
+    after: Variables = {}
+    for name in dict.fromkeys((*before, *blocks[0].variables, *blocks[1].variables)):
+        first, second = (block.variables.get(name) or branch.carried(name) for block in blocks)
+        if first is second and first is not None:
+            after[name] = first
+        else:
+            after[name] = _either(branch.id, name, first, second, blocks, here)
+    branch.recorder.add_node(WhenNode(branch.id, asked, blocks[0].nodes, blocks[1].nodes, here))
+    branch.end_block(after)
+
+
+def _either(
+    branch: int, name: str, first: Entry | None, second: Entry | None, blocks: Sequence[_Recorded], here: Place
+) -> Kept:
+    """What is one thing after the first block and another after the second; of lists, so are their elements."""
+    kept = Kept(branch, name)
+    for block, entry in zip(blocks, (first, second), strict=True):
+        block.nodes.append(_assigned(kept, entry, here))
+    for one, other in zip_longest(elements_of(first), elements_of(second)):
+        kept.elements.append(_either(branch, name, one, other, blocks, here))
+    return kept
+
+
+def _record_repeat(branch: Branch, body: Record, until: Condition, at_most: int) -> None:
+    here = place()
+    before = dict(branch.variables)
+    carried = {name: Kept(branch.id, name, carried=True, before=entry) for name, entry in before.items()}
+    asked: list[Condition] = []
+
+    def turn(inner: Branch) -> None:
+        body(inner)
+        asked.append(_bound(until, inner, here, carried))
+
+    branch.loops.append(carried)
+    try:
+        recorded = _record(branch, turn, dict(carried), here)
+    finally:
+        branch.loops.pop()
+    after: Variables = {}
+    for name, entry in recorded.variables.items():
+        unchanged = entry is carried.get(name)
+        after[name] = before[name] if unchanged and name in before else entry
+    for name, kept in carried.items():
+        entry = recorded.variables.get(name, kept)
+        if entry is kept:
+            kept.unchanged = True
+            if kept.referred:
+                refer(kept.before)
+            continue
+        recorded.nodes.append(_assigned(kept, entry, here))
+        branch.recorder.add_node(AssignNode(kept, kept.before, here))
+        if kept.looked_at:
+            raise ProgramError(
+                f"{name!r} was read in a loop that sets it: it would be the same in every turn; use s.ref({name!r})",
+                code="invalid_program",
+                place=here,
+            )
+        if kept.referred and not kept.has_text:
+            raise ProgramError(
+                f"{name!r} is referred to in a loop that makes it a list of several branches' values",
+                code="invalid_program",
+                place=here,
+            )
+    branch.recorder.add_node(RepeatNode(branch.id, recorded.nodes, asked[0], at_most, here))
+    branch.end_block(after)
+
+
+def _record(branch: Branch, record: Record, variables: Variables, here: Place) -> _Recorded:
+    """Records a block. If that fails, the branch is as it was before."""
+    recorder, role = branch.recorder, branch.open_role
+    with recorder.block(branch.id, here) as recording, branch.inside_block(variables):
+        record(branch)
+        if branch.open_role != role:
+            there = f"in a {role} message" if role else "outside of any message"
+            raise ProgramError(
+                f"a when or repeat_until that begins {there} must end there, too: close in it what it opens",
+                code="invalid_program",
+                place=here,
+            )
+        return _Recorded(recording.nodes, branch.variables)
+
+
+def _assigned(kept: Kept, entry: Entry | None, here: Place) -> AssignNode:
+    kept.sources.append(entry)
+    return AssignNode(kept, entry, here)
+
+
+def _bound(condition: Condition, branch: Branch, here: Place, carried: Mapping[str, Kept]) -> Condition:
+    """The condition, with what its operands refer to now.
+
+    carried   of a loop at whose end it stands: a reference that was made before the loop means what the loop has set
+    """
+
+    def exchange(operand: Operand) -> Operand:
+        match operand:
+            case Reference(name=name):
+                entry = branch.entry_of(operand)
+                kept = carried.get(name)
+                if kept is not None and kept.before is entry:
+                    entry = branch.variables[name]
+                return _operand(branch, name, entry, here)
+            case Variable(name=name):
+                return _operand(branch, name, branch.look_up(name), here)
+            case TimesOf(name=name):
+                return TimesMade(_only_slot(branch, name, here))
+            case CountOf(of=of):
+                return CountHolding(tuple(_checked(inner.over(exchange), here) for inner in of))
+            case _:
+                return operand
+
+    return _checked(condition.over(exchange), here)
+
+
+def _operand(branch: Branch, name: str, entry: Entry, here: Place) -> EntryOf:
+    marks = marks_of(name, entry)  # raises if it is no text
+    if isinstance(entry, Passage) and len(marks) != 1:
+        kept = Kept(branch.id, name, referred=True)
+        branch.recorder.add_node(_assigned(kept, entry, here))
+        return EntryOf(kept)
+    return EntryOf(entry)
+
+
+def _only_slot(branch: Branch, name: str, here: Place) -> Slot:
+    entry = branch.look_up(name)
+    slots = entry.slots if isinstance(entry, Kept) else (entry,)
+    if len(slots) != 1 or not isinstance(slots[0], Slot):
+        reason = "is generated in several places" if len(slots) > 1 else "is not generated"
+        raise ProgramError(
+            f"how often {name!r} was made cannot be asked: it {reason}", code="invalid_program", place=here
+        )
+    return slots[0]
+
+
+def _checked(condition: Condition, here: Place) -> Condition:
+    """Refuses what would be compared in a way that nobody means."""
+    match condition:
+        case Comparison(left=EntryOf(entry=left), relation=relation, right=EntryOf(entry=right)):
+            if relation in _ORDERED and _is_number(left) and _is_number(right):
+                raise ProgramError(
+                    "two generated numbers can only be compared for equality, as texts: compare each with a number",
+                    code="invalid_program",
+                    place=here,
+                )
+        case _:
+            pass
+    return condition
+
+
+def _is_number(entry: Entry | None) -> bool:
+    """It may be a number that only the engine knows, which it knows as text."""
+    match entry:
+        case Slot(kind=kind):
+            return kind is int or kind is float
+        case Kept():
+            values = [source.value for source in entry.sources if isinstance(source, Fixed)]
+            return any(map(_is_number, entry.slots)) or any(type(value) in (int, float) for value in values)
+        case _:
+            return False

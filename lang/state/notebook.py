@@ -9,7 +9,7 @@ from ..observe.pages.render import render
 from ..record.expression import RoleClose, RoleOpen
 from ..session.branch import Branch
 from ..session.replay import Piece, Turn
-from .texts import progress_of
+from .streaming import progress_of
 from .values import shown
 
 MAX_MESSAGES = 60

@@ -24,7 +24,7 @@ from ..session.samples import cancel, samples_of
 from ..session.scope import current
 from ..types.check_constraint import check_constraint
 from ..types.schema import typed
-from . import streaming, texts
+from . import streaming
 from . import values as reader
 from .group import Group
 from .notebook import state_view
@@ -329,12 +329,12 @@ class State(Generic[Result]):
 
         After the program has failed: what had come, without the template's own.
         """
-        return texts.text(self._branch)
+        return streaming.text(self._branch)
 
     def messages(self) -> list[dict[str, str]]:
         """The chat so far, as role and content. Waits for all that is in it; after the program has failed: what had
         come."""
-        return texts.messages(self._branch)
+        return streaming.messages(self._branch)
 
     def get_meta_info(self, name: str) -> dict[str, Any]:
         """How a value came about: finish reason, tokens, seconds, log-probabilities if they were asked for."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import bough as sgl
-from bough.lang.sglang.ir import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
+from bough.lang.sglang.words import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 
 NAMES = [
     "function", "gen", "gen_int", "gen_string", "select", "image", "video", "system", "user", "assistant",

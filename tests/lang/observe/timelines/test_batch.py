@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import bough
 from bough.lang.observe.timelines.batch import shared_beginnings
-from bough.lang.observe.timelines.load import merged
-from bough.lang.observe.timelines.page import MAX_TOKENS
+from bough.lang.observe.timelines.page import MAX_TOKENS, merged
 from bough.lang.observe.timelines.timeline import BatchTimeline, Timeline
 from bough.runtime.protocol.program import Gen, Piece, Text
 from bough.runtime.protocol.request import PREFILLED, SAMPLED

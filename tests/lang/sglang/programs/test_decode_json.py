@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("default_backend")
 def test_by_patterns():
     @sgl.function
     def decode_json(s):
-        from bough.lang.sglang.ir import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
+        from bough.lang.sglang.words import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 
         s += "A JSON object that describes the city Rome.\n"
         with s.var_scope("json_output"):
