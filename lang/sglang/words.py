@@ -86,8 +86,8 @@ class GlobalConfig:
 global_config = GlobalConfig()
 
 
-# For `regex=`: what JSON can hold of each type. After a number may stand one space or line break, for programs that stop
-# there. `dtype=` needs neither.
+# For `regex=`: what JSON can hold of each type. After a number may stand one space or line break, for programs that
+# stop there. `dtype=` needs neither.
 REGEX_INT = INTEGER + r"[ \n]?"
 REGEX_FLOAT = NUMBER + r"[ \n]?"
 REGEX_BOOL = "True|False"

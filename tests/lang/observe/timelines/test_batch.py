@@ -9,7 +9,7 @@ from bough.lang.observe.timelines.timeline import BatchTimeline, Timeline
 from bough.runtime.protocol.program import Gen, Piece, Text
 from bough.runtime.protocol.request import PREFILLED, SAMPLED
 
-from .test_timeline import Page
+from .test_page import Page
 
 
 def run(*words, began_s=0.0, length_s=1.0, title="ask"):

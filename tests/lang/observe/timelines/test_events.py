@@ -31,7 +31,7 @@ from bough.runtime.protocol.program import (
 )
 from bough.runtime.protocol.request import PREFILLED, SAMPLED, Usage
 
-from .test_timeline import Page
+from .test_page import Page
 
 NEVER = Compare(Ref(0, "a"), "eq", "x")
 
