@@ -7,7 +7,7 @@ next to nothing and never imports torch.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/test_facade.py compares the two
+if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/house/test_facade.py compares the two
     from bough.constrain.spec import Choice as Choice
     from bough.constrain.spec import JsonSchema as JsonSchema
     from bough.constrain.spec import Lark as Lark

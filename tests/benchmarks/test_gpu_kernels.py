@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.triton_interpreter import DEVICE
+from ..support.triton_interpreter import DEVICE
 
 pytest.importorskip("triton")
 

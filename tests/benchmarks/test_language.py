@@ -40,7 +40,7 @@ from bough.runtime.protocol.program import Gen, Piece
 from bough.runtime.protocol.request import PREFILLED, SAMPLED
 from bough.runtime.tokenizer.tokenizer import load_tokenizer
 
-from ..tiny_model import write_tiny_model
+from ..support.tiny_model import write_tiny_model
 
 PLACES = ("one request", "gen by gen", "openai client")
 

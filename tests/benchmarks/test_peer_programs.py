@@ -44,7 +44,7 @@ from bough.benchmarks.peer_rounds import Pairs
 from bough.runtime.tokenizer.from_gguf import build_gguf_tokenizer
 from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-from ..tiny_model import write_tiny_model
+from ..support.tiny_model import write_tiny_model
 
 LONG = "word " * PRIMED_CHARS
 SIZES = ProgramSizes(0.05, (Level("2 at once", 2, 2), Level("one by one", 1, 1)))

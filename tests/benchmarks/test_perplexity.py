@@ -13,7 +13,8 @@ from bough.benchmarks.passage import PASSAGE
 from bough.benchmarks.perplexity import compare, log_probabilities, main
 from bough.runtime.models.load import load_model
 from bough.runtime.tokenizer.tokenizer import load_tokenizer
-from tests.tiny_model import write_tiny_model
+
+from ..support.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from bough.runtime.checkpoints import fetch as pull
 from bough.runtime.client.local import LocalClient
 from bough.runtime.protocol.errors import ModelError
 
-from ..tiny_model import write_tiny_model
+from ..support.tiny_model import write_tiny_model
 
 COMMANDS = ("serve", "run", "chat", "pull", "schema", "bench")
 

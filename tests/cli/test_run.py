@@ -9,7 +9,7 @@ import pytest
 
 from bough.cli.main import main
 
-from ..tiny_model import write_tiny_model
+from ..support.tiny_model import write_tiny_model
 
 PROGRAM = """
 import bough

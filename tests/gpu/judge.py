@@ -15,7 +15,7 @@ from bough.kernels.attention.torch_backend import TorchAttention
 from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.load import load_model
 
-from ..margin import Answer, Choice, choice_of
+from ..support.margin import Answer, Choice, choice_of
 from .place import Said
 
 

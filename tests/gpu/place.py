@@ -18,11 +18,11 @@ from bough.runtime.client.llm import LLM
 from bough.runtime.protocol.request import TokenLogprob
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ..tiny_model import write_tiny_model
+from ..support.tiny_model import write_tiny_model
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
-    from .. import triton_interpreter  # noqa: F401  before anything imports a kernel
+    from ..support import triton_interpreter  # noqa: F401  before anything imports a kernel
 
 BYTES = range(97, 123)
 
@@ -35,7 +35,7 @@ class Place:
     num_requests     of a test, and num_tokens that each generates
     batch            requests that run at once
     longest          prompt, in tokens
-    changes          of tests.tiny_model.CONFIG
+    changes          of tests.support.tiny_model.CONFIG
     """
 
     device: str

@@ -13,7 +13,7 @@ import torch
 from bough.constrain.spec import Choice, GrammarSpec, Regex
 from bough.runtime.client.llm import LLM
 
-from ..margin import MarginRule, faults, summary
+from ..support.margin import MarginRule, faults, summary
 from .judge import Judge
 from .place import CPU, GPU, INTERPRETED, Place, ask, greedy, make_prompts, shares_prefix
 

@@ -19,7 +19,7 @@ from bough.runtime.client.llm import LLM, PromptOutput
 from bough.runtime.protocol.errors import RequestError
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ..margin import MarginRule, faults
+from ..support.margin import MarginRule, faults
 from .judge import Judge
 from .place import BYTES, CPU, GPU, Place, Said
 

@@ -13,7 +13,8 @@ from bough.kernels.attention.interface import AttentionBatch, KVShape
 from bough.kernels.attention.plan.sharing import find_shared, order_by_prefix
 from bough.kernels.attention.reference import ReferenceAttention
 from bough.kernels.attention.triton_backend import TritonAttention
-from tests.triton_interpreter import DEVICE
+
+from ..support.triton_interpreter import DEVICE
 
 NAN = float("nan")
 

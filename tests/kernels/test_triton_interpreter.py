@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.triton_interpreter import DEVICE, HAS_GPU
+from ..support.triton_interpreter import DEVICE, HAS_GPU
 
 import triton  # isort: skip  after the interpreter is on
 import triton.language as tl  # isort: skip

@@ -8,7 +8,7 @@ from bough.runtime.engine.engine import Engine
 from bough.runtime.protocol.request import Finish, Request, RequestOutput, TokenLogprob
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ..fakes import byte_tokenizer, fake_engine
+from ..support.fakes import byte_tokenizer, fake_engine
 
 ENDLESS = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.triton_interpreter import DEVICE
+from ...support.triton_interpreter import DEVICE
 
 pytest.importorskip("triton")
 

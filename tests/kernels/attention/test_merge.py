@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.triton_interpreter import DEVICE
+from ...support.triton_interpreter import DEVICE
 
 pytest.importorskip("triton")
 

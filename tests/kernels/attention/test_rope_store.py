@@ -9,7 +9,8 @@ import torch
 
 from bough.kernels.attention.interface import HeadNorm
 from bough.kernels.attention.reference import split_heads
-from tests.triton_interpreter import DEVICE, HAS_GPU
+
+from ...support.triton_interpreter import DEVICE, HAS_GPU
 
 from bough.kernels.attention.rope_store import rope_store  # isort: skip  after the interpreter
 

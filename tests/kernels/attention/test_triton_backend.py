@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from tests.triton_interpreter import DEVICE
+from ...support.triton_interpreter import DEVICE
 
 pytest.importorskip("triton")
 

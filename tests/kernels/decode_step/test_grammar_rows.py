@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bough.kernels.decode_step import grammar_table
 from bough.kernels.decode_step.grammar_table import GrammarPool, GrammarTable, TablePlace, advance
-from tests.triton_interpreter import DEVICE
+
+from ...support.triton_interpreter import DEVICE
 
 from bough.kernels.decode_step.grammar_rows import advance_states  # isort: skip  after the interpreter
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ...triton_interpreter import DEVICE
+from ...support.triton_interpreter import DEVICE
 
 from bough.kernels.decode_step import reference as step  # isort: skip
 from bough.kernels.decode_step import step as triton_step  # isort: skip

@@ -11,7 +11,8 @@ from bough.kernels.decoder import reference
 from bough.kernels.decoder.ops import DecoderOps
 from bough.kernels.decoder.select import select_ops
 from bough.kernels.decoder.torch_ops import TorchOps
-from tests.triton_interpreter import DEVICE
+
+from ...support.triton_interpreter import DEVICE
 
 from bough.kernels.decoder.triton_ops import TritonOps  # isort: skip  after the interpreter
 

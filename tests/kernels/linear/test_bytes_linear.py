@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.triton_interpreter import DEVICE, HAS_GPU  # isort: skip  (before any kernel)
+from ...support.triton_interpreter import DEVICE, HAS_GPU  # isort: skip  (before any kernel)
 
 import pytest
 import torch

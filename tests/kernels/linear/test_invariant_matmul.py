@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.triton_interpreter import DEVICE, HAS_GPU
+from ...support.triton_interpreter import DEVICE, HAS_GPU
 
 from bough.kernels.linear.invariant_matmul import NARROW, TALL_FROM, invariant_linear  # isort: skip  after the interpreter
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.triton_interpreter import DEVICE, HAS_GPU  # isort: skip
+from ...support.triton_interpreter import DEVICE, HAS_GPU  # isort: skip
 
 import triton
 import triton.language as tl

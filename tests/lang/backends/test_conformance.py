@@ -17,7 +17,7 @@ from bough.lang.backends.http import HttpBackend
 from bough.server.config import ServerConfig
 
 from ...server.conftest import Running, running
-from ...tiny_model import write_tiny_model
+from ...support.tiny_model import write_tiny_model
 from .conformance import CASES, LEFT, LIVE, STOPPING, TOOLS, left, tool_time_out, tools
 
 

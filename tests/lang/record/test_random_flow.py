@@ -15,7 +15,7 @@ from bough.lang.backends.mock import MockBackend
 from bough.runtime.client.local import EngineLoop, LocalClient
 from bough.runtime.protocol.config import EngineConfig
 
-from ...fakes import fake_engine
+from ...support.fakes import fake_engine
 from .random_flow import Line, Writer, answer_or_choice, evaluate, record
 
 TEMPLATE = r"<\|im_start\|>(user|system)\n|<\|im_end\|>\n?"

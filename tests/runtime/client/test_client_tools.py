@@ -19,8 +19,8 @@ from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import RequestError
 from bough.runtime.protocol.program import Done, Failed, Gen, Op, Ref, Repeat, Text, Use, Value, When
 
-from ...fakes import fake_engine
-from ...tiny_model import write_tiny_model
+from ...support.fakes import fake_engine
+from ...support.tiny_model import write_tiny_model
 from ..asking import assert_nothing_left, config, program, request, wait_until
 from ..tools.test_registry import Tool, calls, later
 

@@ -26,8 +26,8 @@ from bough.runtime.protocol.program import Done, Failed, Gen, Text
 from bough.runtime.protocol.request import RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...fakes import fake_engine
-from ...tiny_model import write_tiny_model
+from ...support.fakes import fake_engine
+from ...support.tiny_model import write_tiny_model
 from ..asking import assert_nothing_left, assert_stopped, config, program, request, tokens, wait_until
 
 

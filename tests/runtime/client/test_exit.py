@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ...tiny_model import write_tiny_model
+from ...support.tiny_model import write_tiny_model
 
 _SCRIPT = """
 import sys, threading, time

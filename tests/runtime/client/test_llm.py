@@ -16,7 +16,7 @@ from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import EngineError, EngineStoppedError, ModelError, RequestError
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...tiny_model import write_tiny_model
+from ...support.tiny_model import write_tiny_model
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 ENDLESS = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)

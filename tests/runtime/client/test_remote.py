@@ -23,7 +23,7 @@ from bough.runtime.protocol.errors import EngineStoppedError, ModelError
 from bough.runtime.protocol.program import Done, Failed, Gen, Text
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...tiny_model import write_tiny_model
+from ...support.tiny_model import write_tiny_model
 from ..asking import assert_stopped, config, program, request, tokens, wait_until
 
 

@@ -34,7 +34,7 @@ from bough.runtime.protocol.program import (
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...fakes import FakeRunner, byte_tokenizer, fake_engine
+from ...support.fakes import FakeRunner, byte_tokenizer, fake_engine
 from ..programs.interpreter import executor_of, random_program
 
 NUM_REQUESTS = 1500

@@ -14,7 +14,7 @@ from bough.runtime.engine.engine import Engine
 from bough.runtime.protocol.request import Finish, Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...fakes import fake_engine
+from ...support.fakes import fake_engine
 
 SPEC = Regex("[a-c]{2}")
 

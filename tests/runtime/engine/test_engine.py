@@ -16,7 +16,7 @@ from bough.runtime.protocol.errors import OverloadedError, RequestError
 from bough.runtime.protocol.request import FORCED, Request, Timings
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...fakes import FakeRunner, byte_tokenizer, fake_engine
+from ...support.fakes import FakeRunner, byte_tokenizer, fake_engine
 from ..listening import Heard, drive
 
 SCHEMA = {

@@ -25,7 +25,7 @@ from bough.runtime.protocol.program import Failed, Fork, Gen, Program, ProgramEv
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...fakes import fake_engine
+from ...support.fakes import fake_engine
 from ..listening import ENDLESS, SHORT, Clock, Heard, alone, assert_clean, drive, request
 from ..programs.interpreter import Heard as ProgramHeard
 from ..programs.interpreter import executor_of

@@ -19,7 +19,7 @@ from bough.runtime.protocol.errors import BoughError, EngineError, RequestError
 from bough.runtime.protocol.program import Assign, Fork, Gen, Join, Program, Ref, Select, Text
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...fakes import fake_engine
+from ...support.fakes import fake_engine
 from ..listening import ENDLESS, Clock, Heard, alone, assert_clean, drive, request
 from ..programs.interpreter import Heard as ProgramHeard
 from ..programs.interpreter import executor_of

@@ -18,7 +18,7 @@ from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...fakes import fake_engine
+from ...support.fakes import fake_engine
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from bough.runtime.engine.masks import MaskFiller, MaskJob
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...fakes import FakeRunner, fake_engine
+from ...support.fakes import FakeRunner, fake_engine
 
 VOCAB = 40
 WORDS = 2

@@ -18,7 +18,7 @@ from bough.runtime.protocol.request import TokenLogprob
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.runner.native_runner import NativeRunner
 
-from ...tiny_model import write_tiny_model
+from ...support.tiny_model import write_tiny_model
 
 Answer = tuple[list[int], list[TokenLogprob]]
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -18,7 +18,7 @@ from bough.runtime.runner.gpu_runner import _in_plan_order
 from bough.runtime.scheduler.scheduler import Advance, Plan, Scheduler, Work
 from bough.runtime.scheduler.sequence import Sequence
 
-from ...fakes import fake_engine
+from ...support.fakes import fake_engine
 
 END = 257
 LIST = JsonSchema(schema='{"type":"array","items":{"type":"string"}}')

@@ -21,7 +21,7 @@ from bough.runtime.protocol.counters import Counters
 from bough.runtime.protocol.request import FORCED, Request
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...fakes import FakeRunner, byte_tokenizer, fake_engine
+from ...support.fakes import FakeRunner, byte_tokenizer, fake_engine
 from ..listening import Heard, drive
 from .test_engine import generate, prompt
 

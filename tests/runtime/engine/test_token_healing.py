@@ -23,7 +23,7 @@ from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.runner.runner import DirectPasses
 from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-from ...fakes import AheadPasses, FakeRunner, model_info, write_byte_tokenizer
+from ...support.fakes import AheadPasses, FakeRunner, model_info, write_byte_tokenizer
 from ..listening import Heard
 from ..programs.interpreter import executor_of
 

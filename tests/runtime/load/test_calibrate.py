@@ -11,7 +11,7 @@ from bough.runtime.models.decoder import Decoder
 from bough.runtime.models.load import load_model
 from bough.runtime.tokenizer.tokenizer import load_tokenizer
 
-from ...tiny_model import write_tiny_model
+from ...support.tiny_model import write_tiny_model
 
 
 def test_every_head_fits_with_room_to_spare(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ...triton_interpreter import DEVICE
+from ...support.triton_interpreter import DEVICE
 
 from bough.runtime.load import load_native as native_loading  # isort: skip
 from bough.runtime.protocol.config import EngineConfig  # isort: skip
@@ -24,7 +24,7 @@ from bough.runtime.protocol.request import Request, RequestOutput  # isort: skip
 from bough.runtime.runner.torch_runner import ModelRunner  # isort: skip
 from bough.runtime.protocol.sampling_params import SamplingParams  # isort: skip
 
-from ...tiny_model import write_tiny_model
+from ...support.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")

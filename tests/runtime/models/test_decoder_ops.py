@@ -19,7 +19,8 @@ from bough.runtime.checkpoints.weights import list_parameters
 from bough.runtime.models.decoder import Decoder
 from bough.runtime.models.load import load_model
 from bough.runtime.models.rope import RotaryPositions
-from tests.triton_interpreter import DEVICE, HAS_GPU
+
+from ...support.triton_interpreter import DEVICE, HAS_GPU
 
 from bough.kernels.decoder.triton_ops import TritonOps  # isort: skip  after the interpreter
 from bough.kernels.attention.rope_store import rope_store  # isort: skip

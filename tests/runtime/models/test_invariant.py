@@ -12,8 +12,9 @@ from bough.kernels.attention.interface import AttentionBatch
 from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.invariant import InvariantLinear, make_invariant
 from bough.runtime.models.load import load_model
-from tests.tiny_model import CONFIG, write_tiny_model
-from tests.triton_interpreter import DEVICE
+
+from ...support.tiny_model import CONFIG, write_tiny_model
+from ...support.triton_interpreter import DEVICE
 
 NAMES = ("qkv", "out", "gate_up", "down")
 

@@ -18,7 +18,8 @@ from bough.runtime.models.load import load_model
 from bough.runtime.models.quantise import KINDS, QuantisedLinear, StackedLinear, quantise_decoder
 from bough.runtime.protocol.errors import ModelError
 from tests.runtime.models.test_load import make_reference, write_gguf
-from tests.tiny_model import write_tiny_model
+
+from ...support.tiny_model import write_tiny_model
 
 SCALES_AT = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 

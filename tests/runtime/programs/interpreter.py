@@ -44,7 +44,7 @@ from bough.runtime.protocol.program import (
 )
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...fakes import FakeRunner, byte_tokenizer, chain, root
+from ...support.fakes import FakeRunner, byte_tokenizer, chain, root
 
 VOCAB = 258
 EOS = 257

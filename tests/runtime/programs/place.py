@@ -7,7 +7,7 @@ from bough.runtime.programs.tokens import content_of
 from bough.runtime.protocol.program import Fork, Gen, Join, Op, Program, Ref, RoleBegin, RoleEnd, Select, Text
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...fakes import FakeRunner, fake_engine
+from ...support.fakes import FakeRunner, fake_engine
 from .interpreter import Heard, executor_of, run
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)

@@ -21,7 +21,7 @@ from bough.runtime.protocol.program import Fork, Gen, Join, Op, Piece, Ref, Role
 from bough.runtime.protocol.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...fakes import byte_tokenizer, fake_engine
+from ...support.fakes import byte_tokenizer, fake_engine
 from .interpreter import Heard, Interpreter, executor_of, random_program, run
 
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0)

@@ -13,7 +13,7 @@ from bough.runtime.protocol.program import Gen, Op, Select, SelectMethod, Text
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...fakes import byte_tokenizer, fake_engine
+from ...support.fakes import byte_tokenizer, fake_engine
 from .interpreter import Interpreter, assert_all_free, drive, executor_of, run
 
 METHODS: tuple[SelectMethod, ...] = (

@@ -30,11 +30,11 @@ from bough.runtime.runner.gpu_grammars import DeviceGrammars, build_table
 from bough.runtime.runner.gpu_runner import GpuPasses
 from bough.runtime.runner.gpu_slots import Slot
 
-from ...fakes import AheadPasses, byte_tokenizer, fake_engine
-from ...tiny_model import write_tiny_model
+from ...support.fakes import AheadPasses, byte_tokenizer, fake_engine
+from ...support.tiny_model import write_tiny_model
 from .test_gpu_runner import make_engine
 
-from ...triton_interpreter import DEVICE  # isort: skip
+from ...support.triton_interpreter import DEVICE  # isort: skip
 
 from bough.kernels.decode_step.grammar_rows import advance_states  # isort: skip  after the interpreter
 

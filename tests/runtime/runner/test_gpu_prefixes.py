@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ...triton_interpreter import DEVICE
+from ...support.triton_interpreter import DEVICE
 
 from bough.kernels.attention.plan.tree_cost import HeadShape, Machine  # isort: skip
 from bough.kernels.attention.plan.tree_plan import TreePlanner  # isort: skip
@@ -24,7 +24,7 @@ from bough.runtime.scheduler.scheduler import Work  # isort: skip
 from bough.runtime.scheduler.sequence import Sequence  # isort: skip
 from bough.radix import PrefixCache  # isort: skip
 
-from ...tiny_model import write_tiny_model
+from ...support.tiny_model import write_tiny_model
 
 PAGE = 16
 FREE = Machine(bandwidth=1e12, flops=1e15, num_sms=4, item_overhead_s=0.0, launch_s=0.0)

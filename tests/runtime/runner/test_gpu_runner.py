@@ -34,8 +34,8 @@ from bough.runtime.runner.torch_runner import ModelRunner
 from bough.runtime.scheduler.sequence import Sequence
 from bough.runtime.tokenizer.tokenizer import load_tokenizer
 
-from ...fakes import model_info
-from ...tiny_model import write_tiny_model
+from ...support.fakes import model_info
+from ...support.tiny_model import write_tiny_model
 
 PAGE = 4
 NUM_PAGES = 160

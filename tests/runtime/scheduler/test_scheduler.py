@@ -14,7 +14,7 @@ from bough.runtime.protocol.config import SchedulerLimits
 from bough.runtime.scheduler.scheduler import Advance, Plan, Scheduler, Work
 from bough.runtime.scheduler.sequence import Sequence
 
-from ...fakes import FakeModel, advance, reference
+from ...support.fakes import FakeModel, advance, reference
 
 VOCAB = 3
 

@@ -21,8 +21,8 @@ from bough.runtime.protocol.request import Request, RequestOutput, TokenTree
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.scheduler.token_tree import TreeLayout, plant
 
-from ...fakes import fake_engine
-from ...tiny_model import write_tiny_model
+from ...support.fakes import fake_engine
+from ...support.tiny_model import write_tiny_model
 from ..programs.interpreter import Interpreter, assert_all_free, drive, executor_of, run
 from ..programs.place import GREEDY
 from ..programs.test_choices import METHODS

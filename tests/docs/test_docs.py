@@ -26,10 +26,10 @@ from bough.server.config import ServerConfig
 from bough.server.http.lifecycle import Lifecycle
 from bough.server.service import Service
 
-from .pages import blocks, prose, run_page
-from .server.conftest import running
-from .server.fake_client import FakeClient, Script
-from .tiny_model import write_tiny_model
+from ..server.conftest import running
+from ..server.fake_client import FakeClient, Script
+from ..support.pages import blocks, prose, run_page
+from ..support.tiny_model import write_tiny_model
 
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
 MAKE = re.compile(r"\bmake ((?:[A-Z_]+=\S+ )*)([a-z]+)")
@@ -45,7 +45,7 @@ PYTHON_PAGES = (
     "docs/seeing.md",
     "docs/server.md",
 )
-GUIDES = ("docs/cookbook.md", "docs/tutorial.md")  # tests/test_guides.py runs these
+GUIDES = ("docs/cookbook.md", "docs/tutorial.md")  # tests/docs/test_guides.py runs these
 
 
 def documents(repository: Path) -> list[Path]:

@@ -107,7 +107,7 @@ def _launch(stock):
 
 
 if not HAS_GPU:
-    assert not isinstance(tl.sum, triton.JITFunction), "triton was imported before tests.triton_interpreter"
+    assert not isinstance(tl.sum, triton.JITFunction), "triton was imported before tests.support.triton_interpreter"
     for _owner, _name, _mended in (
         (interpreter, "_convert_float", _conversion),
         (interpreter.InterpreterBuilder, "create_dot", _product),

@@ -11,8 +11,8 @@ import pytest
 import bough
 from bough.server.config import ServerConfig
 
-from .pages import MARK, outputs, run_page
-from .server.conftest import running
+from ..server.conftest import running
+from ..support.pages import MARK, outputs, run_page
 
 ADDRESS = "127.0.0.1:8000"
 
