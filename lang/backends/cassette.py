@@ -169,7 +169,7 @@ class Cassette:
 
 
 class _Place:
-    """How far a run is: the record of its last submission, and whether the backend made it."""
+    """Progress of a run: the record of its last submission, and whether the backend made it."""
 
     def __init__(self, name: str, *, live: bool) -> None:
         self.name = name

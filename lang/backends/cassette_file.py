@@ -109,7 +109,7 @@ class Secrets:
 
 
 def matter(program: Program, secrets: Secrets) -> dict[str, Any]:
-    """What of a program decides its events: not its id, its time limit, nor who runs it."""
+    """Returns the parts of a program that decide its events: neither its id, nor its time limit, nor its caller."""
     bare = msgspec.structs.replace(program, id="", namespace="", timeout_s=None)
     found: dict[str, Any] = json.loads(secrets.hide(to_json(bare)))
     found.pop("id", None)
@@ -228,7 +228,7 @@ def save(path: Path, records: Sequence[Record], secrets: Secrets) -> None:
 
 
 def difference(program: Mapping[str, Any], records: Sequence[Record]) -> str:
-    """What is different about a program from the recorded one that is most like it."""
+    """Describes how a program differs from the recorded one that is most like it."""
     if not records:
         return "nothing is recorded"
     lines = _lines(program)

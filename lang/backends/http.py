@@ -96,7 +96,7 @@ class HttpBackend:
         return msgspec.json.decode(self._call("POST", "/flush_cache").content, type=_Flushed).flushed
 
     def server_info(self) -> dict[str, Any]:
-        """What the server says of itself: version, model, settings, counters."""
+        """Returns the server's account of itself: version, model, settings, counters."""
         return msgspec.json.decode(self._call("GET", "/server_info").content, type=dict[str, Any])
 
     def close(self) -> None:
@@ -126,8 +126,8 @@ class HttpBackend:
         return response
 
     async def _lane(self) -> _Lane:
-        """One that is not full. Connections belong to an event loop, and are closed with it: its last act is to close
-        the generators begun there."""
+        """Returns a lane that is not full. Connections belong to an event loop, and are closed with it: its last act is
+        to close the generators begun there."""
         loop = asyncio.get_running_loop()
         lanes = self._lanes.get(loop)
         if lanes is None:

@@ -45,7 +45,7 @@ class LocalBackend:
         return self.client.flush_cache()
 
     def server_info(self) -> dict[str, Any]:
-        """What the engine says of itself: version, model, counters."""
+        """Returns the engine's account of itself: version, model, counters."""
         about = {"version": version("bough"), "model": self.client.info, "stats": self.client.stats()}
         return {name: msgspec.to_builtins(value) for name, value in about.items()}
 

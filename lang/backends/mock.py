@@ -60,7 +60,7 @@ class MockBackend:
 
     @property
     def answers(self) -> Answers:
-        """What is answered; can be set anew."""
+        """Answers by variable, or the function that makes them; can be set anew."""
         return self._runs.script.answers
 
     @answers.setter

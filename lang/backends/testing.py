@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def bough_backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """Where recordings are made. Override it to record on another backend."""
+    """Backend that recordings are made on. Override it to record on another backend."""
     from .http import HttpBackend
     from .local import LocalBackend
 

@@ -1,4 +1,4 @@
-"""How a select chooses: from the log-probabilities of each choice's tokens to scores, a decision and probabilities."""
+"""Decision of a select: from the log-probabilities of each choice's tokens to scores and probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..protocol.program import SelectMethod
 def score_choices(
     method: SelectMethod, logprobs: Sequence[Sequence[float]], unconditional: Sequence[Sequence[float]] | None = None
 ) -> list[float]:
-    """One score a choice, the higher the better.
+    """Computes one score a choice, the higher the better.
 
     logprobs        of each choice's tokens, given the prompt and the choice's tokens before
     unconditional   the same without the prompt (for the method of that name)

@@ -59,7 +59,7 @@ Post = Callable[[Callable[[], None]], None]
 
 @dataclass(frozen=True)
 class Slice:
-    """How far a program may go before the engine makes a step: in work, and in seconds by `time.monotonic`."""
+    """Bound of how far a program may go before the engine makes a step: in work, and in seconds by `time.monotonic`."""
 
     work: float = math.inf
     until: float = math.inf

@@ -19,7 +19,7 @@ class Outcome(Protocol):
     def failed(self, frame: Frame, info: ErrorInfo) -> None: ...
 
     def pause(self, state: State) -> None:
-        """Raises PausedError if the slice of time is over."""
+        """Makes way for the engine: raises PausedError if the slice of time is over."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,12 +40,12 @@ class Frame:
         return self.step.run
 
     def spend(self, work: int) -> None:
-        """Raises EngineError: the submission has done too much."""
+        """Counts work. Raises EngineError: the submission has done too much."""
         self.state.work += work
         self.step.run.spend(work)
 
     def pause(self) -> None:
-        """Raises PausedError if the program's slice of time is over."""
+        """Makes way for the engine: raises PausedError if the program's slice of time is over."""
         self.outcome.pause(self.state)
 
     def ended(self) -> None:
@@ -92,7 +92,7 @@ class Machine(Protocol):
         """Ends something in flight, of which nothing is to be heard any more."""
 
     def check_length(self, branch: Branch) -> None:
-        """Raises RequestError: the branch has more than fits into a request."""
+        """Checks a branch. Raises RequestError: it has more than fits into a request."""
 
     def forget(self, state: State, run: Run) -> None:
         """Hears that a program is over, whose last submission was `run`."""

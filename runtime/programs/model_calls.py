@@ -265,7 +265,7 @@ class ModelCalls:
         self._max_tree = engine.info.max_request_tokens if engine.takes_trees else None
 
     def begin(self, frame: Frame) -> None:
-        """Raises BoughError: a request is refused; others of the call may run already."""
+        """Submits the requests of a call. Raises BoughError: one is refused; others may run already."""
         state, branch, run, op = frame.state, frame.branch, frame.run, frame.op
         if not content_of(branch).tokens:
             raise RequestError("the branch is empty: there is no text to continue", code="empty_prompt", param="ops")

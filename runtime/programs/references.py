@@ -140,7 +140,7 @@ class ConditionValues:
         return count(name, self._reader, self._branches)
 
     def matches(self, pattern: str, text: str) -> bool:
-        """Raises PausedError: it is not known yet."""
+        """Compares a text with a pattern. Raises PausedError: the outcome is not known yet."""
         matching = self._matches.get((pattern, text))
         if matching is None:
             if self._num_begun:

@@ -17,7 +17,7 @@ CHARS_OF_TOKEN = 8
 
 
 class Snapshot(NamedTuple):
-    """How far a branch was at some point."""
+    """Lengths of a branch at some point."""
 
     num_tokens: int = 0
     num_texts: int = 0
@@ -123,7 +123,7 @@ class TokenContent:
 
     @property
     def num_own_text_tokens(self) -> int:
-        """Of the last tokens, how many were put in as text since the fork."""
+        """Number of the last tokens that were put in as text since the fork."""
         start, piece = self.appended[-1] if self.appended else (0, None)
         if piece is None or piece.kind != "text" or start + len(piece.tokens) != len(self.tokens):
             return 0

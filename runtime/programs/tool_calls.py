@@ -49,7 +49,7 @@ class ToolUses:
         self._flights: dict[str, _Flight] = {}
 
     def begin(self, frame: Frame, op: Use, texts: dict[str, str]) -> None:
-        """Raises BoughError: nothing was begun."""
+        """Begins a call. Raises BoughError: nothing was begun."""
         tool = frame.run.tools[op.tool]
         arguments = read_arguments(tool, texts)
         now = self._clock()

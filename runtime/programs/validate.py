@@ -23,7 +23,7 @@ MAX_RETRIES = 16
 MAX_PATTERNS = 64
 MAX_CHOICES = 1024
 MAX_PARTS = 16_384
-"""Of one instruction: parts of its text or its arguments, or of its condition. They are put together in one go."""
+"""Parts of one instruction's text, arguments or condition. They are put together in one go."""
 
 BranchId = int
 Place = tuple[int, int]
@@ -93,7 +93,7 @@ class SubmissionReader:
 
     @property
     def index(self) -> int:
-        """Of the instruction that was looked at last."""
+        """Index of the instruction that was looked at last."""
         return max(self._num_ops - 1, 0)
 
     def read(self, ops: tuple[Op, ...]) -> Block:
@@ -145,14 +145,14 @@ class SubmissionReader:
         return Item(index, op, work=work)
 
     def _count(self) -> int:
-        """The index of the next instruction."""
+        """Returns the index of the next instruction."""
         index, self._num_ops = self._num_ops, self._num_ops + 1
         if self._num_ops > MAX_OPS:
             raise _refused(f"a program must have 1 to {MAX_OPS} instructions, those in blocks included")
         return index
 
     def _add_size(self, count: int, what: str) -> None:
-        """Counts what else an instruction can hold any number of."""
+        """Counts entries that an instruction can hold any number of."""
         self._size += count
         if self._num_ops + self._size > MAX_OPS:
             raise _refused(f"the {what} of a program may name {MAX_OPS} branches and values at most")
@@ -214,7 +214,7 @@ class SubmissionReader:
         return Item(index, op, tuple(blocks), tuple(outer), work)
 
     def _check_condition(self, condition: Condition, index: int) -> int:
-        """Returns what it takes to decide it, but for the values that it asks for."""
+        """Returns the work of deciding it, but for the values that it asks for."""
         num_parts = num_chars = 0
         for node in nodes(condition):
             self._add_size(1, "conditions")
@@ -231,7 +231,7 @@ class SubmissionReader:
         return self._work_of(num_parts, num_chars, index)
 
     def _check_parts(self, parts: Sequence[Part], index: int) -> int:
-        """Returns what it takes to go through them."""
+        """Returns the work of going through them."""
         for part in parts:
             if isinstance(part, Hole):
                 raise _hole(part, index)
@@ -256,7 +256,7 @@ class SubmissionReader:
 
 
 def joins_of(item: Item) -> Iterator[Place]:
-    """The joins of children that the instruction needs barriers for."""
+    """Yields the joins of children that the instruction needs barriers for."""
     if isinstance(item.op, Join):
         yield from ((item.index, child) for child in item.op.children)
     yield from item.outer

@@ -31,7 +31,7 @@ Emit = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Policy:
-    """What to do about things that the API itself does not do.
+    """Policy about things that the API itself does not do.
 
     emulate           constraints and choices are asked for in words, and checked; else they are refused
     max_tries         how often is asked before giving up
@@ -49,7 +49,7 @@ class Policy:
 
 @dataclass
 class _Tries:
-    """How often was asked for one value, what that used, and what was wrong each time."""
+    """Tries to get one value: their number and usage, and what was wrong each time."""
 
     usage: Usage = field(default_factory=Usage)
     num_requests: int = 0
@@ -310,7 +310,7 @@ def _with_fault(prompt: Prompt, answer: str, complaint: str) -> Prompt:
 
 
 def _after(text: str, prefix: str) -> str | None:
-    """What follows `prefix` in a text that begins with it, white space around it aside."""
+    """Returns what follows `prefix` in a text that begins with it, white space around it aside."""
     for begun in (text, text.lstrip()):
         for wanted in (prefix, prefix.lstrip(), prefix.strip()):
             if begun.startswith(wanted):
@@ -319,7 +319,7 @@ def _after(text: str, prefix: str) -> str | None:
 
 
 def _readings(text: str, grammar: GrammarSpec) -> list[str]:
-    """What a text may have meant."""
+    """Yields what a text may have meant."""
     if isinstance(grammar, Choice):
         choice = chosen(text, grammar.options)
         return [] if choice is None else [choice]

@@ -1,19 +1,56 @@
-"""What backends over others' APIs have in common: they differ in what they send and how they read the answer."""
+"""Base of the backends over others' APIs, which differ in what they send and how they read the answer."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Self
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field
+from typing import Any, Self
 
-from ....runtime.protocol.program import Program, ProgramEvent
+from ....runtime.protocol.program import Done, Program, ProgramEvent
 from ....runtime.tools.registry import ToolCall
 from ...backend import TEXT_ONLY
 from ..messages.tools import NO_TOOLS
 from .answers import Answering, Policy
 from .http_client import ApiClient
 from .programs import Programs
-from .token_usage import TokenUsage
 from .wire import Wire
+
+
+@dataclass
+class TokenUsage:
+    """Tokens since the start, or since `reset`: of the programs that have ended, as the endpoint counts them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def reset(self) -> None:
+        with self._lock:
+            self.prompt_tokens = self.completion_tokens = 0
+
+    def counted(self, events: Iterator[ProgramEvent]) -> Iterator[ProgramEvent]:
+        """Passes events on, and counts."""
+        closable: Any = events
+        with closing(closable):
+            for event in events:
+                self._take(event)
+                yield event
+
+    async def acounted(self, events: AsyncIterator[ProgramEvent]) -> AsyncIterator[ProgramEvent]:
+        """Passes events on, and counts."""
+        closable: Any = events
+        async with aclosing(closable):
+            async for event in events:
+                self._take(event)
+                yield event
+
+    def _take(self, event: ProgramEvent) -> None:
+        if isinstance(event, Done):
+            with self._lock:
+                self.prompt_tokens += event.usage.prompt_tokens
+                self.completion_tokens += event.usage.completion_tokens
 
 
 class ApiBackend:
@@ -45,7 +82,7 @@ class ApiBackend:
         self._programs.drop(program_id)
 
     def flush_cache(self) -> bool:
-        """There is no cache to empty from here."""
+        """Returns false: there is no cache that could be emptied from here."""
         return False
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What can be told of a program before it runs: where in a chat each of its generations stands."""
+"""Place of each generation in a chat, as far as it is known before the program runs."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ....constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Rege
 
 _LAST_BYTE = 255
 _MASK_WORDS = 9
-"""Of a mask for 256 bytes and the end."""
+"""Words of a mask for 256 bytes and the end."""
 
 if TYPE_CHECKING:
     from ....constrain.compiler import GrammarCompiler
@@ -30,7 +30,7 @@ class Judge:
         self._lock = threading.Lock()
 
     def fault(self, text: str, grammar: GrammarSpec) -> str | None:
-        """What is wrong with `text`; None if it keeps to the constraint.
+        """Describes what is wrong with `text`; None if it keeps to the constraint.
 
         Raises:
             GrammarError: the constraint itself is wrong.
@@ -45,7 +45,7 @@ class Judge:
         return self._by_grammar(text, grammar)
 
     def check(self, grammar: GrammarSpec) -> None:
-        """Raises GrammarError if the constraint is wrong."""
+        """Checks the constraint. Raises GrammarError if it is wrong."""
         self.fault("", grammar)
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Judge:
             compiler.close()
 
     def follows(self, text: str, grammar: GrammarSpec) -> bool:
-        """Whether decoding under the constraint could write `text`."""
+        """Returns true if decoding under the constraint could write `text`."""
         return self._by_grammar(text, grammar) is None
 
     def shortest(self, grammar: GrammarSpec) -> str | None:

@@ -20,7 +20,7 @@ MAX_ERROR_BYTES = 65536
 MAX_PAUSE_S = 60.0
 _RETRYABLE = frozenset({408, 409, 425, 429})
 _CODES = {401: "invalid_api_key", 403: "permission_denied", 404: "not_found", 429: "rate_limit_exceeded"}
-"""Of answers that name none themselves."""
+"""Error codes by status, for answers that name none themselves."""
 
 
 class Reader(Protocol):
@@ -238,7 +238,7 @@ async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 async def ahead(chunks: AsyncIterator[bytes]) -> bytes:
-    """As much of an answer as an error may have."""
+    """Reads as much of an answer as an error may have."""
     body = b""
     async for chunk in chunks:
         body += chunk

@@ -18,7 +18,7 @@ from .stops import Cutter
 from .wire import Ask, Sample, Written
 
 MAX_STOPS = 4
-"""So many stop strings the API takes; the others are looked for here."""
+"""Stop strings that the API takes; more are looked for here."""
 
 _SHARED = ("max_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "n", "logprobs")
 _EXTENSIONS = (
@@ -31,7 +31,7 @@ _EXTENSIONS = (
     "stop_token_ids",
 )
 _HERE = ("stop", "stop_regex", "include_stop")
-"""What is looked for here, in the text as it comes."""
+"""Parameters that are looked for here, in the text as it comes."""
 
 
 def odd_options(sampling: SamplingParams, known: Collection[str]) -> list[str]:
@@ -154,7 +154,7 @@ class OpenAIWire:
         return body | _constraint(ask.grammar)
 
     def _stops(self, sampling: SamplingParams) -> dict[str, Any]:
-        """What the endpoint can look for; all of it is looked for here again."""
+        """Returns what the endpoint can look for; all of it is looked for here again."""
         body: dict[str, Any] = {}
         if sampling.stop_strings and (self._extensions or not sampling.include_stop):
             body["stop"] = list(sampling.stop_strings[:MAX_STOPS])
@@ -195,7 +195,7 @@ class _TokenEntry(msgspec.Struct):
 
 
 class _Logprobs(msgspec.Struct):
-    """Of a chat (`content`), or of a completion."""
+    """Log-probabilities of a chat (`content`), or of a completion."""
 
     content: list[_TokenEntry] | None = None
     tokens: list[str] | None = None

@@ -35,7 +35,7 @@ class Answerer(Protocol):
     """Makes the values of programs."""
 
     def check(self, op: Gen | Select, shape: Shape, *, spec_tokens: int) -> None:
-        """Raises BoughError: it cannot be done. Called before anything is."""
+        """Checks an instruction, before anything is done. Raises BoughError: it cannot be done."""
 
     async def answer(self, call: Call, emit: Callable[[str], None]) -> Answer: ...
 

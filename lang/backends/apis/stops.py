@@ -56,7 +56,7 @@ class Cutter:
             self._num_sent = limit
 
     def _begun(self, stop: str, limit: int) -> bool:
-        """Whether the text at `limit - 1` is inside a possible beginning of `stop` that reaches the text's end."""
+        """Returns true if the text ends with a beginning of `stop` that covers its character at `limit - 1`."""
         return any(
             self.text.endswith(stop[:size]) and len(self.text) - size < limit
             for size in range(1, min(len(stop), len(self.text) + 1))

@@ -58,13 +58,13 @@ class Wire(Protocol):
     def scores(self) -> bool: ...
 
     def refusal(self, op: Gen | Select) -> tuple[str, str] | None:
-        """Why the API cannot do this, and the field to blame; None if it can."""
+        """Returns why the API cannot do this, and the field to blame; None if it can."""
 
     def enforces(self, grammar: GrammarSpec) -> bool:
         """The API itself keeps to the constraint."""
 
     def gives_up(self, grammar: GrammarSpec, error: Exception) -> bool:
-        """Whether `error` says that the API does not know such constraints after all; it is remembered."""
+        """Returns true if `error` says that the API does not know such constraints after all; it is remembered."""
 
     async def write(self, ask: Ask, emit: Callable[[str], None] | None) -> Written:
         """Asks; `emit` is told the first sample's text as it comes. Raises BackendError."""

@@ -92,7 +92,7 @@ class MarkContent:
         self.surplus = None
 
     def untold(self) -> None:
-        """Marks are told as soon as they are appended."""
+        """Returns None: marks are told as soon as they are appended."""
 
 
 class MessageMachine:
@@ -139,13 +139,13 @@ class MessageMachine:
             self._caller.cancel(call)
 
     def check_length(self, branch: Branch) -> None:
-        """The API says when a prompt is too long."""
+        """Checks nothing: the API says when a prompt is too long."""
 
     def forget(self, state: State, run: Run) -> None:
-        """Nothing is kept of a program besides its state."""
+        """Does nothing: a program has nothing here besides its state."""
 
     def close(self) -> None:
-        """Calls belong to their programs."""
+        """Does nothing: calls end with their programs."""
 
     def describe(self, error: BoughError) -> ErrorInfo:
         return to_caused_info(error)
@@ -167,7 +167,7 @@ class MessageMachine:
                 run.listener(Delta(branch.id, op.name, text))
 
         def finish(result: Answer | BoughError) -> None:
-            """At once, before `begin` has returned, or later."""
+            """Takes the answer, before `begin` has returned or later."""
             if self._calls.pop(call_id, None) is None:
                 return
             branch.running.discard(call_id)

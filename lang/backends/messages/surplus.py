@@ -52,12 +52,12 @@ def after(queue: Iterable[Step | Barrier], branch: int) -> tuple[Op, ...]:
 
 
 def worthwhile(op: Gen, ahead: tuple[Op, ...]) -> bool:
-    """Whether a longer answer may serve generations that come next."""
+    """Returns true if a longer answer may serve generations that come next."""
     return _plain(op) and bool(op.sampling.stop_strings) and any(isinstance(other, Gen) for other in ahead)
 
 
 def split(op: Gen, text: str, *, complete: bool, num_tokens: int) -> tuple[str, str | None, Surplus] | None:
-    """The value that `op` would have got of a longer text, the stop string that ends it, and what is left.
+    """Returns the value that `op` would have got of a longer text, the stop string that ends it, and what is left.
 
     complete     the model ended the text by itself
     num_tokens   of the text
@@ -84,7 +84,7 @@ def split(op: Gen, text: str, *, complete: bool, num_tokens: int) -> tuple[str, 
 
 
 def take(surplus: Surplus, op: Gen | Select | Use) -> Answer | None:
-    """A value out of what was written before; None if it has to be asked for."""
+    """Returns a value out of what was written before; None if it has to be asked for."""
     if not isinstance(op, Gen) or not _plain(op) or not _alike(op, surplus.op) or not surplus.text:
         return None
     found = split(op, surplus.text, complete=surplus.complete, num_tokens=surplus.num_tokens)
@@ -96,20 +96,20 @@ def take(surplus: Surplus, op: Gen | Select | Use) -> Answer | None:
 
 
 def match(surplus: Surplus, mark: Mark) -> Surplus | None:
-    """What is left of it after `mark` was appended; None if the model wrote something else."""
+    """Returns what is left of it after `mark` was appended; None if the model wrote something else."""
     if not isinstance(mark, str) or not surplus.text.startswith(mark):
         return None
     return Surplus(surplus.text[len(mark) :], surplus.op, surplus.complete, surplus.num_tokens)
 
 
 def _plain(op: Gen) -> bool:
-    """A generation whose text can be told from a longer one."""
+    """Returns true for a generation whose text can be told from a longer one."""
     sampling = op.sampling
     odd = sampling.stop_regex, sampling.logprobs is not None, sampling.stop_token_ids, sampling.ignore_eos
     return op.grammar is None and sampling.n == 1 and not any(odd)
 
 
 def _alike(one: Gen, other: Gen) -> bool:
-    """Whether the model would have been asked in the same way, but for where to end."""
+    """Returns true if the model would have been asked in the same way, but for where to end."""
     same = {"stop": (), "max_tokens": None, "min_tokens": 0, "include_stop": False}
     return msgspec.structs.replace(one.sampling, **same) == msgspec.structs.replace(other.sampling, **same)

@@ -61,14 +61,14 @@ class ToolRuns:
 
 
 def limit_of(call: Call) -> float:
-    """Seconds that a tool may take."""
+    """Returns the seconds that a tool may take."""
     assert isinstance(call.op, Use)
     limits = call.op.timeout_s, call.run.tools[call.op.tool].timeout_s or DEFAULT_TIMEOUT_S, call.timeout_s
     return min(limit for limit in limits if limit is not None)
 
 
 def late(call: Call, limit: float) -> EngineError:
-    """The error of a tool that takes too long: longer than it may, or than the program has left."""
+    """Returns the error of a tool that takes too long: longer than it may, or than the program has left."""
     assert isinstance(call.op, Use)
     if call.timeout_s is not None and limit >= call.timeout_s:
         whole = call.run.program.timeout_s

@@ -1,4 +1,4 @@
-"""What a branch says so far, as marks of text and of messages, and how an API is told of it."""
+"""Transcript of a branch: marks of text and of messages, and the prompt that they make for an API."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Message(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """What a generation goes on from.
+    """Prompt that a generation goes on from.
 
     messages    those that are closed
     role        of the open message; None outside of messages
@@ -47,7 +47,7 @@ class Prompt(NamedTuple):
 
 
 def prompt_of(marks: Iterable[Mark]) -> Prompt:
-    """The prompt that a branch's marks make."""
+    """Returns the prompt that a branch's marks make."""
     marks = list(marks)
     messages: list[Message] = []
     role: str | None = None
@@ -65,23 +65,23 @@ def prompt_of(marks: Iterable[Mark]) -> Prompt:
 
 
 def written(marks: Iterable[Mark]) -> str:
-    """Marks as one text. What a model's own chat template would write is not known here."""
+    """Writes marks as one text. What a model's own chat template would write is not known here."""
     return "".join(text_of(mark) for mark in marks)
 
 
 def text_of(mark: Mark) -> str:
-    """What one mark writes."""
+    """Returns the text that one mark writes."""
     if isinstance(mark, Begin):
         return f"<|{mark.role}|>\n"
     return "<|end|>\n" if isinstance(mark, End) else mark
 
 
 def open_role(marks: Sequence[Mark]) -> str | None:
-    """The role of the message that is open at the end."""
+    """Returns the role of the message that is open at the end."""
     last = next((mark for mark in reversed(marks) if not isinstance(mark, str)), None)
     return last.role if isinstance(last, Begin) else None
 
 
 def words(text: str) -> list[str]:
-    """Words with the space before them: what stands for tokens where none are known."""
+    """Splits a text into words with the space before them, which stand for tokens where none are known."""
     return re.findall(r"\s*\S+|\s+$", text)

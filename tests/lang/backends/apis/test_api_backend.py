@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
-from bough.lang.backends.apis.token_usage import TokenUsage
+from bough.lang.backends.apis.api_backend import TokenUsage
 from bough.runtime.protocol.program import Delta, Done, ProgramEvent
 from bough.runtime.protocol.request import Usage
 
