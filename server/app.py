@@ -1,13 +1,19 @@
-"""The routes: which path does what."""
+"""The application: its routes, and the server that runs it until it has drained."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
+import socket
+import time
 from collections.abc import Callable
 from importlib.metadata import version
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import uvicorn
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,18 +26,22 @@ from ..runtime.protocol.template import Template
 from ..runtime.tools.registry import ToolCall
 from .config import ServerConfig
 from .errors import ApiError, ShuttingDownError, invalid, to_api_error
-from .http.connection import ClientClosedError
 from .http.gate import Gate, caller_of, error_response
-from .http.lifecycle import Lifecycle
+from .http.lifecycle import ClientClosedError, Lifecycle
 from .http.security import require_admin
 from .openai.objects import ChatBody, DetokenizeBody, ModelCard, ModelList, TokenizeBody
 from .openai.requests import check_chars, encode_chat
 from .openai.tools import to_toolbox
-from .programs.deployed import Deployed
+from .programs.programs import Programs
 from .service import Service, to_json
 
 if TYPE_CHECKING:
     from ..runtime.client.client import EngineClient
+
+_GRACE_S = 2.0
+"""For answers that end because their time is over to reach their clients."""
+
+logger = logging.getLogger("bough.server")
 
 
 def create_app(
@@ -79,12 +89,12 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 class Routes:
-    """One method for each route: short, because the work is the service's."""
+    """The table of all routes, and those about the model and the server itself."""
 
     def __init__(self, service: Service, programs: tuple[Template, ...] = ()) -> None:
         self._service = service
         self._client = service.client
-        self._deployed = Deployed(service, programs)
+        self._programs = Programs(service, programs)
 
     def table(self) -> list[tuple[str, str, Callable[..., Any]]]:
         return [
@@ -92,14 +102,14 @@ class Routes:
             ("POST", "/v1/completions", self._service.complete),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{model_id:path}", self.model),
-            ("POST", "/v1/programs", self._service.run_program),
-            ("GET", "/v1/programs", self._deployed.list),
-            ("POST", "/v1/programs/{name}", self._deployed.call),
-            ("PUT", "/v1/programs/{name}", self._deployed.deploy),
-            ("GET", "/v1/programs/{name}", self._deployed.describe),
+            ("POST", "/v1/programs", self._programs.run),
+            ("GET", "/v1/programs", self._programs.list),
+            ("POST", "/v1/programs/{name}", self._programs.call),
+            ("PUT", "/v1/programs/{name}", self._programs.deploy),
+            ("GET", "/v1/programs/{name}", self._programs.describe),
             ("GET", "/v1/tools", self.tools),
-            ("GET", "/openapi.json", self._deployed.openapi),
-            ("DELETE", "/v1/programs/{program_id:path}", self.drop_program),
+            ("GET", "/openapi.json", self._programs.openapi),
+            ("DELETE", "/v1/programs/{program_id:path}", self._programs.drop),
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),
             ("GET", "/livez", self.livez),
@@ -126,14 +136,6 @@ class Routes:
         """What programs that are sent here may use."""
         tools = self._client.tools.values()
         return to_json({"object": "list", "data": [_tool_card(tool) for tool in tools]})
-
-    async def drop_program(self, request: Request, program_id: str) -> Response:
-        """Of a deployed program, or of the kept state of one that was sent: the caller's state comes first."""
-        if program_id in self._deployed and not self._service.may_keep(request, program_id):
-            self._deployed.remove(request, program_id)
-            return to_json({"id": program_id, "object": "program", "deleted": True})
-        await self._service.drop_program(request, program_id)
-        return to_json({"id": program_id, "object": "program.state", "deleted": True})
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._service.read(request, TokenizeBody)
@@ -199,3 +201,68 @@ class Routes:
 def _tool_card(tool: ToolCall) -> dict[str, Any]:
     about = {"id": tool.name, "object": "tool", "description": getattr(tool, "description", "")}
     return {**about, "parameters": tool.parameters, "timeout_s": tool.timeout_s}
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn, but after a first signal it goes on listening, and refuses, until what runs is done or its time is over;
+    and the engine's death ends it. At the end it closes the client."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        client: EngineClient,
+        lifecycle: Lifecycle,
+        programs: tuple[Template, ...] = (),
+    ) -> None:
+        app = create_app(client, config, lifecycle, programs=programs)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                ws="none",
+                proxy_headers=False,
+                server_header=False,
+                access_log=False,
+                log_config=None,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=int(_GRACE_S),
+            )
+        )
+        self.engine_died = False
+        self._client = client
+        self._lifecycle = lifecycle
+        self._drain_delay_s = config.drain_delay_s
+        self._drain_timeout_s = config.drain_timeout_s
+        self._drains_since: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal starts the drain; the second ends it."""
+        if self._drains_since is None:
+            logger.info("%s: finishing what runs; a second signal ends it", signal.Signals(sig).name)
+            self._lifecycle.drain()
+            self._drains_since = time.monotonic()
+        else:
+            self.should_exit = True
+            self.force_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if not self._client.alive:
+            logger.error("the engine has died")
+            self.engine_died = True
+            self._lifecycle.drain()
+            return True
+        return self._drained or await super().on_tick(counter)
+
+    @property
+    def _drained(self) -> bool:
+        if self._drains_since is None:
+            return False
+        left_s = self._drains_since + self._drain_delay_s - time.monotonic()
+        return left_s <= 0 and (self._lifecycle.num_running == 0 or left_s <= -self._drain_timeout_s)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timeout_s = 1.0 if self.engine_died else 0.0  # the streams' own errors come first
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._lifecycle.expire)
+        await super().shutdown(sockets)
+        timer.cancel()
+        self._client.close()  # or threads that wait for its answers would keep the event loop from ending

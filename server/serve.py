@@ -50,11 +50,11 @@ def serve(
         print(f"bough: cannot listen on {config.host}:{config.port}: {error.strerror or error}", file=sys.stderr)
         return EXIT_PORT_IN_USE
     # The engine loads in a process of its own meanwhile.
-    threading.Thread(target=importlib.import_module, args=(".draining", __package__), daemon=True).start()
+    threading.Thread(target=importlib.import_module, args=(".app", __package__), daemon=True).start()
     with listener:
         client = client_factory()
         try:
-            from .draining import DrainingServer  # noqa: PLC0415  the web framework takes as long to load as the engine
+            from .app import DrainingServer  # noqa: PLC0415  the web framework takes as long to load as the engine
 
             lifecycle = Lifecycle()
             server = DrainingServer(config, client, lifecycle, programs)

@@ -1,10 +1,10 @@
-"""What the routes do: read, translate, run, answer. All state of the server is here."""
+"""Generations over HTTP: read, translate, run, answer; and what all routes share."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Container, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -14,21 +14,17 @@ from starlette.responses import Response
 
 from ..constrain.errors import GrammarError
 from ..runtime.protocol.errors import BoughError
-from ..runtime.protocol.program import STATE_LIFE_S, Fork, Op, Program, walk
 from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob
 from .config import ServerConfig
-from .errors import ApiError, from_error_info, invalid, to_api_error
-from .http import connection
-from .http.backlog import Backlog, Budget
-from .http.body import decode, decode_openai
-from .http.event_stream import DONE, PING, EventStream, event
+from .errors import ApiError, from_error_info, to_api_error
+from .http.body import read_body
+from .http.event_stream import DONE, PING, EventStream, Merged, event
 from .http.gate import caller_of, request_id_of
-from .http.lifecycle import Lifecycle
-from .http.merge import Merged
+from .http.lifecycle import Lifecycle, attend
 from .metrics import ServerMetrics
 from .openai.objects import ChatBody, CompletionBody
 from .openai.replies import ChatReply, CompletionReply, Header, Reply, Scores
-from .openai.requests import Context, Job, chat_job, completion_job
+from .openai.requests import Context, Job, chat_job, completion_job, decode_openai
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -37,10 +33,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 B = TypeVar("B", bound=msgspec.Struct)
-
-MAX_OPS = 4096
-MAX_BRANCHES = 1024
-MAX_KEPT = 4096
 
 
 def to_json(value: object, status: int = 200) -> Response:
@@ -57,9 +49,6 @@ class Service:
         self.metrics = ServerMetrics()
         self.model_name = config.served_model_name or client.info.name
         self.created = int(time.time())
-        self.budget = Budget()
-        self.names: Container[str] = ()  # of deployed programs
-        self._kept: dict[str, float] = {}  # ids of states that may be there, and when they were used last
 
     async def read(self, request: HttpRequest, kind: type[B]) -> B:
         """The body of an OpenAI route."""
@@ -87,53 +76,8 @@ class Service:
         reply = CompletionReply(body, job, self._header("cmpl", request), self.client.tokenizer, scores=scores)
         return await self._answer(request, job, reply, stream=body.stream is True)
 
-    async def run_program(self, request: HttpRequest) -> Response:
-        """A stream of ProgramEvents, as JSON."""
-        program = decode(await self.read_body(request), Program)
-        _check_size(program)
-        if program.id in self.names and not program.resume:
-            raise invalid("id", f"{program.id!r} is the name of a deployed program: choose another id")
-        context = self.context(request, program.namespace or None)
-        mine = msgspec.structs.replace(
-            program,
-            id=self._program_id(request, program.id),
-            namespace=context.namespace,
-            timeout_s=min(program.timeout_s or context.timeout_s, context.timeout_s),
-        )
-        self._remember(mine)
-        happens = Backlog(self.client.arun(mine), self.budget)
-        events = Merged([happens], quiet_s=self.config.ping_interval_s, room=1)
-        await self.start(request, events, grammar_param="ops")
-        parts = (PING if item is None else event(item[1]) async for item in events)
-        return EventStream(parts, close=events.close, lifecycle=self.lifecycle, grammar_param="ops")
-
-    def _remember(self, program: Program) -> None:
-        """What is dropped by its id may be a state or a deployed program: the state comes first, while there is one."""
-        self._kept.pop(program.id, None)
-        if program.keep:
-            self._kept[program.id] = time.monotonic()
-        if len(self._kept) > MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
-
-    def may_keep(self, request: HttpRequest, program_id: str) -> bool:
-        """Whether the caller may have a state of this id."""
-        used = self._kept.get(self._program_id(request, program_id))
-        return used is not None and time.monotonic() - used < STATE_LIFE_S + self.config.request_timeout_s
-
-    async def drop_program(self, request: HttpRequest, program_id: str) -> None:
-        scoped = self._program_id(request, program_id)
-        self._kept.pop(scoped, None)
-        await asyncio.to_thread(self.client.drop, scoped)
-
-    def _program_id(self, request: HttpRequest, program_id: str) -> str:
-        """A key's programs are its own."""
-        name = caller_of(request.scope).name
-        return f"{name}/{program_id}" if name else program_id
-
     async def read_body(self, request: HttpRequest) -> bytes:
-        return await connection.read_body(
-            request, limit=self.config.max_body_bytes, timeout_s=self.config.body_timeout_s
-        )
+        return await read_body(request, limit=self.config.max_body_bytes, timeout_s=self.config.body_timeout_s)
 
     def _header(self, prefix: str, request: HttpRequest) -> Header:
         name = request_id_of(request.scope).removeprefix("req_")
@@ -176,7 +120,7 @@ class Service:
 
     async def attend(self, request: HttpRequest, work: Coroutine[Any, Any, T], *, grammar_param: str = "") -> T:
         try:
-            return await connection.attend(work, request.receive, self.lifecycle)
+            return await attend(work, request.receive, self.lifecycle)
         except (BoughError, GrammarError) as error:
             raise to_api_error(error, grammar_param=grammar_param) from error
 
@@ -221,21 +165,3 @@ async def _collect(outputs: Merged[RequestOutput], reply: Reply) -> None:
     async for item in outputs:
         if item is not None:
             reply.add(*item)
-
-
-def _check_size(program: Program) -> None:
-    if not 1 <= len(program.id) <= 256:
-        raise invalid("id", "id must have 1 to 256 characters")
-    if program.timeout_s is not None and not program.timeout_s > 0:
-        raise invalid("timeout_s", "timeout_s must be more than 0")
-    check_ops(program.ops)
-
-
-def check_ops(ops: tuple[Op, ...]) -> None:
-    """Raises ApiError if there are too many instructions, those in blocks included."""
-    everything = list(walk(ops))
-    if len(everything) > MAX_OPS:
-        raise invalid("ops", f"ops may have at most {MAX_OPS} entries", code="array_above_max_length")
-    num_branches = sum(len(op.children) for op in everything if isinstance(op, Fork))
-    if num_branches > MAX_BRANCHES:
-        raise invalid("ops", f"ops may fork at most {MAX_BRANCHES} branches", code="array_above_max_length")

@@ -1,4 +1,4 @@
-"""HTTP itself: who may enter, bodies, connections that end early, streams of events.
+"""HTTP itself: authentication, bodies, clients that disconnect, streams of events.
 
 Bytes come in, checked bodies go out to the routes; events come back and leave as server-sent events.
 """

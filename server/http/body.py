@@ -1,19 +1,58 @@
-"""From bytes to typed bodies. What is not understood is counted; what cannot be honoured is refused by name."""
+"""Bodies of requests: received within bounds of size and time, and decoded into typed values."""
 
 from __future__ import annotations
 
+import asyncio
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive
 
-from ..errors import from_decode_error, invalid
-from ..openai.objects import IGNORED, REFUSED
+from ..errors import ApiError, from_decode_error
+from .lifecycle import ClientClosedError
 
 B = TypeVar("B", bound=msgspec.Struct)
 
-_EMPTY = frozenset({b"null", b"false", b"[]", b"{}", b'""'})
-_FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+async def read_body(request: HttpRequest, *, limit: int, timeout_s: float) -> bytes:
+    """The body of a JSON request.
+
+    Raises:
+        ApiError: it is not JSON by its headers, too large, or too slow.
+        ClientClosedError: the client left before the end.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ApiError(415, "unsupported_media_type", "The content-type must be application/json.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "unsupported_media_type", "A content-encoding is not supported.")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise _too_large(limit)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _receive_body(request.receive, limit)
+    except TimeoutError as error:
+        raise ApiError(408, "request_timeout", f"The body did not arrive within {timeout_s:g} s.") from error
+
+
+async def _receive_body(receive: Receive, limit: int) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientClosedError
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise _too_large(limit)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, "request_too_large", f"The body may have at most {limit} bytes.")
 
 
 @lru_cache(maxsize=32)
@@ -33,24 +72,3 @@ def decode(data: bytes, kind: type[B]) -> B:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise from_decode_error(error) from error
     return body
-
-
-def decode_openai(data: bytes, kind: type[B], *, strict: bool = False) -> tuple[B, int]:
-    """A body of `kind`, and the number of its fields that nobody knows.
-
-    Raises:
-        ApiError: as `decode`; or a field that would change the output is not offered; or, with `strict`, not known.
-    """
-    body = decode(data, kind)
-    num_unknown = 0
-    for name, value in _FIELDS.decode(data).items():
-        if name in kind.__struct_fields__ or name in IGNORED:
-            continue
-        if name in REFUSED:
-            if bytes(value) not in _EMPTY:
-                raise invalid(name, f"{name} is not offered by this server", code="unsupported_parameter")
-        elif strict:
-            raise invalid(name[:64], f"there is no parameter {name[:64]!r}", code="unknown_parameter")
-        else:
-            num_unknown += 1
-    return body, num_unknown

@@ -1,8 +1,17 @@
-"""Whether the server takes new work, and whether it may finish what it has."""
+"""When work ends: the server drains and then expires, or the client goes away."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import ShuttingDownError
+
+if TYPE_CHECKING:
+    from starlette.types import Receive
+
+T = TypeVar("T")
 
 
 class Lifecycle:
@@ -24,3 +33,35 @@ class Lifecycle:
         """What still runs is stopped now."""
         self.draining = True
         self.expired.set()
+
+
+class ClientClosedError(Exception):
+    """The client is gone: there is nobody to answer."""
+
+
+async def attend(work: Coroutine[Any, Any, T], receive: Receive, lifecycle: Lifecycle) -> T:
+    """The result of `work`, which is cancelled as soon as nobody waits for it. The body must have been read.
+
+    This watches the connection itself: frameworks cancel streams in some versions only, and plain answers never.
+
+    Raises:
+        ClientClosedError: the client went away.
+        ShuttingDownError: the server's time to finish is over.
+    """
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    expired = asyncio.ensure_future(lifecycle.expired.wait())
+    try:
+        await asyncio.wait({working, gone, expired}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientClosedError if gone.done() else ShuttingDownError()
+    finally:
+        for task in (working, gone, expired):
+            task.cancel()
+        await asyncio.gather(working, gone, expired, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

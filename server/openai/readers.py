@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from .reasoning import BEGIN
-from .tool_call_form import CallForm
-from .tools import CLOSE_TAG, OPEN_TAG, Toolbox
+from ...runtime.tokenizer.reasoning import THINK
+from .tools import CLOSE_TAG, OPEN_TAG, CallForm, Toolbox
 
 _HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"arguments"\s*:\s*')
 _BLOCK = re.compile(rf"{OPEN_TAG}(.*?)(?:{CLOSE_TAG}|$)", re.DOTALL)
@@ -52,7 +51,7 @@ class Reader(Protocol):
 def reader(toolbox: Toolbox, reasoning_end: str | None = None) -> Reader:
     """The reader for an answer to a request with these tools, which may begin with reasoning."""
     result = _call_reader(toolbox)
-    return result if reasoning_end is None else ReasoningReader(reasoning_end, BEGIN, result)
+    return result if reasoning_end is None else ReasoningReader(reasoning_end, THINK[0], result)
 
 
 def _call_reader(toolbox: Toolbox) -> Reader:

@@ -2,28 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from ...runtime.protocol.counters import ModelInfo
 from ...runtime.protocol.request import Request
 from ...runtime.protocol.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from ...runtime.tokenizer.reasoning import THINK
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..errors import ApiError, invalid
-from .constraint import Constraint, to_constraint
+from ..http.body import decode
+from .constraint import Constraint, after_reasoning, to_constraint
 from .messages import to_messages
-from .objects import ChatBody, CompletionBody, GenerationBody
-from .reasoning import after_reasoning, find_reasoning_end
-from .tool_call_form import find_form
-from .tools import Toolbox, to_toolbox
+from .objects import IGNORED, REFUSED, ChatBody, CompletionBody, GenerationBody
+from .tools import Toolbox, find_form, to_toolbox
+
+B = TypeVar("B", bound=msgspec.Struct)
 
 COMPLETION_MAX_TOKENS = 16
 """What /v1/completions generates when the client does not say; OpenAI's own default."""
 
 _SEEDS = (-(2**63), 2**64 - 1)
+_TAIL_TOKENS = 16
+_EMPTY = frozenset({b"null", b"false", b"[]", b"{}", b'""'})
+_FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def decode_openai(data: bytes, kind: type[B], *, strict: bool = False) -> tuple[B, int]:
+    """A body of `kind`, and the number of its fields that nobody knows.
+
+    Raises:
+        ApiError: as `decode`; or a field that would change the output is not offered; or, with `strict`, not known.
+    """
+    body = decode(data, kind)
+    num_unknown = 0
+    for name, value in _FIELDS.decode(data).items():
+        if name in kind.__struct_fields__ or name in IGNORED:
+            continue
+        if name in REFUSED:
+            if bytes(value) not in _EMPTY:
+                raise invalid(name, f"{name} is not offered by this server", code="unsupported_parameter")
+        elif strict:
+            raise invalid(name[:64], f"there is no parameter {name[:64]!r}", code="unknown_parameter")
+        else:
+            num_unknown += 1
+    return body, num_unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +118,24 @@ def chat_job(body: ChatBody, context: Context) -> Job:
     requests = _children(body, [prompt], sampling, constraint, context)
     prompts = (tuple(prompt),)
     return Job(requests, prompts, constraint=constraint, toolbox=toolbox, reasoning_end=reasoning_end)
+
+
+def find_reasoning_end(tokenizer: Tokenizer, prompt: Sequence[int], kwargs: Mapping[str, Any] | None) -> str | None:
+    """What will close the reasoning that an answer to `prompt` begins with; None if it begins with none.
+
+    A template may open the section itself; or leave that to the model, unless it was told `enable_thinking: false`.
+    """
+    begin, end = THINK
+    source = tokenizer.chat.source
+    if end not in source:
+        return None
+    tail = tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
+    opened, closed = tail.rfind(begin), tail.rfind(end)
+    if opened > closed:
+        return end
+    if closed >= 0 or "enable_thinking" not in source or (kwargs or {}).get("enable_thinking") is False:
+        return None
+    return end
 
 
 def _has_control(tokenizer: Tokenizer, *marks: str) -> bool:

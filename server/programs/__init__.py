@@ -1,4 +1,4 @@
-"""Deployed programs as routes, each with its own schema in the OpenAPI document.
+"""Programs over HTTP: sent as instructions, or deployed by name with a schema of their own in the OpenAPI document.
 
-Program templates come in from files or over HTTP, runs and their events go out.
+Programs, and templates from files or over HTTP, come in; runs and their events go out.
 """

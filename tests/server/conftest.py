@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
+from bough.server.app import DrainingServer
 from bough.server.config import ServerConfig
-from bough.server.draining import DrainingServer
 from bough.server.http.lifecycle import Lifecycle
 from bough.server.serve import bind
 

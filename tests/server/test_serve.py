@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from bough.runtime.protocol.counters import EngineStats
+from bough.server.app import DrainingServer
 from bough.server.config import ServerConfig
-from bough.server.draining import DrainingServer
 from bough.server.http.lifecycle import Lifecycle
 from bough.server.serve import bind, serve
 

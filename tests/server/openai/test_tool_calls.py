@@ -17,7 +17,7 @@ from bough.constrain import GrammarCompiler, Vocabulary
 from bough.constrain.spec import JsonSchema, Structural
 from bough.runtime.protocol.request import Request
 from bough.server.openai.readers import Called, ReasoningReader, Said, TagReader, TextReader, Thought
-from bough.server.openai.tool_call_form import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, find_form
+from bough.server.openai.tools import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, find_form
 
 from ..conftest import Running, Start
 from ..fake_client import EOS, ByteTokenizer, FakeClient, Script

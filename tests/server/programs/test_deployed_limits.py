@@ -206,7 +206,7 @@ def test_what_is_deployed_is_bounded_in_all(start: Start, monkeypatch: pytest.Mo
     server = start()
     template = made(Text(0, ("x" * 1000,)))
     size = len(msgspec.json.encode(template))
-    monkeypatch.setattr("bough.server.programs.deployed.MAX_DEPLOYED_BYTES", 2 * size)
+    monkeypatch.setattr("bough.server.programs.programs.MAX_DEPLOYED_BYTES", 2 * size)
     assert [put(server, template, name).status_code for name in ("f", "g", "f")] == [200] * 3
     assert put(server, template, "h").json()["error"]["code"] == "too_many_programs"
     assert server.http().delete("/v1/programs/f").status_code == 200

@@ -1,9 +1,10 @@
-"""Deployed programs: kept by name, called as endpoints with JSON arguments and JSON results."""
+"""Routes of programs: those sent as instructions, and those deployed by name and called with JSON arguments."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -13,7 +14,19 @@ from starlette.responses import Response
 
 from ...constrain.errors import GrammarError
 from ...runtime.protocol.errors import BoughError
-from ...runtime.protocol.program import BranchFailed, Delta, Done, Failed, Program, ProgramEvent, Value
+from ...runtime.protocol.program import (
+    STATE_LIFE_S,
+    BranchFailed,
+    Delta,
+    Done,
+    Failed,
+    Fork,
+    Op,
+    Program,
+    ProgramEvent,
+    Value,
+    walk,
+)
 from ...runtime.protocol.request import Usage
 from ...runtime.protocol.template import Result, Template
 from ...runtime.templates.fill import Filled, check_template, fill
@@ -21,15 +34,17 @@ from ...runtime.templates.results import Results
 from ...runtime.templates.validate import rehearse
 from ...runtime.tools.registry import ToolCall
 from ..errors import ApiError, from_error_info, invalid, to_api_error
-from ..http.backlog import Backlog
+from ..http.backlog import Backlog, Budget
 from ..http.body import decode
-from ..http.event_stream import DONE, PING, EventStream, event
+from ..http.event_stream import DONE, PING, EventStream, Merged, event
 from ..http.gate import caller_of, request_id_of
-from ..http.merge import Merged
 from ..http.security import require_admin
-from ..service import Service, check_ops, to_json
+from ..service import Service, to_json
 from .openapi import card, document
 
+MAX_OPS = 4096
+MAX_BRANCHES = 1024
+MAX_KEPT = 4096
 MAX_DEPLOYED = 256
 MAX_DEPLOYED_BYTES = 64 << 20
 MANY_BYTES = 64 << 10
@@ -38,22 +53,68 @@ MANY_BYTES = 64 << 10
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
-class Deployed:
+class Programs:
     """The programs of a server. Lives on its event loop."""
 
     def __init__(self, service: Service, templates: tuple[Template, ...] = ()) -> None:
         self._service = service
+        self._budget = Budget()
+        self._kept: dict[str, float] = {}  # ids of states that may be there, and when they were used last
         self._templates: dict[str, Template] = {}
         self._num_bytes: dict[str, int] = {}
         self._filling = {large: asyncio.Semaphore(1 if large else 4) for large in (False, True)}
-        service.names = self._templates.keys()
         for template in templates:
             self._put(template.name, template)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._templates
+    # Sent
 
-    # Keeping
+    async def run(self, request: HttpRequest) -> Response:
+        """Runs the program in the body. The answer is a stream of ProgramEvents, as JSON."""
+        program = decode(await self._service.read_body(request), Program)
+        _check_size(program)
+        if program.id in self._templates and not program.resume:
+            raise invalid("id", f"{program.id!r} is the name of a deployed program: choose another id")
+        context = self._service.context(request, program.namespace or None)
+        mine = msgspec.structs.replace(
+            program,
+            id=_scoped(request, program.id),
+            namespace=context.namespace,
+            timeout_s=min(program.timeout_s or context.timeout_s, context.timeout_s),
+        )
+        self._remember(mine)
+        events = await self._start(request, mine, grammar_param="ops")
+        parts = (PING if item is None else event(item[1]) async for item in events)
+        return EventStream(parts, close=events.close, lifecycle=self._service.lifecycle, grammar_param="ops")
+
+    def _remember(self, program: Program) -> None:
+        self._kept.pop(program.id, None)
+        if program.keep:
+            self._kept[program.id] = time.monotonic()
+        if len(self._kept) > MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+
+    async def drop(self, request: HttpRequest, program_id: str) -> Response:
+        """Drops the caller's state of this id while there may be one, otherwise the deployed program."""
+        scoped = _scoped(request, program_id)
+        used = self._kept.pop(scoped, None)
+        life_s = STATE_LIFE_S + self._service.config.request_timeout_s
+        if program_id in self._templates and (used is None or time.monotonic() - used >= life_s):
+            require_admin(caller_of(request.scope))
+            del self._templates[program_id], self._num_bytes[program_id]
+            return to_json({"id": program_id, "object": "program", "deleted": True})
+        await asyncio.to_thread(self._service.client.drop, scoped)
+        return to_json({"id": program_id, "object": "program.state", "deleted": True})
+
+    async def _start(
+        self, request: HttpRequest, program: Program, *, grammar_param: str = "", pings: bool = True
+    ) -> Merged[ProgramEvent]:
+        """The events of a program that has begun: its refusal is raised here, as a plain HTTP error."""
+        happens = Backlog(self._service.client.arun(program), self._budget)
+        events = Merged([happens], quiet_s=self._service.config.ping_interval_s if pings else None, room=1)
+        await self._service.start(request, events, grammar_param=grammar_param)
+        return events
+
+    # Deployed
 
     async def deploy(self, request: HttpRequest, name: str) -> Response:
         """Registers a compiled program under a name, in the place of one that has it."""
@@ -76,18 +137,11 @@ class Deployed:
         self._templates[name] = msgspec.structs.replace(template, name=name)
         self._num_bytes[name] = num_bytes
 
-    def remove(self, request: HttpRequest, name: str) -> None:
-        require_admin(caller_of(request.scope))
-        del self._templates[name], self._num_bytes[name]
-
     async def list(self) -> Response:
-        return to_json({"object": "list", "data": [self._card(name) for name in self._templates]})
+        return to_json({"object": "list", "data": [card(template) for template in self._templates.values()]})
 
     async def describe(self, name: str) -> Response:
-        return to_json(self._card(self._find(name).name))
-
-    def _card(self, name: str) -> dict[str, Any]:
-        return card(self._templates[name])
+        return to_json(card(self._find(name)))
 
     def _find(self, name: str) -> Template:
         template = self._templates.get(name)
@@ -115,10 +169,7 @@ class Deployed:
             namespace=context.namespace,
             timeout_s=context.timeout_s,
         )
-        quiet_s = self._service.config.ping_interval_s if stream else None
-        happens = Backlog(self._service.client.arun(program), self._service.budget)
-        events = Merged([happens], quiet_s=quiet_s, room=1)
-        await self._service.start(request, events, grammar_param="")
+        events = await self._start(request, program, pings=stream)
         if stream:
             chunks = _chunks(events, result)
             return EventStream(chunks, close=events.close, lifecycle=self._service.lifecycle, grammar_param="")
@@ -132,6 +183,30 @@ class Deployed:
             return await asyncio.to_thread(fill, template, arguments)
 
 
+def _scoped(request: HttpRequest, program_id: str) -> str:
+    """The id that the engine knows a program by: each API key's programs are its own."""
+    name = caller_of(request.scope).name
+    return f"{name}/{program_id}" if name else program_id
+
+
+def _check_size(program: Program) -> None:
+    if not 1 <= len(program.id) <= 256:
+        raise invalid("id", "id must have 1 to 256 characters")
+    if program.timeout_s is not None and not program.timeout_s > 0:
+        raise invalid("timeout_s", "timeout_s must be more than 0")
+    _check_ops(program.ops)
+
+
+def _check_ops(ops: tuple[Op, ...]) -> None:
+    """Raises ApiError if there are too many instructions, those in blocks included."""
+    everything = list(walk(ops))
+    if len(everything) > MAX_OPS:
+        raise invalid("ops", f"ops may have at most {MAX_OPS} entries", code="array_above_max_length")
+    num_branches = sum(len(op.children) for op in everything if isinstance(op, Fork))
+    if num_branches > MAX_BRANCHES:
+        raise invalid("ops", f"ops may fork at most {MAX_BRANCHES} branches", code="array_above_max_length")
+
+
 def _arguments(data: bytes) -> dict[str, Any]:
     try:
         arguments = msgspec.json.decode(data or b"{}", type=dict[str, Any])
@@ -142,7 +217,7 @@ def _arguments(data: bytes) -> dict[str, Any]:
 
 def _checked(template: Template, name: str, tools: Mapping[str, ToolCall]) -> Response:
     """The answer that describes it. Raises ApiError if it cannot be run or described."""
-    check_ops(template.ops)
+    _check_ops(template.ops)
     try:
         check_template(template)
         rehearse(template, tools)
