@@ -14,14 +14,21 @@ import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
-from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, MatcherError, UnsupportedKeywordError
+from .errors import (
+    CompileLateError,
+    GrammarError,
+    GrammarTooComplexError,
+    InvalidSchemaError,
+    MatcherError,
+    UnsupportedKeywordError,
+)
 from .json_schema.parse import checked_formats
 from .json_text.parts import all_parts, all_schemas, json_parts
 from .lower import lower, lower_loosely, to_grammar_error
 from .lowered import Lowered, Tabulate
 from .matchers.completion import Completer
 from .matchers.interface import Grammar, GrammarState, Matcher, Tabulation
-from .matchers.table.tables import RegularTables, table_job
+from .matchers.table.tables import RegularTables
 from .matchers.tagged.compile import compile_structural
 from .matchers.token_matcher import CompiledGrammar
 from .matchers.unique.state import DistinctState
@@ -32,7 +39,7 @@ from .vocabulary.vocabulary import Vocabulary
 from .workers.cache import GrammarCache
 from .workers.jobs import Check, Checked, Done, Lower, Tabulated
 from .workers.process import NoProcessError
-from .workers.service import CompileLateError, CompileService, Turn
+from .workers.service import CompileService, Turn
 from .workers.small_enough import is_light
 
 PlainSpec = JsonSchema | Regex | Choice | Lark | Gbnf
@@ -269,14 +276,13 @@ def _compile_lowered(spec: PlainSpec, lowered: Lowered, tokens: TokenTable) -> C
         start = DistinctState.guarding(start, tokens, lowered.distinct)
     _check_start(start, tokens, spec)
     completer = Completer(tokens, json=lowered.json, names=lowered.names, words=lowered.words)
-    job = table_job(spec, lowered)
     return CompiledGrammar(
         start,
         tokens,
         completer,
         lowered,
         receipt=lowered.receipt or _plain_receipt(spec),
-        tabulation=None if job is None else Tabulation(job, _key(spec)),
+        tabulation=None if lowered.table is None else Tabulation(lowered.table, _key(spec)),
     )
 
 

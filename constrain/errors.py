@@ -1,13 +1,17 @@
-"""What can be wrong with a constraint.
+"""Errors of constraints and of their matchers.
 
 GrammarError(ValueError)            the constraint cannot be used; `path` says where
+├── InvalidSchemaError              the JSON Schema is not one, or nothing can satisfy it
 ├── UnsupportedKeywordError         a JSON Schema keyword that would go unenforced
 └── GrammarTooComplexError          it passes a limit of size, depth or compile time
+    └── CompileLateError            of compile time: it may succeed where less is under way
 MatcherError(RuntimeError)          a matcher was asked for something impossible in mid-generation
 └── SearchLateError                 it needs longer for an answer than it was given
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 
 class GrammarError(ValueError):
@@ -16,9 +20,12 @@ class GrammarError(ValueError):
     code = "invalid_grammar"
 
     def __init__(self, reason: str, *, path: str = "") -> None:
-        super().__init__(f"{reason} (at {path})" if path else reason)
+        super().__init__(reason)
         self.reason = reason
         self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.reason} (at {self.path})" if self.path else self.reason
 
 
 class InvalidSchemaError(GrammarError):
@@ -43,6 +50,16 @@ class GrammarTooComplexError(GrammarError):
     """The constraint passes a limit of size, depth or compile time."""
 
     code = "grammar_too_complex"
+
+
+class CompileLateError(GrammarTooComplexError):
+    """It was not compiled in time, be it its own fault or that of too many others."""
+
+
+REFUSALS: Final[dict[str, type[GrammarError]]] = {
+    kind.code: kind for kind in (GrammarError, InvalidSchemaError, UnsupportedKeywordError, GrammarTooComplexError)
+}
+"""Kinds of GrammarErrors by their codes, which are all that travels of them."""
 
 
 class MatcherError(RuntimeError):

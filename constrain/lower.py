@@ -12,7 +12,7 @@ from .context_free.gbnf import to_lark
 from .context_free.lark_words import has_word
 from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError
 from .json_schema.parse import parse_schema
-from .lowered import Lowered
+from .lowered import Lowered, Tabulate
 from .receipt import Receipt
 from .regex.automaton import Conjunction
 from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
@@ -33,7 +33,7 @@ def lower(spec: GrammarSpec) -> Lowered:
             return lower_schema(spec)
         case Regex():
             body = _whole(spec.pattern)
-            return Lowered(LLMatcher.grammar_from_regex(body), regular=(Conjunction((body,)),))
+            return Lowered(LLMatcher.grammar_from_regex(body), table=Tabulate(parts=(Conjunction((body,)),)))
         case Choice():
             return _lower_choice(spec)
         case Lark():
@@ -75,6 +75,7 @@ def _lower_choice(spec: Choice) -> Lowered:
     return Lowered(
         LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + "\n  | ".join(literals)),
         growth=max(map(len, spec.options)),
+        table=Tabulate(words=spec.options),
     )
 
 

@@ -50,6 +50,13 @@ class DistinctPaths(msgspec.Struct, frozen=True):
     pointers: tuple[str, ...]
 
 
+class Tabulate(msgspec.Struct, frozen=True, tag="tabulate"):
+    """Make the automaton of regular expressions (Rust syntax), or (without any) of words. Answered by Tabulated."""
+
+    parts: tuple[Conjunction, ...] = ()
+    words: tuple[str, ...] = ()
+
+
 class Lowered(msgspec.Struct, frozen=True):
     """A grammar's source.
 
@@ -60,7 +67,7 @@ class Lowered(msgspec.Struct, frozen=True):
     receipt    what the grammar enforces, and what must be checked on the finished value
     witness    a short word, if one is known
     distinct   where elements or keys must differ in ways that the grammar does not see to
-    regular    regular expressions (the syntax of Rust's regex crate) whose texts are its words; empty if none are known
+    table      what makes the automaton of its words; None if they are not known to be regular
     """
 
     source: str
@@ -71,11 +78,4 @@ class Lowered(msgspec.Struct, frozen=True):
     receipt: Receipt | None = None
     witness: str | None = None
     distinct: DistinctPaths | None = None
-    regular: tuple[Conjunction, ...] = ()
-
-
-class Tabulate(msgspec.Struct, frozen=True, tag="tabulate"):
-    """Make the automaton of regular expressions, or (without any) of words. Answered by Tabulated."""
-
-    parts: tuple[Conjunction, ...] = ()
-    words: tuple[str, ...] = ()
+    table: Tabulate | None = None

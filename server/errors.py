@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from ..constrain.errors import GrammarError
+from ..constrain.errors import REFUSALS, GrammarError
 from ..runtime.protocol.errors import BoughError, EngineStoppedError, ErrorInfo, OverloadedError, RequestError
 
 INTERNAL_MESSAGE = "The server failed to process the request. Please name the x-request-id when you report it."
@@ -120,9 +120,7 @@ def from_error_info(
         status = _STATUS_OF_CODE.get(info.code)
     if info is None or status is None:
         return ApiError(500, "internal_error", INTERNAL_MESSAGE)
-    about_grammar = info.code == "constraint_violated" or (
-        status == 400 and ("grammar" in info.code or "schema" in info.code)
-    )
+    about_grammar = info.code == "constraint_violated" or info.code in REFUSALS
     return ApiError(status, info.code, info.message, param=grammar_param if about_grammar else info.param)
 
 

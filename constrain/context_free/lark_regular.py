@@ -7,6 +7,7 @@ import re
 from itertools import product
 from typing import TypeAlias
 
+from ..lowered import Tabulate
 from ..regex.automaton import Conjunction
 from ..regex.terminal import escaped
 
@@ -36,7 +37,7 @@ class _IrregularError(Exception):
     """The grammar is not regular, or not known to be: something in it repeats without end, or has conditions."""
 
 
-def regular_parts(source: str) -> tuple[Conjunction, ...] | None:
+def regular_table(source: str) -> Tabulate | None:
     """Regular expressions, the texts of any of which are the words of a grammar; None if it says more than that.
 
     What repeats without end must be within one terminal: where terminals follow each other, each is as long as it can
@@ -48,7 +49,7 @@ def regular_parts(source: str) -> tuple[Conjunction, ...] | None:
     stops = [*(place.start() for place in places[1:]), len(source)]
     bodies = {place[1]: source[place.end() : stop] for place, stop in zip(places, stops, strict=True)}
     try:
-        return _Reader(bodies).definition("start")
+        return Tabulate(parts=_Reader(bodies).definition("start"))
     except (_IrregularError, RecursionError):
         return None
 

@@ -6,7 +6,7 @@ import math
 
 from llguidance import LLMatcher
 
-from ..context_free.lark_regular import regular_parts
+from ..context_free.lark_regular import regular_table
 from ..errors import GrammarTooComplexError, InvalidSchemaError
 from ..lowered import Lowered
 from ..receipt import Receipt
@@ -51,5 +51,5 @@ def lower_schema(spec: JsonSchema) -> Lowered:
         receipt=receipt,
         witness=shortest_text(graph),
         distinct=distinct,
-        regular=(regular_parts(source) or ()) if distinct is None else (),
+        table=regular_table(source) if distinct is None else None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError
+from ..errors import REFUSALS, GrammarError, UnsupportedKeywordError
 from ..lowered import Lowered, Tabulate
 from ..receipt import Violation
 from ..regex.automaton import Automaton
@@ -65,7 +65,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
     def error(self) -> GrammarError:
         """The error as it was raised."""
-        kind = _KINDS.get(self.code, GrammarError)
+        kind = REFUSALS.get(self.code, GrammarError)
         error = kind.__new__(kind)
         GrammarError.__init__(error, self.reason, path=self.path)
         if isinstance(error, UnsupportedKeywordError):
@@ -82,10 +82,6 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
     traceback: str
 
-
-_KINDS = {
-    kind.code: kind for kind in (GrammarError, InvalidSchemaError, UnsupportedKeywordError, GrammarTooComplexError)
-}
 
 Job = Lower | Check | Tabulate
 Answer = Done | Checked | Tabulated | Interrupted | Refused | Failed

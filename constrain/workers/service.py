@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from threading import Condition, RLock, Thread, current_thread
 from typing import Any, TypeVar
 
-from ..errors import GrammarError, GrammarTooComplexError
+from ..errors import CompileLateError, GrammarError, GrammarTooComplexError
 from .jobs import Answer, Checked, Done, Failed, Interrupted, Job, Refused, Tabulated
 from .process import LateError, ProcessEndedError, Processes, WorkerProcess
 
@@ -28,10 +28,6 @@ MAX_EXTRA_THREADS = 8
 TICK_S = 0.05
 
 T = TypeVar("T")
-
-
-class CompileLateError(GrammarTooComplexError):
-    """It was not compiled in time, be it its own fault or that of too many others."""
 
 
 class _PreemptedError(Exception):

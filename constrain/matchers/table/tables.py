@@ -9,9 +9,8 @@ from re import _constants, _parser  # type: ignore[attr-defined]  # the standard
 from typing import Any
 
 from ...errors import GrammarError
-from ...lowered import Lowered, Tabulate
+from ...lowered import Tabulate
 from ...regex.automaton import Automaton, compile_parts, compile_words
-from ...spec import Choice, GrammarSpec
 from ...vocabulary.token_table import TokenTable
 from ...vocabulary.trie import Level, build_trie
 from ..interface import Grammar
@@ -19,13 +18,6 @@ from .matcher import RegularGrammar
 from .rows import token_moves
 
 MAX_LIGHT_CHARS = 4_096
-
-
-def table_job(spec: GrammarSpec, lowered: Lowered) -> Tabulate | None:
-    """The job that makes the automaton of `spec`; None if it is not known to be regular."""
-    if isinstance(spec, Choice):
-        return Tabulate(words=spec.options)
-    return Tabulate(parts=lowered.regular) if lowered.regular else None
 
 
 def tabulate(job: Tabulate) -> Automaton:

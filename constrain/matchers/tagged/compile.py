@@ -292,7 +292,6 @@ class _Compilation:
                 self._written[content] = _lower_somehow(lower_part, content)
             except GrammarError as error:
                 error.path = path + error.path
-                error.args = (f"{error.reason} (at {error.path})",)
                 raise
         return self._written[content]
 

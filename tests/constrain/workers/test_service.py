@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from bough.constrain import GrammarCompiler, GrammarError, GrammarTooComplexError, JsonSchema, Regex, Vocabulary
+from bough.constrain.errors import CompileLateError
 from bough.constrain.lower import lower
 from bough.constrain.vocabulary.adapters import byte_vocabulary
 from bough.constrain.workers.jobs import Check, Checked, Done, Lower, Refused
 from bough.constrain.workers.process import LateError, ProcessEndedError, WorkerProcess
-from bough.constrain.workers.service import CompileLateError, CompileService, Turn
+from bough.constrain.workers.service import CompileService, Turn
 
 _DOUBLED = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i - 1}"}] * 2} for i in range(1, 40)}
 HANG = Check(json.dumps({"$defs": {"a0": True, **_DOUBLED}, "$ref": "#/$defs/a39"}), "1")

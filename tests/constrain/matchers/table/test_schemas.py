@@ -11,12 +11,12 @@ import pytest
 
 from bough.constrain import GrammarCompiler, JsonSchema, Vocabulary, grammar_accepts
 from bough.constrain.compiler import compile_grammar
-from bough.constrain.context_free.lark_regular import regular_parts
+from bough.constrain.context_free.lark_regular import regular_table
 from bough.constrain.lower import lower
 from bough.constrain.matchers.table.matcher import RegularGrammar
 from bough.constrain.matchers.table.tables import RegularTables, is_light, tabulate
 from bough.constrain.matchers.token_matcher import CompiledGrammar
-from bough.constrain.regex.automaton import compile_parts, compile_regular
+from bough.constrain.regex.automaton import compile_regular
 
 SCHEMAS: list[dict[str, Any]] = [
     {"type": "boolean"},
@@ -138,7 +138,7 @@ def test_small_ones_are_tables_at_once(compiler: GrammarCompiler) -> None:
 
 @pytest.mark.parametrize("schema", OTHERS, ids=json.dumps)
 def test_others_are_followed_step_by_step(schema: dict[str, Any]) -> None:
-    assert lower(JsonSchema(json.dumps(schema))).regular == ()
+    assert lower(JsonSchema(json.dumps(schema))).table is None
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_others_are_followed_step_by_step(schema: dict[str, Any]) -> None:
     ],
 )
 def test_expressions(source: str, pattern: str) -> None:
-    parts = regular_parts(source)
-    assert parts is not None
-    assert compile_parts(parts) == compile_regular(pattern)
+    job = regular_table(source)
+    assert job is not None
+    assert tabulate(job) == compile_regular(pattern)
 
 
 @pytest.mark.parametrize(
@@ -173,4 +173,4 @@ def test_expressions(source: str, pattern: str) -> None:
     ],
 )
 def test_what_is_not_known_to_be_regular(source: str) -> None:
-    assert regular_parts(source) is None
+    assert regular_table(source) is None

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bough.constrain import Choice, Grammar, GrammarCompiler, Lark, MatcherError, Regex, Vocabulary
-from bough.constrain.lowered import Lowered, Tabulate
+from bough.constrain.lower import lower
+from bough.constrain.lowered import Tabulate
 from bough.constrain.matchers.table import matcher as table_matcher
 from bough.constrain.matchers.table.matcher import RegularGrammar
-from bough.constrain.matchers.table.tables import RegularTables, is_small, table_job, tabulate
+from bough.constrain.matchers.table.tables import RegularTables, is_small, tabulate
 from bough.constrain.matchers.token_matcher import CompiledGrammar
 from bough.constrain.regex.automaton import Conjunction, compile_regular
 from bough.constrain.spec import GrammarSpec
@@ -71,9 +72,9 @@ def test_what_is_not_regular_stays_as_it_is(compiler: GrammarCompiler) -> None:
 
 
 def test_jobs() -> None:
-    assert table_job(Choice(("a", "b")), Lowered("")) == Tabulate(words=("a", "b"))
-    assert table_job(Regex("x"), Lowered("", regular=X)) == Tabulate(parts=X)
-    assert table_job(Lark("x"), Lowered("")) is None
+    assert lower(Choice(("a", "b"))).table == Tabulate(words=("a", "b"))
+    assert lower(Regex("x")).table == Tabulate(parts=X)
+    assert lower(Lark('start: "x"')).table is None
     assert (
         tabulate(Tabulate(words=("a", "b")))
         == tabulate(Tabulate(parts=(Conjunction(("[ab]",)),)))
