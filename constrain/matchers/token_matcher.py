@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from ctypes import addressof, c_char
+from functools import cached_property
 
 import numpy as np
 from llguidance import LLMatcher
 
 from ..errors import MatcherError, SearchLateError
-from ..json_text.closing import JsonScanner
+from ..json_text.reader import READER, START, Scan, closing
 from ..lowered import Lowered
 from ..receipt import Receipt
 from ..vocabulary.token_table import TokenTable
@@ -66,9 +67,10 @@ class CompiledGrammar:
         """Tokens of a short word, which a budget should allow at least; None if none was found."""
         return None if self.witness is None else len(self.witness)
 
-    def scanner(self) -> JsonScanner:
-        """A scanner for what closes a JSON text in few tokens."""
-        return JsonScanner(b"null" if self.tokens.known(["null"]) else b"0")
+    @cached_property
+    def missing_value(self) -> bytes:
+        """What stands for a value where one is missing, in few tokens."""
+        return b"null" if self.tokens.known(["null"]) else b"0"
 
 
 class TokenMatcher(Matcher):
@@ -88,8 +90,8 @@ class TokenMatcher(Matcher):
         self._witness: list[int] | None = grammar.witness
         self._witness_at = 0  # how many tokens were taken when it was found
         self._next_search = math.inf  # after a search in vain: the budget at which to search again
-        self._scanner: JsonScanner | None = None
-        self._scanned = 0  # how many taken tokens the scanner has seen
+        self._scan: Scan = START
+        self._scanned = 0  # how many taken tokens that has seen
         self._closing: list[int] | None = None  # what is still to be written to close the text
         self._num_closed = 0
 
@@ -206,7 +208,7 @@ class TokenMatcher(Matcher):
             self._closing, self._num_closed = None, 0
         del self._taken[kept:]
         if self._scanned > kept:
-            self._scanner, self._scanned = None, 0
+            self._scan, self._scanned = START, 0
         if self._witness_at > kept:
             self._next_search = math.inf
             self._witness = self.grammar.witness if not self._taken else None
@@ -217,8 +219,7 @@ class TokenMatcher(Matcher):
         other = TokenMatcher(self.grammar, self.state.deep_copy())
         other._taken, other._masked_at = list(self._taken), self._masked_at
         other._witness, other._witness_at, other._next_search = self._witness, self._witness_at, self._next_search
-        other._scanner = self._scanner.copy() if self._scanner is not None else None
-        other._scanned = self._scanned
+        other._scan, other._scanned = self._scan, self._scanned
         other._closing = list(self._closing) if self._closing is not None else None
         other._num_closed = self._num_closed
         return other
@@ -321,17 +322,15 @@ class TokenMatcher(Matcher):
             self._take(token)
             return token
         tokens = self.grammar.tokens
-        if self._scanner is None:
-            self._scanner = self.grammar.scanner()
-        self._scanner.feed(tokens.text(self._taken[self._scanned :]))
+        missing, tail = self.grammar.missing_value, self._taken[-3:]
+        self._scan = READER.feed(self._scan, tokens.text(self._taken[self._scanned :]))
         self._scanned = len(self._taken)
-        after = self._scanner.copy()
-        after.feed(tokens.text([token]))
-        if len(tokens.encode(after.closing())) <= remaining:
+        after = READER.feed(self._scan, tokens.text([token]))
+        if len(tokens.encode(closing(after, tokens.text([*tail, token]), missing))) <= remaining:
             self._take(token)
-            self._scanner, self._scanned = after, len(self._taken)
+            self._scan, self._scanned = after, len(self._taken)
             return token
-        self._closing = tokens.encode(self._scanner.closing())
+        self._closing = tokens.encode(closing(self._scan, tokens.text(tail), missing))
         return self._accept_closing(self._closing[0] if self._closing else min(tokens.eos_ids))
 
     def _accept_closing(self, token: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .scan import LITERALS, Frame, Mode, Scan, Seen, Value, all_seen, number_value
+from ...json_text.reader import LITERALS, Frame, Mode, Scan, Seen, Value, all_seen, number_value
 
 MAX_REMEMBERED = 16
 

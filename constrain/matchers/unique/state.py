@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ...json_text.reader import DuplicateError, Frame, Mode, Reader, Scan, Seen, is_seen, number_value
 from ...lowered import DistinctPaths
 from ...vocabulary.element_tokens import Row
 from ...vocabulary.token_table import TokenTable
 from ..interface import GrammarState
 from .alike import MAX_REMEMBERED, Likeness, pairs
-from .scan import DuplicateError, Frame, Mode, Reader, Scan, Seen, is_seen, number_value
 
 MAX_DEPTH = 3
 """Tokens that are looked ahead to see whether what is begun can still become something new."""
@@ -309,7 +309,7 @@ class DistinctState:
                 except DuplicateError:
                     return True
             step = self._tokens.encode(forced or b" ")
-            if not forced and self._scans[-1].mode not in (Mode.NEXT, Mode.COLON):
+            if not forced and self._scans[-1].mode not in (Mode.NEXT, Mode.COLON, Mode.VALUE):
                 break
             if not forced and self.validate_tokens(step) != len(step):
                 break

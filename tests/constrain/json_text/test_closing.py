@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.constrain.json_text.closing import JsonScanner
+from bough.constrain.json_text.reader import READER, START, closing
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -21,15 +21,15 @@ VALUES = st.recursive(
 @given(value=VALUES, ascii_only=st.booleans(), indent=st.sampled_from([None, 1]))
 def test_every_prefix_closes_to_json(value: object, ascii_only: bool, indent: int | None) -> None:
     data = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "surrogatepass")
-    scanner = JsonScanner()
+    scan = START
     for stop in range(len(data) + 1):
-        json.loads(data[:stop] + scanner.closing())
-        scanner.feed(data[stop : stop + 1])
-    assert scanner.closing() == b""
+        json.loads(data[:stop] + closing(scan, data[max(stop - 3, 0) : stop]))
+        scan = READER.feed(scan, data[stop : stop + 1])
+    assert closing(scan, data[-3:]) == b""
 
 
 @pytest.mark.parametrize(
-    ("text", "closing"),
+    ("text", "expected"),
     [
         (b"", b"null"),
         (b"{", b"}"),
@@ -49,17 +49,13 @@ def test_every_prefix_closes_to_json(value: object, ascii_only: bool, indent: in
         (b'[{"a": ["', b'"]}]'),
     ],
 )
-def test_closing_is_short(text: bytes, closing: bytes) -> None:
-    scanner = JsonScanner()
-    scanner.feed(text)
-    assert scanner.closing() == closing
-    json.loads(text + closing)
+def test_closing_is_short(text: bytes, expected: bytes) -> None:
+    assert closing(READER.feed(START, text), text[-3:]) == expected
+    json.loads(text + expected)
 
 
-def test_copy_is_independent() -> None:
-    scanner = JsonScanner(b"0")
-    scanner.feed(b'{"a": [')
-    other = scanner.copy()
-    other.feed(b"[[")
-    assert scanner.closing() == b"]}"
-    assert other.closing() == b"]]]}"
+def test_one_state_goes_on_in_several_ways() -> None:
+    scan = READER.feed(START, b'{"a": [')
+    other = READER.feed(scan, b"[[")
+    assert closing(scan, b": [", b"0") == b"]}"
+    assert closing(other, b"[[[", b"0") == b"]]]}"

@@ -1,4 +1,7 @@
-"""Reads a JSON text and knows where an element, or a key, would come a second time. All states are values."""
+"""Reads a JSON text as it is written, in pieces of any size; all states are values, so that any can be gone back to.
+
+The reader knows where an element, or a key, comes a second time; `closing` tells what makes a beginning a whole text.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
-from ...lowered import NOWHERE, DistinctPaths, PathState
+from ..lowered import NOWHERE, DistinctPaths, PathState
 
 Value: TypeAlias = Any
 """A JSON value, the same for equal ones: bytes for a string, str for a number or literal, a tuple, a frozenset."""
@@ -28,7 +31,8 @@ LITERALS = frozenset({"true", "false", "null"})
 _STRING_STOP = re.compile(rb'["\\]')
 _NUMBER = frozenset(b"0123456789+-.eE")
 _LITERAL_OF = {ord("t"): b"true", ord("f"): b"false", ord("n"): b"null"}
-_QUOTE, _COMMA, _COLON, _SPACE = b'",: '
+_QUOTE, _COMMA, _COLON = b'",:'
+_SPACES = b" \t\n\r"
 _OPEN, _CLOSE, _OPEN_OBJECT = b"[{", b"]}", ord("{")
 
 
@@ -42,7 +46,7 @@ class Mode(IntEnum):
     FIRST = 0
     """The first element or key, or the closing bracket."""
     NEXT = 1
-    """An element, a key or an object's value."""
+    """An element or a key."""
     COLON = 2
     AFTER = 3
     """What follows an element."""
@@ -50,6 +54,8 @@ class Mode(IntEnum):
     KEY = 5
     NUMBER = 6
     LITERAL = 7
+    VALUE = 8
+    """What follows a key and its colon."""
 
 
 class Frame(NamedTuple):
@@ -152,14 +158,14 @@ class Reader:
             if len(text) > 1:
                 return Scan(frame, mode, text[1:], pending, keeps)
             return _with_value(frame, pending.decode())
-        if byte == _SPACE:
+        if byte in _SPACES:
             return scan
         if byte == _COMMA:
             if frame.seen is not None and frame.most is not None and frame.num_seen >= frame.most:
                 raise DuplicateError
             return Scan(frame, Mode.NEXT)
         if byte == _COLON:
-            return Scan(frame, Mode.COLON)
+            return Scan(frame, Mode.VALUE)
         if byte in _OPEN:
             return Scan(self._opened(frame, byte == _OPEN_OBJECT), Mode.FIRST)
         if byte in _CLOSE:
@@ -169,7 +175,7 @@ class Reader:
 
     def _scalar(self, frame: Frame, mode: Mode, byte: int) -> Scan:
         """The first byte of a string, number or literal."""
-        if byte == _QUOTE and frame.is_object and mode != Mode.COLON:
+        if byte == _QUOTE and frame.is_object and mode != Mode.VALUE:
             return Scan(frame, Mode.KEY, keeps=frame.tracked or frame.state is not None)
         keeps = frame.tracked or frame.differs
         if byte == _QUOTE:
@@ -212,6 +218,55 @@ class Reader:
         else:
             number = state.prefix[frame.num_read] if frame.num_read < len(state.prefix) else state.rest
         return None if number == NOWHERE else self._states[number]
+
+
+READER = Reader(DistinctPaths((), ()))
+START = Scan(Frame(None, False, None), Mode.NEXT)
+"""Reads texts in which nothing has to differ, from their start."""
+
+
+def closing(scan: Scan, tail: bytes, value: bytes = b"null") -> bytes:
+    """The shortest text that makes what was read a whole JSON text; empty if it is one.
+
+    `tail` are the last bytes that were read, three at least if there are as many; `value` stands where a value is
+    missing. What was read must be a beginning of JSON: what a grammar of JSON texts let through.
+    """
+    frame, mode, text, pending, _ = scan
+    result = b""
+    if mode == Mode.LITERAL:
+        result = text
+    elif mode == Mode.NUMBER and not text[-1:].isdigit():
+        result = b"0"
+    elif mode in (Mode.STRING, Mode.KEY):
+        escape = pending[6:] if len(pending) >= 6 else pending  # the second half of a surrogate pair
+        result = _rest_of_character(tail) if not pending else b""
+        result += (b'"' if escape == b"\\" else b"0" * (6 - len(escape)) if escape else b"") + b'"'
+    if mode == Mode.NEXT and frame.is_object:
+        result = b'""'
+    if mode in (Mode.KEY, Mode.COLON) or (mode == Mode.NEXT and frame.is_object):
+        result += b":"
+    if mode in (Mode.KEY, Mode.COLON, Mode.NEXT, Mode.VALUE):
+        result += value
+    while frame.below is not None:
+        result += b"}" if frame.is_object else b"]"
+        frame = frame.below
+    return result
+
+
+_SECOND_BYTES = {0xE0: b"\xa0", 0xED: b"\x80", 0xF0: b"\x90", 0xF4: b"\x80"}
+"""Of characters in UTF-8 whose second byte is not free, a right one."""
+
+
+def _rest_of_character(tail: bytes) -> bytes:
+    """The bytes that a character needs of which `tail` holds the beginning only, if it ends so."""
+    for back in range(1, min(len(tail), 3) + 1):
+        lead = tail[-back]
+        if lead >= 0xC0:
+            length = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+            return (_SECOND_BYTES.get(lead, b"\x80") + b"\x80\x80")[back - 1 : length - 1]
+        if lead < 0x80:
+            break
+    return b""
 
 
 def is_seen(seen: Seen | None, value: Value) -> bool:
