@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from ..lowered import NOWHERE, DistinctPaths, PathState
+from ..json_text.reader import NOWHERE, DistinctPaths, PathState
 from ..regex.language import Language
 from .document import pointer_of
 from .emit import needs_distinct_items, needs_distinct_keys

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...json_text.reader import DuplicateError, Frame, Mode, Reader, Scan, Seen, is_seen, number_value
-from ...lowered import DistinctPaths
+from ...json_text.reader import DistinctPaths, DuplicateError, Frame, Mode, Reader, Scan, Seen, is_seen, number_value
 from ...vocabulary.element_tokens import Row
 from ...vocabulary.token_table import TokenTable
 from ..interface import GrammarState

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from bough.constrain.json_text.reader import DuplicateError, Mode, Reader, Scan, number_value
-from bough.constrain.lowered import DistinctPaths, PathState
+from bough.constrain.json_text.reader import DistinctPaths, DuplicateError, Mode, PathState, Reader, Scan, number_value
 
 ITEMS = Reader(DistinctPaths((PathState(items=True),), ()))
 KEYS = Reader(DistinctPaths((PathState(keys=True),), ()))
