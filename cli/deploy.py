@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def compiled(source: str, known: dict[str, object]) -> CompiledProgram:
-    """The compiled program of a file: `x.json` holds one, `x.py:function` is compiled with what is `known`.
+    """Returns the compiled program of a file: `x.json` holds one, `x.py:function` is compiled with what is `known`.
 
     Raises:
         RequestError: there is no such program, or it cannot be compiled; the message names the line.

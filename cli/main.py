@@ -32,7 +32,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 0, 1 for a failure, 2 for a wrong command line, 130 when interrupted."""
+    """Returns the exit status: 0, 1 for a failure, 2 for a wrong command line, 130 when interrupted."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded: see docs/decisions/0008
     logging.basicConfig(

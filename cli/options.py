@@ -13,7 +13,7 @@ from ..runtime.protocol.config import EngineConfig
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """A flag for each field of EngineConfig, with its docstring line as help and its default shown."""
+    """Adds a flag for each field of EngineConfig, with its docstring line as help and its default shown."""
     group = parser.add_argument_group("engine")
     lines = _descriptions(EngineConfig.__doc__ or "")
     hints = typing.get_type_hints(EngineConfig)
@@ -31,7 +31,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
-    """The settings that the flags gave.
+    """Returns the settings that the flags gave.
 
     Raises:
         RequestError: a value is out of range.
@@ -40,7 +40,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
 
 
 def _kind(annotation: Any) -> tuple[Any, tuple[str, ...] | None]:
-    """The flag's type and choices for a field's annotation (X, X | None, or Literal)."""
+    """Returns the flag's type and choices for a field's annotation (X, X | None, or Literal)."""
     if typing.get_origin(annotation) is typing.Literal:
         return str, typing.get_args(annotation)
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
@@ -54,7 +54,7 @@ def _help(text: str, default: object) -> str:
 
 
 def _descriptions(docstring: str) -> dict[str, str]:
-    """Field name -> what the class's docstring says of it."""
+    """Maps field names to what the class's docstring says of them."""
     found: dict[str, str] = {}
     name = ""
     for line in docstring.splitlines():

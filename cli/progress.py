@@ -1,4 +1,4 @@
-"""Bars for what takes long."""
+"""Progress bars for downloads and for loading models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tqdm import tqdm
 class LoadingBar:
     """Shows what is being loaded: pass it as `progress(what, done, total)`.
 
-    A download counts bytes, loading counts tensors. Nothing is shown where nobody looks (not a terminal).
+    A download counts bytes, loading counts tensors. Nothing is shown unless standard error is a terminal.
     """
 
     def __init__(self) -> None:

@@ -68,14 +68,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def explain(program: Function[Any], keywords: dict[str, Any], model: str) -> str:
-    """What the program would do. Tokens are counted by the model's tokenizer if the model is on this machine."""
+    """Describes what the program would do. The model's tokenizer counts its tokens if it is on this machine."""
     source = _find_tokenizer(model)
     counted = "" if source is None else f"\ncounted         by the tokenizer of {model}"
     return program.explain(tokenizer=None if source is None else load_tokenizer(source), **keywords) + counted
 
 
 def _find_tokenizer(model: str) -> Path | None:
-    """The model's file or folder, if it is here already: nothing is downloaded."""
+    """Finds the model's file or folder if it is here already; downloads nothing."""
     cached = default_cache() / model / "model.gguf"
     named = Path(model).expanduser()
     if model in MODELS:
@@ -84,7 +84,7 @@ def _find_tokenizer(model: str) -> Path | None:
 
 
 def _tell(timeline: Timeline, arguments: argparse.Namespace) -> None:
-    """Says on standard error what was asked for about the run."""
+    """Writes what was asked for about the run to standard error."""
     if arguments.report:
         print(f"\n{report(timeline)}", file=sys.stderr)
     if arguments.timeline is not None:
@@ -94,7 +94,7 @@ def _tell(timeline: Timeline, arguments: argparse.Namespace) -> None:
 
 
 def load_file(path: Path) -> ModuleType:
-    """The module that a file defines; its folder can be imported from, as with `python FILE`.
+    """Loads the module that a file defines; its folder can be imported from, as with `python FILE`.
 
     Raises:
         RequestError: there is no such file.
@@ -111,7 +111,7 @@ def load_file(path: Path) -> ModuleType:
 
 
 def find_program(module: ModuleType, name: str) -> Function:
-    """The program called `name`; without a name the one called main, or the only one.
+    """Finds the program called `name`; without a name the one called main, or the only one.
 
     Raises:
         RequestError: there is none, or the choice is not clear.

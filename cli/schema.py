@@ -82,7 +82,7 @@ def _check(
 
 
 def _try(path: str, text: str, spec: JsonSchema, grammar: Grammar, vocabulary: Vocabulary) -> dict[str, Any]:
-    """What the masks and the validator say of a value. The masks are shown it in each of its layouts."""
+    """The verdicts of the masks and of the validator on a value. The masks are shown it in each of its layouts."""
     formats = checked_formats(spec.schema, grammar.receipt.checked if grammar.receipt is not None else ())
     found = violations(spec.schema, text, formats=formats)
     report: dict[str, Any] = {"path": path, "valid": not found}
@@ -167,7 +167,7 @@ def _instance_lines(instance: dict[str, Any]) -> Iterator[str]:
 
 
 def _ranges(texts: list[str]) -> list[str]:
-    """Texts for a reader: single characters in ranges, at most 40 of the others."""
+    """Lists texts readably: single characters as ranges, at most 40 of the others."""
     codes = sorted(ord(text) for text in texts if len(text) == 1)
     starts = [code for code in codes if code - 1 not in codes]
     stops = [code for code in codes if code + 1 not in codes]

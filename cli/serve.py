@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def programs_in(sources: Sequence[str]) -> tuple[Template, ...]:
-    """The compiled programs that were named.
+    """Compiles or loads the programs that were named.
 
     Raises:
         RequestError: there is no such program, or it cannot be compiled.
@@ -117,7 +117,7 @@ def programs_in(sources: Sequence[str]) -> tuple[Template, ...]:
 
 
 def tools_in(path: Path) -> list[Tool[..., Any]]:
-    """The tools that a Python file defines.
+    """Loads the tools that a Python file defines.
 
     Raises:
         RequestError: there is no such file, or there are none in it.
@@ -132,7 +132,7 @@ def tools_in(path: Path) -> list[Tool[..., Any]]:
 
 
 def server_config(arguments: argparse.Namespace) -> ServerConfig:
-    """The server's settings.
+    """Returns the server's settings.
 
     Raises:
         RequestError: the key file cannot be read.

@@ -34,7 +34,7 @@ Action: Answer 1230 kilometres
 
 @bough.tool(timeout_s=5)
 def look_up(topic: str) -> str:
-    """What an encyclopedia says about a topic."""
+    """Looks a topic up in an encyclopedia."""
     return FACTS[topic.strip()]
 
 

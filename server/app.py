@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..runtime.client.client import EngineClient
 
 _GRACE_S = 2.0
-"""For answers that end because their time is over to reach their clients."""
+"""Left after the drain, in which answers that were cut off reach their clients."""
 
 logger = logging.getLogger("bough.server")
 
@@ -51,7 +51,7 @@ def create_app(
     *,
     programs: tuple[Template, ...] = (),
 ) -> ASGIApp:
-    """The ASGI application that serves `client`, and deployed `programs`. Who calls it closes the client."""
+    """Returns the ASGI application that serves `client` and deployed `programs`. The caller closes the client."""
     service = Service(client, config, lifecycle or Lifecycle())
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     routes = Routes(service, programs)
@@ -75,7 +75,7 @@ async def _on_closed(_: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """What the router itself refuses."""
+    """Answers what the router itself refuses."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     if status == 404:
         answer = ApiError(404, "unknown_url", f"Unknown request URL: {request.method} {request.url.path[:200]}")
@@ -133,7 +133,7 @@ class Routes:
         return ModelCard(self._service.model_name, self._service.created, info.name, info.max_model_len)
 
     async def tools(self) -> Response:
-        """What programs that are sent here may use."""
+        """Lists the tools that programs may use."""
         tools = self._client.tools.values()
         return to_json({"object": "list", "data": [_tool_card(tool) for tool in tools]})
 
@@ -204,8 +204,8 @@ def _tool_card(tool: ToolCall) -> dict[str, Any]:
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn, but after a first signal it goes on listening, and refuses, until what runs is done or its time is over;
-    and the engine's death ends it. At the end it closes the client."""
+    """uvicorn with a drain: after the first signal it still listens, but refuses new work, until running requests have
+    finished or the drain times out. It also ends when the engine dies. At the end it closes the client."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the engine is served over HTTP.
+    """Settings of a server.
 
     host, port              where to listen; port 0 takes a free one
     served_model_name       what clients call the model; None: the model's own name, which is accepted always

@@ -1,4 +1,4 @@
-"""What a client is told when something is wrong: one table from exceptions and codes to statuses, one body."""
+"""Errors as clients see them: one table from exceptions and codes to statuses, one body."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATUS: dict[type[Exception], int] = {
     OverloadedError: 503,
     EngineStoppedError: 503,
 }
-"""Of exceptions; what is not here is 500."""
+"""Statuses of exceptions; any other is 500."""
 
 _STATUS_OF_CODE = {
     "engine_overloaded": 503,
@@ -64,11 +64,11 @@ _STATUS_OF_CODE = {
     "tokenizer_error": 500,
     "out_of_memory": 500,
 }
-"""Of the codes in an `ErrorInfo`. Any other is an internal error, whose message stays on the server."""
+"""Statuses of the codes in an `ErrorInfo`. Any other is an internal error, whose message stays on the server."""
 
 
 class ApiError(Exception):
-    """An answer that is not a success. `message` is for the client: no paths, addresses or class names."""
+    """An error response. `message` is for the client: no paths, addresses or class names."""
 
     def __init__(self, status: int, code: str, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -100,7 +100,7 @@ def invalid(param: str, message: str, *, code: str = "invalid_value") -> ApiErro
 
 
 def to_api_error(error: Exception, *, grammar_param: str = "response_format") -> ApiError:
-    """What to tell a client about `error`; `grammar_param` is the field that its constraint came from."""
+    """Returns the answer to `error`; `grammar_param` is the field that its constraint came from."""
     if isinstance(error, ApiError):
         return error
     status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), None)
@@ -115,7 +115,7 @@ def to_api_error(error: Exception, *, grammar_param: str = "response_format") ->
 def from_error_info(
     info: ErrorInfo | None, *, status: int | None = None, grammar_param: str = "response_format"
 ) -> ApiError:
-    """The error of a request that failed in the engine. Without a `status`, the code decides."""
+    """Returns the answer to a request that failed in the engine. Without a `status`, the code decides."""
     if status is None and info is not None:
         status = _STATUS_OF_CODE.get(info.code)
     if info is None or status is None:
@@ -131,7 +131,7 @@ _NOUNS = {"int": "integer", "float": "decimal", "str": "string", "array": "array
 
 
 def from_decode_error(error: msgspec.DecodeError | UnicodeDecodeError | RecursionError) -> ApiError:
-    """Why a body is not what a route expects, with the path of the field to blame."""
+    """Explains why a body is not what a route expects, with the path of the field to blame."""
     if isinstance(error, RecursionError):
         return ApiError(400, "invalid_json", "The body is nested too deeply.")
     if not isinstance(error, msgspec.ValidationError):

@@ -1,4 +1,4 @@
-"""What /metrics tells, in Prometheus' text format: our own names, and aliases that existing dashboards read."""
+"""Metrics in Prometheus' text format: our own names, and aliases that existing dashboards read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Histogram:
 
 
 class ServerMetrics:
-    """What the server itself counts. Used on the event loop only."""
+    """Counters of the server itself. Used on the event loop only."""
 
     def __init__(self) -> None:
         self.responses: Counter[tuple[str, int]] = Counter()

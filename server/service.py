@@ -51,7 +51,7 @@ class Service:
         self.created = int(time.time())
 
     async def read(self, request: HttpRequest, kind: type[B]) -> B:
-        """The body of an OpenAI route."""
+        """Reads the body of an OpenAI route."""
         body, num_unknown = decode_openai(await self.read_body(request), kind, strict=self.config.strict_params)
         self.metrics.unknown_fields += num_unknown
         model = getattr(body, "model", None)
@@ -125,7 +125,7 @@ class Service:
             raise to_api_error(error, grammar_param=grammar_param) from error
 
     async def _outputs(self, request: Request, grammar_param: str) -> AsyncIterator[RequestOutput]:
-        """The outputs of one generation; its failure is an exception."""
+        """Yields the outputs of one generation; its failure is raised."""
         stream = cast("AsyncGenerator[RequestOutput]", self.client.astream(request))
         async with aclosing(stream) as outputs:
             async for output in outputs:
@@ -136,7 +136,7 @@ class Service:
                 yield output
 
     async def _score(self, job: Job) -> Scores:
-        """Log-probabilities of the prompts' tokens, from the second on."""
+        """Returns the log-probabilities of the prompts' tokens, from the second on."""
         scores: list[list[TokenLogprob]] = [[] for _ in job.scores]
         places = [index for index, request in enumerate(job.scores) if request is not None]
         streams = [self._outputs(request, "") for request in job.scores if request is not None]

@@ -1,4 +1,4 @@
-"""What a program has said and its reader has not taken yet: bounded, so that who does not read harms only himself."""
+"""Events of a program that its reader has not taken yet: bounded, so that a slow reader stops only its own program."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ...runtime.protocol.errors import ErrorInfo
 from ...runtime.protocol.program import Delta, Done, Failed, ProgramEvent
 
 MAX_WAITING_BYTES = 32 << 20
-"""Of events that wait for one reader; a single one may be larger."""
+"""Bound of the events that wait for one reader; a single one may be larger."""
 
 MAX_ALL_BYTES = 128 << 20
-"""For all readers together; past it, who has left more than an equal share is stopped."""
+"""Bound for all readers together; past it, readers with more than an equal share waiting are stopped."""
 
 NUM_AT_ONCE = 64
 """Events that are taken from the engine before others have their turn."""
 
 
 class Budget:
-    """What waits for all readers of a server."""
+    """Bytes that wait for all readers of a server."""
 
     def __init__(self, max_bytes: int = MAX_ALL_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -32,16 +32,16 @@ class Budget:
         self.num_readers = 0
 
     def allows(self, num_bytes: int) -> bool:
-        """Whether a reader for whom so much waits may go on."""
+        """Tells whether a reader for whom `num_bytes` wait may go on."""
         return self.num_bytes <= self.max_bytes or num_bytes * self.num_readers <= self.max_bytes
 
 
 class Backlog(AsyncIterator[ProgramEvent]):
-    """The events of one program as fast as they come, for a reader who may be slower.
+    """The events of one program, taken from the engine as fast as they come, for a reader that may be slower.
 
-    While several deltas of a value wait, they are one. When too much waits, the program is stopped: the reader finds a
-    Failed with the code "reader_too_slow" in the place of all that he has not taken. What goes on in other programs
-    does not depend on him. Close it: that stops the program, unless it is over.
+    Waiting deltas of one value are merged. When too much waits, the program is stopped, and the reader finds a Failed
+    with the code "reader_too_slow" in place of everything it has not taken. Other programs are not affected. Close it:
+    that stops the program, unless it is over.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Backlog(AsyncIterator[ProgramEvent]):
             self._arrived.set()
 
     def _take(self, event: ProgramEvent) -> bool:
-        """False: too much waits. An end that has come by itself is always taken."""
+        """Returns False if too much waits. A program's own end is always taken."""
         too_much = self._num_bytes > self._max_bytes or not self._budget.allows(self._num_bytes)
         if too_much and not isinstance(event, Done | Failed):
             failed = Failed(error=_too_slow(self._num_bytes))

@@ -17,7 +17,7 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 
 async def read_body(request: HttpRequest, *, limit: int, timeout_s: float) -> bytes:
-    """The body of a JSON request.
+    """Receives the body of a JSON request.
 
     Raises:
         ApiError: it is not JSON by its headers, too large, or too slow.
@@ -61,7 +61,7 @@ def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
 
 
 def decode(data: bytes, kind: type[B]) -> B:
-    """A body of `kind`. Fields that it does not have are skipped.
+    """Decodes a body of `kind`. Unknown fields are skipped.
 
     Raises:
         ApiError: the data is not JSON, or not of this kind; `param` is the path of the field to blame.

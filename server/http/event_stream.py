@@ -97,14 +97,14 @@ class Merged(Generic[T]):
 
 
 def event(value: object) -> bytes:
-    """One event: a line of JSON."""
+    """Writes one event: a line of JSON."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 class EventStream(Response):
-    """Sends `events`, one at a time. However it ends, `close` is awaited.
+    """Sends `events`, one at a time. `close` is awaited however it ends.
 
-    An error becomes the last event, and then nothing marks a regular end.
+    An error becomes the last event, in place of the mark of a regular end.
     """
 
     media_type = "text/event-stream"

@@ -1,4 +1,4 @@
-"""The outermost layer: admits callers, names each request, counts answers, and turns every failure into a body."""
+"""The outermost layer: admits callers, numbers requests, counts answers, and turns every failure into a body."""
 
 from __future__ import annotations
 

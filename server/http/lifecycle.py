@@ -26,26 +26,26 @@ class Lifecycle:
         self.expired = asyncio.Event()
 
     def drain(self) -> None:
-        """New work is refused from now on. Safe in a signal handler."""
+        """Refuses new work from now on. Safe in a signal handler."""
         self.draining = True
 
     def expire(self) -> None:
-        """What still runs is stopped now."""
+        """Stops what still runs."""
         self.draining = True
         self.expired.set()
 
 
 class ClientClosedError(Exception):
-    """The client is gone: there is nobody to answer."""
+    """The client has disconnected."""
 
 
 async def attend(work: Coroutine[Any, Any, T], receive: Receive, lifecycle: Lifecycle) -> T:
-    """The result of `work`, which is cancelled as soon as nobody waits for it. The body must have been read.
+    """Returns the result of `work`, which is cancelled when the client disconnects. The body must have been read.
 
     This watches the connection itself: frameworks cancel streams in some versions only, and plain answers never.
 
     Raises:
-        ClientClosedError: the client went away.
+        ClientClosedError: the client disconnected.
         ShuttingDownError: the server's time to finish is over.
     """
     working = asyncio.ensure_future(work)

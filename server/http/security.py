@@ -1,4 +1,4 @@
-"""Who may enter: API keys, the Host header, and on which addresses the server may listen at all."""
+"""Access: API keys, the Host header, and the addresses on which the server may listen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_HEADERS = 100
 
 
 class Caller(NamedTuple):
-    """Who sent a request. Without keys everyone is the same caller "", who may do everything."""
+    """The sender of a request. Without keys everyone is the same caller "", who may do everything."""
 
     name: str = ""
     admin: bool = False
@@ -59,7 +59,7 @@ def read_keys(path: str | Path) -> tuple[ApiKey, ...]:
 
 
 def check_bind(config: ServerConfig) -> None:
-    """Refuses to listen where strangers could come in without a key.
+    """Refuses to listen where others could reach the server without a key.
 
     Raises:
         ValueError: the address is not loopback, and there is no key.
@@ -72,17 +72,17 @@ def check_bind(config: ServerConfig) -> None:
 
 
 class Guard:
-    """The one place that decides who may enter."""
+    """Decides who may enter; no other place does."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._keys = config.keys
         self._checks_host = not config.keys and _is_loopback(config.host)
 
     def admit(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
-        """Who sent these headers.
+        """Returns the sender of these headers.
 
         Raises:
-            ApiError: nobody who may enter.
+            ApiError: the caller is not admitted.
         """
         headers = list(headers)
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:

@@ -24,7 +24,7 @@ class Constraint(NamedTuple):
 
 
 def to_constraint(body: GenerationBody, toolbox: Toolbox | None = None) -> Constraint:
-    """The one constraint of a request.
+    """Returns the one constraint of a request.
 
     Raises:
         ApiError: more than one, or one that is malformed.
@@ -48,7 +48,7 @@ def to_constraint(body: GenerationBody, toolbox: Toolbox | None = None) -> Const
 
 
 def _in_form(body: GenerationBody, toolbox: Toolbox, form: CallForm, own: Constraint) -> Constraint:
-    """Calls as the model writes them, wherever they may be."""
+    """Constrains calls as the model writes them, wherever they may be."""
     functions = [(name, _arguments(body, function)) for name, function in toolbox.functions.items()]
     if toolbox.mode == "required":
         return Constraint(only_calls(form, functions, parallel=toolbox.parallel and not toolbox.forced), "tools")
@@ -58,7 +58,7 @@ def _in_form(body: GenerationBody, toolbox: Toolbox, form: CallForm, own: Constr
 
 
 def _arguments(body: GenerationBody, function: FunctionDefinition) -> JsonSchema:
-    """What the arguments must be. `strict` is a promise to enforce all of it, or to say why that is not possible."""
+    """The schema of a call's arguments. `strict` promises to enforce all of it, or to say why that is not possible."""
     policy = body.constraint_policy or ("exact" if function.strict else "best_effort")
     return JsonSchema(arguments_schema(function), property_order="schema", policy=policy)
 
@@ -150,10 +150,10 @@ def context_free(text: str) -> Lark | Gbnf:
 
 
 def to_schema(raw: msgspec.Raw, param: str) -> JsonSchema:
-    """A schema from its JSON text, which some clients put into a string once more (but not in OpenAI's own field).
+    """Reads a schema from its JSON text, which some clients put into a string (but not in OpenAI's own field).
 
     Raises:
-        ApiError: it is none.
+        ApiError: it is not a schema.
     """
     text = bytes(raw).decode()
     if text.startswith('"') and not param.startswith("response_format"):
@@ -170,7 +170,7 @@ def to_schema(raw: msgspec.Raw, param: str) -> JsonSchema:
 
 
 def optional_schema(raw: msgspec.Raw, param: str) -> JsonSchema | None:
-    """The same; None for `null`."""
+    """Reads a schema as `to_schema` does; None for `null`."""
     return None if bytes(raw) == b"null" else to_schema(raw, param)
 
 
@@ -230,7 +230,7 @@ _Format = _Content | _Tag | _TriggeredTags | _TagsWithSeparator
 
 
 def to_structural(raw: msgspec.Raw, param: str) -> GrammarSpec | None:
-    """What a structural tag says, in either form and perhaps as JSON inside a string; None for `null`.
+    """Reads a structural tag, in either form and perhaps as JSON inside a string; None for `null`.
 
     Raises:
         ApiError: it is malformed, or of a kind that is not offered.

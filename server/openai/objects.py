@@ -21,7 +21,7 @@ _Grammar = Annotated[str, Meta(min_length=1, max_length=1 << 18)]
 _Options = Annotated[list[str], Meta(min_length=1, max_length=65536)]
 
 
-# What comes in
+# Requests
 
 
 class StreamOptions(msgspec.Struct):
@@ -221,7 +221,7 @@ IGNORED = frozenset({
     "prediction", "reasoning_effort", "include_reasoning", "length_penalty", "request_id", "rid",
     "spaces_between_special_tokens", "return_cached_tokens_details", "no_logs",
 })  # fmt: skip
-"""Known fields that leave the output as it is."""
+"""Known fields that do not change the output."""
 
 REFUSED = frozenset({
     "allowed_token_ids", "audio", "bad_words", "beam_width", "chat_template", "custom_logit_processor",
@@ -234,7 +234,7 @@ REFUSED = frozenset({
 """Known fields that would change the output and are not offered: anything but an empty value is an error."""
 
 
-# What goes out
+# Responses
 
 
 class Usage(msgspec.Struct):
@@ -246,7 +246,7 @@ class Usage(msgspec.Struct):
 
 
 class ChoiceViolation(msgspec.Struct):
-    """What is wrong with the answer of choice `index`: where in its value (a JSON pointer), and a sentence."""
+    """A violation in the answer of choice `index`: where in its value (a JSON pointer), and a sentence."""
 
     index: int
     pointer: str
@@ -254,7 +254,7 @@ class ChoiceViolation(msgspec.Struct):
 
 
 class ConstraintReport(msgspec.Struct):
-    """How the constraint was kept: keywords that were enforced, and places in the schema that were checked at the end.
+    """The receipt of a constraint: keywords that were enforced, and places in the schema that were checked at the end.
 
     `narrowed`, if there are any, are places of which rare values were left out. `violations`, in mode "best_effort", is
     what the check found.

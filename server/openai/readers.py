@@ -45,7 +45,7 @@ class Reader(Protocol):
     def push(self, text: str) -> list[Piece]: ...
 
     def finish(self) -> list[Piece]:
-        """What was held back until now."""
+        """Returns what was held back until now."""
 
 
 def reader(toolbox: Toolbox, reasoning_end: str | None = None) -> Reader:
@@ -81,7 +81,7 @@ class ValueEnd:
         self._depth = 0
 
     def feed(self, text: str) -> int:
-        """How many characters of `text` belong to the value."""
+        """Returns how many characters of `text` belong to the value."""
         for stop, char in enumerate(text):
             if self.ended:
                 return stop
@@ -118,7 +118,7 @@ class CallReader:
         return [Called(0, name=name), *self._arguments(self._head[header.end() :])]
 
     def finish(self) -> list[Piece]:
-        """A text that ended before a call's arguments is what it is: text."""
+        """Returns a text that ended before a call's arguments as ordinary text."""
         return [Said(self._head)] if self._head and not self._started else []
 
     def _arguments(self, text: str) -> list[Piece]:
@@ -146,7 +146,7 @@ class TagReader:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """What was held back until now: the beginning of a call is text, and the end of one nothing."""
+        """Returns what was held back until now: the beginning of a call is text, and the end of one nothing."""
         if self._value is not None or not (rest := self._blank + self._held):
             return []
         return [Said(rest)] if self._held or not self._num_calls else []
@@ -231,14 +231,14 @@ class ReasoningReader:
         return [*pieces, *self._then.finish()]
 
     def _after(self, text: str) -> list[Piece]:
-        """Empty lines between the reasoning and the answer belong to neither."""
+        """Passes the answer on without the empty lines between the reasoning and it."""
         text = text.lstrip("\n") if self._blank else text
         self._blank = self._blank and not text
         return self._then.push(text) if text else []
 
 
 def _find(text: str, mark: str) -> int:
-    """Where `mark` begins in `text`, perhaps to be completed by what follows; the end of `text` if nowhere."""
+    """Finds where `mark` begins in `text`, perhaps to be completed by what follows; the end of `text` if nowhere."""
     start = text.find(mark)
     if start >= 0:
         return start
@@ -287,7 +287,7 @@ class _Call(msgspec.Struct):
 
 
 def parse_calls(text: str, names: Mapping[str, object]) -> list[tuple[str, str]]:
-    """The calls that make up the text, as (name, arguments as JSON text); none if it is not calls of `names`."""
+    """Reads the calls that make up the text, as (name, arguments as JSON text); none if it is not calls of `names`."""
     text = text.strip()
     blocks = [match[1] for match in _BLOCK.finditer(text)] if OPEN_TAG in text else [text]
     calls: list[tuple[str, str]] = []
@@ -303,7 +303,7 @@ def parse_calls(text: str, names: Mapping[str, object]) -> list[tuple[str, str]]
 
 
 def _arguments_text(call: _Call) -> str:
-    """Some models write the arguments as JSON inside a string.
+    """Returns the arguments as JSON text; some models write them as JSON inside a string.
 
     Raises:
         msgspec.DecodeError: the arguments are no JSON object.

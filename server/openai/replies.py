@@ -52,7 +52,7 @@ class Reply(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What every object of one answer repeats."""
+    """Fields that every object of one answer repeats."""
 
     id: str
     model: str
@@ -84,7 +84,7 @@ class UsageCount:
 
 
 class ConstraintCount:
-    """How the constraint of an answer was kept, put together from its choices."""
+    """The constraint report of an answer, put together from its choices."""
 
     def __init__(self) -> None:
         self._receipt: Receipt | None = None
@@ -113,11 +113,11 @@ def _report(receipt: Receipt, violations: list[ChoiceViolation]) -> ConstraintRe
 
 
 LOWEST = -9999.0
-"""What stands for minus infinity, which JSON does not have."""
+"""Stands for minus infinity, which JSON does not have."""
 
 
 def token_text(token: int, tokenizer: Tokenizer) -> tuple[str, bytes]:
-    """A token's text and bytes. Part of a character is shown as OpenAI does: `bytes:\\xe2\\x82`."""
+    """Returns a token's text and bytes. Part of a character is shown as OpenAI does: `bytes:\\xe2\\x82`."""
     piece = b"".join(tokenizer.pieces([token], skip_special_tokens=False))
     try:
         return piece.decode(), piece

@@ -1,4 +1,4 @@
-"""From OpenAI bodies to engine requests: pure functions, after which nothing is OpenAI-shaped any more."""
+"""OpenAI bodies translated to engine requests: pure functions, after which nothing is OpenAI-shaped any more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .tools import Toolbox, find_form, to_toolbox
 B = TypeVar("B", bound=msgspec.Struct)
 
 COMPLETION_MAX_TOKENS = 16
-"""What /v1/completions generates when the client does not say; OpenAI's own default."""
+"""Default of /v1/completions, which is OpenAI's own."""
 
 _SEEDS = (-(2**63), 2**64 - 1)
 _TAIL_TOKENS = 16
@@ -32,7 +32,7 @@ _FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dic
 
 
 def decode_openai(data: bytes, kind: type[B], *, strict: bool = False) -> tuple[B, int]:
-    """A body of `kind`, and the number of its fields that nobody knows.
+    """Decodes a body of `kind`; returns it with the number of unknown fields.
 
     Raises:
         ApiError: as `decode`; or a field that would change the output is not offered; or, with `strict`, not known.
@@ -54,7 +54,7 @@ def decode_openai(data: bytes, kind: type[B], *, strict: bool = False) -> tuple[
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a translation needs to know beside the body. `id` begins the ids of its engine requests."""
+    """Input of a translation beside the body. `id` begins the ids of its engine requests."""
 
     id: str
     namespace: str
@@ -65,12 +65,12 @@ class Context:
 
     @property
     def max_tokens(self) -> int:
-        """Of prompt and completion together."""
+        """Limit of prompt and completion together."""
         return min(self.info.max_model_len, self.info.max_request_tokens)
 
 
 class Job(NamedTuple):
-    """What one body asks of the engine.
+    """A body as engine requests.
 
     requests   generations, in the order of the answer's choices; empty if nothing is to be generated
     scores     one per prompt whose tokens' log-probabilities are wanted too (None: the prompt is a single token)
@@ -121,7 +121,7 @@ def chat_job(body: ChatBody, context: Context) -> Job:
 
 
 def find_reasoning_end(tokenizer: Tokenizer, prompt: Sequence[int], kwargs: Mapping[str, Any] | None) -> str | None:
-    """What will close the reasoning that an answer to `prompt` begins with; None if it begins with none.
+    """Finds what will close the reasoning that an answer to `prompt` begins with; None if it begins with none.
 
     A template may open the section itself; or leave that to the model, unless it was told `enable_thinking: false`.
     """
@@ -139,7 +139,7 @@ def find_reasoning_end(tokenizer: Tokenizer, prompt: Sequence[int], kwargs: Mapp
 
 
 def _has_control(tokenizer: Tokenizer, *marks: str) -> bool:
-    """Whether a mark that is looked for in the text is a control token, which texts leave out otherwise."""
+    """Tells whether a mark that is looked for in the text is a control token, which texts leave out otherwise."""
     return any(not tokenizer.special_ids.isdisjoint(tokenizer.encode(mark, special=True)) for mark in marks)
 
 
@@ -168,7 +168,7 @@ def completion_job(body: CompletionBody, context: Context) -> Job:
 
 
 def encode_chat(body: ChatBody, toolbox: Toolbox, tokenizer: Tokenizer, *, max_tokens: int) -> list[int]:
-    """The prompt of a chat.
+    """Encodes the prompt of a chat.
 
     Raises:
         ApiError, RequestError: the messages are malformed, far too long, or the template refuses them.
@@ -197,7 +197,7 @@ def check_chars(num_chars: int, tokenizer: Tokenizer, *, max_tokens: int, param:
 
 
 def _template_kwargs(given: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What the template may be told: plain values, under names that do not change how it is rendered."""
+    """Checks arguments of the template: plain values, under names that do not change how it is rendered."""
     for name, value in (given or {}).items():
         param = f"chat_template_kwargs.{name}"
         if name in _RESERVED or name.startswith("return_") or not name.isidentifier():

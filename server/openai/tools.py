@@ -23,7 +23,7 @@ _NO_PARAMETERS = '{"type":"object","properties":{}}'
 class CallForm(NamedTuple):
     """A call is `before`, the name, `between`, the arguments as JSON, `after`; `trigger` is how `before` begins.
 
-    Where `trigger` appears in a text, a call has begun.
+    A call has begun wherever `trigger` appears in a text.
     """
 
     trigger: str
@@ -32,7 +32,7 @@ class CallForm(NamedTuple):
     after: str
 
     def begin(self, name: str) -> str:
-        """What stands before the arguments of a call of `name`."""
+        """Returns the text before the arguments of a call of `name`."""
         return self.before + name + self.between
 
 
@@ -42,7 +42,7 @@ MISTRAL_ARGS = CallForm("[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", "")
 
 
 def find_form(template: str) -> CallForm | None:
-    """The form that a chat template shows earlier calls in; None if it is none of those known here."""
+    """Finds the form in which a chat template shows earlier calls; None if it is none of those known here."""
     if "[TOOL_CALLS]" in template:
         return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
     # Other models put something else than a JSON object with name and arguments between the same tags.
@@ -101,7 +101,7 @@ class Toolbox(NamedTuple):
 
 
 def to_toolbox(body: ChatBody) -> Toolbox:
-    """What a body says about tools.
+    """Reads what a body says about tools.
 
     Raises:
         ApiError: a tool is not a function, has no valid schema, or the choice fits none.
@@ -161,7 +161,7 @@ def _check_parameters(function: FunctionDefinition, param: str) -> None:
 
 
 def to_template(toolbox: Toolbox) -> list[dict[str, Any]] | None:
-    """The tools as chat templates expect them."""
+    """Returns the tools as chat templates expect them."""
     if toolbox.mode == "none":
         return None
     tools = []
@@ -175,7 +175,7 @@ def to_template(toolbox: Toolbox) -> list[dict[str, Any]] | None:
 
 
 def as_system_message(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What to tell a model whose chat template knows nothing of tools."""
+    """Describes the tools to a model whose chat template does not support them."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     return (
         "You can call these functions:\n"

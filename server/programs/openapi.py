@@ -78,7 +78,7 @@ def document(templates: Iterable[Template]) -> dict[str, Any]:
 
 
 def card(template: Template) -> dict[str, Any]:
-    """What a program is called, takes and gives, as two JSON Schemas."""
+    """Describes a program: its name, and its arguments and result as two JSON Schemas."""
     parts = []
     for part in (_arguments, _result):
         definitions = Definitions()
@@ -137,7 +137,7 @@ def _arguments(template: Template, definitions: Definitions) -> Schema:
 
 
 def _failing(ops: Iterable[Op]) -> set[int]:
-    """The branches that may fail alone: in the place of their values stands the error."""
+    """Finds the branches that may fail alone: an error may stand in place of their values."""
     found: set[int] = set()
     for op in walk(ops):
         if isinstance(op, Fork) and (op.isolated or op.branch in found):

@@ -48,7 +48,7 @@ MAX_KEPT = 4096
 MAX_DEPLOYED = 256
 MAX_DEPLOYED_BYTES = 64 << 20
 MANY_BYTES = 64 << 10
-"""Arguments that are larger are checked one call at a time; they do not keep the smaller ones waiting."""
+"""Larger arguments are checked one call at a time, so that smaller ones need not wait for them."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
@@ -117,7 +117,7 @@ class Programs:
     # Deployed
 
     async def deploy(self, request: HttpRequest, name: str) -> Response:
-        """Registers a compiled program under a name, in the place of one that has it."""
+        """Registers a compiled program under a name, replacing any that has it."""
         require_admin(caller_of(request.scope))
         body = await self._service.read_body(request)
         template = decode(body, Template)
@@ -216,7 +216,7 @@ def _arguments(data: bytes) -> dict[str, Any]:
 
 
 def _checked(template: Template, name: str, tools: Mapping[str, ToolCall]) -> Response:
-    """The answer that describes it. Raises ApiError if it cannot be run or described."""
+    """Returns the answer that describes a template. Raises ApiError if it cannot be run or described."""
     _check_ops(template.ops)
     try:
         check_template(template)
@@ -240,7 +240,7 @@ async def _collect(events: Merged[ProgramEvent], result: Result) -> dict[str, An
 
 
 async def _chunks(events: Merged[ProgramEvent], result: Result) -> AsyncIterator[bytes]:
-    """What happens as it happens, and last the result."""
+    """Writes events as they happen, and last the result."""
     results, usage = Results(result), Usage()
     async for item in events:
         if item is None:
