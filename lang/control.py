@@ -16,7 +16,7 @@ from .diagnostics.source_lines import Place, caller, place
 from .function import Function
 from .record.condition import Comparison, Condition, CountOf, Operand, TimesOf
 from .record.expression import Control, Expression
-from .record.lowering import AssignNode, CountHolding, EntryOf, Node, RepeatNode, TimesMade, WhenNode
+from .record.recorder import AssignNode, EntryOf, Node, RepeatNode, TimesMade, WhenNode
 from .record.variables import Entry, Fixed, Kept, Passage, Slot, elements_of, marks_of, refer
 from .session.branch import Branch, Reference, Variable
 from .state.state import State
@@ -289,7 +289,7 @@ def _bound(condition: Condition, branch: Branch, here: Place, carried: Mapping[s
             case TimesOf(name=name):
                 return TimesMade(_only_slot(branch, name, here))
             case CountOf(of=of):
-                return CountHolding(tuple(_checked(inner.over(exchange), here) for inner in of))
+                return CountOf(tuple(_checked(inner.over(exchange), here) for inner in of))
             case _:
                 return operand
 

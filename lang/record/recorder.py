@@ -1,17 +1,242 @@
-"""Collects the instructions of a program until they are sent."""
+"""A program as it is recorded, in instructions whose blocks and variables are not final before they are sent; and as it
+is sent."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ...runtime.protocol.program import Fork, Join, Op, Part
+from ...runtime.protocol import condition as runtime
+from ...runtime.protocol.program import Assign, Fork, Join, Op, Part, Repeat, Text, Use, When
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import Place
-from .lowering import Lowering, Node, OpNode, TextNode, UseNode, slots_in
-from .variables import Gathered, Kept, Piece, Slot
+from .condition import Condition, CountOf, Operand, literal
+from .variables import Entry, Fixed, Gathered, Kept, Piece, Slot, marks_of, parts_of, refer
+
+
+@dataclass(eq=False, slots=True)
+class TextNode:
+    """A Text that more may be added to. What follows text is tokenised with it."""
+
+    branch: int
+    parts: list[Piece | Part]
+    place: Place
+
+    def add(self, part: Piece | Part) -> None:
+        last = self.parts[-1] if self.parts else None
+        # a text of a class of its own may say more than its characters
+        if type(part) is str and type(last) is str:
+            self.parts[-1] = last + part
+        else:
+            self.parts.append(part)
+
+
+@dataclass(eq=False, slots=True)
+class OpNode:
+    """An instruction that is what it is.
+
+    slot       the value that it makes
+    gathered   of a join: the lists that it makes, by name
+    """
+
+    op: Op
+    place: Place
+    slot: Slot | None = None
+    gathered: Mapping[str, Gathered] = field(default_factory=dict)
+
+    @property
+    def branch(self) -> int:
+        return self.op.branch
+
+
+@dataclass(eq=False, slots=True)
+class UseNode:
+    """A call of a tool."""
+
+    slot: Slot
+    tool: str
+    arguments: tuple[tuple[str, tuple[Piece | Part, ...]], ...]
+    append: bool
+    timeout_s: float | None
+    place: Place
+
+    @property
+    def branch(self) -> int:
+        return self.slot.branch
+
+
+@dataclass(eq=False, slots=True)
+class AssignNode:
+    """`kept` becomes what `entry` is. The engine is told of it only if instructions refer to it."""
+
+    kept: Kept
+    entry: Entry | None
+    place: Place
+
+    @property
+    def branch(self) -> int:
+        return self.kept.branch
+
+
+@dataclass(eq=False, slots=True)
+class WhenNode:
+    """One of two blocks."""
+
+    branch: int
+    condition: Condition
+    then: list[Node]
+    otherwise: list[Node]
+    place: Place
+
+
+@dataclass(eq=False, slots=True)
+class RepeatNode:
+    """A block that is executed several times."""
+
+    branch: int
+    body: list[Node]
+    until: Condition
+    at_most: int
+    place: Place
+
+
+Node = TextNode | OpNode | UseNode | AssignNode | WhenNode | RepeatNode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EntryOf(Operand):
+    """What a variable holds, as an operand of a recorded condition."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimesMade(Operand):
+    """How many values of a slot there are."""
+
+    slot: Slot
+
+
+@dataclass(eq=False, slots=True)
+class Lowered:
+    """Instructions as the engine gets them, and the places of all of them in the order of `walk`."""
+
+    ops: list[Op] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+
+
+class Lowering:
+    """Makes instructions of nodes.
+
+    name       gives something kept its name for the engine
+    keep_all   what follows is not recorded yet and may refer to anything that is kept
+    """
+
+    def __init__(self, nodes: Sequence[Node], name: Callable[[Kept], str], *, keep_all: bool) -> None:
+        self._name = name
+        assignments = [node for node in walk_nodes(nodes) if isinstance(node, AssignNode)]
+        for node in assignments:
+            if keep_all and node.kept.has_text:
+                node.kept.referred = True
+        changed = True
+        while changed:
+            changed = False
+            for node in assignments:
+                if node.kept.referred and not node.kept.unchanged:
+                    changed |= refer(node.entry)
+        self._nodes = nodes
+
+    def lower(self) -> Lowered:
+        return self._lower(self._nodes)
+
+    def _lower(self, nodes: Iterable[Node]) -> Lowered:
+        found = Lowered()
+        for node in nodes:
+            match node:
+                case TextNode():
+                    found.ops.append(Text(node.branch, self._parts(node.parts)))
+                case OpNode(op=op):
+                    found.ops.append(op)
+                case UseNode(slot=slot):
+                    arguments = tuple((name, self._parts(parts)) for name, parts in node.arguments)
+                    found.ops.append(Use(slot.branch, slot.name, node.tool, arguments, node.append, node.timeout_s))
+                case AssignNode(kept=kept, entry=entry):
+                    if not kept.referred or kept.unchanged:
+                        continue
+                    self._named(kept)
+                    marks = () if entry is None else marks_of(kept.variable, entry)
+                    found.ops.append(Assign(kept.branch, kept.name, self._parts(marks)))
+                case WhenNode(condition=condition):
+                    then, otherwise = self._lower(node.then), self._lower(node.otherwise)
+                    found.ops.append(
+                        When(node.branch, self._condition(condition), tuple(then.ops), tuple(otherwise.ops))
+                    )
+                    found.places += (node.place, *then.places, *otherwise.places)
+                    continue
+                case RepeatNode(until=until, at_most=at_most):
+                    body = self._lower(node.body)
+                    found.ops.append(Repeat(node.branch, tuple(body.ops), self._condition(until), at_most))
+                    found.places += (node.place, *body.places)
+                    continue
+            found.places.append(node.place)
+        return found
+
+    def _parts(self, parts: Iterable[Piece | Part]) -> tuple[Part, ...]:
+        found: list[Part] = []
+        for part in parts:
+            if isinstance(part, Kept):
+                self._named(part)
+            pieces = parts_of((part,)) if isinstance(part, str | Slot | Kept) else (part,)
+            for piece in pieces:
+                if isinstance(piece, str) and found and isinstance(found[-1], str):
+                    found[-1] += piece
+                else:
+                    found.append(piece)
+        return tuple(found)
+
+    def _named(self, kept: Kept) -> None:
+        if kept.unchanged and isinstance(kept.before, Kept):
+            self._named(kept.before)
+        elif not kept.unchanged and not kept.name:
+            kept.name = self._name(kept)
+
+    def _condition(self, condition: Condition) -> runtime.Condition:
+        return condition.lower(self._operand)
+
+    def _operand(self, operand: Operand) -> runtime.Operand:
+        match operand:
+            case EntryOf(entry=Fixed(value=value)):
+                return literal(value)
+            case EntryOf(entry=entry):
+                parts = self._parts(marks_of("", entry))
+                return parts[0] if parts else ""
+            case TimesMade(slot=slot):
+                return runtime.Times(slot.branch, slot.name)
+            case CountOf(of=of):
+                return runtime.Count(tuple(self._condition(inner) for inner in of))
+            case _:
+                return operand.lowered()
+
+
+def walk_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
+    """All nodes, those in blocks after the one that holds them."""
+    for node in nodes:
+        yield node
+        if isinstance(node, WhenNode):
+            yield from walk_nodes(node.then)
+            yield from walk_nodes(node.otherwise)
+        elif isinstance(node, RepeatNode):
+            yield from walk_nodes(node.body)
+
+
+def slots_in(nodes: Iterable[Node]) -> Iterator[Slot]:
+    """The values that nodes make."""
+    for node in walk_nodes(nodes):
+        if isinstance(node, OpNode | UseNode) and node.slot is not None:
+            yield node.slot
+
 
 NOTHING: Mapping[str, Gathered] = {}
 

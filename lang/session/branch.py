@@ -16,10 +16,9 @@ from ..diagnostics.errors import ProgramError, UnsupportedError
 from ..diagnostics.source_lines import leading_to, place
 from ..record.condition import Condition, Operand
 from ..record.expression import Choose, Control, Expression, Generate, Picture, RoleClose, RoleOpen, items_of
-from ..record.lowering import AssignNode, UseNode
 from ..record.options import merge_options
 from ..record.reasoning import Reasoned
-from ..record.recorder import Recorder
+from ..record.recorder import AssignNode, Recorder, UseNode
 from ..record.variables import BLOCK, Block, Derived, Entry, Fixed, Gathered, Kept, Mark, Passage, Piece, Slot, marks_of
 from ..tools.tool import Tool, Using
 from ..types.annotations import as_json

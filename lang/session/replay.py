@@ -12,11 +12,10 @@ from ...runtime.protocol.condition import Ref, Times
 from ...runtime.protocol.decide import holds
 from ...runtime.protocol.patterns import PatternCache
 from ...runtime.protocol.program import Fork, Join, RoleBegin, RoleEnd, Value
-from ..record.condition import Operand, literal
+from ..record.condition import CountOf, Operand, literal
 from ..record.expression import RoleClose, RoleOpen
-from ..record.lowering import (
+from ..record.recorder import (
     AssignNode,
-    CountHolding,
     EntryOf,
     Node,
     OpNode,
@@ -268,7 +267,7 @@ class Replay:
         operands: list[Operand] = []
 
         def named(operand: Operand) -> runtime.Operand:
-            if isinstance(operand, CountHolding):
+            if isinstance(operand, CountOf):
                 return runtime.Count(tuple(inner.lower(named) for inner in operand.of))
             if isinstance(operand, EntryOf) and isinstance(operand.entry, Fixed):
                 return literal(operand.entry.value)

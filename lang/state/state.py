@@ -230,7 +230,7 @@ class State(Generic[Result]):
 
         After a join it is a list. With n > 1 it is a list of samples; the text goes on with the first.
         """
-        return reader.read(self._branch, self._entry(name))
+        return reader.read(self._branch, reader.known(self._branch, name))
 
     @overload
     def get(self, name: str, kind: type[Kind]) -> Kind: ...
@@ -304,7 +304,7 @@ class State(Generic[Result]):
         branch = self._branch
         if name not in branch.variables and branch.session.records_here:
             branch.look_up(name, f"; what a block of a when or repeat_until will set is bough.var({name!r})")
-        entry: Entry | None = self._entry(name)
+        entry: Entry | None = reader.known(self._branch, name)
         if index is not None:
             elements = elements_of(entry)
             if type(index) is not int or not -len(elements) <= index < len(elements):
@@ -317,10 +317,7 @@ class State(Generic[Result]):
 
     def json(self, name: str) -> Any:
         """The variable's text, parsed as JSON: for values under a schema that was given as dict or text."""
-        return reader.parse(self._branch, self._entry(name), msgspec.json.decode)
-
-    def _entry(self, name: str) -> Entry:
-        return reader.known(self._branch, name)
+        return reader.read(self._branch, reader.known(self._branch, name), msgspec.json.decode)
 
     # What is known about it
 
@@ -338,7 +335,7 @@ class State(Generic[Result]):
 
     def get_meta_info(self, name: str) -> dict[str, Any]:
         """How a value came about: finish reason, tokens, seconds, log-probabilities if they were asked for."""
-        return reader.meta_info(self._branch, self._entry(name))
+        return reader.meta_info(self._branch, reader.known(self._branch, name))
 
     def probabilities(self, name: str) -> dict[str, float]:
         """The probability of each choice of a select.
@@ -346,7 +343,7 @@ class State(Generic[Result]):
         >>> s.probabilities("verdict")
         {'positive': 0.93, 'negative': 0.07}
         """
-        return reader.probabilities(self._branch, name, self._entry(name))
+        return reader.probabilities(self._branch, name, reader.known(self._branch, name))
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The variable's text as it comes; without a name, all text of the branch but the chat template's."""

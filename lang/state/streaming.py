@@ -20,7 +20,6 @@ from ..types.partial import shape_of
 from .values import (
     Wait,
     converted,
-    entry_of,
     line_of,
     outcome,
     over,
@@ -159,7 +158,7 @@ def value_stream(branch: Branch, name: str) -> Stream[Any]:
 
     def walk() -> Iterator[Any]:
         yield from _until_known(branch, name)
-        entry = entry_of(branch, name)
+        entry = branch.look_up(name)
         if not isinstance(entry, Slot) or entry.kind is None:
             message = f"{name!r} is no typed value, which would have parts: ask for one with gen({name!r}, Type)"
             raise ProgramError(message, code="invalid_program", place=caller())
@@ -200,7 +199,7 @@ async def aread(branch: Branch, name: str) -> Any:
     session = branch.session
     for wait in _until_known(branch, name):
         await session.await_until(wait.done)
-    entry = entry_of(branch, name)
+    entry = branch.look_up(name)
     for wait in () if session.stand_in is not None else waits(branch, entry):
         await session.await_until(wait.done)
     return read(branch, entry)
@@ -209,7 +208,7 @@ async def aread(branch: Branch, name: str) -> Any:
 def _walk(branch: Branch, name: str | None) -> Iterator[str | Wait]:
     if name is not None:
         yield from _until_known(branch, name)
-        entry = entry_of(branch, name)
+        entry = branch.look_up(name)
         if isinstance(entry, Derived):  # which part of the text is whose is known at its end
             yield from waits(branch, entry)
             yield str(read(branch, entry))

@@ -28,14 +28,9 @@ class Wait(NamedTuple):
     submission: Callable[[], Submission | None]
 
 
-def read(branch: Branch, entry: Entry) -> Any:
-    """The value of a variable, converted. Waits for it."""
-    return parse(branch, entry, None)
-
-
-def parse(branch: Branch, entry: Entry, convert: Callable[[str], Any] | None) -> Any:
-    """A variable's text, converted by `convert` or as its generation says; for several samples or joined branches, a
-    list. None for a value that a block might have made, and did not.
+def read(branch: Branch, entry: Entry, convert: Callable[[str], Any] | None = None) -> Any:
+    """Waits for a variable, and returns its text, converted by `convert` or as its generation says; for several samples
+    or joined branches, a list. None for a value that a block might have made, and did not.
 
     Raises:
         ProgramError: a text is not what `convert` expects.
@@ -97,7 +92,7 @@ def _not_of(name: str, value: Any, kind: Any, why: str) -> ProgramError:
 
 def _gathered(branch: Branch, gathered: Gathered, item: Entry, convert: Callable[[str], Any] | None) -> Any:
     try:
-        return parse(branch, item, convert)
+        return read(branch, item, convert)
     except ProgramError as error:
         slots = _slots_of(item)
         if gathered.errors_as_values and any(branch.session.arrivals.failure_of(s.branch) is error for s in slots):
@@ -117,11 +112,11 @@ def _from(branch: Branch, found: Outcome, convert: Callable[[str], Any] | None) 
         case Derived(slot=slot, convert=own):
             return None if slot.value is None else converted(slot, slot.value, convert or own)
         case _:
-            return parse(branch, found, convert)
+            return read(branch, found, convert)
 
 
 def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
-    """A value's text, converted; with several samples, the list of them. Raises as `parse`."""
+    """A value's text, converted; with several samples, the list of them. Raises as `read`."""
     try:
         return convert(value.text) if value.samples is None else [convert(text) for text in value.samples]
     except (ValueError, LookupError) as error:
@@ -143,7 +138,7 @@ def history(branch: Branch, name: str) -> list[Any]:
         session.wait(*wait)
     made = [one for one in line_of(branch).made if one.variable == name]
     if not made and name not in branch.variables:
-        entry_of(branch, name)  # raises
+        branch.look_up(name)  # raises
     return [_made(branch, one) for one in made]
 
 
@@ -301,11 +296,6 @@ def known(branch: Branch, name: str) -> Entry:
     session = branch.session
     if name not in branch.variables and not session.may_send:
         session.wait(lambda: name in branch.variables or session.body_ended, lambda: None)
-    return entry_of(branch, name)
-
-
-def entry_of(branch: Branch, name: str) -> Entry:
-    """What a variable holds now."""
     return branch.look_up(name)
 
 

@@ -11,7 +11,7 @@ import bough
 from bough.lang.types.annotations import as_json
 from bough.server.programs.openapi import card, document
 
-from .test_same_values import OF_ONE_TYPE, PERSON, Color, Level, Person, Team
+from .test_result import OF_ONE_TYPE, PERSON, Color, Level, Person, Team
 
 
 def loaded(body):
