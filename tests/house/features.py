@@ -131,7 +131,7 @@ def options(command: str) -> dict[str, Feature]:
     """The options and arguments of a command, by name."""
     found: dict[str, Feature] = {}
     for action in _subparsers(_parser(command))[command]._actions:
-        entry = {"default": repr(action.default), "nargs": action.nargs, "required": action.required}
+        entry: dict[str, Any] = {"default": repr(action.default), "nargs": action.nargs, "required": action.required}
         if action.choices is not None:
             entry["choices"] = sorted(map(str, action.choices))
         found.update(dict.fromkeys(action.option_strings or [action.dest], entry))
