@@ -11,45 +11,33 @@ from typing import Any
 
 import msgspec
 
-from ...constrain import Grammar, GrammarCompiler, GrammarError
-from ...constrain.matchers.healing import Healer
-from ...constrain.spec import GrammarSpec
+from ...constrain import GrammarCompiler
 from ...radix import PrefixCache
 from ..protocol.config import EngineConfig
 from ..protocol.counters import Counters, EngineStats, ModelInfo
-from ..protocol.errors import BoughError, DeviceLostError, EngineStoppedError, ErrorInfo, OverloadedError, RequestError
+from ..protocol.errors import BoughError, DeviceLostError, ErrorInfo
 from ..protocol.request import Request, RequestOutput
 from ..runner.runner import DrawSpec, Pass, PassRunner
-from ..sampler.random_numbers import derive
 from ..sampler.rows import Row
 from ..scheduler.scheduler import Advance, Plan, Scheduler, Work
-from ..scheduler.sequence import Sequence
-from ..scheduler.token_tree import TreeLayout
 from ..tokenizer.tokenizer import Tokenizer
+from .admission import Admission
 from .checks import Checks
-from .deferred import LateMasks
-from .detokenizer import Detokenizer
+from .drafts import DraftStage
 from .generation import Generation, Listener
-from .json_drafts import Skeletons
-from .masks import MaskFiller, MaskJob
-from .speculation import Experience, Guesser, PassCosts
-from .token_healing import heal
-from .validate import check_request
+from .masks import LATE_MASK_SLEEP_S, MaskStage, StepMasks
 
 logger = logging.getLogger("bough.engine")
 
-MAX_SLEEP_S = 60.0
-MIN_DEVICE_DRAFTS = 8
-LATE_MASK_SLEEP_S = 0.0005
-"""Between two looks at masks that are late, while there is nothing else to do."""
+Outputs = list[tuple[Generation, RequestOutput]]
 
 
 @dataclass
 class _Flight:
     """Steps that were launched and not read yet. All plans are of the same sequences, in the same order.
 
+    masks       of the step, unless the device draws by itself; None until the flight before it has been read
     first_row   of each work, its first row of logits
-    right       of each work with a grammar, how many of its rows had a right mask
     """
 
     plans: list[Plan]
@@ -57,16 +45,15 @@ class _Flight:
     launched: Pass
     started: float
     drawn: bool
+    masks: StepMasks | None
     first_row: list[int] = field(default_factory=list)
-    right: dict[int, int] = field(default_factory=dict)
 
 
 class Engine:
     """Composed of its parts by the caller; `load_torch.load_engine` is the one place that builds them.
 
     `wake` is called from another thread when a compiled grammar is ready, or a finished value has been checked, so that
-    a sleeping loop can go on. A mask is waited for as long as most of a pass takes after the pass, but at least
-    `mask_patience_s`; a sequence whose mask is late sits a step out.
+    a sleeping loop can go on. See MaskStage for `mask_patience_s`.
     """
 
     def __init__(
@@ -84,30 +71,20 @@ class Engine:
         self.tokenizer = tokenizer
         self.counters = Counters()
         self.wake: Callable[[], None] = lambda: None
-        self._config = config
         self._runner = runner
         self._grammars = grammars
-        self.warm, self.prepare = grammars.warm, runner.prepare
         self._clock = clock
-        self._cache = PrefixCache(info.num_pages, info.page_size, sharing=config.enable_prefix_caching)
-        limits = config.limits(info.device)
-        self._max_live = config.max_waiting + limits.max_num_seqs
-        self._scheduler = Scheduler(self._cache, limits)
-        self._healer = Healer(grammars.tokens)
-        self._masks = MaskFiller(info.vocab_size)
-        self._mask_patience_s = mask_patience_s
-        self._late = LateMasks(self._masks)
+        cache = PrefixCache(info.num_pages, info.page_size, sharing=config.enable_prefix_caching)
+        self._scheduler = Scheduler(cache, config.limits(info.device))
+        self._admission = Admission(
+            config, info, tokenizer, grammars, self.counters, trees=runner.trees, wake=lambda: self.wake()
+        )
+        self._masks = MaskStage(info.vocab_size, self._scheduler, mask_patience_s)
+        self._drafts = DraftStage(config, runner, self._scheduler, self.counters, grammars.tokens.vocabulary.tokens)
         self._checks = Checks(grammars.check, lambda: self.wake())
-        self._pass_s = 0.0
-        self._speculates = config.speculation == "auto" and runner.exact and not runner.overlaps
-        self._costs, self._experience = PassCosts(), Experience(self.counters)
-        self._skeletons = Skeletons(grammars.tokens.vocabulary.tokens)
         self._live: dict[str, Generation] = {}
-        self._compiling: dict[str, Future[Grammar]] = {}
-        self._finished: dict[str, int] = {}
         self._flight: _Flight | None = None
         self._num_steps = 1
-        self._closed = False
 
     # Requests
 
@@ -117,76 +94,18 @@ class Engine:
         Raises:
             RequestError: the request is wrong. Nothing was taken.
             OverloadedError: the queue is full.
+            EngineStoppedError: the engine was closed.
         """
-        if self._closed:
-            raise EngineStoppedError("the engine has stopped")
-        request = heal(request, self.tokenizer)
-        max_tokens = self._check(request)
-        now = self._clock()
-        sequence = Sequence(
-            id=request.id,
-            tokens=list(request.prompt),
-            num_prompt=len(request.prompt),
-            arrival=self.counters.requests,
-            namespace=request.namespace,
-            priority=request.priority,
-            limit=len(request.prompt) + max_tokens if request.score_from is None else len(request.prompt),
-            score_from=request.score_from,
-            tree=None if request.tree is None else TreeLayout(len(request.prompt), request.tree),
-            deadline=None if request.timeout_s is None else now + request.timeout_s,
-        )
-        params = request.sampling
-        generation = Generation(
-            request,
-            sequence,
-            Detokenizer(
-                self.tokenizer,
-                stop=params.stop_strings,
-                stop_regex=params.stop_regex,
-                include_stop=params.include_stop,
-                skip_special_tokens=params.skip_special_tokens,
-                num_hidden_bytes=len(request.prefix),
-                at_end=not request.stream,
-            ),
-            max_tokens=max_tokens,
-            seed=params.seed if params.seed is not None else derive(self._config.seed, self.counters.requests + 1),
-            eos_ids=self.tokenizer.eos_ids,
-            listener=listener,
-            now=now,
-        )
-        if self._speculates:
-            generation.guesser = Guesser(self._experience, self._skeletons.start(request))
-        compiling = None if request.grammar is None else self._compile(request.grammar)
-        self.counters.requests += 1
+        generation = self._admission.take(request, listener, self._live, self._clock())
+        self._drafts.begin(generation)
         self._live[request.id] = generation
-        if compiling is None:
-            generation.matcher = self._healer.after(request.prefix, None)
-            self._scheduler.add(sequence)
-            return
-        self._compiling[request.id] = compiling
-        compiling.add_done_callback(lambda _: self.wake())
+        if request.id not in self._admission.compiling:
+            self._scheduler.add(generation.sequence)
 
     @property
     def takes_trees(self) -> bool:
         """Prompts may end as trees of tokens."""
         return self._runner.trees
-
-    def _compile(self, spec: GrammarSpec) -> Future[Grammar]:
-        try:
-            return self._grammars.submit(spec)
-        except (TypeError, ValueError) as error:  # text that is not Unicode, for one
-            message = f"the constraint cannot be read: {error}"
-            raise RequestError(message, code="invalid_grammar", param="grammar") from error
-
-    def _check(self, request: Request) -> int:
-        """Refuses what cannot run; returns the bound on generated tokens."""
-        if request.id in self._live:
-            raise RequestError(f"a request with id {request.id!r} is running already", param="id")
-        if len(self._live) >= self._max_live:
-            raise OverloadedError(f"{len(self._live)} requests are waiting or running, which is the limit")
-        if request.tree is not None and not self.takes_trees:
-            raise RequestError("this engine takes no trees of tokens", param="tree")
-        return check_request(request, self.info)
 
     def abort(self, request_id: str) -> None:
         """Ends a request with reason "abort". Unknown ids are ignored."""
@@ -198,17 +117,15 @@ class Engine:
     def idle(self) -> bool:
         """Nothing can be computed now (grammars may still be compiling)."""
         busy = self._flight is not None or not self._scheduler.idle
-        return not busy and not self._checks.any_done and not any(f.done() for f in self._compiling.values())
+        return not busy and not self._checks.any_done and not self._admission.any_compiled
 
     def sleep_s(self) -> float | None:
-        """How long an idle engine may sleep if nothing happens: until the first deadline of what is being compiled."""
-        deadlines = [self._live[request_id].sequence.deadline for request_id in self._compiling]
-        first = min((deadline for deadline in deadlines if deadline is not None), default=None)
-        return None if first is None else min(max(first - self._clock(), 0.0), MAX_SLEEP_S)
+        """Seconds that an idle engine may sleep if nothing happens: until the first deadline of what is compiled."""
+        return self._admission.sleep_s(self._live, self._clock())
 
     def wait_for_grammar(self, timeout_s: float) -> None:
         """Sleeps until a grammar is compiled or a value checked, if any is."""
-        futures: list[Future[Any]] = [*self._compiling.values(), *self._checks.futures]
+        futures: list[Future[Any]] = [*self._admission.compiling.values(), *self._checks.futures]
         wait(futures, timeout_s, return_when=FIRST_COMPLETED)
 
     # Steps
@@ -221,120 +138,92 @@ class Engine:
         Raises:
             DeviceLostError: the device computes no more; what is still live ends when the engine is closed.
         """
-        started = self._clock()
-        self._admit_compiled(started)
-        for generation, output in self._checks.take_done():
-            self._emit(generation, output)
-        self._late.free()
-        plan = self._scheduler.schedule(started)
-        for sequence in plan.expired:
-            self._expire(sequence.id, started)
-        # Who heard of that may have ended others, which were planned.
-        work = [item for item in plan.work if item.live]
+        now = self._clock()
+        self._admit(now)
+        plan = self._schedule(now)
         before, self._flight = self._flight, None
-        outputs: list[tuple[Generation, RequestOutput]] = []
-        failed: tuple[Plan, Exception] | None = None
-        if work:
-            plan = Plan(work, plan.preempted, plan.expired)
+        outputs: Outputs = []
+        failure: Exception | None = None
+        if plan.work:
             try:
-                self._flight = self._launch(plan, before, started, outputs)
+                self._flight = self._launch(plan, before, now, outputs)
             except Exception as error:
                 logger.exception("a forward pass failed")
-                failed = plan, error
+                failure = error
         elif before is not None:
             outputs += self._read(before)
-        elif self._late:
+        elif self._masks.any_deferred:
             time.sleep(LATE_MASK_SLEEP_S)
         if self._flight is not None and not self._runner.overlaps:
             flight, self._flight = self._flight, None
             outputs += self._read(flight)
         for generation, output in outputs:
             self._emit(generation, output)
-        if failed is not None:
-            self._fail(*failed)
+        if failure is not None:
+            self._fail(plan, failure)
 
-    def _admit_compiled(self, now: float) -> None:
-        for request_id, future in list(self._compiling.items()):
-            generation = self._live.get(request_id)
-            if generation is None:  # who heard of another one's end has ended it
-                continue
-            if not future.done():
-                deadline = generation.sequence.deadline
-                if deadline is not None and now >= deadline:
-                    self._expire(request_id, now)
-                continue
-            del self._compiling[request_id]
-            try:
-                grammar = future.result()
-                generation.receipt = grammar.receipt
-                generation.matcher = self._healer.after(generation.request.prefix, grammar.matcher())
-            except GrammarError as error:
-                info = ErrorInfo(code=error.code, message=str(error), param="grammar")
-                self._emit(generation, generation.end(now, "error", info))
-            except Exception:
-                logger.exception("a constraint could not be compiled")
-                info = ErrorInfo(code="internal_error", message="the constraint could not be compiled")
-                self._emit(generation, generation.end(now, "error", info))
+    def _admit(self, now: float) -> None:
+        """Brings in grammars that are compiled, values that are checked, and masks that were late."""
+        for generation, ended in self._admission.compiled(self._live, now):
+            if ended is not None:
+                self._emit(generation, ended)
             else:
                 self._scheduler.add(generation.sequence)
+        for generation, output in self._checks.take_done():
+            self._emit(generation, output)
+        self._masks.resume_ready()
 
-    def _expire(self, request_id: str, now: float) -> None:
-        generation = self._live.get(request_id)
-        if generation is not None:
-            error = ErrorInfo(code="generation_timeout", message=f"not done within {generation.request.timeout_s:g} s")
-            self._emit(generation, generation.end(now, "error", error))
+    def _schedule(self, now: float) -> Plan:
+        """The plan of this step; those whose time is over end."""
+        plan = self._scheduler.schedule(now)
+        for sequence in plan.expired:
+            generation = self._live.get(sequence.id)
+            if generation is not None:
+                self._emit(generation, generation.expire(now))
+        # Who heard of that may have ended others, which were planned.
+        return Plan([work for work in plan.work if work.live], plan.retracted, plan.expired)
 
-    def _launch(
-        self, plan: Plan, before: _Flight | None, started: float, outputs: list[tuple[Generation, RequestOutput]]
-    ) -> _Flight:
+    def _launch(self, plan: Plan, before: _Flight | None, now: float, outputs: Outputs) -> _Flight:
         """Launches `plan`; meanwhile reads the flight before it into `outputs`, and fills the masks."""
         generations = [self._live[work.sequence.id] for work in plan.work]
         for generation in generations:
-            generation.admitted(started)
-        known = self._device_specs(plan.work, generations)
-        drawn = known is not None
-        plans = [plan]
-        if drawn:
+            generation.admitted(now)
+        specs = self._device_specs(plan.work, generations)
+        plans, masks = [plan], None
+        if specs is not None:
             plans += self._scheduler.repeat(plan, self._steps_ahead(before) - 1)
-        jobs = {} if drawn or before is not None else self._mask_jobs(plan.work, generations)
-        filling = self._masks.start(list(jobs.values()))
+        elif before is None:  # they need not wait for what it drew
+            masks = self._masks.start(plan.work, generations)
         try:
-            launched = self._runner.launch(plans, known)
+            launched = self._runner.launch(plans, specs)
         except Exception:
-            # One that the pass before ends now must not publish what this pass was to compute.
-            for work in plan.work:
-                work.sequence.num_computed = min(work.sequence.num_computed, work.start)
+            self._scheduler.cancel(plan)
             raise
         finally:
             if before is not None:
                 outputs += self._read(before)
+        flight = _Flight(plans, generations, launched, now, specs is not None, masks)
+        self._draw(flight)
+        return flight
+
+    def _draw(self, flight: _Flight) -> None:
+        """Has tokens drawn from the logits of `flight`, under its masks, unless the device does so by itself."""
+        work, generations = flight.plans[0].work, flight.generations
+        if flight.drawn:
+            flight.first_row = list(range(len(work)))
+            return
         forwarded = self._clock()
-        flight = _Flight(plans, generations, launched, started, drawn)
-        if drawn:
-            flight.first_row = list(range(len(plan.work)))
-            return flight
-        if before is not None:  # what it drew had to be accepted first
-            jobs = self._mask_jobs(plan.work, generations)
-            filling = self._masks.start(list(jobs.values()))
-        if filling is not None:
-            # A device that is asked ahead takes about as long as the last time.
-            expected_s = max(forwarded - started, self._pass_s if self._runner.overlaps else 0.0)
-            late = self._masks.finish(filling, max(0.8 * expected_s, self._mask_patience_s))
-            for index in [index for index, job in jobs.items() if job in late]:
-                self._late.sit_out(generations[index], jobs.pop(index))
-        for index, job in jobs.items():
-            if job.right is not None:  # one that was late may have been begun with drafts, which are void by now
-                flight.right[index] = min(job.right, 1 + len(plan.work[index].drafts))
+        masks = flight.masks = flight.masks or self._masks.start(work, generations)
+        self._masks.finish(masks, forwarded - flight.started)
         masked = self._clock()
         rows: list[Row] = []
-        for index, (work, generation) in enumerate(zip(plan.work, generations, strict=True)):
+        for index, (item, generation) in enumerate(zip(work, generations, strict=True)):
             flight.first_row.append(len(rows))
-            rows += generation.rows(work, jobs[index].first if index in jobs else None)
-        launched.draw(rows, filling.rows if filling is not None else None)
-        self.counters.forward_seconds += forwarded - started
+            rows += generation.rows(item, masks.first(index))
+        flight.launched.draw(rows, masks.rows)
+        self.counters.forward_seconds += forwarded - flight.started
         self.counters.mask_seconds += masked - forwarded
         self.counters.sample_seconds += self._clock() - masked
-        return flight
 
     def _device_specs(self, work: list[Work], generations: list[Generation]) -> list[DrawSpec] | None:
         """How the device is to draw by itself; None if it cannot draw all of `work`."""
@@ -350,24 +239,14 @@ class Engine:
 
     def _steps_ahead(self, before: _Flight | None) -> int:
         """Steps to launch at once: more while the device is found idle, one while somebody waits to be admitted."""
-        if self._scheduler.waiting or self._compiling:
+        if self._scheduler.waiting or self._admission.compiling:
             self._num_steps = 1
         elif before is not None and before.drawn and before.launched.done():
             self._num_steps = min(2 * self._num_steps, self._runner.max_steps)
         return self._num_steps
 
-    def _mask_jobs(self, work: list[Work], generations: list[Generation]) -> dict[int, MaskJob]:
-        """By index into `work`."""
-        jobs: dict[int, MaskJob] = {}
-        for index, (item, generation) in enumerate(zip(work, generations, strict=True)):
-            matcher = generation.matcher
-            if matcher is None or not item.samples or not item.live or matcher.free:
-                continue
-            jobs[index] = self._late.resume(generation, matcher, item.drafts)
-        return jobs
-
-    def _read(self, flight: _Flight) -> list[tuple[Generation, RequestOutput]]:
-        """Waits for what was drawn, and takes it in."""
+    def _read(self, flight: _Flight) -> Outputs:
+        """Waits for what was drawn, takes it in, and proposes drafts for the next pass."""
         try:
             draws_of = flight.launched.read()
         except Exception as error:
@@ -375,39 +254,30 @@ class Engine:
             self._fail(flight.plans[0], error)
             return []
         now = self._clock()
-        outputs: list[tuple[Generation, RequestOutput]] = []
+        outputs: Outputs = []
+        right = flight.masks.right if flight.masks is not None else {}
         for plan, draws in zip(flight.plans, draws_of, strict=True):
             advances: list[Advance] = []
             for index, (work, generation) in enumerate(zip(plan.work, flight.generations, strict=True)):
                 if not work.live:  # ended, or put back to wait, since it was launched
                     advances.append(Advance())
                     continue
-                advance, output = generation.take(work, draws, flight.first_row[index], flight.right.get(index), now)
+                advance, output = generation.take(work, draws, flight.first_row[index], right.get(index), now)
                 advances.append(advance)
                 if generation.undecided is not None:
-                    self._late.foresee(generation, self._grammars.foresee)
+                    self._masks.foresee(generation, self._grammars.foresee)
                 if output is not None:
                     outputs.append((generation, output))
             self._scheduler.apply(plan, advances)
-            if self._speculates and all(work.samples and work.num_tokens == 1 + len(work.drafts) for work in plan.work):
-                num_drawn = sum(len(advance.tokens) for advance in advances)
-                self._costs.observe(plan.num_tokens, num_drawn, self._clock() - flight.started)
+            self._drafts.observe(plan, advances, self._clock() - flight.started)
             self.counters.steps += 1
             self.counters.computed_tokens += plan.num_tokens
-        self._propose(flight)
-        self._pass_s = self._clock() - flight.started
-        self.counters.step_seconds += self._pass_s
+        self._drafts.propose(flight.plans[-1], flight.generations)
+        seconds = self._clock() - flight.started
+        self.counters.step_seconds += seconds
+        if self._runner.overlaps:
+            self._masks.pass_s = seconds
         return outputs
-
-    def _propose(self, flight: _Flight) -> None:
-        """Drafts for the pass after `flight`, which has been read."""
-        price = self._costs.price(len(self._scheduler.running)) if self._speculates else 1.0
-        for work, generation in zip(flight.plans[-1].work, flight.generations, strict=True):
-            if work.samples and work.live and not work.sequence.blocked:
-                # Few drafts are not worth a pass that the device cannot draw by itself.
-                by_itself = self._runner.max_steps > 1 and generation.table_matcher is not None
-                at_least = MIN_DEVICE_DRAFTS if by_itself else 1
-                work.sequence.drafts = generation.propose(price, at_least if self._config.jump_forward else None)
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         """A pass failed: its sequences end with an error, all others go on.
@@ -418,8 +288,7 @@ class Engine:
         info = ErrorInfo(code="internal_error", message="the forward pass failed")
         if isinstance(error, BoughError):
             info = ErrorInfo(code=error.code, message=error.message)
-        for work in plan.work:
-            work.sequence.rewind(0)  # what this pass wrote is not to be shared
+        self._scheduler.discard(plan)
         for work in plan.work:
             generation = self._live.get(work.sequence.id)
             if generation is not None and generation.sequence is work.sequence:
@@ -436,15 +305,9 @@ class Engine:
             output, finish = msgspec.structs.replace(output, finish=None), None
         if finish is not None:
             del self._live[request_id]
-            compiling = self._compiling.pop(request_id, None)
-            if compiling is not None and compiling not in self._compiling.values():
-                self._grammars.abandon(compiling)
+            self._admission.drop(request_id)
             self._scheduler.remove(generation.sequence)
-            self._finished[finish.reason] = self._finished.get(finish.reason, 0) + 1
-            self.counters.prompt_tokens += finish.usage.prompt_tokens
-            self.counters.cached_tokens += finish.usage.cached_tokens
-            self.counters.generated_tokens += finish.usage.completion_tokens
-            self.counters.forced_tokens += finish.usage.forced_tokens
+            self.counters.ended(finish)
         try:
             generation.listener(output)
         except Exception:
@@ -453,45 +316,40 @@ class Engine:
 
     # Around it
 
+    def warm(self) -> None:
+        """Gets ready for the first constraint, which others then need not wait for."""
+        self._grammars.warm()
+
+    def prepare(self) -> bool:
+        """Does a little of what makes passes to come faster, when there is nothing else to do. False: none is left."""
+        return self._runner.prepare()
+
     def flush_cache(self) -> bool:
         """Empties the prefix cache; False while requests are live."""
         if self._live:
             return False
-        self._cache.flush()
+        self._scheduler.cache.flush()
         return True
 
     def stats(self) -> EngineStats:
-        counts, totals = self._cache.counts(), self.counters
+        counts = self._scheduler.cache.counts()
         return EngineStats(
             running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting) + len(self._compiling),
+            waiting=len(self._scheduler.waiting) + len(self._admission.compiling),
             num_pages=counts.num_pages,
             free_pages=counts.free,
             cached_pages=counts.cached,
             locked_pages=counts.locked + counts.private,
-            steps_total=totals.steps,
-            requests_total=totals.requests,
-            finished_total=dict(self._finished),
-            prompt_tokens_total=totals.prompt_tokens,
-            cached_tokens_total=totals.cached_tokens,
-            computed_tokens_total=totals.computed_tokens,
-            generated_tokens_total=totals.generated_tokens,
-            forced_tokens_total=totals.forced_tokens,
-            guessed_tokens_total=totals.guessed_tokens,
-            right_guesses_total=totals.right_guesses,
-            preemptions_total=self._scheduler.num_preemptions,
+            preemptions_total=self._scheduler.num_retractions,
             evicted_tokens_total=counts.evicted_tokens_total,
             grammars_compiled_total=self._grammars.compiled,
             grammar_cache_hits_total=self._grammars.cache_hits,
-            step_seconds_total=totals.step_seconds,
-            forward_seconds_total=totals.forward_seconds,
-            mask_seconds_total=totals.mask_seconds,
-            sample_seconds_total=totals.sample_seconds,
+            **self.counters.totals(),
         )
 
     def close(self) -> None:
         """Ends every live request with an error and stops the engine's threads; no more is taken."""
-        self._closed = True
+        self._admission.close()
         error = ErrorInfo(code="engine_dead", message="the engine has stopped")
         for generation in list(self._live.values()):
             self._emit(generation, generation.end(self._clock(), "error", error))

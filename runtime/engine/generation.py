@@ -33,8 +33,7 @@ from ..sampler.rows import Draws, Row
 from ..scheduler.scheduler import Advance, Work
 from ..scheduler.sequence import Sequence
 from .detokenizer import Detokenizer
-from .ngram_drafts import MAX_DRAFTS
-from .speculation import Guesser
+from .speculation import Speculation
 
 logger = logging.getLogger("bough.engine")
 
@@ -81,7 +80,7 @@ class Generation:
         self.request = request
         self.sequence = sequence
         self.matcher: Matcher | None = None
-        self.guesser: Guesser | None = None
+        self.speculation: Speculation | None = None
         self.receipt: Receipt | None = None
         self.checked = False
         self.listener = listener
@@ -90,7 +89,7 @@ class Generation:
         self._max_tokens = max_tokens
         self._seed = seed
         self._eos_ids = frozenset(eos_ids)
-        self._ends = self._eos_ids.union(request.sampling.stop_token_ids)
+        self.ends = self._eos_ids.union(request.sampling.stop_token_ids)
         self._num_generated = 0
         self._num_forced = 0
         self._counts: Counter[int] = Counter()
@@ -126,8 +125,13 @@ class Generation:
         return "" if self._judged is None else self._judged.text + self._judged.finish()
 
     @property
-    def uses_drafts(self) -> bool:
-        """Penalties look at what was generated before, which a draft would have to be counted into."""
+    def num_left(self) -> int:
+        """Tokens that may still come."""
+        return self._max_tokens - self._num_generated
+
+    @property
+    def takes_drafts(self) -> bool:
+        """False with penalties: they look at what was generated before, which a draft would have to be counted into."""
         params = self.request.sampling
         return not (params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0)
 
@@ -224,7 +228,7 @@ class Generation:
         """Accepts drawn tokens as long as each equals the draft it verifies, and one more; returns those accepted, and
         whether the last is not the one that was drawn."""
         keeps_logprobs = self.request.sampling.logprobs is not None
-        guessed = self.guesser.guessed if self.guesser is not None else {}
+        speculated = self.speculation.speculated if self.speculation is not None else {}
         untold = self._untold
         tokens: list[int] = []
         replaced = False
@@ -241,7 +245,7 @@ class Generation:
             replaced = token != drawn
             tokens.append(token)
             untold.tokens.append(token)
-            forced = replaced or (token == draft and offset not in guessed)
+            forced = replaced or (token == draft and offset not in speculated)
             untold.origins.append(FORCED if forced else SAMPLED)
             self._num_generated += 1
             self._num_forced += forced
@@ -257,8 +261,8 @@ class Generation:
             untold.texts.append(self._detokenizer.finish())
             if self.finish.reason == "length" and self._detokenizer.matched is not None:  # settled by the last text
                 self._end("stop", self._detokenizer.matched)
-        if self.guesser is not None:
-            self.guesser.settle(drafts, tokens)
+        if self.speculation is not None:
+            self.speculation.settle(drafts, tokens)
         return tokens, replaced
 
     def _advance_matcher(self, drawn: int) -> int:
@@ -309,7 +313,7 @@ class Generation:
 
     def _take_scores(self, work: Work, draws: Draws, first: int, now: float) -> tuple[Advance, RequestOutput | None]:
         count = work.logits_stop - work.logits_start
-        # After a preemption positions are computed again, perhaps in other chunks.
+        # After a retraction positions are computed again, perhaps in other chunks.
         assert self.sequence.score_from is not None
         del self._scores[max(work.logits_start + 1 - self.sequence.score_from, 0) :]
         self._scores += [entry for entry in draws.logprobs[first : first + count] if entry is not None]
@@ -328,6 +332,11 @@ class Generation:
         return Advance(finished=not poisoned, poisoned=poisoned), self.end(
             now, "error", ErrorInfo(code=code, message=message)
         )
+
+    def expire(self, now: float) -> RequestOutput:
+        """The terminal event of a request whose time is over."""
+        message = f"not done within {self.request.timeout_s:g} s"
+        return self.end(now, "error", ErrorInfo(code="generation_timeout", message=message))
 
     def end(self, now: float, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
         """The terminal event of a request that ends before its time."""
@@ -350,37 +359,6 @@ class Generation:
             cached_tokens=self.sequence.num_cached if begins else None,
             finish=self.finish and self._terminal(self.finish, now),
         )
-
-    def propose(self, price: float, at_least: int | None) -> list[int]:
-        """Drafts for the next step: what the grammar forces, if it is `at_least` tokens (None: never), and guesses.
-
-        `price` is the chance of being right at which a guess is worth a row of the next pass.
-        """
-        num_pending = self.sequence.num_pending
-        room = self._max_tokens - self._num_generated - num_pending - 1
-        if room <= num_pending or not self.uses_drafts:
-            return []
-        try:
-            jumps = at_least is not None
-            drafts = self._forced(num_pending, min(room, MAX_DRAFTS), at_least) if at_least is not None else []
-            if self.guesser is not None and num_pending == 0:
-                tokens, matcher = self.sequence.tokens, self.matcher
-                self.guesser.extend(drafts, tokens, matcher, price=price, room=room, ends=self._ends, jumps=jumps)
-            return drafts
-        except Exception:  # it can do without
-            logger.exception("what may follow in request %s is not known", self.request.id)
-            return []
-
-    def _forced(self, num_pending: int, room: int, at_least: int) -> list[int]:
-        """What the grammar forces next.
-
-        A token that is in flight already comes first in what is forced; the drafts follow it. The step after one with
-        drafts cannot be planned ahead, so then a single draft gains nothing.
-        """
-        if self.matcher is None:
-            return []
-        forced = self.matcher.forced_tokens()[num_pending:][:room]
-        return forced if len(forced) > num_pending and len(forced) >= at_least else []
 
     def _terminal(self, finish: Finish, now: float) -> Finish:
         admitted = self._admitted if self._admitted is not None else now

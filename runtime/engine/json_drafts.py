@@ -57,7 +57,7 @@ class Place:
         return self._after.get(token) or self._link(token)
 
     def teach(self, tokens: Iterable[int]) -> Place:
-        """The place after `tokens`, which an answer went on with from here. They may be any: only guesses change."""
+        """The place after `tokens`, which an answer went on with from here. They may be any: only drafts change."""
         place, chances = self, self._skeleton.chances
         for token in tokens:
             if place._known:

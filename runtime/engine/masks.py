@@ -1,4 +1,4 @@
-"""Grammar masks of a step, filled on threads while the forward pass runs; who is late holds nobody up."""
+"""Grammar masks of a step, filled on threads while the forward pass runs; those that are late are deferred."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...constrain import Matcher
+from ..scheduler.scheduler import Scheduler, Work
+from .generation import Foresee, Generation
 
 logger = logging.getLogger("bough.engine")
 
@@ -23,6 +25,8 @@ MAX_STUCK = 16
 """Threads beside the usual ones that may be busy with masks that are late."""
 NUM_SLOW = 2
 """Threads for what is known to be slow."""
+LATE_MASK_SLEEP_S = 0.0005
+"""Between two looks at deferred masks, while there is nothing else to do."""
 
 
 @dataclass(eq=False, slots=True)
@@ -166,3 +170,97 @@ class MaskFiller:
     def _add_threads(self, filling: Filling, num_threads: int) -> None:
         for _ in range(min(num_threads, filling.num_waiting)):
             self._pool.submit(filling.work)
+
+
+@dataclass(eq=False)
+class StepMasks:
+    """The masks of one step. Those of a work whose mask was late are not among them.
+
+    jobs    by index into `work`
+    right   of each work with a grammar, how many of its rows have a right mask; once `MaskStage.finish` has run
+    """
+
+    work: Sequence[Work]
+    generations: Sequence[Generation]
+    jobs: dict[int, MaskJob]
+    filling: Filling | None
+    right: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Rows | None:
+        return self.filling.rows if self.filling is not None else None
+
+    def first(self, index: int) -> int | None:
+        """The first of a work's rows; None if it has no mask."""
+        return self.jobs[index].first if index in self.jobs else None
+
+
+class MaskStage:
+    """The masks of an engine's steps, and the generations that sit steps out since theirs are late.
+
+    A mask is waited for as long as most of a pass takes after the pass, but at least `patience_s`. What is late is
+    deferred: its generation is drawn from in a later step, and holds nobody up.
+
+    pass_s    seconds of the last pass, on a device that is asked ahead: the next one takes about as long
+    """
+
+    def __init__(self, vocab_size: int, scheduler: Scheduler, patience_s: float) -> None:
+        self.pass_s = 0.0
+        self._filler = MaskFiller(vocab_size)
+        self._scheduler = scheduler
+        self._patience_s = patience_s
+        self._deferred: dict[Generation, MaskJob] = {}
+
+    @property
+    def any_deferred(self) -> bool:
+        return bool(self._deferred)
+
+    def start(self, work: Sequence[Work], generations: Sequence[Generation]) -> StepMasks:
+        """Begins to fill the masks of a step."""
+        jobs: dict[int, MaskJob] = {}
+        for index, (item, generation) in enumerate(zip(work, generations, strict=True)):
+            matcher = generation.matcher
+            if matcher is not None and item.samples and item.live and not matcher.free:
+                jobs[index] = self._resume(generation, matcher, item.drafts)
+        return StepMasks(work, generations, jobs, self._filler.start(list(jobs.values())))
+
+    def finish(self, masks: StepMasks, forward_s: float) -> None:
+        """Waits for `masks` of a pass whose launch took `forward_s`; defers the generations whose masks are late."""
+        if masks.filling is None:
+            return
+        late = self._filler.finish(masks.filling, max(0.8 * max(forward_s, self.pass_s), self._patience_s))
+        for index in [index for index, job in masks.jobs.items() if job in late]:
+            self._defer(masks.generations[index], masks.jobs.pop(index))
+        for index, job in masks.jobs.items():
+            if job.right is not None:  # one that was late may have been begun with drafts, which are void by now
+                masks.right[index] = min(job.right, 1 + len(masks.work[index].drafts))
+
+    def foresee(self, generation: Generation, foresee: Foresee) -> None:
+        """Defers a generation until it is known what accepting the token that was drawn comes to: it is drawn again."""
+        drawn, generation.undecided = generation.undecided, None
+        assert generation.matcher is not None and drawn is not None
+        self._defer(generation, self._filler.begin_slow(generation.matcher, lambda: generation.foresee(drawn, foresee)))
+
+    def resume_ready(self) -> None:
+        """Lets those go on whose masks are there now."""
+        for generation, job in list(self._deferred.items()):
+            if generation.finish is not None:
+                del self._deferred[generation]
+            elif job.right is not None:
+                self._scheduler.resume(generation.sequence)
+
+    def close(self) -> None:
+        self._filler.close()
+
+    def _defer(self, generation: Generation, job: MaskJob) -> None:
+        """The pass has computed all of the sequence that is known, but nobody may draw from it: `job` is late."""
+        self._scheduler.defer(generation.sequence)
+        self._deferred[generation] = job
+
+    def _resume(self, generation: Generation, matcher: Matcher, drafts: Sequence[int]) -> MaskJob:
+        """The job of a generation that is to be drawn from."""
+        late = self._deferred.pop(generation, None)
+        if late is None:
+            return MaskJob(matcher, drafts)
+        # Still under way, if it was put back to wait and has come again.
+        return late if late.right is None else MaskJob(matcher, drafts, late.rows, late.right)

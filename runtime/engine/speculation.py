@@ -1,18 +1,24 @@
-"""What is guessed: what may follow, where the chance that it is right outweighs the row that it costs in a pass."""
+"""Speculation: drafts that may follow, where the chance that they are right outweighs the rows they cost in a pass."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 from ...constrain import Matcher, MatcherError
 from ..protocol.counters import Counters
 from .json_drafts import Place
-from .ngram_drafts import MAX_DRAFTS, SIZES, Repeats
 
-MAX_GUESSES = 16
+SIZES = (6, 3)
+"""Tokens that must have occurred before, the longest first."""
+MAX_DRAFTS = 32
+"""In one pass and sequence, forced and speculated."""
+MAX_TOKENS = 16_384
+"""Tokens looked up in at most. An entry takes some 150 bytes a size: as nothing beside their keys and values."""
+MAX_SPECULATED = 16
 """In one pass and sequence."""
 _MARGIN = 1.3
-"""What a guess must promise beyond what its row costs, as looking for it and estimating wrongly cost as well."""
+"""The gain that a draft must promise beyond the cost of its row: looking for it and estimating wrongly cost as well."""
 _FIXED_ROWS = 16.0
 """Before it is measured, what a pass costs whatever its rows, in rows."""
 _PRIOR_WEIGHT = 50.0
@@ -23,6 +29,53 @@ _SHARED = 0
 """In place of a number of tokens: what other answers under the constraint went on with."""
 _LOOKUPS = 64
 """Tokens to take note of for each that may still come, at most: a long prompt is not worth it for a short answer."""
+
+
+@dataclass(slots=True)
+class Repeats:
+    """Where the runs of `SIZES` tokens occurred last in one sequence, which only grows.
+
+    A token costs the same whenever it comes: one entry a size, and where there are more than `max_tokens`, the later
+    half of them is entered again. `num_known` tokens have been.
+    """
+
+    max_tokens: int = MAX_TOKENS
+    _after: tuple[dict[int, int], ...] = field(default_factory=lambda: tuple({} for _ in SIZES))
+    _first: int = 0
+    num_known: int = 0
+
+    def find(self, tokens: Sequence[int], more: Sequence[int] = ()) -> tuple[int, int] | None:
+        """The position in `tokens` of what came after the latest occurrence of the last tokens of `tokens` + `more`,
+        and how many those were; None if the last few are new.
+
+        `tokens` are those of the last call and what has followed since.
+        """
+        self._learn(tokens)
+        last = [*tokens[-SIZES[0] :], *more]
+        for size, after in zip(SIZES, self._after, strict=True):
+            run = last[-size:]
+            position = after.get(hash(tuple(run)))
+            if position is not None and list(tokens[position - size : position]) == run:
+                return position, size
+        return None
+
+    def _learn(self, tokens: Sequence[int]) -> None:
+        """Enters the runs that something follows by now."""
+        count = len(tokens)
+        if count - self._first > self.max_tokens:
+            self._first = self.num_known = count - self.max_tokens // 2
+            for after in self._after:
+                after.clear()
+        for size, after in zip(SIZES, self._after, strict=True):
+            # Runs that end before position `stop`, and were not followed by anything the last time.
+            start = max(self.num_known, self._first + size)
+            if count - start == 1:
+                after[hash(tuple(tokens[start - size : start]))] = start
+            elif count > start:
+                known = tokens[start - size : count - 1]
+                runs = zip(*(known[offset:] for offset in range(size)), strict=False)
+                after.update(zip(map(hash, runs), range(start, count), strict=True))
+        self.num_known = max(count, self.num_known)
 
 
 class PassCosts:
@@ -51,7 +104,7 @@ class PassCosts:
         self._seconds_lately = 0.8 * self._seconds_lately + seconds
 
     def price(self, num_sequences: int) -> float:
-        """The chance at which a guess is worth its row, where so many sequences draw: what its time gives otherwise."""
+        """The chance at which a draft is worth its row, where so many sequences draw: what its time gives otherwise."""
         rows = max(num_sequences, 1)
         if self._seconds <= 0.0:
             return _MARGIN * rows / (_FIXED_ROWS + rows)
@@ -70,27 +123,30 @@ class PassCosts:
 
 
 class Experience:
-    """How often the guesses of all sequences were right lately, and all that were made."""
+    """The share of the speculative drafts of all sequences that was right lately, and counts of all that were made."""
 
     def __init__(self, counters: Counters) -> None:
         self.chances = dict(_CHANCES)
         self._counters = counters
 
     def add(self, size: int, right: bool, tried: bool) -> None:
-        """One more guess. Not `tried`: one before it was wrong already."""
+        """Counts one more draft. Not `tried`: one before it was wrong already."""
         self._counters.guessed_tokens += 1
         self._counters.right_guesses += right
         if tried and size != _SHARED:  # skeletons see for themselves how often they are right
             self.chances[size] = max(0.98 * self.chances[size] + 0.02 * right, _CHANCES[size] / 2)
 
 
-class Guesser:
-    """The guesses of one sequence: what other answers under its constraint went on with at its `place` in their
-    skeleton, and what followed the last time that its last tokens occurred in it."""
+class Speculation:
+    """The speculative drafts of one sequence.
+
+    They are what other answers under its constraint went on with at its `place` in their skeleton, and what followed
+    the last time that its last tokens occurred in it (prompt lookup).
+    """
 
     def __init__(self, experience: Experience, place: Place | None = None) -> None:
-        self.guessed: dict[int, int] = {}
-        """Which of the drafts in flight are guesses, and with how many tokens the place of each was found."""
+        self.speculated: dict[int, int] = {}
+        """Their offsets in the drafts in flight, each with the number of tokens by which its place was found."""
         self._experience = experience
         self._place = place
         self._repeats = Repeats()
@@ -108,19 +164,19 @@ class Guesser:
         ends: Collection[int],
         jumps: bool,
     ) -> None:
-        """Appends guesses to `drafts`, which follow `tokens`; at most `room` and one more may come, none of `ends`.
+        """Appends drafts to `drafts`, which follow `tokens`; at most `room` and one more may come, none of `ends`.
 
-        Each is allowed by `matcher`, which is left as it is; with `jumps` what it forces after a guess comes along. All
+        Each is allowed by `matcher`, which is left as it is; with `jumps` what it forces after one comes along. All
         must be right with a chance of at least `price`.
         """
-        self.guessed = {}
+        self.speculated = {}
         looks = price <= max(map(self._chance, SIZES)) and len(tokens) - self._repeats.num_known <= _LOOKUPS * room
         if not looks:
             self._forget(0.99)
         place, found = _follow(self._place, drafts), None
         chance, trial = 1.0, None
         room = min(room, MAX_DRAFTS)
-        while len(drafts) < room and len(self.guessed) < MAX_GUESSES:
+        while len(drafts) < room and len(self.speculated) < MAX_SPECULATED:
             if place is not None and chance * place.chance >= price:
                 token, size, found = place.token, _SHARED, None
                 chance *= place.chance
@@ -131,7 +187,7 @@ class Guesser:
                 position, size = found
                 chance *= self._chance(size)
                 if chance < price:
-                    if not self.guessed:
+                    if not self.speculated:
                         self._forget(0.99)
                     return
                 token = tokens[position] if position < len(tokens) else drafts[position - len(tokens)]
@@ -144,7 +200,7 @@ class Guesser:
                     trial.accept(token)
                     if matcher.free and not trial.free:
                         return  # no masks are made for this pass
-                self.guessed[len(drafts)] = size
+                self.speculated[len(drafts)] = size
                 drafts.append(token)
                 place = _follow(place, (token,))
                 if trial is not None and jumps and (forced := trial.forced_tokens()[: room - len(drafts)]):
@@ -156,7 +212,7 @@ class Guesser:
 
     def settle(self, drafts: Sequence[int], tokens: Sequence[int]) -> None:
         """`tokens` came: as many of `drafts`, which have been verified, as were right, and one more or none."""
-        for offset, size in self.guessed.items():
+        for offset, size in self.speculated.items():
             if offset < len(drafts):
                 tried = offset < len(tokens)
                 right = tried and tokens[offset] == drafts[offset]
@@ -164,7 +220,7 @@ class Guesser:
                 if tried and size != _SHARED:
                     self._right[size] = 0.9 * self._right[size] + right
                     self._tried[size] = 0.9 * self._tried[size] + 1.0
-        self.guessed = {}
+        self.speculated = {}
         if self._place is not None:
             self._place = self._place.teach(tokens)
 

@@ -1,15 +1,18 @@
-"""What an engine counts."""
+"""Counts of an engine since its start, and facts about its model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
+
+from .request import Finish
 
 
 @dataclass
 class Counters:
-    """Totals since the start; see EngineStats."""
+    """Totals since the start, each under the name that it has in EngineStats without `_total`."""
 
     steps: int = 0
     requests: int = 0
@@ -24,6 +27,20 @@ class Counters:
     forward_seconds: float = 0.0
     mask_seconds: float = 0.0
     sample_seconds: float = 0.0
+    finished: dict[str, int] = field(default_factory=dict)
+
+    def ended(self, finish: Finish) -> None:
+        """Counts a request that has ended."""
+        usage = finish.usage
+        self.finished[finish.reason] = self.finished.get(finish.reason, 0) + 1
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.generated_tokens += usage.completion_tokens
+        self.forced_tokens += usage.forced_tokens
+
+    def totals(self) -> dict[str, Any]:
+        """The fields of EngineStats that are counted here."""
+        return {f"{name}_total": value for name, value in vars(self).items()} | {"finished_total": dict(self.finished)}
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Counter-based random numbers: a draw depends on (seed, position) and nothing else.
 
 The generator is SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators") used as a hash,
-so that a request draws the same numbers alone, in any batch, after a preemption, and on any machine.
+so that a request draws the same numbers alone, in any batch, after a retraction, and on any machine.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Plan:
     """One step: what to compute, who was put back to wait, and whose deadline has passed."""
 
     work: list[Work]
-    preempted: list[Sequence]
+    retracted: list[Sequence]
     expired: list[Sequence]
 
     @property
@@ -88,7 +88,7 @@ class Scheduler:
         self.limits = limits
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
-        self.num_preemptions = 0
+        self.num_retractions = 0
 
     @property
     def idle(self) -> bool:
@@ -111,15 +111,15 @@ class Scheduler:
         expired = [s for s in (*self.running, *self.waiting) if s.deadline is not None and now >= s.deadline]
         for sequence in expired:
             self.remove(sequence)
-        preempted: list[Sequence] = []
-        work = self._plan_running(preempted)
-        if not preempted:
+        retracted: list[Sequence] = []
+        work = self._plan_running(retracted)
+        if not retracted:
             self._admit(work, self.limits.max_batch_tokens - sum(item.num_tokens for item in work))
         for sequence in self.waiting:
             sequence.passes += 1
         for item in work:
             _launch(item)
-        return Plan(work, preempted, expired)
+        return Plan(work, retracted, expired)
 
     def repeat(self, plan: Plan, num_steps: int) -> list[Plan]:
         """Up to `num_steps` further steps of the same sequences, one token each; as many as there are pages for.
@@ -157,7 +157,8 @@ class Scheduler:
                 sequence.blocked = False
             elif work.samples:
                 sequence.num_pending -= 1
-            sequence.num_settled = min(work.stop, len(sequence.tokens))
+            sequence.num_settled = min(work.stop, sequence.num_computed)
+            sequence.check()
             if advance.replaced:  # first: a step in flight computes the token that was drawn, which is not published
                 sequence.rewind(len(sequence.tokens) - 1)
             if advance.finished:
@@ -168,7 +169,35 @@ class Scheduler:
                 num_settled = min(sequence.num_settled, sequence.num_shareable)
                 self.cache.commit(sequence.lease, sequence.tokens, num_settled)
 
-    def _plan_running(self, preempted: list[Sequence]) -> list[Work]:
+    def propose(self, sequence: Sequence, drafts: list[int]) -> None:
+        """Has the next step of `sequence` verify `drafts` along with its last token."""
+        sequence.drafts = drafts
+
+    def defer(self, sequence: Sequence) -> None:
+        """Has `sequence`, all of whose tokens are computed, sit steps out until `resume`: its last token is computed
+        again then, for nobody may draw from it now."""
+        sequence.rewind(len(sequence.tokens) - 1)
+        sequence.blocked = True
+
+    def resume(self, sequence: Sequence) -> None:
+        """Ends what `defer` began."""
+        sequence.blocked = False
+
+    def cancel(self, plan: Plan) -> None:
+        """Takes back that `plan` runs, since it could not be launched; steps before it may still be read.
+
+        One that a step before it ends must not publish what this one was to compute.
+        """
+        for work in plan.work:
+            work.sequence.num_computed = min(work.sequence.num_computed, work.start)
+            work.sequence.check()
+
+    def discard(self, plan: Plan) -> None:
+        """Forgets all that the sequences of `plan` have computed, since its pass failed: none of it is to be shared."""
+        for work in plan.work:
+            work.sequence.rewind(0)
+
+    def _plan_running(self, retracted: list[Sequence]) -> list[Work]:
         """Work of the running: who decodes first, then chunks of prompts, both oldest first."""
         budget = self.limits.max_batch_tokens
         planned: dict[Sequence, Work] = {}
@@ -184,7 +213,7 @@ class Scheduler:
                 work = _work(sequence, budget)
             while not self.cache.reserve(sequence.lease, work.stop):
                 victim = self.running[-1]
-                self._preempt(victim, preempted)
+                self._retract(victim, retracted)
                 if (taken := planned.pop(victim, None)) is not None:
                     budget += taken.num_tokens
                 if victim is sequence:
@@ -213,6 +242,7 @@ class Scheduler:
             self.running.append(sequence)
             sequence.lease = lease
             sequence.num_computed = sequence.num_settled = lease.num_cached
+            sequence.check()
             if sequence.num_cached is None:
                 sequence.num_cached = lease.num_cached
             item = _work(sequence, budget)
@@ -228,7 +258,7 @@ class Scheduler:
             return window
 
         def key(sequence: Sequence) -> tuple[int, int, int, int]:
-            if sequence.passes >= self.limits.max_passes or sequence.preemptions:
+            if sequence.passes >= self.limits.max_passes or sequence.retractions:
                 return (sequence.priority, 0, 0, sequence.arrival)
             cached = self.cache.cached_tokens(sequence.tokens, sequence.namespace)
             return (sequence.priority, 1, -cached, sequence.arrival)
@@ -251,14 +281,14 @@ class Scheduler:
                 return True
         return False
 
-    def _preempt(self, sequence: Sequence, preempted: list[Sequence]) -> None:
+    def _retract(self, sequence: Sequence, retracted: list[Sequence]) -> None:
         self.running.remove(sequence)
         self._release(sequence)
         sequence.rewind(0)
-        sequence.preemptions += 1
-        self.num_preemptions += 1
+        sequence.retractions += 1
+        self.num_retractions += 1
         self.waiting.append(sequence)
-        preempted.append(sequence)
+        retracted.append(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.lease is not None
@@ -289,6 +319,7 @@ def _launch(work: Work) -> None:
         return
     sequence.num_computed = work.stop
     sequence.num_pending += work.samples
+    sequence.check()
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:

@@ -11,10 +11,10 @@ from .token_tree import TreeLayout
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """What the scheduler knows of a request. Mutated by the scheduler alone.
+    """Progress of a request. The scheduler alone changes it; all others read.
 
     A step may be planned before the last one has been read, so what is planned and what is known are counted apart:
-    0 <= num_settled <= num_computed <= length always.
+    0 <= num_settled <= num_computed <= length, which `check` asserts at birth and after each change.
 
     tokens        prompt and generated token ids, those that are known
     num_prompt    how many of them are prompt
@@ -51,7 +51,14 @@ class Sequence:
     num_cached: int | None = None
     lease: Lease | None = None
     passes: int = 0
-    preemptions: int = 0
+    retractions: int = 0
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Asserts the invariant of the counts."""
+        assert 0 <= self.num_settled <= self.num_computed <= len(self.tokens) + self.num_pending, self
 
     @property
     def length(self) -> int:
@@ -86,6 +93,7 @@ class Sequence:
         self.blocked = False
         self.drafts = []
         self.epoch += 1
+        self.check()
 
     @property
     def prefilling(self) -> bool:

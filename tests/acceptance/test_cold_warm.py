@@ -1,4 +1,4 @@
-"""Promise: the cache, the batch, the chunks and preemption do not change a greedy answer, in float32 and by default."""
+"""Promise: the cache, the batch, the chunks and retraction do not change a greedy answer, in float32 and by default."""
 
 from __future__ import annotations
 

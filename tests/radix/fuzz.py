@@ -103,7 +103,7 @@ class Episode:
         self.page_contents: dict[tuple[int, tuple[int, ...]], int] = {}
         self.prefixes: dict[int, int] = {}  # content at the end of each page in the tree -> that page
         self.common = [self.start, self.admit, *[self.prefill] * 2, *[self.decode] * 5]
-        rare = [self.publish, self.preempt, self.abort, self.fork, self.press, self.flush]
+        rare = [self.publish, self.retract, self.abort, self.fork, self.press, self.flush]
         self.rare = random.sample(rare, random.randint(1, len(rare)))
         self.rarity = random.choice((0.02, 0.1, 0.3))
 
@@ -161,7 +161,7 @@ class Episode:
             return
         lease = generation.open_lease
         if not self._reserve(lease, len(generation.tokens)):
-            self._preempt(self.random.choice([other for other in self.live if other.lease is not None]))
+            self._retract(self.random.choice([other for other in self.live if other.lease is not None]))
             return
         self._compute(generation, len(generation.tokens))
         if len(generation.tokens) < generation.max_tokens:
@@ -176,9 +176,9 @@ class Episode:
         if (generation := self._pick(running=True)) is not None:
             self._publish(generation, self.random.randint(0, generation.num_computed))
 
-    def preempt(self) -> None:
+    def retract(self) -> None:
         if (generation := self._pick(running=True)) is not None:
-            self._preempt(generation)
+            self._retract(generation)
 
     def abort(self) -> None:
         if self.live:
@@ -265,11 +265,11 @@ class Episode:
         published = num_computed // self.page_size if self.sharing else 0
         assert lease.num_shared == max(before, published), "commit published something else"
 
-    def _preempt(self, generation: Generation) -> None:
+    def _retract(self, generation: Generation) -> None:
         self.cache.close(generation.open_lease, generation.tokens, generation.num_computed)
         generation.lease = None
         generation.num_computed = 0
-        self.counts["preempted"] += 1
+        self.counts["retracted"] += 1
 
     def _end(self, generation: Generation, keep: bool) -> None:
         self.live.remove(generation)

@@ -88,7 +88,7 @@ def assert_clean(engine: Engine) -> None:
     """Nothing is left of anything, and a control request gets what it would get alone."""
     drive(engine)
     assert not engine._live
-    assert not engine._compiling
+    assert not engine._admission.compiling
     heard = Heard()
     engine.submit(request("control", "control"), heard)
     drive(engine)

@@ -232,8 +232,10 @@ class Soak:
     def check(self) -> None:
         scheduler = self.engine._scheduler
         assert all(sequence.lease is None for sequence in scheduler.waiting)
-        self.engine._cache.check([sequence.lease for sequence in scheduler.running if sequence.lease is not None])
-        queued = len(scheduler.waiting) + len(scheduler.running) + len(self.engine._compiling)
+        self.engine._scheduler.cache.check(
+            [sequence.lease for sequence in scheduler.running if sequence.lease is not None]
+        )
+        queued = len(scheduler.waiting) + len(scheduler.running) + len(self.engine._admission.compiling)
         assert queued == len(self.engine._live)
 
     def _start(self, number: int) -> None:
@@ -320,14 +322,14 @@ def assert_nothing_left(soak: Soak) -> None:
         executor.abort(name)
     assert not executor._states
     assert not engine._live
-    assert not engine._compiling
+    assert not engine._admission.compiling
     assert engine._scheduler.idle
     assert engine.flush_cache()
     stats = engine.stats()
     assert stats.free_pages == stats.num_pages
     assert sum(stats.finished_total.values()) == stats.requests_total
-    engine._cache.check([])
-    assert not engine._cache.tree.roots
+    engine._scheduler.cache.check([])
+    assert not engine._scheduler.cache.tree.roots
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 4])
@@ -336,7 +338,7 @@ def test_soak(ahead: int) -> None:
     soak = Soak(0, NUM_REQUESTS, num_pages=POOL, max_num_seqs=48, max_batch_tokens=64, ahead=ahead)
     soak.run()
     assert_as_if_alone(soak)
-    retracted = sum(sequence.preemptions > 0 for _, _, sequence in soak.requests.values())
+    retracted = sum(sequence.retractions > 0 for _, _, sequence in soak.requests.values())
     assert retracted >= 0.3 * len(soak.requests), f"only {retracted} of {len(soak.requests)} were retracted"
     assert soak.refused > 20
     endings = {heard.ending[0::2] for _, heard, _ in soak.requests.values()}

@@ -40,7 +40,7 @@ def start(
     params = SamplingParams(**{"max_tokens": 8, "seed": 3, **sampling})  # type: ignore[arg-type]
     engine.submit(Request(id=request_id, prompt=(65, 66), sampling=params, grammar=grammar), heard.append)
     engine.wait_for_grammar(10.0)
-    engine._admit_compiled(0.0)
+    engine._admit(0.0)
     engine._live[request_id].receipt = Receipt(mode=mode, checked=("/pattern",))  # type: ignore[arg-type]
     return heard
 

@@ -61,7 +61,7 @@ def test_whatever_passes_the_door_ends_in_a_pool_of_any_size(page_size: int) -> 
             assert usage.cached_tokens <= usage.prompt_tokens - 1
         assert engine.flush_cache()
         assert engine.stats().free_pages == num_pages - 1
-        engine._cache.check([])
+        engine._scheduler.cache.check([])
         engine.close()
 
 
@@ -229,7 +229,7 @@ def test_compilations_that_nobody_waits_for_do_not_pile_up(monkeypatch: pytest.M
     engine.submit(request("first", grammar=shared), first)
     engine.submit(request("second", grammar=shared), second)
     engine.abort("first")
-    assert any(True for _ in engine._compiling)
+    assert any(True for _ in engine._admission.compiling)
     monkeypatch.undo()
     release.set()
     drive(engine)

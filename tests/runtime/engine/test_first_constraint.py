@@ -29,7 +29,7 @@ def warmed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 def engine_that_tells(warmed: threading.Event) -> Engine:
     engine, _ = fake_engine()
-    engine.warm = warmed.set  # type: ignore[assignment]
+    engine.warm = warmed.set  # type: ignore[method-assign]
     return engine
 
 
@@ -103,7 +103,7 @@ def test_one_without_work_gets_ready_for_its_next_pass(monkeypatch: pytest.Monke
         asked += 1
         return next(left)
 
-    engine.prepare = prepare
+    engine.prepare = prepare  # type: ignore[method-assign]
     loop = EngineLoop(engine, EngineConfig())
     for expected, num_tokens in ((2, 0), (5, 4), (7, 4), (8, 1)):  # a single token is a single step
         if num_tokens:

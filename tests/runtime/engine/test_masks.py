@@ -108,7 +108,7 @@ def test_who_is_late_holds_nobody_else(num_threads: int) -> None:
 
 @pytest.mark.parametrize("num_drafts", [0, 2])
 def test_what_ends_while_it_is_waited_for_again_is_in_the_step(num_drafts: int) -> None:
-    """A job that was late comes again before it has ended, as after a preemption."""
+    """A job that was late comes again before it has ended, as after a retraction."""
     filler = MaskFiller(VOCAB, 2)
     gate = threading.Event()
     job = MaskJob(Number(7, gate), [1] * num_drafts)
@@ -210,7 +210,7 @@ def test_who_is_late_may_leave() -> None:
         Request(id="a", prompt=(65,), sampling=SamplingParams(max_tokens=20), grammar=Regex("[a-z]{5}")), heard.append
     )
     engine.wait_for_grammar(10.0)
-    engine._admit_compiled(0.0)
+    engine._admit(0.0)
     generation = engine._live["a"]
     gate = threading.Event()
     generation.matcher = Number(1, gate)
@@ -230,7 +230,7 @@ def test_free_matchers_need_no_mask() -> None:
     spec = Regex("[a-z]{5}")
     engine.submit(Request(id="a", prompt=(65,), sampling=SamplingParams(max_tokens=6), grammar=spec), heard.append)
     engine.wait_for_grammar(10.0)
-    engine._admit_compiled(0.0)
+    engine._admit(0.0)
     free = Number(0)
     free.free = True
     engine._live["a"].matcher = free

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.runtime.engine.ngram_drafts import SIZES, Repeats
+from bough.runtime.engine.speculation import SIZES, Repeats
 
 
 def find_plainly(tokens: Sequence[int], more: Sequence[int] = (), first: int = 0) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from bough.constrain.matchers import completion
 from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex, Structural, Tag
 from bough.runtime.engine.engine import Engine
 from bough.runtime.engine.json_drafts import Place, Skeleton, Skeletons
-from bough.runtime.engine.speculation import MAX_GUESSES, Experience, Guesser, PassCosts
+from bough.runtime.engine.speculation import MAX_SPECULATED, Experience, PassCosts, Speculation
 from bough.runtime.protocol.counters import Counters
 from bough.runtime.protocol.request import FORCED, Request
 from bough.runtime.protocol.sampling_params import SamplingParams
@@ -215,7 +215,7 @@ def records(count: int, namespace: str = "") -> list[Request]:
 @pytest.fixture
 def only_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is looked up in a sequence's own tokens."""
-    monkeypatch.setattr(Guesser, "_chance", lambda self, size: 0.0)
+    monkeypatch.setattr(Speculation, "_chance", lambda self, size: 0.0)
 
 
 @pytest.mark.usefixtures("cheap", "only_others")
@@ -225,7 +225,7 @@ def test_answers_under_one_schema_are_guessed_from_each_other(monkeypatch: pytes
         engine, runner = fake_engine(ahead=0, max_num_seqs=4)
         babble(runner)
         if not shared:
-            monkeypatch.setattr(engine._skeletons, "start", lambda request: None)
+            monkeypatch.setattr(engine._drafts.skeletons, "start", lambda request: None)
         heard.append(everything(generate(engine, records(6))))
         right.append(engine.stats().right_guesses_total)
         engine.close()
@@ -254,9 +254,9 @@ def test_what_is_taught_wrongly_changes_no_answer(known: str) -> None:
     heard = []
     for engine in engines(max_num_seqs=4):
         texts = [bytes([(7 * token) % 256]) * (token % 3) for token in range(258)] if known == "of other texts" else []
-        engine._skeletons = Skeletons(texts)
+        engine._drafts.skeletons = Skeletons(texts)
         for request in records(5):  # all that can be predicted is wrong, or forbidden
-            place = engine._skeletons.start(request)
+            place = engine._drafts.skeletons.start(request)
             for token in (257, 300, -1, ord("{"), ord("z")):
                 assert place is not None
                 place = place.teach([token] * 40)
@@ -281,28 +281,30 @@ def after(text: str, *others: str) -> Place:
 
 def test_what_other_answers_went_on_with_is_guessed_first() -> None:
     counters, text = Counters(), '{"name": "Zoe", "na'
-    guesser = Guesser(Experience(counters), after(text, *['{"name": "Anna", "nation": "F'] * 20))
+    speculation = Speculation(Experience(counters), after(text, *['{"name": "Anna", "nation": "F'] * 20))
     drafts: list[int] = []
-    guesser.extend(drafts, prompt(text), None, price=0.7, room=32, ends=(), jumps=True)
+    speculation.extend(drafts, prompt(text), None, price=0.7, room=32, ends=(), jumps=True)
     assert bytes(drafts) == b'tion": "F'
-    guesser.settle(drafts, [*b'tion": "', ord("D")])
+    speculation.settle(drafts, [*b'tion": "', ord("D")])
     assert (counters.guessed_tokens, counters.right_guesses) == (9, 8)
     own: list[int] = []
-    guesser.extend(own, prompt(text + 'tion": "D'), None, price=0.7, room=32, ends=(), jumps=True)
+    speculation.extend(own, prompt(text + 'tion": "D'), None, price=0.7, room=32, ends=(), jumps=True)
     assert own == []
 
 
 def test_where_others_tell_too_little_its_own_text_may_tell_more() -> None:
     text = 'a tale of Zoe the sailor. {"name": "a tale of '
-    guesser = Guesser(Experience(Counters()), after('{"name": "a tale of ', '{"name": "a tale of ', '{"name": "b'))
+    speculation = Speculation(
+        Experience(Counters()), after('{"name": "a tale of ', '{"name": "a tale of ', '{"name": "b')
+    )
     drafts: list[int] = []
-    guesser.extend(drafts, prompt(text), None, price=0.3, room=10, ends=(), jumps=True)
+    speculation.extend(drafts, prompt(text), None, price=0.3, room=10, ends=(), jumps=True)
     assert bytes(drafts).startswith(b"Zoe")
 
 
 def guess(text: str, *, price: float = CHEAP, room: int = 32, grammar: Matcher | None = None, drafts: str = "") -> str:
     found = list(drafts.encode())
-    Guesser(Experience(Counters())).extend(
+    Speculation(Experience(Counters())).extend(
         found, prompt(text), grammar, price=price, room=room, ends=(257, ord("!")), jumps=True
     )
     return bytes(found).decode()
@@ -312,7 +314,7 @@ def test_what_followed_the_last_time_is_guessed() -> None:
     assert guess("the cat sat. the cat", room=4) == " sat"
     assert guess("nothing here twc") == ""
     assert guess("so it goes on! so it", price=0.0) == " goes on"
-    assert guess("say. it is so. it is so. ", drafts="it") == "it is so. it is so. "[: 2 + MAX_GUESSES]
+    assert guess("say. it is so. it is so. ", drafts="it") == "it is so. it is so. "[: 2 + MAX_SPECULATED]
 
 
 def test_a_loop_goes_round() -> None:
@@ -323,8 +325,8 @@ def test_as_much_is_guessed_as_is_worth_its_rows() -> None:
     text = "what was said before, at some length, is said again: what was said b"
     lengths = [len(guess(text, price=price)) for price in (0.01, 0.2, 0.5, 0.7, 0.9, 1.0)]
     assert lengths == sorted(lengths, reverse=True)
-    assert lengths[0] == MAX_GUESSES
-    assert 0 < lengths[3] < lengths[1] < MAX_GUESSES
+    assert lengths[0] == MAX_SPECULATED
+    assert 0 < lengths[3] < lengths[1] < MAX_SPECULATED
     assert lengths[-2:] == [0, 0]
 
 
@@ -381,15 +383,15 @@ def test_no_mask_is_needed_after_the_guesses_where_none_is_made(
 
 def test_what_was_right_is_guessed_further_and_what_was_wrong_is_not() -> None:
     counters = Counters()
-    guesser = Guesser(Experience(counters))
+    speculation = Speculation(Experience(counters))
     tokens = list(range(20)) * 2
     lengths = []
 
     def once(right: bool) -> int:
         drafts: list[int] = []
-        guesser.extend(drafts, tokens, None, price=0.3, room=32, ends=(), jumps=True)
+        speculation.extend(drafts, tokens, None, price=0.3, room=32, ends=(), jumps=True)
         came = [*drafts, drafts[-1] + 1] if right and drafts else [-1]
-        guesser.settle(drafts, came)
+        speculation.settle(drafts, came)
         return len(drafts)
 
     lengths = [once(True) for _ in range(8)]

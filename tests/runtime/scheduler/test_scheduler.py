@@ -61,7 +61,8 @@ class Simulation:
                 self.done[work.sequence.id] = work.sequence
             elif moved.tokens and drafts is not None:
                 room = self.wanted[work.sequence.id] - (len(work.sequence.tokens) - work.sequence.num_prompt) - 1
-                work.sequence.drafts = [drafts.randrange(VOCAB) for _ in range(drafts.randrange(max(room, 0) + 1))][:4]
+                proposed = [drafts.randrange(VOCAB) for _ in range(drafts.randrange(max(room, 0) + 1))]
+                self.scheduler.propose(work.sequence, proposed[:4])
         self.cache.check([item.lease for item in self.scheduler.running if item.lease is not None])
         return plan.work
 
@@ -147,7 +148,7 @@ def test_plans_may_be_made_before_the_last_one_is_read(
                 if was_live and moved.finished:
                     simulation.done[work.sequence.id] = work.sequence
                 elif was_live and moved.tokens and seed % 2 and not work.sequence.num_pending:
-                    work.sequence.drafts = [drafts.randrange(VOCAB) for _ in range(drafts.randrange(4))]
+                    scheduler.propose(work.sequence, [drafts.randrange(VOCAB) for _ in range(drafts.randrange(4))])
         unread.clear()
 
     for _ in range(5000):
@@ -218,12 +219,12 @@ def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
     assert ideal - 24 <= simulation.computed <= ideal + 8
 
 
-def test_a_preempted_sequence_finds_what_it_computed() -> None:
+def test_a_retracted_sequence_finds_what_it_computed() -> None:
     simulation = Simulation(num_pages=14, page_size=4, limits=SchedulerLimits(max_batch_tokens=64, hold_back=100))
     for index in range(2):
         simulation.add(sequence(str(index), [index] * 16, index), 12)
     simulation.run()
-    assert simulation.scheduler.num_preemptions >= 1
+    assert simulation.scheduler.num_retractions >= 1
     assert simulation.outputs()["1"] == reference([1] * 16, "", 12, VOCAB)
 
 

@@ -220,7 +220,7 @@ def test_nothing_of_a_tree_is_mistaken_for_a_prompt(seed: int) -> None:
         text = "ab" + "".join(rng.choices("ab", k=6))
         heard = run(executor, engine, [Text(0, (text,)), Gen(0, "g", GREEDY)], f"check{number}")
         assert heard.texts[0, "g"] == oracle.generate(encode(text), GREEDY)[1]
-    engine._cache.check([])
+    engine._scheduler.cache.check([])
     assert_all_free(engine)
     engine.close()
 

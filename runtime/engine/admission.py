@@ -1,0 +1,223 @@
+"""Requests on their way to the scheduler: refused if they cannot run, healed, and held until their grammar is there."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+
+from ...constrain import Grammar, GrammarCompiler, GrammarError
+from ...constrain.matchers.healing import Healer
+from ...constrain.spec import GrammarSpec
+from ..protocol.config import EngineConfig
+from ..protocol.counters import Counters, ModelInfo
+from ..protocol.errors import EngineStoppedError, ErrorInfo, OverloadedError, RequestError
+from ..protocol.request import Request, RequestOutput
+from ..sampler.random_numbers import derive
+from ..scheduler.sequence import Sequence
+from ..scheduler.token_tree import TreeLayout
+from ..tokenizer.tokenizer import Tokenizer
+from .detokenizer import Detokenizer
+from .generation import Generation, Listener
+from .token_healing import heal
+
+logger = logging.getLogger("bough.engine")
+
+MAX_SLEEP_S = 60.0
+
+
+class Admission:
+    """Makes generations of requests, and compiles their grammars. `wake` is called from another thread when one is
+    ready.
+
+    trees      prompts may end as trees of tokens
+    compiling  grammars under way, by the id of the request that waits for each
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        grammars: GrammarCompiler,
+        counters: Counters,
+        *,
+        trees: bool,
+        wake: Callable[[], None],
+    ) -> None:
+        self.trees = trees
+        self.compiling: dict[str, Future[Grammar]] = {}
+        self._seed = config.seed
+        self._max_live = config.max_waiting + config.limits(info.device).max_num_seqs
+        self._info = info
+        self._tokenizer = tokenizer
+        self._grammars = grammars
+        self._healer = Healer(grammars.tokens)
+        self._counters = counters
+        self._wake = wake
+        self._closed = False
+
+    def take(self, request: Request, listener: Listener, live: Mapping[str, Generation], now: float) -> Generation:
+        """The generation of `request`, which has a matcher unless its grammar is being compiled.
+
+        Raises:
+            RequestError: the request is wrong. Nothing was taken.
+            OverloadedError: the queue is full.
+            EngineStoppedError: after `close`.
+        """
+        if self._closed:
+            raise EngineStoppedError("the engine has stopped")
+        request = heal(request, self._tokenizer)
+        if request.id in live:
+            raise RequestError(f"a request with id {request.id!r} is running already", param="id")
+        if len(live) >= self._max_live:
+            raise OverloadedError(f"{len(live)} requests are waiting or running, which is the limit")
+        if request.tree is not None and not self.trees:
+            raise RequestError("this engine takes no trees of tokens", param="tree")
+        generation = self._generation(request, listener, now)
+        if request.grammar is None:
+            generation.matcher = self._healer.after(request.prefix, None)
+        else:
+            self.compiling[request.id] = compiling = self._compile(request.grammar)
+            compiling.add_done_callback(lambda _: self._wake())
+        self._counters.requests += 1
+        return generation
+
+    def _generation(self, request: Request, listener: Listener, now: float) -> Generation:
+        max_tokens = _check_request(request, self._info)
+        params, num_prompt = request.sampling, len(request.prompt)
+        sequence = Sequence(
+            id=request.id,
+            tokens=list(request.prompt),
+            num_prompt=num_prompt,
+            arrival=self._counters.requests,
+            namespace=request.namespace,
+            priority=request.priority,
+            limit=num_prompt + max_tokens,
+            score_from=request.score_from,
+            tree=None if request.tree is None else TreeLayout(num_prompt, request.tree),
+            deadline=None if request.timeout_s is None else now + request.timeout_s,
+        )
+        detokenizer = Detokenizer(
+            self._tokenizer,
+            stop=params.stop_strings,
+            stop_regex=params.stop_regex,
+            include_stop=params.include_stop,
+            skip_special_tokens=params.skip_special_tokens,
+            num_hidden_bytes=len(request.prefix),
+            at_end=not request.stream,
+        )
+        return Generation(
+            request,
+            sequence,
+            detokenizer,
+            max_tokens=max_tokens,
+            seed=params.seed if params.seed is not None else derive(self._seed, self._counters.requests + 1),
+            eos_ids=self._tokenizer.eos_ids,
+            listener=listener,
+            now=now,
+        )
+
+    def _compile(self, spec: GrammarSpec) -> Future[Grammar]:
+        try:
+            return self._grammars.submit(spec)
+        except (TypeError, ValueError) as error:  # text that is not Unicode, for one
+            message = f"the constraint cannot be read: {error}"
+            raise RequestError(message, code="invalid_grammar", param="grammar") from error
+
+    def compiled(self, live: Mapping[str, Generation], now: float) -> Iterator[tuple[Generation, RequestOutput | None]]:
+        """Those whose wait for a grammar is over: with their last event if it failed, or took too long."""
+        for request_id, future in list(self.compiling.items()):
+            generation = live.get(request_id)
+            if generation is None:  # who heard of another one's end has ended it
+                continue
+            if not future.done():
+                deadline = generation.sequence.deadline
+                if deadline is not None and now >= deadline:
+                    yield generation, generation.expire(now)
+                continue
+            del self.compiling[request_id]
+            ended: RequestOutput | None = None
+            try:
+                grammar = future.result()
+                generation.receipt = grammar.receipt
+                generation.matcher = self._healer.after(generation.request.prefix, grammar.matcher())
+            except GrammarError as error:
+                info = ErrorInfo(code=error.code, message=str(error), param="grammar")
+                ended = generation.end(now, "error", info)
+            except Exception:
+                logger.exception("a constraint could not be compiled")
+                info = ErrorInfo(code="internal_error", message="the constraint could not be compiled")
+                ended = generation.end(now, "error", info)
+            yield generation, ended
+
+    def drop(self, request_id: str) -> None:
+        """Forgets a request that has ended; its grammar is abandoned unless another one waits for it."""
+        compiling = self.compiling.pop(request_id, None)
+        if compiling is not None and compiling not in self.compiling.values():
+            self._grammars.abandon(compiling)
+
+    def close(self) -> None:
+        """Takes no more."""
+        self._closed = True
+
+    @property
+    def any_compiled(self) -> bool:
+        return any(future.done() for future in self.compiling.values())
+
+    def sleep_s(self, live: Mapping[str, Generation], now: float) -> float | None:
+        """Seconds until the first deadline of what is being compiled; None if there is none."""
+        deadlines = [live[request_id].sequence.deadline for request_id in self.compiling]
+        first = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return None if first is None else min(max(first - now, 0.0), MAX_SLEEP_S)
+
+
+def _check_request(request: Request, info: ModelInfo) -> int:
+    """The most tokens that `request` may generate (0: none, its prompt is scored).
+
+    Raises:
+        RequestError: it cannot run on this model.
+    """
+    if not request.prompt:
+        raise RequestError("the prompt is empty", code="empty_prompt", param="prompt")
+    if min(request.prompt) < 0 or max(request.prompt) >= info.vocab_size:
+        message = f"a token id of the prompt is not in 0 .. {info.vocab_size - 1}"
+        raise RequestError(message, code="invalid_token_id", param="prompt")
+    if request.timeout_s is not None and math.isnan(request.timeout_s):
+        raise RequestError("timeout_s must be a number of seconds, got nan", param="timeout_s")
+    length, limit = len(request.prompt), info.max_request_tokens
+    params = request.sampling
+    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+        if not all(0 <= token < info.vocab_size for token in ids):
+            message = f"a token id of {name} is not in 0 .. {info.vocab_size - 1}"
+            raise RequestError(message, code="invalid_token_id", param=name)
+    if request.tree is not None:
+        _check_tree(request, info)
+    elif request.score_from is not None and not 1 <= request.score_from < length:
+        raise RequestError(f"score_from must be in 1 .. {length - 1}, got {request.score_from}", param="score_from")
+    if request.score_from is not None:
+        wanted = 0
+    else:
+        wanted = params.max_tokens if params.max_tokens is not None else limit - length
+        if params.max_tokens == 0:
+            raise RequestError("max_tokens must be at least 1", param="max_tokens")
+    if length + wanted > limit or (request.score_from is None and wanted < 1):
+        message = f"the prompt has {length} tokens and max_tokens is {wanted}, but {limit} in all is the limit"
+        raise RequestError(message, code="context_length_exceeded", param="prompt")
+    return wanted
+
+
+def _check_tree(request: Request, info: ModelInfo) -> None:
+    tree, length = request.tree, len(request.prompt)
+    assert tree is not None
+    first = length - len(tree.parents)
+    if request.score_from is None or request.score_from != max(first, 1) or first < 0:
+        raise RequestError("score_from must be where the tree begins", param="score_from")
+    if not all(-1 <= parent < first + index for index, parent in enumerate(tree.parents)):
+        raise RequestError("each parent must come before its child", param="tree")
+    if len(tree.targets) != length + 1 - request.score_from or not all(tree.targets):
+        raise RequestError("each token from score_from - 1 on needs targets", param="tree")
+    if not all(0 <= token < info.vocab_size for targets in tree.targets for token in targets):
+        message = f"a token id of the tree's targets is not in 0 .. {info.vocab_size - 1}"
+        raise RequestError(message, code="invalid_token_id", param="tree")
