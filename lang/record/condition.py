@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ...constrain.spec import Regex
 from ...runtime.protocol import condition as runtime
-from ...runtime.protocol.decide import as_text
+from ...runtime.protocol.condition import as_text
 from ..diagnostics.check_options import refuse_unknown
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...runtime.protocol import condition as runtime
-from ...runtime.protocol.condition import Ref, Times
-from ...runtime.protocol.decide import holds
+from ...runtime.protocol.condition import Ref, Times, holds
 from ...runtime.protocol.patterns import PatternCache
 from ...runtime.protocol.program import Fork, Join, RoleBegin, RoleEnd, Value
 from ..record.condition import CountOf, Operand, literal

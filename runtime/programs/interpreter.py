@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ..protocol.condition import Condition
-from ..protocol.decide import NotYetError, holds
+from ..protocol.condition import Condition, NotYetError, holds
 from ..protocol.errors import BoughError, ErrorInfo
 from ..protocol.program import (
     Assign,

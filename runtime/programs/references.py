@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from ..protocol.condition import Hole, Ref, Times
-from ..protocol.decide import NotYetError
+from ..protocol.condition import Hole, NotYetError, Ref, Times
 from ..protocol.errors import BoughError, EngineError, RequestError
 from ..protocol.patterns import Matching, Pattern
 from ..protocol.program import Part

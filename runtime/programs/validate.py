@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..protocol.condition import Compare, Condition, Hole, Matches
-from ..protocol.decide import nodes
+from ..protocol.condition import Compare, Condition, Hole, Matches, nodes
 from ..protocol.errors import RequestError
 from ..protocol.patterns import Pattern, PatternCache
 from ..protocol.program import Assign, Cancel, Fork, Gen, Join, Op, Part, Repeat, Select, Text, Use, When

@@ -1,10 +1,20 @@
-"""Conditions on generated values that the engine itself can decide: what When and Repeat ask."""
+"""Conditions on generated values, as When and Repeat ask them, and how they are decided.
+
+Pure: the values are asked of the caller.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal, Protocol
 
 import msgspec
+
+from .errors import BoughError, RequestError
+
+MAX_DEPTH = 32
+MAX_NUMBER_CHARS = 64
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 """Of a value, a tool, an argument; errors quote names. The bound holds where programs come in as data."""
@@ -78,3 +88,133 @@ class Negation(msgspec.Struct, frozen=True, tag="negation"):
 
 
 Condition = Compare | Matches | Every | Either | Negation
+
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_RELATIONS = {
+    "eq": lambda left, right: left == right,
+    "ne": lambda left, right: left != right,
+    "lt": lambda left, right: left < right,
+    "le": lambda left, right: left <= right,
+    "gt": lambda left, right: left > right,
+    "ge": lambda left, right: left >= right,
+}
+
+
+class NotYetError(Exception):
+    """Values that are asked for are still to come: all of `of`, where that is known."""
+
+    def __init__(self, *of: Ref | Times) -> None:
+        super().__init__()
+        self.of = of
+
+
+class Values(Protocol):
+    """What a condition may ask for. `text` and `times` raise NotYetError while the answer may still change."""
+
+    def text(self, ref: Ref) -> str: ...
+
+    def times(self, name: Times) -> int: ...
+
+    def matches(self, pattern: str, text: str) -> bool: ...
+
+
+def holds(condition: Condition, values: Values) -> bool:
+    """Whether `condition` holds. What is not needed for that, from left to right, is not asked for.
+
+    Raises:
+        NotYetError: a value that decides is still to come.
+    """
+    match condition:
+        case Compare(left=left, relation=relation, right=right):
+            return _compare(_value(left, values), relation, _value(right, values))
+        case Matches(text=text, pattern=pattern):
+            return values.matches(pattern, str(_value(text, values)))
+        case Every(of=of):
+            return all(holds(each, values) for each in of)
+        case Either(of=of):
+            return any(holds(each, values) for each in of)
+        case Negation(of=inner):
+            return not holds(inner, values)
+
+
+def nodes(condition: Condition) -> Iterator[Condition | Operand]:
+    """All conditions and operands in `condition`, itself first.
+
+    Raises:
+        RequestError: they are nested too deeply.
+    """
+    stack: list[tuple[Condition | Operand, int]] = [(condition, 1)]
+    while stack:
+        node, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            raise RequestError(f"conditions may be nested {MAX_DEPTH} levels deep", code="invalid_program", param="ops")
+        yield node
+        match node:
+            case Every(of=of) | Either(of=of) | Count(of=of):
+                stack.extend((inner, depth + 1) for inner in reversed(of))
+            case Negation(of=single):
+                stack.append((single, depth + 1))
+            case Compare(left=left, right=right):
+                stack += [(right, depth + 1), (left, depth + 1)]
+            case Matches(text=text):
+                stack.append((text, depth + 1))
+
+
+def as_number(text: str) -> float | None:
+    """The decimal number that `text` is, white space around it aside; None if it is none."""
+    text = text.strip()
+    if len(text) > MAX_NUMBER_CHARS or _NUMBER.fullmatch(text) is None:
+        return None
+    return float(text)
+
+
+def as_text(value: str | float) -> str:
+    """A number is written as shortly as it can be: 3, not 3.0."""
+    if isinstance(value, str):
+        return value
+    whole = isinstance(value, int) or value.is_integer()
+    return str(int(value)) if whole else repr(value)
+
+
+def _value(operand: Operand, values: Values) -> str | float:
+    match operand:
+        case Ref():
+            return values.text(operand)
+        case Times():
+            return values.times(operand)
+        case Count(of=of):
+            return _count(of, values)
+        case Hole(name=name):
+            raise RequestError(f"the argument {name!r} was not put in", code="invalid_program", param="ops")
+        case _:
+            return operand
+
+
+def _count(of: tuple[Condition, ...], values: Values) -> int:
+    """How many hold. All of them have to be known, so that what is still to come is asked for together."""
+    number, lacking = 0, list[Ref | Times]()
+    waits = False
+    for each in of:
+        try:
+            number += holds(each, values)
+        except NotYetError as error:
+            waits = True
+            lacking += error.of
+        except BoughError:
+            if not waits:
+                raise
+            break  # what is before it may say something else
+    if waits:
+        raise NotYetError(*lacking)
+    return number
+
+
+def _compare(left: str | float, relation: str, right: str | float) -> bool:
+    if relation == "contains":
+        return as_text(right) in as_text(left)
+    if isinstance(left, str) and isinstance(right, str):
+        return bool(_RELATIONS[relation](left.strip(), right.strip()))
+    numbers = [as_number(side) if isinstance(side, str) else side for side in (left, right)]
+    if None in numbers:
+        return relation == "ne"
+    return bool(_RELATIONS[relation](*numbers))

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.runtime.engine.detokenizer import REGEX_WINDOW, Detokenizer
-from bough.runtime.engine.stop import StopAutomaton
+from bough.runtime.engine.detokenizer import REGEX_WINDOW, Detokenizer, StopAutomaton
 from bough.runtime.protocol.errors import EngineError, RequestError
 from bough.runtime.tokenizer.from_gguf import build_gguf_tokenizer
 from bough.runtime.tokenizer.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from bough.runtime.programs.executor import Executor
 from bough.runtime.programs.references import write
 from bough.runtime.programs.state import Barrier, Branch, Failure, Values
 from bough.runtime.programs.tokens import TokenContent, append_text, close_message, content_of, keep_text, open_message
-from bough.runtime.protocol.decide import NotYetError
+from bough.runtime.protocol.condition import NotYetError
 from bough.runtime.protocol.errors import EngineError, ErrorInfo, RequestError
 from bough.runtime.protocol.program import Fork, Gen, Join, Op, Piece, Ref, RoleBegin, RoleEnd, Select, Text
 from bough.runtime.protocol.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED

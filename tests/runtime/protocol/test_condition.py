@@ -7,6 +7,7 @@ import time
 import pytest
 
 from bough.runtime.protocol.condition import (
+    MAX_DEPTH,
     Compare,
     Condition,
     Count,
@@ -15,10 +16,13 @@ from bough.runtime.protocol.condition import (
     Hole,
     Matches,
     Negation,
+    NotYetError,
     Ref,
     Times,
+    as_number,
+    holds,
+    nodes,
 )
-from bough.runtime.protocol.decide import MAX_DEPTH, NotYetError, as_number, holds, nodes
 from bough.runtime.protocol.errors import EngineError, RequestError
 from bough.runtime.protocol.patterns import MAX_KEPT, MAX_MATCHED_CHARS, MAX_PATTERN_CHARS, Pattern, PatternCache
 
