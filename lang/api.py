@@ -43,7 +43,7 @@ _DTYPES = {"int": int, "float": float, "str": str, "string": str, "bool": bool}
 
 
 class _Decorator(Protocol):
-    """What `function(...)` without a body gives."""
+    """Decorator that `function(...)` without a body returns."""
 
     @overload
     def __call__(self, body: Callable[..., Coroutine[Any, Any, Result]], /) -> AsyncFunction[Result]: ...
@@ -174,7 +174,7 @@ def image(source: str | Path | bytes) -> Picture:
 
 
 def video(path: str | Path, num_frames: int) -> Picture:
-    """So many frames of a video. No backend takes one yet: it is refused when it is appended."""
+    """A number of frames of a video. No backend takes one yet: it is refused when it is appended."""
     if type(num_frames) is not int or num_frames < 1:
         raise RequestError(f"num_frames must be at least 1, got {num_frames!r}", param="num_frames")
     return Picture(str(path))
@@ -231,7 +231,7 @@ def flush_cache(backend: Backend | None = None) -> bool:
 
 
 def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
-    """What the backend says of itself: its version, model, settings and counters.
+    """Returns what the backend says of itself: its version, model, settings and counters.
 
     Raises:
         UnsupportedError: it says nothing.
@@ -256,7 +256,7 @@ def _message(role: str, expression: str | Expression | None) -> Expression:
 
 
 def _constraint(given: dict[str, Any]) -> tuple[GrammarSpec | None, Callable[[str], Any], object]:
-    """What the text must conform to, how to turn it into a value, and the type that this is."""
+    """Returns the grammar of the text, the function that turns the text into a value, and the value's type."""
     for name, value in given.items():
         refuse_unknown(name, value)
         if name == "regex" and not isinstance(value, str):

@@ -23,7 +23,7 @@ class Backend(Protocol):
 
     @property
     def modalities(self) -> frozenset[str]:
-        """What a program may hold: "text", "image"."""
+        """Kinds of content that a program may hold: "text", "image"."""
         ...
 
     def run(self, program: Program, tools: Mapping[str, ToolCall] = ...) -> Iterator[ProgramEvent]:
@@ -46,7 +46,7 @@ TEXT_ONLY = frozenset({"text"})
 
 
 class _Default:
-    """Where programs of this process run that are given no backend."""
+    """The backend of programs of this process that are given none."""
 
     def __init__(self) -> None:
         self.backend: Backend | None = None

@@ -75,12 +75,12 @@ def var(name: str) -> Variable:
 
 
 def times(name: str) -> Operand:
-    """How often the generation called `name` has been done."""
+    """Number of times that the generation called `name` has been done."""
     return TimesOf(name)
 
 
 def count(*conditions: Condition) -> Operand:
-    """How many of the conditions hold.
+    """Number of the conditions that hold.
 
     >>> bough.when(bough.count(*(s.ref("vote", i) == "yes" for i in range(5))) >= 3, "Accepted.")
     """
@@ -100,7 +100,7 @@ def _check(condition: object) -> None:
 
 
 def _recording(body: Body | None, name: str) -> Record:
-    """How to record what a block holds."""
+    """Returns a function that records what a block holds."""
     if body is None:
         return lambda branch: None
     if isinstance(body, str | Expression):
@@ -197,7 +197,7 @@ def _record_when(branch: Branch, condition: Condition, then: Record, otherwise: 
 def _either(
     branch: int, name: str, first: Entry | None, second: Entry | None, blocks: Sequence[_Recorded], here: Place
 ) -> Kept:
-    """What is one thing after the first block and another after the second; of lists, so are their elements."""
+    """Keeps what is one thing after the first block and another after the second; of lists, so are their elements."""
     kept = Kept(branch, name)
     for block, entry in zip(blocks, (first, second), strict=True):
         block.nodes.append(_assigned(kept, entry, here))
@@ -332,7 +332,7 @@ def _checked(condition: Condition, here: Place) -> Condition:
 
 
 def _is_number(entry: Entry | None) -> bool:
-    """It may be a number that only the engine knows, which it knows as text."""
+    """Tells whether it may be a number that only the engine knows, which it knows as text."""
     match entry:
         case Slot(kind=kind):
             return kind is int or kind is float

@@ -265,8 +265,8 @@ class Function(Generic[Result]):
         return compile_body(self.body, arguments, clean_options(options), optimisations=optimisations)
 
     def explain(self, *, tokenizer: Encoder | None = None, **known: Any) -> str:
-        """What a run with these arguments will do and cost at most: its instructions, its calls one by one, the longest
-        chain of calls that wait for each other, and what is shared. Nothing is generated; the body runs with
+        """Explains what a run with these arguments will do and cost at most: its instructions, its calls one by one, the
+        longest chain of calls that wait for each other, and what is shared. Nothing is generated; the body runs with
         placeholders for what is not known. If that is not possible: the line, the reason, and what comes before it.
 
         With the model's tokenizer (`LLM.tokenizer`, `load_tokenizer(path)`), tokens are counted exactly.
@@ -300,7 +300,7 @@ class Function(Generic[Result]):
         return name in OPTION_NAMES and name not in self._own_names
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, log: bool = False) -> Call:
-        """What to run and how. `None` for a way to run is the same as leaving it out."""
+        """Makes the call: what to run and how. `None` for a way to run is the same as leaving it out."""
         fields = {**self.bound, **kwargs}
         backend = resolve_backend(fields.pop("backend", None))
         settings = Settings(
@@ -329,7 +329,7 @@ class AsyncFunction(Function[Result]):
     @overload
     def __call__(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, State[Result]]: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As for any program: `await f(...)` runs it; with a program's state as first argument it records there."""
+        """Runs the program, `await f(...)`; with a program's state as first argument it records there."""
         return super().__call__(*args, **kwargs)
 
 

@@ -32,7 +32,7 @@ from .listing import listing
 
 
 class Local(NamedTuple):
-    """What only the process has that compiled the program: its types.
+    """The part of a compiled program that never leaves its process: its types.
 
     texts      its result, of the texts of all values
     make       of these and the arguments, what the body returns
@@ -87,7 +87,7 @@ class CompiledProgram:
 
     @classmethod
     def from_json(cls, text: str | bytes, *, tools: Mapping[str, ToolCall] | None = None) -> CompiledProgram:
-        """What `to_json` gave.
+        """Reads what `to_json` wrote.
 
         Raises:
             RequestError: it is no compiled program, or one of another version.
@@ -107,7 +107,7 @@ class CompiledProgram:
         return cls.from_json(Path(path).read_bytes(), tools=tools)
 
     def cost(self, *args: Any, tokenizer: Encoder | None = None, **arguments: Any) -> Cost:
-        """What a run with these arguments costs at most. With the model's tokenizer, tokens are counted exactly."""
+        """Estimates what a run with these arguments costs at most; exactly in tokens, given the model's tokenizer."""
         ops, _ = fill(self.template, _plain(self._named(args, arguments)))
         return estimate(ops, tokenizer)
 

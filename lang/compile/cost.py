@@ -1,4 +1,4 @@
-"""What a program will cost at most: calls, tokens, what the cache gives, the longest chain; before anything runs."""
+"""Cost of a program at most, before anything runs: calls, tokens, what the cache gives, the longest chain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .prefix_tree import HOLD_BACK, ROOT, TokenTree
 
 
 class Encoder(Protocol):
-    """What counts tokens: any `Tokenizer`. With its `chat` template, messages are counted exactly, too."""
+    """Counts tokens: any `Tokenizer`. With its `chat` template, messages are counted exactly, too."""
 
     def encode(self, text: str) -> Sequence[int]: ...
 
@@ -82,7 +82,7 @@ class Cost:
 
 @dataclass(kw_only=True)
 class Item:
-    """What one generation, select or use of a tool costs at most, all its turns together. Fields as in `Cost`."""
+    """Cost at most of one generation, select or use of a tool, all its turns together. Fields as in `Cost`."""
 
     kind: str
     branch: int
@@ -94,7 +94,7 @@ class Item:
 
 
 class Share(NamedTuple):
-    """So many tokens are before a fork, and computed once for all its branches."""
+    """Tokens before a fork, which are computed once for all its branches."""
 
     branch: int
     children: tuple[int, ...]
@@ -127,7 +127,7 @@ class _Link(NamedTuple):
 
 @dataclass(frozen=True)
 class _Moment:
-    """How far the longest chain is when something is there."""
+    """Length of the longest chain at the time when something is there."""
 
     tokens: int = 0
     calls: int = 0
@@ -271,7 +271,7 @@ class _Estimate:
                     self._all(body)
 
     def _gen(self, op: Gen, line: _Line) -> None:
-        """What is generated is computed as it comes, but for its last token."""
+        """Counts a generation: it is computed as it comes, but for its last token."""
         count, samples = op.sampling.max_tokens or 0, op.sampling.n
         now = line.moment.time
         first = max(1, self._tree.compute(line.node, now)) if line.length else 0

@@ -49,7 +49,7 @@ def explain(
 def _first_ops(
     title: str, body: Callable[..., Any], known: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[Op, ...]:
-    """What the body records before it looks at what it does not know."""
+    """Returns what the body records before it looks at what it does not know."""
     marks = Marks(title)
     arguments = stand_ins(body, known, marks)
     return trace_start(title, body, {**arguments, **known}, defaults, marks)

@@ -143,7 +143,7 @@ def _line(op: Op) -> str:
 
 
 def _options(op: Gen) -> str:
-    """What is not the default: sampling parameters, the constraint, the time-out."""
+    """Lists what is not the default: sampling parameters, the constraint, the time-out."""
     given = [f"{name}={_cut(json.dumps(value))}" for name, value in msgspec.to_builtins(op.sampling).items()]
     if op.grammar is not None:
         given.append(_grammar(op.grammar))

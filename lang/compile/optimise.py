@@ -54,7 +54,7 @@ def _without(fork: Fork, ends: Mapping[int, int]) -> Fork:
 
 
 def _needed(ops: Ops, wanted: Collection[Ref]) -> dict[int, int]:
-    """How many of each branch's instructions are needed; branches of which none are, are left out."""
+    """Returns how many of each branch's instructions are needed, without the branches that need none."""
     lists: dict[int, list[Op]] = {}
     forked_at: dict[int, tuple[int, int]] = {}
     made_at: dict[Ref, list[tuple[int, int]]] = {}
@@ -146,7 +146,7 @@ def _common(ops: Ops, children: tuple[int, ...]) -> Ops:
 
 
 def _heals(op: Op) -> bool:
-    """It takes back tokens of the text before it, which must be in its own branch."""
+    """Tells whether it takes back tokens of the text before it, which must be in its own branch."""
     return isinstance(op, Gen) and op.sampling.token_healing
 
 

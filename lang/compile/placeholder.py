@@ -1,4 +1,4 @@
-"""What stands for a value that is not known while a program is compiled: it can be written, not looked at."""
+"""Placeholders for values that are not known while a program is compiled: they can be written, not looked at."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Unknown:
                 return f"the value {name!r}"
 
     def parts(self) -> Parts:
-        """It as parts of an instruction, once the instructions are made."""
+        """Returns it as parts of an instruction, once the instructions are made."""
         match self.source:
             case Hole():
                 return (self.source,)
@@ -149,7 +149,7 @@ class Marks:
                 )
 
     def advice(self, unknown: Unknown) -> str:
-        """What to do instead of looking at it."""
+        """Advises what to do instead of looking at it."""
         if not isinstance(unknown.source, Hole):
             return "use bough.when or bough.repeat_until"
         name = unknown.source.name.partition("/")[0]
@@ -231,7 +231,7 @@ class Placeholder(str):
         return self._beside(other, "__add__")
 
     def _beside(self, other: Any, method: str) -> Any:
-        """What is no text: expressions know what to do with one, numbers and lists do not."""
+        """Adds something that is no text: expressions know what to do with a placeholder, numbers and lists do not."""
         if isinstance(other, Number | list | tuple) or not hasattr(other, method):
             self.refuse("calculating with")
         return NotImplemented

@@ -1,4 +1,4 @@
-"""What all runs of a program begin with, and computing it before they do."""
+"""Common beginning of all runs of a program, computed before they start."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class TokenTree:
         return node
 
     def missing(self, node: int, now: Time = NEVER) -> int:
-        """How many of the last tokens up to it are still to be computed `now`. What others compute at the same time is
+        """Counts the last tokens up to it that are still to be computed `now`. What others compute at the same time is
         waited for if it is long, and computed twice if it is not."""
         count = in_flight = 0
         while (since := self._since[node]) >= now and node != ROOT:

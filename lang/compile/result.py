@@ -1,4 +1,4 @@
-"""What a program's body returned, in two forms: as data, and as how to make it again of the texts of a run."""
+"""Result of a program's body in two forms: as data, and as a recipe that makes it again of the texts of a run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Returned(NamedTuple):
 
 
 def returned_by(traced: Trace, marks: Marks) -> Returned:
-    """What a body returned; of one that returns nothing, all its variables by name.
+    """Returns a body's result; of one that returns nothing, all its variables by name.
 
     Raises:
         CompileError: it is no JSON value.
@@ -97,7 +97,7 @@ class _Reader:
         return _object({name: self._of_entry(entry) for name, entry in variables.items()}, dict)
 
     def _of_object(self, value: Any) -> Returned:
-        """Of an object with fields: the same with others in them. All else is a constant."""
+        """Returns the form of an object with fields: the same with others in them. All else is a constant."""
         if isinstance(value, msgspec.Struct):
             return self._of_fields(
                 {name: getattr(value, name) for name in value.__struct_fields__},
@@ -154,7 +154,7 @@ class _Reader:
                 )
 
     def _of_kept(self, kept: Kept, kind: object) -> Returned:
-        """What a block may have set; None if it has not."""
+        """Returns the form of what a block may have set; None if it has not."""
         if kept.unchanged or not kept.name:
             return self._of_entry(kept.before)
         forms = {form.reading: form for form in (_form(slot, kind) for slot in kept.slots)}
@@ -175,7 +175,7 @@ class _Reader:
 
 
 class _Form(NamedTuple):
-    """How the text of a value is read: as data, and by Python."""
+    """Reading of a value's text: as data, and by Python."""
 
     reading: Reading
     convert: Callable[[str], Any]
@@ -187,7 +187,7 @@ _TEXT = _Form("text", str)
 
 
 def _form(slot: Slot, kind: object = None, convert: Callable[[str], Any] | None = None) -> _Form:
-    """Of a value, read as `kind`, or as its generation says. `convert` goes over what that one converts by."""
+    """Returns the form of a value, read as `kind` or as its generation says; `convert` replaces the generation's own."""
     convert = convert or slot.convert
     if kind is None or kind == slot.kind:
         form = _form_of(slot.kind, convert)

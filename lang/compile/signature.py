@@ -63,7 +63,7 @@ def _default(parameter: inspect.Parameter) -> str:
 
 
 def stand_ins(body: Callable[..., Any], known: Mapping[str, Any], marks: Marks) -> dict[str, Any]:
-    """What the body gets for the arguments that are not `known`."""
+    """Returns what the body gets for the arguments that are not `known`."""
     kinds = annotations_of(body)
     return {one.name: _stand_in(kinds.get(one.name, Any), one.name, marks) for one in open_parameters(body, known)}
 
@@ -80,7 +80,7 @@ def _stand_in(kind: Any, path: str, marks: Marks) -> Any:
 
 
 def _is_written(kind: Any, kinds: tuple[Any, ...]) -> bool:
-    """What `str` gives of such a value is what it gives of the value's JSON: so of numbers, not of an Enum."""
+    """Tells whether `str` gives the same of such a value as of its JSON: so of numbers, not of an Enum."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is typing.Annotated:
         return _is_written(inner[0], kinds)

@@ -29,7 +29,7 @@ from .placeholder import CompileError, Marks, Placeholder, Probabilities, Unknow
 
 @dataclass(frozen=True)
 class Trace:
-    """What a body has recorded. `variables` are those of its root branch; `places` are in
+    """The recording of a body. `variables` are those of its root branch; `places` are in
     the order of `walk`."""
 
     ops: tuple[Op, ...]
@@ -59,7 +59,7 @@ def trace(
 
 
 def _refer_all(entries: Iterable[Entry | None]) -> None:
-    """What blocks may have set is a result, so that the engine has to know it."""
+    """Marks what blocks may have set as referred to: it is a result, so that the engine has to know it."""
     for entry in entries:
         if isinstance(entry, Kept) and entry.has_text:
             entry.referred = True
@@ -84,7 +84,7 @@ def _resolved(ops: Iterable[Op], places: Sequence[Place], marks: Marks) -> tuple
 def trace_start(
     title: str, body: Callable[..., Any], arguments: Mapping[str, Any], defaults: Mapping[str, Any], marks: Marks
 ) -> tuple[Op, ...]:
-    """What `body` records before it looks at what is not known yet. What it raises itself passes through."""
+    """Returns what `body` records before it looks at what is not known yet. What it raises itself passes through."""
     session = _TracingSession(Settings(title=title), marks)
     with contextlib.suppress(CompileError):
         _run(session, State(Branch(session, defaults)), body, arguments)
@@ -93,7 +93,7 @@ def trace_start(
 
 
 def _run(session: _TracingSession, state: State[Any], body: Callable[..., Any], arguments: Mapping[str, Any]) -> object:
-    """What `body` returns."""
+    """Runs `body`, and returns its result."""
     session.own()
     token = current.set(Scope(session, state, on_loop=False, outer=current.get()))
     try:
@@ -119,7 +119,7 @@ _UNDECIDED = (
 
 
 def _about_a_placeholder(error: Exception) -> str | None:
-    """What to say of an error by somebody who has looked at a placeholder; None: it is about something else."""
+    """Words an error of code that has looked at a placeholder; None: it is about something else."""
     try:
         said = str(error)
     except CompileError as refused:  # it would show one

@@ -1,4 +1,4 @@
-"""Of which type each option is, and how what is none of it is told."""
+"""Types of the options, and errors for values of other types."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def checked_name(name: object) -> str | None:
 
 
 def wrong_kind(name: str, what: str, value: object) -> RequestError:
-    """What to raise for an option that must be `what` but is `value`."""
+    """Returns the error for an option that must be `what` but is `value`."""
     refuse_unknown(name, value)
     shown = repr(value)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."

@@ -1,4 +1,4 @@
-"""What a program can fail with.
+"""Errors of programs, and the line that each is blamed on.
 
 BoughError
 ├── ProgramError            a program is wrong, or failed while it ran
@@ -97,12 +97,12 @@ class BackendError(BoughError):
 
 
 class CausedInfo(ErrorInfo, frozen=True, kw_only=True):
-    """What a program is told of an error of its backend in this process: with the error itself."""
+    """Error of a backend in this process, as its program is told of it: with the error itself."""
 
     cause: Any = None
 
     def plain(self) -> ErrorInfo:
-        """As it can be written down."""
+        """Returns it without the error itself, as it can be written down."""
         return ErrorInfo(code=self.code, message=self.message, param=self.param)
 
 

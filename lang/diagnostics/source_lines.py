@@ -1,4 +1,4 @@
-"""Where in the user's code an instruction was recorded."""
+"""Places in the user's code where instructions were recorded."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def place() -> Place:
 
 
 def leading_to(written: Place) -> Place:
-    """Where an expression is appended that was written at `written`: that place, with the lines that led to here."""
+    """Returns the place of an expression that was written at `written`, with the lines that led to here."""
     here = place()
     same_function = (here.file, here.function) == (written.file, written.function)
     return written._replace(callers=here.callers if same_function else here.stack)

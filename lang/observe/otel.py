@@ -28,7 +28,7 @@ class RunSpans(Protocol):
         """A submission goes to the backend."""
 
     def take(self, event: ProgramEvent) -> None:
-        """What has come back."""
+        """Takes an event that has come back."""
 
     def watched(self, tool: ToolCall) -> ToolCall:
         """The same tool, each call of which is a span."""
@@ -39,7 +39,7 @@ class RunSpans(Protocol):
 
 
 class _Switch:
-    """Whether programs of this process are observed, and how; how the headers of requests carry the span's name."""
+    """Switch for observing programs of this process, and for naming spans in the headers of requests."""
 
     def __init__(self) -> None:
         self.begin: Callable[[str, str, Backend], RunSpans] | None = None
@@ -50,7 +50,7 @@ _switch = _Switch()
 
 
 class Observation:
-    """What `observe` has switched on, until `stop` or the end of a `with`."""
+    """Observation that `observe` has switched on, until `stop` or the end of a `with`."""
 
     def stop(self) -> None:
         """Programs that begin from now on are not observed."""
@@ -138,7 +138,7 @@ def _sent(spans: RunSpans | None, program: Program, tools: Mapping[str, ToolCall
 
 
 def _taken(spans: RunSpans | None, event: ProgramEvent) -> BoughError | None:
-    """What the program has failed with, if it has."""
+    """Returns what the program has failed with, if it has."""
     if spans is None:
         return None
     spans.take(event)

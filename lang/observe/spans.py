@@ -49,7 +49,7 @@ Attributes = dict[str, AttributeValue]
 
 
 def observer(tracer_provider: TracerProvider | None, *, content: bool) -> Callable[[str, str, Backend], ProgramSpans]:
-    """What begins the spans of a run."""
+    """Returns what begins the spans of a run."""
     tracer = trace.get_tracer("bough", tracer_provider=tracer_provider)
 
     def begin(title: str, program_id: str, backend: Backend) -> ProgramSpans:
@@ -59,7 +59,7 @@ def observer(tracer_provider: TracerProvider | None, *, content: bool) -> Callab
 
 
 def headers() -> dict[str, str]:
-    """How the current span is named to others, as the global propagator says."""
+    """Returns headers that name the current span to others, as the global propagator says."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     return carrier

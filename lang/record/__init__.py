@@ -1,4 +1,4 @@
-"""What a body appends becomes instructions: expressions, options, variables, conditions, and their lowering.
+"""Recording: what a body appends becomes instructions, by way of expressions, options, variables and conditions.
 
 Expressions come in, segments of a `runtime` program go out.
 """

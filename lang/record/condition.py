@@ -49,7 +49,7 @@ class Operand:
         raise _not_known()
 
     def lowered(self) -> runtime.Operand:
-        """What the engine gets for it, of operands that need nothing of a branch for that."""
+        """Returns what the engine gets for it, of operands that need nothing of a branch for that."""
         raise _not_known()
 
     def contains(self, text: str | Operand) -> Condition:
@@ -78,7 +78,7 @@ Exchange = Callable[[Operand], Operand]
 
 
 class Condition:
-    """What holds or not once the program runs; `&`, `|` and `~` make others of it.
+    """Condition that holds or not once the program runs; `&`, `|` and `~` make others of it.
 
     >>> bough.when((s.ref("age") >= 18) & ~s.ref("country").matches("US|CA"), adult, child)
     """
@@ -176,14 +176,14 @@ class NotOf(Condition):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimesOf(Operand):
-    """How often the generation called `name` has been done."""
+    """Number of times that the generation called `name` has been done."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CountOf(Operand):
-    """How many of the conditions hold."""
+    """Number of the conditions that hold."""
 
     of: tuple[Condition, ...]
 

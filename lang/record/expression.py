@@ -1,4 +1,4 @@
-"""What can be appended to a program: text, generations, roles, references, and sequences of these."""
+"""Expressions, which can be appended to a program: generations, roles, images, and sequences of these and text."""
 
 from __future__ import annotations
 

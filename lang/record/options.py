@@ -17,7 +17,7 @@ _ANYHOW, _BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.K
 
 
 class TokenOptions(TypedDict, total=False):
-    """How to choose tokens, all but how many; what is left out or None is the run's default.
+    """Options of choosing tokens, all but how many; what is left out or None is the run's default.
 
     `SamplingParams` says what each means. `return_logprob` asks for the log-probability of each token and
     `top_logprobs_num` for so many alternatives; `logprobs` is both in one. `return_text_in_logprobs` may be given, but
@@ -79,7 +79,7 @@ class GenOptions(TokenOptions, total=False):
 
 
 class RunOptions(SamplingOptions, total=False):
-    """What `run` takes beside them. `use_thread` may be given for SGLang's sake: no state has a thread of its own."""
+    """Options of `run`. `use_thread` may be given for SGLang's sake: no state has a thread of its own."""
 
     use_thread: bool | None
 

@@ -107,14 +107,14 @@ Node = TextNode | OpNode | UseNode | AssignNode | WhenNode | RepeatNode
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EntryOf(Operand):
-    """What a variable holds, as an operand of a recorded condition."""
+    """Value of a variable, as an operand of a recorded condition."""
 
     entry: Entry
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimesMade(Operand):
-    """How many values of a slot there are."""
+    """Number of values that a slot has got."""
 
     slot: Slot
 

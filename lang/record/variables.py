@@ -1,4 +1,4 @@
-"""What a variable of a program holds, and what was sent in one request to make it."""
+"""Contents of variables, and the submissions that bring their values."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Derived:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Passage:
-    """What was appended inside a `var_scope`, without the chat template's own text."""
+    """Text and values that were appended inside a `var_scope`, without the chat template's own text."""
 
     marks: tuple[Piece, ...]
 
@@ -176,7 +176,7 @@ class Kept:
 
     @property
     def has_text(self) -> bool:
-        """Whatever it comes to hold is one text (or nothing)."""
+        """True if whatever it comes to hold is one text (or nothing)."""
         return all(_has_text(entry, {id(self)}) for entry in (*self.sources, self.before))
 
     @property

@@ -154,7 +154,7 @@ def on_threads(make: Maker, num_items: int, at_once: int, *, progress_bar: bool)
 
 
 def count_at_once(num_threads: int | str) -> int:
-    """How many runs to have at once."""
+    """Returns how many runs to have at once."""
     if num_threads == "auto":
         return MAX_AT_ONCE
     if not isinstance(num_threads, int) or num_threads < 1:

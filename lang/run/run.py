@@ -27,7 +27,7 @@ _GRACE_S = 0.5
 
 
 class Call(NamedTuple):
-    """What to run, with which arguments and sampling defaults, where and how. `refusal`: why it cannot be run."""
+    """Call of a program: body, arguments, sampling defaults, where and how to run. `refusal`: why it cannot be run."""
 
     name: str
     body: Callable[..., Any]
@@ -170,6 +170,6 @@ class Run:
 
 
 def _leave_to_readers(done: Future[State[Any]] | asyncio.Task[State[Any]]) -> None:
-    """Nobody awaits it: `aexecute` has left what went wrong to those who read."""
+    """Takes the exception that no caller awaits: `aexecute` has left what went wrong to those who read."""
     if not done.cancelled():
         done.exception()

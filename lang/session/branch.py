@@ -239,7 +239,7 @@ class Branch:
                 self._set(name, Fixed(value))
 
     def _as_it_is(self, name: str, entry: Entry) -> Entry:
-        """What `entry` is here and now, if a loop that is being recorded changes it later."""
+        """Keeps what `entry` is here and now, if a loop that is being recorded changes it later."""
         marks = entry.marks if isinstance(entry, Passage) else (entry,)
         if not any(isinstance(mark, Kept) and mark.carried for mark in marks):
             return entry
@@ -248,7 +248,7 @@ class Branch:
         return kept
 
     def entry_of(self, reference: Reference) -> Entry:
-        """What a reference is to."""
+        """Returns what a reference is to."""
         if reference.session is self.session:
             return reference.entry
         raise ProgramError(
@@ -258,7 +258,7 @@ class Branch:
         )
 
     def look_up(self, name: str, advice: str = "") -> Entry:
-        """What a variable holds here and now. `advice` is for those who ask for one that is not there.
+        """Returns what a variable holds here and now. `advice` is for those who ask for one that is not there.
 
         Raises:
             ProgramError: there is no such variable.
@@ -270,7 +270,7 @@ class Branch:
         raise ProgramError(self._unknown(name, advice), code="unknown_variable", place=place())
 
     def _unknown(self, name: object, advice: str) -> str:
-        """That there is no such variable, which there are, and what may have been meant."""
+        """Words that there is no such variable, which there are, and what may have been meant."""
         if not isinstance(name, str):
             return _no_name(name)
         names = ", ".join(map(repr, self.variables)) or "none"
@@ -312,7 +312,7 @@ class Branch:
 
     @contextmanager
     def inside_block(self, variables: dict[str, Entry]) -> Iterator[None]:
-        """What is appended belongs to a block, which begins with these variables. Afterwards all is as before."""
+        """Records into a block, which begins with these variables. Afterwards all is as before."""
         outer = self.variables, self._in_block, self.open_role
         self.variables, self._in_block = dict(variables), [BLOCK]
         try:
@@ -321,7 +321,7 @@ class Branch:
             self.variables, self._in_block, self.open_role = outer
 
     def carried(self, name: str) -> Kept | None:
-        """What the innermost loop that is being recorded carries as `name` from turn to turn."""
+        """Returns what the innermost loop that is being recorded carries as `name` from turn to turn."""
         kept: Kept | None = None
         for loop in self.loops:
             kept = loop.setdefault(name, Kept(self.id, name, carried=True, before=kept))
@@ -337,7 +337,7 @@ class Branch:
     # Forks
 
     def fork(self, count: int, *, isolated: bool = False, retries: int = 0) -> list[Branch]:
-        """So many branches that go on from here."""
+        """Forks `count` branches that go on from here."""
         self.check_open()
         refuse_unknown("count", count)
         if type(count) is not int or count < 1:
@@ -425,14 +425,14 @@ def _a(role: str) -> str:
 
 
 def _is_constant(value: object) -> bool:
-    """It is no reference, and no text with references in it."""
+    """Tells whether it is neither a reference nor a text with references in it."""
     if isinstance(value, list | tuple):
         return not any(isinstance(item, Expression) for item in value)
     return not isinstance(value, Expression)
 
 
 def _named(value: object) -> str:
-    """What somebody wanted to append, and what may have been meant."""
+    """Names what was to be appended, and what may have been meant."""
     kind = type(value).__name__
     if inspect.iscoroutine(value):
         value.close()

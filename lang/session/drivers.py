@@ -1,4 +1,4 @@
-"""How events reach a session: pulled by the threads that wait for them, or brought by tasks of an event loop."""
+"""Drivers, which bring events to a session: pulled by the threads that wait for them, or by tasks of an event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .waiting import on_a_loop
 
 
 class PullDriver:
-    """Whoever waits pulls events until what it waits for is there. Needs no thread of its own.
+    """Has threads that wait pull events until what they wait for is there. Needs no thread of its own.
 
     If several threads wait for one submission, one pulls for all.
     """

@@ -1,4 +1,4 @@
-"""What forks need: a sample for each branch, and stopping one."""
+"""Samples for the branches of a fork, and stopping a branch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .branch import Branch
 def samples_of(
     expression: str | Expression, n: int | None, defaults: Mapping[str, Any]
 ) -> tuple[int, list[Expression]]:
-    """How many branches to fork, and what each of them appends: `expression`, with a seed of its own.
+    """Returns how many branches to fork, and what each of them appends: `expression`, with a seed of its own.
 
     Raises:
         ProgramError: nothing is generated in it, or it is not said how often.

@@ -95,7 +95,7 @@ class Arrivals:
             slot.restart()
 
     def failure_of(self, branch: int) -> ProgramError | None:
-        """Why a branch has ended early, if it has."""
+        """Returns why a branch has ended early, if it has."""
         if not self._failures:
             return None
         return next((self._failures[line] for line in self._ancestry(branch) if line in self._failures), None)
@@ -106,7 +106,7 @@ class Arrivals:
         return sum((value.usage for value in values), Usage())
 
     def replay(self) -> Replay:
-        """What has happened so far."""
+        """Returns what has happened so far."""
         nodes = self._recorder.nodes
         version = self._num_events, len(nodes)
         if self._replay is None or self._replay[0] != version:
@@ -127,7 +127,7 @@ class Arrivals:
 
 
 class StandIn(Protocol):
-    """Of a program that is being compiled: what stands for what only a run could know of a variable."""
+    """Gives, in a program that is being compiled, what stands for what only a run could know of a variable."""
 
     def __call__(self, entry: Entry, what: Literal["value", "json", "probabilities"], kind: object = None) -> Any: ...
 
@@ -146,7 +146,7 @@ class Driver(Protocol):
 
 
 class Settings(NamedTuple):
-    """How to run: `log` keeps every event, for whoever streams them; `timeout_s` is of the whole program."""
+    """Settings of a run: `log` keeps every event, for streams of them; `timeout_s` is of the whole program."""
 
     title: str = "program"
     trace: bool = False
@@ -370,7 +370,7 @@ class Session:
             self.notify()
 
     def _take_texts(self, index: int, texts: Mapping[int, str]) -> None:
-        """What the submission `index` says branches hold at its end, unless a later one has said it already."""
+        """Keeps what the submission `index` says branches hold at its end, unless a later one has said it already."""
         for branch, text in texts.items():
             if index >= self._texts_at.get(branch, 0):
                 self.texts[branch], self._texts_at[branch] = text, index
@@ -471,7 +471,7 @@ class Session:
             await asyncio.to_thread(self._drop)
 
     def _stop(self, error: BaseException) -> bool:
-        """Whether the backend still keeps a state."""
+        """Ends the run as failed; returns whether the backend still keeps a state."""
         with self.changed:
             if self.finished:
                 return False

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class Monitor:
-    """As `threading.Condition`, which is made when the first thread waits: most programs are waited for by tasks."""
+    """Lock whose `threading.Condition` is made when the first thread waits: most programs are waited for by tasks."""
 
     __slots__ = ("_condition", "_lock")
 

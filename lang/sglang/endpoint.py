@@ -14,7 +14,7 @@ _PROBE = "What did you see?"
 
 
 class _Turn(NamedTuple):
-    """What a chat template writes around a user's message."""
+    """Text that a chat template writes around a user's message."""
 
     before: str
     after: str
@@ -66,11 +66,11 @@ class RuntimeEndpoint(HttpBackend):
         return self
 
     def get_model_name(self) -> str:
-        """What the server calls its model."""
+        """Returns the name under which the server serves its model."""
         return str(self._get("/v1/models")["data"][0]["id"])
 
     def get_server_info(self) -> dict[str, Any]:
-        """What the server says of itself."""
+        """Returns what the server says of itself."""
         return self.server_info()
 
     def get_tokenizer(self) -> ServerTokenizer:

@@ -65,7 +65,7 @@ class Engine(LocalBackend):
         return await agenerate(self, prompt, sampling_params, stream=stream, **others)
 
     def get_server_info(self) -> dict[str, Any]:
-        """What the engine says of itself."""
+        """Returns what the engine says of itself."""
         return self.server_info()
 
     def shutdown(self) -> None:

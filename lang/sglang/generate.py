@@ -39,7 +39,7 @@ def asked(
     top_logprobs_num: int | Sequence[int] | None = None,
     **others: object,
 ) -> Asked:
-    """What to run.
+    """Reads what is asked for.
 
     Raises:
         RequestError: something cannot be had, or the lists differ in length.

@@ -59,7 +59,7 @@ class Runtime(RuntimeEndpoint):
 
     @property
     def generate_url(self) -> str:
-        """Where programs are posted."""
+        """Address to which programs are posted."""
         return f"{self.url}/v1/programs"
 
     def shutdown(self) -> None:
@@ -87,7 +87,7 @@ class _Process:
         threading.Thread(target=self._read, name="bough-runtime-log", daemon=True).start()
 
     def address(self, timeout_s: float) -> str:
-        """Where the server listens, once it does."""
+        """Waits until the server listens, and returns its address."""
         if not self._ready.wait(timeout_s):
             raise BackendError(
                 f"the server was not ready within {timeout_s:g} s:\n{self._said()}", code="launch_failed"

@@ -57,7 +57,7 @@ _PAGE_SIZE = 16
 
 
 class ServerArgs:
-    """What to serve and how, in SGLang's words: for `Runtime` and `Engine`.
+    """Arguments of a server or an engine, in SGLang's words: for `Runtime` and `Engine`.
 
     model_path    name, folder, .gguf file or hub id
     arguments     SGLang's, by name, and the fields of `EngineConfig`. Those that only choose between ways to the same

@@ -73,7 +73,7 @@ class Group(Generic[Branching]):
         return [state[index] for state in self._states]
 
     def __setitem__(self, index: int, state: Branching) -> None:
-        """Only so that `group[i] += ...` works: a branch cannot be replaced."""
+        """Lets `group[i] += ...` work: a branch cannot be replaced."""
         if self._states[index] is not state:
             raise ProgramError("a branch of a fork cannot be replaced", code="invalid_program", place=caller())
 

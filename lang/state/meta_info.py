@@ -1,4 +1,4 @@
-"""What is known about how a value came about, under the names that SGLang gives it."""
+"""Meta information of values, under the names that SGLang gives it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ MAX_BRANCHES = 16
 
 
 class Shown(Protocol):
-    """What has a view of its own."""
+    """Anything that has a view of its own."""
 
     def _repr_html_(self) -> str: ...
 

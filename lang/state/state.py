@@ -1,4 +1,4 @@
-"""What a program's body holds: `s` to append to and to read from, and the branches of a fork."""
+"""The state `s` of a program's body: to append to, to read from, and to fork."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class State(Generic[Result]):
 
     @contextlib.contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
-        """What is appended inside becomes the variable `name`, without the chat template's own text."""
+        """Makes what is appended inside the variable `name`, without the chat template's own text."""
         start = len(self._branch.marks)
         yield
         self._branch.keep_passage(name, start)
@@ -269,7 +269,7 @@ class State(Generic[Result]):
         return value if kind is None else reader.as_kind(self._branch, name, value, kind)
 
     async def _begin(self) -> None:
-        """Only a call of another program has something to begin before it can be read from."""
+        """Begins what must begin before it can be read from: a call of another program."""
 
     def __setitem__(self, name: str, value: object) -> None:
         """Sets a variable: a Python value, or a reference. Sends nothing."""
@@ -334,7 +334,7 @@ class State(Generic[Result]):
         return streaming.messages(self._branch)
 
     def get_meta_info(self, name: str) -> dict[str, Any]:
-        """How a value came about: finish reason, tokens, seconds, log-probabilities if they were asked for."""
+        """Returns how a value came about: finish reason, tokens, seconds, log-probabilities if they were asked for."""
         return reader.meta_info(self._branch, reader.known(self._branch, name))
 
     def probabilities(self, name: str) -> dict[str, float]:
@@ -360,7 +360,7 @@ class State(Generic[Result]):
     def stream(
         self, what: object, *, partial: bool = False, name: str | None = None, **options: Unpack[SamplingOptions]
     ) -> Stream[Any]:
-        """What comes of a variable, for `for` and `async for`: its text, or with `partial` its typed value.
+        """Streams a variable, for `for` and `async for`: its text, or with `partial` its typed value.
 
         A typed value comes as often as more of it is complete, as an object on which only that is set, and last as a
         whole. `what` can be its type, too: then it is the latest value of that type, and in a program's body one is
@@ -429,7 +429,7 @@ class State(Generic[Result]):
         session.raise_error()
 
     def error(self) -> BaseException | None:
-        """What the program failed with, or None. Waits for the end, but not in the body itself."""
+        """Returns what the program failed with, or None. Waits for the end, but not in the body itself."""
         session = self._branch.session
         if not session.records_here:
             reader.sync(self._branch)
@@ -441,7 +441,7 @@ class State(Generic[Result]):
         return self._branch.session.usage
 
     def timeline(self) -> Timeline:
-        """Where each token came from, and when. The program must have been run with `trace=True`."""
+        """Returns where each token came from, and when. The program must have been run with `trace=True`."""
         session = self._branch.session
         if not session.settings.trace:
             raise ProgramError(

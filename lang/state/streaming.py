@@ -68,7 +68,7 @@ def messages(branch: Branch) -> list[dict[str, str]]:
 
 
 def _marks(branch: Branch) -> list[Any]:
-    """What was appended: with blocks, what was really appended."""
+    """Returns what was appended: with blocks, what was really appended."""
     if not any(isinstance(mark, Block) for mark in branch.marks):
         return list(branch.marks)
     branch.session.refuse_in_block("the messages")
@@ -94,13 +94,13 @@ def _messages(branch: Branch, marks: list[Any]) -> list[dict[str, str]]:
 
 
 def text_so_far(branch: Branch) -> tuple[str, Slot | None]:
-    """What was really appended to a branch, as far as it has come, and what it waits for. Waits for nothing."""
+    """Returns what was really appended to a branch, as far as it has come, and what it waits for. Waits for nothing."""
     pieces, _, unfinished = progress_of(branch)
     return "".join(text_of(piece) for piece in pieces if isinstance(piece, str | Turn)) + unfinished, _awaited(branch)
 
 
 def progress_of(branch: Branch) -> tuple[list[Piece], str, str]:
-    """What was really appended to a branch so far, the value that it waits for, and that one's text as far as it has
+    """Returns what was really appended to a branch so far, the value that it waits for, and its text as far as it has
     come. Waits for nothing."""
     slot = _awaited(branch)
     own = slot is not None and slot.branch == branch.id
@@ -126,7 +126,7 @@ Item = TypeVar("Item")
 
 
 class Stream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
-    """What comes, for `for` or for `async for`. Nothing is sent before the first of it is asked for."""
+    """Stream for `for` or for `async for`. Nothing is sent before the first item is asked for."""
 
     def __init__(self, session: Session, walk: Iterator[Item | Wait]) -> None:
         session.watched = True
@@ -236,7 +236,7 @@ def _walk(branch: Branch, name: str | None) -> Iterator[str | Wait]:
 
 
 def _walk_values(branch: Branch, slot: Slot) -> Iterator[Any]:
-    """What is complete of a typed value, as often as there is more, and last the value itself.
+    """Yields what is complete of a typed value, as often as there is more, and last the value itself.
 
     Text that is no JSON, as of an `int`, has no parts; whether the end is right, the type decides.
     """
@@ -257,7 +257,7 @@ def _walk_values(branch: Branch, slot: Slot) -> Iterator[Any]:
 
 
 def _walk_line(branch: Branch, num_chars: int) -> Generator[str | Wait, None, int]:
-    """What was really appended to a branch with blocks, after its first `num_chars` characters, as far as the branch is
+    """Yields what was really appended to a branch with blocks, after its first `num_chars` characters, as far as it is
     recorded now; returns how many there are then."""
     session = branch.session
     session.send()

@@ -149,7 +149,7 @@ def _made(branch: Branch, made: Turn | Joined) -> Any:
 
 
 def _of_branch(branch: Branch, joined: Joined, entry: Entry | None, found: Outcome | Joined) -> Any:
-    """What a branch has brought to a join."""
+    """Returns what a branch has brought to a join."""
     match entry, found:
         case _, Joined():
             return _made(branch, found)
@@ -180,7 +180,7 @@ def values(branch: Branch) -> dict[str, Any]:
 
 
 def waits(branch: Branch, entry: Entry) -> Iterator[Wait]:
-    """What has to be waited for, one after the other, until `outcome` knows what `entry` holds. Sends what is recorded.
+    """Yields what has to be waited for until `outcome` knows what `entry` holds. Sends what is recorded.
 
     Raises:
         ProgramError: a block is being recorded; or the program has failed, and the value will not come.
@@ -208,7 +208,7 @@ def waits(branch: Branch, entry: Entry) -> Iterator[Wait]:
 
 
 def outcome(branch: Branch, entry: Entry) -> Outcome:
-    """What `entry` holds, once nothing has to be waited for."""
+    """Returns what `entry` holds, once nothing has to be waited for."""
     match entry:
         case Slot(in_block=False):
             return Turn(entry, value_of(branch.session, entry))
@@ -256,7 +256,7 @@ def _for_more(session: Session, slot: Slot) -> Iterator[Wait]:
 
 
 def line_of(branch: Branch) -> Line:
-    """How far a branch has come."""
+    """Returns how far a branch has come."""
     with branch.session.changed:
         return branch.session.arrivals.replay().lines.get(branch.id) or Line()
 
@@ -288,7 +288,7 @@ def raise_missing(session: Session, slot: Slot) -> None:
 
 
 def known(branch: Branch, name: str) -> Entry:
-    """What a variable holds. If the body runs in another thread, waits until it has got there.
+    """Returns what a variable holds. If the body runs in another thread, waits until it has got there.
 
     Raises:
         ProgramError: there is no such variable.
@@ -331,7 +331,7 @@ def shown(branch: Branch, name: str) -> str:
 
 
 def meta_info(branch: Branch, entry: Entry) -> dict[str, Any]:
-    """What is known about how a value came about."""
+    """Returns what is known about how a value came about."""
     if isinstance(entry, Gathered):
         return {"branches": [None if item is None else meta_info(branch, item) for item in entry.entries]}
     turn = _turn(branch, entry)

@@ -1,4 +1,4 @@
-"""What annotations say, in one reading for all who need it: as JSON Schema, and how JSON becomes a value."""
+"""Annotations as JSON Schema, and the conversion of JSON into their values: one reading for all who need it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def described(kind: Any) -> Described:
-    """How a type is written as JSON.
+    """Returns how a type is written as JSON.
 
     Raises:
         TypeError: it has no form in JSON.
@@ -60,7 +60,7 @@ def described(kind: Any) -> Described:
 
 
 def is_model(kind: Any) -> bool:
-    """It is a Pydantic model."""
+    """Tells whether it is a Pydantic model."""
     return isinstance(kind, type) and hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate_json")
 
 

@@ -83,7 +83,7 @@ def _check(spec: JsonSchema | Regex | Choice | Lark | Gbnf) -> None:
 
 
 def _reason(message: str) -> str:
-    """What the parser of regular expressions says is wrong, without the picture that it draws of it."""
+    """Extracts what the parser of regular expressions says is wrong, without the picture that it draws of it."""
     reason = message.rpartition("error: ")[2].partition("\n")[0]
     return reason.strip() or " ".join(message.split())[:300]
 
@@ -103,7 +103,7 @@ def _check_schema(spec: JsonSchema) -> None:
 
 
 def _is_plain(schema: Any) -> bool:
-    """Whether writing its grammar is certain to take little time."""
+    """Tells whether writing its grammar is certain to take little time."""
     stack: list[tuple[Any, int]] = [(schema, 0)]
     while stack:
         node, depth = stack.pop()

@@ -1,4 +1,4 @@
-"""What a typed value looks like while it is being written: objects on which only what is complete is set."""
+"""Typed values while they are being written: objects on which only what is complete is set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MakeConvert = Callable[[Any], Convert]
 
 
 def shape_of(kind: object) -> Shape:
-    """How values of `kind` (as `schema.typed` takes it) are shown while they are written.
+    """Returns how values of `kind` (as `schema.typed` takes it) are shown while they are written.
 
     a Pydantic model           an instance on which only those fields are set; its own validators have not run
     a dataclass, Struct        a `Partial`
@@ -237,7 +237,7 @@ def _by_pydantic(kind: Any) -> Convert:
 
 
 def _model_fields(model: Any) -> list[tuple[str, str, Any]]:
-    """Of each field its name in JSON, its own and its type."""
+    """Yields of each field its name in JSON, its own and its type."""
     fields = []
     for name, field in model.model_fields.items():
         alias = field.validation_alias or field.alias
@@ -248,7 +248,7 @@ def _model_fields(model: Any) -> list[tuple[str, str, Any]]:
 
 
 def _model(model: Any, fields: dict[str, Any]) -> Any:
-    """As `model_construct`, without defaults for the fields that are not there and without `model_post_init`."""
+    """Does as `model_construct`, without defaults for missing fields and without `model_post_init`."""
     made = model.__new__(model)
     for name, value in {
         "__dict__": fields,

@@ -139,7 +139,7 @@ _NUMERALS: dict[object, Numeral] = {
 
 
 def numeral_of(kind: object, options: Mapping[str, Any]) -> Numeral | None:
-    """How a number of this type is generated; None: it is no number, or what follows would be part of the text."""
+    """Returns how a number of the type is generated; None: it is none, or what follows would be part of the text."""
     if not isinstance(kind, type) or options.get("min_tokens") or options.get("include_stop"):
         return None
     return _NUMERALS.get(kind)

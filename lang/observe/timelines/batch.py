@@ -1,4 +1,4 @@
-"""What many runs have in common: their numbers together, and the beginnings that they share."""
+"""Numbers of many runs together, and the beginnings that they share."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Shared:
 
     @property
     def saved_tokens(self) -> int:
-        """So many need not be computed, since one run has computed them for all."""
+        """Tokens that need not be computed, since one run has computed them for all."""
         return self.num_own * (len(self.programs) - 1)
 
     def excerpt(self, length: int) -> str:
@@ -105,7 +105,7 @@ def shared_beginnings(runs: Sequence[Sequence[str]]) -> list[Shared]:
 
 
 def _common(runs: Sequence[Sequence[str]], group: Sequence[int], start: int) -> int:
-    """Where the runs of a group part, which agree up to `start`."""
+    """Returns where the runs of a group part, which agree up to `start`."""
     stop = min(len(runs[index]) for index in group) if group else 0
     first = runs[group[0]] if group else ()
     for index in group[1:]:

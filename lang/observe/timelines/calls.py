@@ -52,7 +52,7 @@ class Call:
 
     @property
     def why_computed(self) -> str:
-        """Why prompt tokens were not found in the cache.
+        """Explains why prompt tokens were not found in the cache.
 
         "again" are those that the program had computed before, or was computing elsewhere: they were evicted, were no
         whole page, or two branches began at once.

@@ -33,7 +33,7 @@ Place = tuple[int, str]
 
 @dataclass
 class Record:
-    """What the events of a run said.
+    """Facts that the events of a run told.
 
     forks       in the order in which they were recorded
     values      by the identity of the piece that holds their tokens
@@ -177,7 +177,7 @@ def _place_of(op: Op) -> Place:
 
 
 def _outermost(ops: tuple[Op, ...]) -> Iterator[Op]:
-    """Of instructions as `walk` gives them, those that are in no block."""
+    """Yields the instructions that are in no block, of all as `walk` gives them."""
     index = 0
     while index < len(ops):
         op = ops[index]

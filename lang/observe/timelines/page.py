@@ -25,7 +25,7 @@ _HEIGHT = 100
 
 
 def phases(piece: Piece, start_s: float = 0.0) -> Iterator[tuple[str, Interval]]:
-    """What a call did, and when."""
+    """Yields what a call did, and when."""
     stop_s = start_s + piece.stop_s
     edge_s = start_s + piece.start_s
     for name, length_s in (("wait", piece.queue_s), ("fill", piece.prefill_s)):
@@ -37,7 +37,7 @@ def phases(piece: Piece, start_s: float = 0.0) -> Iterator[tuple[str, Interval]]
 
 
 def merged(intervals: Iterable[Interval], gap_s: float) -> list[Interval]:
-    """What the intervals cover together; gaps no wider than `gap_s` are closed."""
+    """Merges intervals into what they cover together; gaps no wider than `gap_s` are closed."""
     found: list[Interval] = []
     for start_s, stop_s in sorted(intervals):
         if found and start_s <= found[-1][1] + gap_s:
@@ -48,7 +48,7 @@ def merged(intervals: Iterable[Interval], gap_s: float) -> list[Interval]:
 
 
 class Load(NamedTuple):
-    """How many calls did what: areas as (phase, SVG path) in a box, and how many calls were most at once."""
+    """Load of a batch: areas as (phase, SVG path) in a box, and the most calls at once."""
 
     most: float
     areas: Sequence[tuple[str, str]]
@@ -281,7 +281,7 @@ class RunView:
             )
 
     def end_percent(self, branch: Branch) -> float:
-        """Where a branch that failed has ended, in percent of its lane."""
+        """Returns where a branch that failed has ended, in percent of its lane."""
         stops_s = (piece.stop_s for piece in branch.pieces)
         return self._clock.percent(max((self.record.failed_s.get(branch.id, 0.0), *stops_s)))
 
@@ -371,7 +371,7 @@ def _who(shared: Shared, num_members: int) -> str:
 
 
 def _own_beginnings(members: Sequence[Member]) -> dict[int, str]:
-    """Of each run the text with which it begins to differ from the others around it, to tell them apart by."""
+    """Returns the text with which each run begins to differ from the others around it, to tell them apart by."""
     texts = {member.number: first_tokens(member.roots, template=False) for member in members}
     ordered = sorted(texts, key=lambda number: texts[number])
     found: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""What a run has cost, as a short table for a terminal."""
+"""Cost of a run, as a short table for a terminal."""
 
 from __future__ import annotations
 

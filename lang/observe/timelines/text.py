@@ -66,7 +66,7 @@ def _tokens(summary: Summary) -> Iterator[str]:
 
 
 def _names(branch: Branch, record: Record) -> Iterator[str]:
-    """What the branch has made, and how it ended if it was not well."""
+    """Names what the branch has made, and how it ended if it was not well."""
     times = Counter(piece.name for piece in branch.pieces if piece.name)
     for name, number in times.items():
         yield f"{name} x{number}" if number > 1 else name

@@ -20,7 +20,7 @@ from .tree import Branch, ForkPoint, arrange
 
 
 class Timeline:
-    """What a run of a program did, to be printed, saved as a page, or read as numbers.
+    """Timeline of a program's run, to be printed, saved as a page, or read as numbers.
 
     pieces         of all branches, in any order
     title          the program's name
@@ -75,7 +75,7 @@ class Timeline:
 
     @staticmethod
     def of_batch(states: Iterable[Traced]) -> BatchTimeline:
-        """Of many runs on one clock, as `run_batch(..., trace=True)` gives them."""
+        """Makes the timeline of many runs on one clock, as `run_batch(..., trace=True)` gives them."""
         return BatchTimeline([state.timeline() for state in states])
 
     def fail(self, error: BaseException | None) -> None:
@@ -86,7 +86,7 @@ class Timeline:
 
     @property
     def num_requests(self) -> int:
-        """That the engine made of it."""
+        """Requests that the engine made of it."""
         return self.record.num_requests
 
     def calls(self) -> list[Call]:

@@ -109,7 +109,7 @@ class _Arrangement:
         return Branch(branch, label, depth, tuple(items), tuple(own))
 
     def _place(self, fork: ForkPoint, own: Sequence[Piece]) -> int:
-        """How many of the parent's own pieces come before the fork."""
+        """Counts the parent's own pieces that come before the fork."""
         if fork.op is not None:
             return sum(piece.op < fork.op for piece in own)
         starts = [piece.start_s for child in fork.children for piece in self.pieces.get(child, ()) if piece.stop_s > 0]
