@@ -265,7 +265,7 @@ class Function(Generic[Result]):
         return compile_body(self.body, arguments, clean_options(options), optimisations=optimisations)
 
     def explain(self, *, tokenizer: Encoder | None = None, **known: Any) -> str:
-        """Explains what a run with these arguments will do and cost at most: its instructions, its calls one by one, the
+        """Explains what a run with these arguments will do and cost at most: its instructions, calls one by one, the
         longest chain of calls that wait for each other, and what is shared. Nothing is generated; the body runs with
         placeholders for what is not known. If that is not possible: the line, the reason, and what comes before it.
 

@@ -187,7 +187,7 @@ _TEXT = _Form("text", str)
 
 
 def _form(slot: Slot, kind: object = None, convert: Callable[[str], Any] | None = None) -> _Form:
-    """Returns the form of a value, read as `kind` or as its generation says; `convert` replaces the generation's own."""
+    """Returns the form of a value, read as `kind` or as its generation says; `convert` stands for the generation's."""
     convert = convert or slot.convert
     if kind is None or kind == slot.kind:
         form = _form_of(slot.kind, convert)
