@@ -37,10 +37,9 @@ from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
 from .vocabulary.token_table import TokenTable
 from .vocabulary.vocabulary import Vocabulary
 from .workers.cache import GrammarCache
-from .workers.jobs import Check, Checked, Done, Lower, Tabulated
+from .workers.jobs import Check, Checked, Done, Lower, Tabulated, is_small
 from .workers.process import NoProcessError
 from .workers.service import CompileService, Turn
-from .workers.small_enough import is_light
 
 PlainSpec = JsonSchema | Regex | Choice | Lark | Gbnf
 
@@ -243,7 +242,7 @@ _REHEARSED: tuple[PlainSpec, ...] = (
 
 def _needs_process(spec: GrammarSpec) -> bool:
     parts = all_parts(spec)
-    return not all(map(is_light, parts))
+    return not all(map(is_small, parts))
 
 
 def compile_grammar(
@@ -307,7 +306,7 @@ def _check_start(state: GrammarState, tokens: TokenTable, spec: PlainSpec) -> No
 
 def _lower_elsewhere(spec: PlainSpec, turn: Turn) -> Lowered:
     """What `lower` makes of `spec`, made in a process of its own unless that is plainly no work."""
-    if is_light(spec):
+    if is_small(spec):
         return lower(spec)
     try:
         answer = turn.do(Lower(spec))

@@ -10,7 +10,7 @@ _SURROGATES = (0xD800, 0xDFFF)
 
 
 @dataclass(frozen=True)
-class Chars:
+class CharRanges:
     """One character of `ranges`: first and last codes, in order and apart."""
 
     ranges: tuple[tuple[int, int], ...]
@@ -31,14 +31,14 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf:
     """One of several."""
 
     options: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
-class Repeat:
+class Repetition:
     """`low` to `high` times; None: without end."""
 
     item: Expression
@@ -46,10 +46,10 @@ class Repeat:
     high: int | None
 
 
-Expression = Chars | Name | Sequence | Choice | Repeat
+Expression = CharRanges | Name | Sequence | OneOf | Repetition
 
 
-def to_chars(ranges: Iterable[tuple[int, int]]) -> Chars:
+def to_chars(ranges: Iterable[tuple[int, int]]) -> CharRanges:
     """The characters of ranges that may overlap; halves of surrogate pairs are none."""
     pieces: list[tuple[int, int]] = []
     for first, last in ranges:
@@ -60,10 +60,10 @@ def to_chars(ranges: Iterable[tuple[int, int]]) -> Chars:
             merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
             merged.append((first, last))
-    return Chars(tuple(merged))
+    return CharRanges(tuple(merged))
 
 
-def complement(chars: Chars) -> Chars:
+def complement(chars: CharRanges) -> CharRanges:
     """All other characters."""
     starts = [0, *(last + 1 for _, last in chars.ranges)]
     stops = [*(first - 1 for first, _ in chars.ranges), LAST_CHAR]
@@ -78,9 +78,9 @@ def names_in(expression: Expression) -> set[str]:
     match expression:
         case Name(name):
             return {name}
-        case Sequence(parts) | Choice(parts):
+        case Sequence(parts) | OneOf(parts):
             return {name for part in parts for name in names_in(part)}
-        case Repeat(item):
+        case Repetition(item):
             return names_in(item)
     return set()
 
@@ -104,15 +104,15 @@ def _least(rules: Mapping[str, Expression], holds: Callable[[Expression, set[str
 def has_word(expression: Expression, known: set[str]) -> bool:
     """Whether an expression derives a text, if of all rules those in `known` do."""
     match expression:
-        case Chars(ranges):
+        case CharRanges(ranges):
             return bool(ranges)
         case Name(name):
             return name in known
         case Sequence(items):
             return all(has_word(item, known) for item in items)
-        case Choice(options):
+        case OneOf(options):
             return any(has_word(option, known) for option in options)
-        case Repeat(item, low, _):
+        case Repetition(item, low, _):
             return low == 0 or has_word(item, known)
 
 
@@ -123,9 +123,9 @@ def is_nullable(expression: Expression, known: set[str]) -> bool:
             return name in known
         case Sequence(items):
             return all(is_nullable(item, known) for item in items)
-        case Choice(options):
+        case OneOf(options):
             return any(is_nullable(option, known) for option in options)
-        case Repeat(item, low, _):
+        case Repetition(item, low, _):
             return low == 0 or is_nullable(item, known)
     return False
 
@@ -140,10 +140,10 @@ def without_dead_ends(expression: Expression, known: set[str]) -> Expression:
     match expression:
         case Sequence(items):
             return Sequence(tuple(without_dead_ends(item, known) for item in items))
-        case Choice(options):
-            return Choice(tuple(without_dead_ends(option, known) for option in options if has_word(option, known)))
-        case Repeat(item, low, high):
+        case OneOf(options):
+            return OneOf(tuple(without_dead_ends(option, known) for option in options if has_word(option, known)))
+        case Repetition(item, low, high):
             if high == 0 or not has_word(item, known):
                 return Sequence(())
-            return Repeat(without_dead_ends(item, known), low, high)
+            return Repetition(without_dead_ends(item, known), low, high)
     return expression

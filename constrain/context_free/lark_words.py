@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import regex
 
-from .expressions import Choice, Expression, Name, Repeat, Sequence, names_in, with_words
+from .expressions import Expression, Name, OneOf, Repetition, Sequence, names_in, with_words
 
 _TOKENS = regex.compile(
     r"""(?P<skip>[ \t\r\n]+|//[^\n]*|\#[^\n]*)
@@ -29,7 +29,7 @@ def has_word(grammar: str) -> bool | None:
     Terminals are taken to match something.
     """
     try:
-        rules = _Reader(_tokens(grammar)).rules()
+        rules = _LarkReader(_tokens(grammar)).rules()
     except (_NotUnderstoodError, RecursionError):
         return None
     used = {name for body in rules.values() for name in names_in(body)}
@@ -67,7 +67,7 @@ def _after_braces(grammar: str, at: int) -> int:
     raise _NotUnderstoodError
 
 
-class _Reader:
+class _LarkReader:
     """Recursive descent over the tokens. Only rules are read: the definitions of terminals are passed over."""
 
     def __init__(self, tokens: list[_Token]) -> None:
@@ -115,7 +115,7 @@ class _Reader:
         options = [self._sequence()]
         while self._take("|"):
             options.append(self._sequence())
-        return Choice(tuple(options))
+        return OneOf(tuple(options))
 
     def _sequence(self) -> Expression:
         items: list[Expression] = []
@@ -143,16 +143,16 @@ class _Reader:
         inner = self._choice()
         if not self._take(")" if text == "(" else "]"):
             raise _NotUnderstoodError
-        return inner if text == "(" else Repeat(inner, 0, 1)
+        return inner if text == "(" else Repetition(inner, 0, 1)
 
     def _repeated(self, item: Expression) -> Expression:
         while True:
             kind, text = self._tokens[self._at]
             if text in ("*", "?"):
-                item = Repeat(item, 0, None)
+                item = Repetition(item, 0, None)
             elif kind == "counts":
                 least = regex.search(r"[0-9]+|,", text)
-                item = Repeat(item, int(least[0]) if least and least[0] != "," else 0, None)
+                item = Repetition(item, int(least[0]) if least and least[0] != "," else 0, None)
             elif text != "+":
                 return item
             self._at += 1

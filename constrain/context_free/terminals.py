@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .expressions import LAST_CHAR, Chars, Choice, Expression, Name, Repeat, Sequence, names_in
+from .expressions import LAST_CHAR, CharRanges, Expression, Name, OneOf, Repetition, Sequence, names_in
 
 MAX_POSITIONS = 160
 """Characters that a terminal may be made of, repetitions written out."""
@@ -34,19 +34,19 @@ class Regular:
         """How many characters it is made of, repetitions written out; None if it is recursive or has too many."""
         total = 0
         match expression:
-            case Chars():
+            case CharRanges():
                 total = 1
             case Name(name):
                 if name not in self._weights:
                     self._weights[name] = self.weight(self._rules[name])
                 return self._weights[name]
-            case Sequence(parts) | Choice(parts):
+            case Sequence(parts) | OneOf(parts):
                 for part in parts:
                     weight = self.weight(part)
                     if weight is None:
                         return None
                     total += weight
-            case Repeat(item, low, high):
+            case Repetition(item, low, high):
                 weight = self.weight(item)
                 if weight is None:
                     return None
@@ -62,10 +62,10 @@ class Regular:
                 return self._expanded[name]
             case Sequence(items):
                 return Sequence(tuple(self.expand(item) for item in items))
-            case Choice(options):
-                return Choice(tuple(self.expand(option) for option in options))
-            case Repeat(item, low, high):
-                return Repeat(self.expand(item), low, high)
+            case OneOf(options):
+                return OneOf(tuple(self.expand(option) for option in options))
+            case Repetition(item, low, high):
+                return Repetition(self.expand(item), low, high)
         return expression
 
 
@@ -82,7 +82,7 @@ def _recursive(rules: Mapping[str, Expression]) -> set[str]:
 
 
 @dataclass
-class _Automaton:
+class _ByteAutomaton:
     """Positions of one expression (Glushkov): each is a set of atoms, as bits; `first`, `last` and `after` are bits of
     positions."""
 
@@ -149,20 +149,20 @@ class Conflicts:
             self._fitting[mask] = sum(1 << position for position, other in enumerate(self._masks) if other & mask)
         return self._fitting[mask]
 
-    def _automaton(self, expression: Expression) -> _Automaton:
-        result = _Automaton()
+    def _automaton(self, expression: Expression) -> _ByteAutomaton:
+        result = _ByteAutomaton()
         result.nullable, result.first, result.last = self._build(expression, result)
         return result
 
-    def _build(self, expression: Expression, into: _Automaton) -> tuple[bool, int, int]:
+    def _build(self, expression: Expression, into: _ByteAutomaton) -> tuple[bool, int, int]:
         """Adds the positions of an expression; returns whether it is nullable, and its first and last positions."""
         match expression:
-            case Chars():
+            case CharRanges():
                 bit = 1 << len(into.masks)
                 into.masks.append(self._atoms.mask(expression))
                 into.after.append(0)
                 return False, bit, bit
-            case Choice(options):
+            case OneOf(options):
                 parts = [self._build(option, into) for option in options]
                 first = last = 0
                 for part in parts:
@@ -170,7 +170,7 @@ class Conflicts:
                 return any(part[0] for part in parts), first, last
             case Sequence(items):
                 return self._chain([self._build(item, into) for item in items], into)
-            case Repeat(item, low, high):
+            case Repetition(item, low, high):
                 count = max(low, 1) if high is None else high
                 parts = [self._build(item, into) for _ in range(count)]
                 if high is None:
@@ -179,7 +179,7 @@ class Conflicts:
                 return self._chain(optional, into)
         raise AssertionError("a terminal holds no names")
 
-    def _chain(self, parts: list[tuple[bool, int, int]], into: _Automaton) -> tuple[bool, int, int]:
+    def _chain(self, parts: list[tuple[bool, int, int]], into: _ByteAutomaton) -> tuple[bool, int, int]:
         nullable, first, last = True, 0, 0
         for part_nullable, part_first, part_last in parts:
             _link(into, last, part_first)
@@ -203,7 +203,7 @@ class _Atoms:
         stops = [*self._starts[1:], LAST_CHAR + 1]
         self._leads = [_lead_bytes(start, stop - 1) for start, stop in zip(self._starts, stops, strict=True)]
 
-    def mask(self, chars: Chars) -> int:
+    def mask(self, chars: CharRanges) -> int:
         mask = 0
         for first, last in chars.ranges:
             stop = self._numbers.get(last + 1, len(self._starts))
@@ -216,13 +216,13 @@ class _Atoms:
         return mask | sum(1 << number for number, other in enumerate(self._leads) if other & leads)
 
 
-def _classes(expression: Expression) -> list[Chars]:
+def _classes(expression: Expression) -> list[CharRanges]:
     match expression:
-        case Chars():
+        case CharRanges():
             return [expression]
-        case Sequence(parts) | Choice(parts):
+        case Sequence(parts) | OneOf(parts):
             return [chars for part in parts for chars in _classes(part)]
-        case Repeat(item):
+        case Repetition(item):
             return _classes(item)
     return []
 
@@ -236,7 +236,7 @@ def _lead_bytes(first: int, last: int) -> int:
     return (1 << (lead[1] + 1)) - (1 << lead[0])
 
 
-def _link(into: _Automaton, last: int, first: int) -> None:
+def _link(into: _ByteAutomaton, last: int, first: int) -> None:
     for position in _bits(last):
         into.after[position] |= first
 

@@ -35,7 +35,7 @@ def distinct_paths(graph: Graph) -> tuple[DistinctPaths | None, frozenset[Place]
     needed = _needed(graph)
     if not needed:
         return None, frozenset()
-    automaton = _Automaton(graph)
+    automaton = _PathAutomaton(graph)
     if not automaton.build():
         return None, needed
     covered = needed - automaton.uncovered
@@ -59,7 +59,7 @@ def _needed(graph: Graph) -> frozenset[Place]:
     return frozenset(found)
 
 
-class _Automaton:
+class _PathAutomaton:
     """The subset construction over a graph's nodes."""
 
     def __init__(self, graph: Graph) -> None:

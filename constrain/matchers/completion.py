@@ -254,8 +254,8 @@ SLOW_S = 0.002
 
 
 @dataclass(slots=True)
-class _Place:
-    """What is known of a place: a way to the end, or a budget for which none was found. Who seeks holds `lock`."""
+class _Known:
+    """A way to the end from one state, or a budget for which none was found. Who seeks holds `lock`."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     way: list[int] | None = None
@@ -272,7 +272,7 @@ class Searches:
         self._completer = completer
         self._slow = False
         self._lock = threading.Lock()
-        self._places: OrderedDict[tuple[int, ...], _Place] = OrderedDict()
+        self._known: OrderedDict[tuple[int, ...], _Known] = OrderedDict()
 
     def find(
         self, taken: Sequence[int], state: GrammarState, max_tokens: int, patience_s: float | None
@@ -292,22 +292,22 @@ class Searches:
             raise
 
     def _find(self, taken: Sequence[int], state: GrammarState, max_tokens: int) -> list[int] | None:
-        place = self._place(tuple(taken))
-        with place.lock:
-            if not place.knows(max_tokens):
+        known = self._of(tuple(taken))
+        with known.lock:
+            if not known.knows(max_tokens):
                 started = time.monotonic()
                 way = self._completer.search(state, max_tokens)
                 self._slow = time.monotonic() - started > SLOW_S
                 if way is None:
-                    place.in_vain = max_tokens
+                    known.in_vain = max_tokens
                 else:
-                    place.way = way
-            return list(place.way) if place.way is not None and len(place.way) <= max_tokens else None
+                    known.way = way
+            return list(known.way) if known.way is not None and len(known.way) <= max_tokens else None
 
-    def _place(self, key: tuple[int, ...]) -> _Place:
+    def _of(self, key: tuple[int, ...]) -> _Known:
         with self._lock:
-            place = self._places.setdefault(key, _Place())
-            self._places.move_to_end(key)
-            if len(self._places) > MAX_KNOWN:
-                self._places.popitem(last=False)
-            return place
+            known = self._known.setdefault(key, _Known())
+            self._known.move_to_end(key)
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+            return known

@@ -28,7 +28,7 @@ class PatternError(ValueError):
         self.invalid = invalid
 
 
-class Reader:
+class Cursor:
     """A position in a text."""
 
     def __init__(self, text: str) -> None:
@@ -79,7 +79,7 @@ _POSIX_SETS: Final = {
 }
 
 
-def class_escape(reader: Reader) -> CharSet:
+def class_escape(reader: Cursor) -> CharSet:
     """Reads one of CLASS_ESCAPES and what belongs to it."""
     letter = reader.peek()
     reader.at += 1
@@ -97,7 +97,7 @@ def class_escape(reader: Reader) -> CharSet:
     return members if (letter == "p") != bool(found[1]) else ~members
 
 
-def character_escape(reader: Reader, *, in_class: bool = False) -> str:
+def character_escape(reader: Cursor, *, in_class: bool = False) -> str:
     """Reads the escape of one character, past its backslash."""
     start = reader.at - 1
     found = _HEX.match(reader.text, reader.at)
@@ -122,7 +122,7 @@ def character_escape(reader: Reader, *, in_class: bool = False) -> str:
     return char
 
 
-def _hex_character(reader: Reader, found: re.Match[str], start: int) -> str:
+def _hex_character(reader: Cursor, found: re.Match[str], start: int) -> str:
     code = int(found[1] or found[2] or found[3], 16)
     if code > 0x10FFFF:
         reader.fail("there is no such code point", start)
@@ -133,7 +133,7 @@ def _hex_character(reader: Reader, found: re.Match[str], start: int) -> str:
     return chr(code)
 
 
-def posix_class(reader: Reader) -> CharSet | None:
+def posix_class(reader: Cursor) -> CharSet | None:
     """Reads `[:name:]`, as it stands within a class; None if that is not what stands here."""
     found = _POSIX.match(reader.text, reader.at)
     if found is None or found[2] not in _POSIX_SETS:
@@ -195,7 +195,7 @@ class _Group:
         return Look(tree, ahead, negated)
 
 
-class _Parser(Reader):
+class _Parser(Cursor):
     """One pass over a pattern. Open groups are on a stack of its own: a pattern may nest deeper than Python recurs."""
 
     def __init__(self, pattern: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import msgspec
 
 from ..errors import REFUSALS, GrammarError, UnsupportedKeywordError
@@ -95,3 +98,44 @@ def frame(message: msgspec.Struct) -> bytes:
     if len(data) > MAX_FRAME_BYTES:
         raise ValueError(f"a message has {len(data)} bytes, at most {MAX_FRAME_BYTES} are possible")
     return len(data).to_bytes(HEADER_BYTES, "little") + data
+
+
+MAX_SMALL_CHARS = 512
+MAX_SMALL_DEPTH = 16
+
+_SMALL_KEYWORDS = frozenset(
+    {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
+    | {"type", "enum", "const", "properties", "required", "items", "minimum", "maximum", "additionalProperties"}
+)
+"""Those that say something about one place each: lowering a schema of them takes time in proportion to its size."""
+
+
+def is_small(spec: JsonSchema | Regex | Choice | Lark | Gbnf) -> bool:
+    """Whether lowering `spec` is certain to take no time."""
+    match spec:
+        case JsonSchema(schema=text):
+            return len(text) <= MAX_SMALL_CHARS and _is_small_schema(text)
+        case Choice(options=options):
+            return sum(map(len, options)) <= MAX_SMALL_CHARS
+        case Regex(pattern=text) | Lark(grammar=text):
+            return len(text) <= MAX_SMALL_CHARS
+        case Gbnf():  # how its terminals clash takes a search, which a few repetitions make long
+            return False
+
+
+def _is_small_schema(text: str) -> bool:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        return True  # it is refused at once
+    stack: list[tuple[Any, int]] = [(schema, 0)]
+    while stack:
+        node, depth = stack.pop()
+        if isinstance(node, dict):
+            if depth > MAX_SMALL_DEPTH or not node.keys() <= _SMALL_KEYWORDS:
+                return False
+            properties = node.get("properties")
+            children = list(properties.values()) if isinstance(properties, dict) else []
+            children += [node.get("items"), node.get("additionalProperties")]
+            stack.extend((child, depth + 1) for child in children)
+    return True

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ...errors import GrammarError, GrammarTooComplexError
 from ...regex.automaton import MAX_STATES, Automaton
-from ...vocabulary.trie import Level
+from ...vocabulary.token_table import Level
 
 MAX_MOVES = 1 << 24
 """Pairs of a state and a class of tokens, or of beginnings of tokens, that it allows."""

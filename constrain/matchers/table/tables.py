@@ -1,23 +1,295 @@
-"""Makes tables of regular constraints: of small ones at once, of others when they come again."""
+"""Regular constraints as tables: a state of a generation is a number, and its mask a row that is there already."""
 
 from __future__ import annotations
 
 import math
 import re
 import threading
+from collections.abc import Sequence
 from re import _constants, _parser  # type: ignore[attr-defined]  # the standard library's own parser of patterns
 from typing import Any
 
-from ...errors import GrammarError
-from ...lowered import Tabulate
-from ...regex.automaton import Automaton, compile_parts, compile_words
-from ...vocabulary.token_table import TokenTable
-from ...vocabulary.trie import Level, build_trie
-from ..interface import Grammar
-from .matcher import RegularGrammar
-from .rows import token_moves
+import numpy as np
 
-MAX_LIGHT_CHARS = 4_096
+from ...errors import GrammarError, MatcherError
+from ...lowered import Tabulate
+from ...receipt import Receipt
+from ...regex.automaton import Automaton, compile_parts, compile_words
+from ...vocabulary.token_table import Level, TokenTable, build_trie
+from ...vocabulary.vocabulary import MaskRow
+from ..interface import Grammar, Matcher, TableArrays
+from .rows import FAR, TokenMoves, token_moves
+
+MAX_ROW_BYTES = 64 << 20
+"""Rows of one grammar that are kept; past it all are forgotten, and made again where they are visited."""
+MAX_FORCED = 1 << 16
+"""Forced tokens of one grammar that are kept, over all its states; past it all are forgotten, and found again."""
+
+_STATE_BYTES = 200
+_FORCED_BYTES = 40
+"""Measured: what a list takes for each state, or each token of it."""
+
+
+class RegularGrammar:
+    """A `Grammar` over the moves of an automaton. Thread-safe.
+
+    `plain` is the same constraint as a grammar that is followed step by step. It takes over where a JSON text must be
+    closed because the budget is too small for any word. Masks and forced tokens are the same in both: where the text is
+    forced, the mask allows only the first of the model's own tokens for it, though any others that write it lead on
+    too. What is known of a state is found out when it is first visited.
+    """
+
+    def __init__(self, automaton: Automaton, moves: TokenMoves, tokens: TokenTable, *, plain: Grammar) -> None:
+        self.tokens = tokens
+        self.moves = moves
+        self.plain = plain
+        self.receipt: Receipt | None = plain.receipt
+        self.tabulation = None
+        row_bytes = min(4 * tokens.num_words * moves.num_states, MAX_ROW_BYTES)
+        forced_bytes = _FORCED_BYTES * min(moves.num_states**2, MAX_FORCED)
+        self.num_bytes = plain.num_bytes + moves.num_bytes + row_bytes + forced_bytes + _STATE_BYTES * moves.num_states
+        self.distance: list[int] = moves.distance.tolist()
+        self.ends: list[bool] = moves.ends.tolist()
+        self.farthest = max(distance for distance in self.distance if distance != FAR)
+        self._automaton = automaton.tables()
+        self._max_rows = max(MAX_ROW_BYTES // (4 * tokens.num_words), 1)
+        self._rows: dict[int, MaskRow] = {}
+        self._forced: dict[int, list[int]] = {}
+        self._num_forced = 0
+        self._example, self._longest = _of_classes(moves, tokens)
+        self._lock = threading.Lock()
+
+    def matcher(self) -> RegularMatcher:
+        """A fresh matcher at the start state."""
+        return RegularMatcher(self)
+
+    def min_tokens(self) -> int | None:
+        """Tokens of the shortest word."""
+        return self.distance[0]
+
+    def row(self, state: int) -> MaskRow:
+        """The mask of a state; not to be written to."""
+        row = self._rows.get(state)
+        if row is None:
+            row = self._make_row(state)
+            with self._lock:
+                if len(self._rows) >= self._max_rows:
+                    self._rows.clear()
+                self._rows[state] = row
+        return row
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """States and classes of its arrays: those of the moves, and what the end of sequence leads to and is."""
+        return self.moves.num_states + 1, self.moves.num_classes + 1
+
+    def arrays(self) -> TableArrays:
+        """The whole table, made anew. Where the text is forced, the mask allows one token of those that lead on."""
+        token_class, following = self.moves.dense(self.tokens.eos_ids)
+        mask = np.zeros((len(following), self.tokens.num_words), np.int32)
+        for state in range(len(following) - 1):
+            mask[state] = self._make_row(state)
+        return TableArrays(mask, token_class, following)
+
+    def _make_row(self, state: int) -> MaskRow:
+        """The mask of a state, anew."""
+        forced = self.forced(state)
+        if forced:
+            return self.tokens.single(forced[0])
+        return self.moves.row(state, self.tokens.eos_ids, self.tokens.num_words)
+
+    def edges(self, state: int) -> slice:
+        """Where the moves hold the classes of tokens that lead on from `state`, rising, and the states after them."""
+        return slice(int(self.moves.first[state]), int(self.moves.first[state + 1]))
+
+    def following(self, state: int, token: int) -> int:
+        """The state after `token`, be it the one that the mask allows of those that write forced text or another; -1
+        if there is none."""
+        if not 0 <= token < len(self.moves.token_class):
+            return -1
+        edges, kind = self.edges(state), self.moves.token_class[token]
+        place = edges.start + int(np.searchsorted(self.moves.kinds[edges], kind))
+        return int(self.moves.targets[place]) if place < edges.stop and self.moves.kinds[place] == kind else -1
+
+    def nearer(self, state: int) -> tuple[int, int]:
+        """A token that leads a step nearer to the end, and the state after it. The state is not at an end."""
+        edges, wanted = self.edges(state), self.distance[state] - 1
+        place = edges.start + int(np.argmax(self.moves.distance[self.moves.targets[edges]] == wanted))
+        return int(self._example[self.moves.kinds[place]]), int(self.moves.targets[place])
+
+    def forced(self, state: int) -> list[int]:
+        """The tokens of the text that must follow, without those at its end that could be longer ones."""
+        tokens = self._forced.get(state)
+        if tokens is None:
+            tokens = self._find_forced(state)
+            with self._lock:
+                if self._num_forced + len(tokens) > MAX_FORCED:
+                    self._forced.clear()
+                    self._num_forced = 0
+                if state not in self._forced:
+                    self._forced[state] = tokens
+                    self._num_forced += len(tokens)
+        return tokens
+
+    def _find_forced(self, state: int) -> list[int]:
+        text, states = self._forced_text(state)
+        if text[:1] and 0x80 <= text[0] < 0xC0:  # within a character: the model's tokens for it began before
+            return []
+        # From the first place where a token is allowed that goes on into what is open, anything may come.
+        stop = len(text)
+        for place, at in enumerate(states[:-1]):
+            if self._longest[self.moves.kinds[self.edges(at)]].max(initial=0) > len(text) - place:
+                stop = place
+                break
+        tokens: list[int] = []
+        place = 0
+        for token in self.tokens.encode(text):
+            place += len(self.tokens.vocabulary.tokens[token] or b"")
+            state = self.following(state, token)
+            if place > stop or state < 0:
+                break
+            tokens.append(token)
+        return tokens
+
+    def _forced_text(self, state: int) -> tuple[bytes, list[int]]:
+        """The bytes that must come next, up to the first choice, and the states before and after each."""
+        classes, following, ends = self._automaton
+        text, states = bytearray(), [state]
+        while not ends[states[-1]]:
+            kinds = np.flatnonzero(following[states[-1]] >= 0)
+            letters = np.flatnonzero(classes == kinds[0])
+            if len(kinds) > 1 or len(letters) > 1:
+                break
+            text.append(int(letters[0]))
+            states.append(int(following[states[-1], kinds[0]]))
+        return bytes(text), states
+
+
+class RegularMatcher(Matcher):
+    """A matcher whose state is a number.
+
+    Within the budget there is a way to the end always: a token that leads too far from it is replaced by one of the
+    shortest way.
+    """
+
+    def __init__(self, grammar: RegularGrammar) -> None:
+        self.grammar = grammar
+        self._states = [0]  # after each token taken
+        self._taken: list[int] = []
+        self._plain: Matcher | None = None  # that closes a text for which the budget is too small
+
+    @property
+    def state(self) -> int | None:
+        """The state in the grammar's table; None if another matcher has taken over."""
+        return self._states[-1] if self._plain is None else None
+
+    @property
+    def closed(self) -> bool:
+        """The budget cut the word short: its text is JSON, but not a word of the constraint."""
+        return self._plain is not None and self._plain.closed
+
+    @property
+    def on_table(self) -> RegularMatcher | None:
+        """The matcher itself unless another one has taken over."""
+        return self if self._plain is None else None
+
+    @property
+    def taken(self) -> Sequence[int]:
+        """The tokens accepted so far. Not to be changed."""
+        return self._taken if self._plain is None else self._plain.taken
+
+    @property
+    def accepting(self) -> bool:
+        """What was generated so far is a complete word."""
+        return self._plain.accepting if self._plain is not None else self.grammar.ends[self._states[-1]]
+
+    @property
+    def finished(self) -> bool:
+        """Nothing but the end of sequence is allowed here."""
+        if self._plain is not None:
+            return self._plain.finished
+        edges = self.grammar.edges(self._states[-1])
+        return len(self.grammar.moves.kinds[edges]) == 0
+
+    def min_tokens(self) -> int | None:
+        """Tokens of the shortest word."""
+        return self.grammar.min_tokens()
+
+    def fill_mask(self, out: MaskRow) -> None:
+        """Writes the tokens allowed next."""
+        if self._plain is not None:
+            self._plain.fill_mask(out)
+            return
+        row = self.grammar.row(self._states[-1])
+        try:
+            out[:] = row
+        except ValueError:
+            raise MatcherError(f"a mask row must be {len(row)} int32 words, got {out.shape}") from None
+
+    def accept(self, token: int, remaining: int | None = None, patience_s: float | None = None) -> int:
+        """Advances by `token`, or by one that leaves a way to the end within `remaining`, and returns the one taken."""
+        if self._plain is not None:
+            return self._plain.accept(token, remaining, patience_s)
+        grammar, state = self.grammar, self._states[-1]
+        if token in grammar.tokens.eos_ids:
+            if not grammar.ends[state]:
+                raise MatcherError("the end of sequence is not allowed here")
+            return token
+        target = grammar.following(state, token)
+        if target < 0:
+            raise MatcherError(f"token {token} is not allowed here")
+        if remaining is not None and grammar.distance[target] > remaining:
+            if grammar.distance[state] == 0:
+                return min(grammar.tokens.eos_ids)
+            if grammar.distance[state] <= remaining + 1:
+                token, target = grammar.nearer(state)
+            else:
+                return self._closing().accept(token, remaining)
+        self._states.append(target)
+        self._taken.append(token)
+        return token
+
+    def _closing(self) -> Matcher:
+        """A matcher to go on with where the budget is known to be too small for any word."""
+        self._plain = self.grammar.plain.matcher()
+        for token in self._taken:
+            self._plain.accept(token)
+        self._plain.give_up()
+        return self._plain
+
+    def forced_tokens(self) -> list[int]:
+        """The tokens that the grammar forces next."""
+        return self._plain.forced_tokens() if self._plain is not None else list(self.grammar.forced(self._states[-1]))
+
+    def rollback(self, num_tokens: int) -> None:
+        """Takes back the last `num_tokens` accepted tokens; ends of sequence do not count."""
+        if self._plain is not None:
+            self._plain.rollback(num_tokens)
+            return
+        if not 0 <= num_tokens < len(self._states):
+            raise MatcherError(f"cannot take back {num_tokens} of {len(self._states) - 1} tokens")
+        kept = len(self._taken) - num_tokens
+        del self._states[kept + 1 :], self._taken[kept:]
+
+    def copy(self) -> RegularMatcher:
+        """An independent matcher in the same state."""
+        other = RegularMatcher(self.grammar)
+        other._states, other._taken = list(self._states), list(self._taken)
+        other._plain = self._plain.copy() if self._plain is not None else None
+        return other
+
+
+def _of_classes(moves: TokenMoves, tokens: TokenTable) -> tuple[np.ndarray, np.ndarray]:
+    """A token of each class, the first there is, and the bytes of its longest."""
+    _, example = np.unique(moves.token_class, return_index=True)
+    lengths = np.zeros(len(moves.token_class), np.int64)
+    lengths[: len(tokens.vocabulary.tokens)] = [len(text or b"") for text in tokens.vocabulary.tokens]
+    longest = np.zeros(int(moves.token_class.max()) + 1, np.int64)
+    np.maximum.at(longest, moves.token_class, lengths)
+    return example, longest
+
+
+MAX_SMALL_CHARS = 4_096
 
 
 def tabulate(job: Tabulate) -> Automaton:
@@ -27,12 +299,12 @@ def tabulate(job: Tabulate) -> Automaton:
     return compile_words(word.encode() for word in job.words)
 
 
-def is_light(job: Tabulate) -> bool:
+def is_small_job(job: Tabulate) -> bool:
     """Whether the job is certain to take little time and memory: it needs no process of its own."""
     if job.parts:
         first = job.parts[0]
-        return len(job.parts) == len(first.all) == 1 and not first.none and is_small(first.all[0])
-    return sum(map(len, job.words)) <= MAX_LIGHT_CHARS
+        return len(job.parts) == len(first.all) == 1 and not first.none and is_small_pattern(first.all[0])
+    return sum(map(len, job.words)) <= MAX_SMALL_CHARS
 
 
 class RegularTables:
@@ -46,7 +318,7 @@ class RegularTables:
     def at_once(self, plain: Grammar) -> Grammar:
         """`plain` as a table, if that takes little; else as it is."""
         tabulation = plain.tabulation
-        if tabulation is None or not is_light(tabulation.job):
+        if tabulation is None or not is_small_job(tabulation.job):
             return plain
         try:
             return self.grammar(tabulate(tabulation.job), plain)
@@ -73,7 +345,7 @@ MAX_CHARS = 4_096
 _ENDLESS = 1 << 20
 
 
-def is_small(pattern: str) -> bool:
+def is_small_pattern(pattern: str) -> bool:
     """Whether the automaton of `pattern` is certainly small: it has few places for characters, or few short texts.
 
     The pattern is read as Python reads it. What it reads differently from Rust's regex crate (classes in classes,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from ...vocabulary.triggers import FIRST_CONTROL, Symbols, Triggers, to_symbols
 from ..completion import Completer
 from ..interface import GrammarState
 from ..token_matcher import CompiledGrammar
-from .matcher import Body, Place, Scan, StructuralGrammar, encode
+from .matcher import Body, FreeText, Section, StructuralGrammar, encode
 
 _ONE_TERMINAL = regex.compile(r"\s*start\s*:\s*(/(?:\\.|[^/\\\n])+/[a-z]*)\s*")
 """A grammar that is one regular expression."""
@@ -80,7 +79,7 @@ class Source:
         else:
             # Text and end are one terminal: its text may hold the end's characters, and stops at the first whole end.
             # A control token ends every text, so what leads to one may be as long as it can.
-            stop = next((place for place, symbol in enumerate(end) if symbol >= FIRST_CONTROL), len(end))
+            stop = next((position for position, symbol in enumerate(end) if symbol >= FIRST_CONTROL), len(end))
             first = "[lazy]" if stop == len(end) and (end or leaves) else ""
             self._rules.append(f"body_{number}{first}: TEXT_{number}\nTEXT_{number}: {terminal} {literal(end[:stop])}")
             body = f"body_{number} {literal(end[stop:])}"
@@ -166,14 +165,14 @@ def compile_structural(spec: Structural, tokens: TokenTable, lower_part: LowerPa
 
 
 class _Compilation:
-    """Makes the places of one spec, the last one first."""
+    """Makes the sections of one spec, the last one first."""
 
     def __init__(self, spec: Structural, tokens: TokenTable, lower_part: LowerPart) -> None:
         _check(spec, tokens)
         self._spec = spec
         self._tokens = tokens
         self._index = tokens.index
-        self._places: list[Place] = []
+        self._sections: list[Section] = []
         self._begins = [to_symbols(tag.begin, tokens.control) for tag in spec.tags]
         self._written: dict[Content, Lowered] = {}
         self._lowered = [
@@ -187,26 +186,25 @@ class _Compilation:
         start = self._main()
         if spec.reasoning_end is not None:
             pattern = to_symbols(spec.reasoning_end, self._tokens.control)
-            start = self._scan(
+            start = self._free_text(
                 Triggers([pattern]), {(0,): start}, may_end=self._may_be_empty(start), path="/reasoning_end"
             )
         receipt = _receipt([*self._lowered, self._then])
-        grammar = StructuralGrammar(self._places, start, self._tokens, self._index, receipt)
-        grammar = self._with_ways_out(grammar)
-        for number, place in enumerate(self._places):
-            if isinstance(place, Scan):
+        grammar = StructuralGrammar(tuple(self._sections), start, self._tokens, self._index, receipt)
+        for number, section in enumerate(self._sections):
+            if isinstance(section, FreeText):
                 grammar.prepare(number)
         return grammar
 
     def _main(self) -> int:
-        """The place where what is constrained begins."""
+        """The section where what is constrained begins."""
         spec = self._spec
         if self._then is not None:
             source = Source(self._tokens, after_reasoning=spec.reasoning_end is not None)
             source.add_part(self._then)
             return self._body(source, None, json=self._then.json)
         if not spec.tags:
-            return self._scan(Triggers([]), {}, may_end=True)
+            return self._free_text(Triggers([]), {}, may_end=True)
         if not spec.free_text:
             source = Source(
                 self._tokens,
@@ -220,14 +218,14 @@ class _Compilation:
         patterns = [to_symbols(trigger, self._tokens.control) for trigger in spec.triggers] or self._begins
         triggers = Triggers(dict.fromkeys(patterns))
         targets: dict[tuple[int, ...], int] = {}
-        after = None if spec.stop_after_first else self._scan(triggers, targets, may_end=True)
+        after = None if spec.stop_after_first else self._free_text(triggers, targets, may_end=True)
         targets |= self._groups(triggers, after)
         if after is not None and not spec.at_least_one:
             return after
-        return self._scan(triggers, targets, may_end=not spec.at_least_one)
+        return self._free_text(triggers, targets, may_end=not spec.at_least_one)
 
     def _groups(self, triggers: Triggers, leaves_to: int | None) -> dict[tuple[int, ...], int]:
-        """A place for each set of triggers that can appear at once: the tags that may follow there."""
+        """A section for each set of triggers that can appear at once: the tags that may follow there."""
         suspects = self._suspects(triggers, "/triggers") if leaves_to is not None else ()
         targets: dict[tuple[int, ...], int] = {}
         for pattern in triggers.patterns:
@@ -246,11 +244,12 @@ class _Compilation:
             targets[matched] = self._body(source, leaves_to, suspects=suspects)
         return targets
 
-    def _scan(
+    def _free_text(
         self, triggers: Triggers, targets: dict[tuple[int, ...], int], *, may_end: bool, path: str = "/triggers"
     ) -> int:
-        self._places.append(Scan(triggers, targets, may_end, self._suspects(triggers, path)))
-        return len(self._places) - 1
+        way, num_after = (0, 0) if may_end else self._way_out(triggers, targets)
+        self._sections.append(FreeText(triggers, targets, may_end, self._suspects(triggers, path), way, num_after))
+        return len(self._sections) - 1
 
     def _suspects(self, triggers: Triggers, path: str) -> tuple[int, ...]:
         """Tokens that hold a whole pattern and more."""
@@ -282,8 +281,8 @@ class _Compilation:
         growth = max((part.growth for part in parts), default=64)
         grammar = CompiledGrammar(start, self._tokens, completer, Lowered(text, json=json, growth=growth))
         _check_start(grammar)
-        self._places.append(Body(grammar, leaves_to, suspects))
-        return len(self._places) - 1
+        self._sections.append(Body(grammar, leaves_to, suspects))
+        return len(self._sections) - 1
 
     def _lower(self, lower_part: LowerPart, content: Content, path: str) -> Lowered:
         """The grammar of a content, the same one for equal contents."""
@@ -295,23 +294,20 @@ class _Compilation:
                 raise
         return self._written[content]
 
-    def _may_be_empty(self, place: int) -> bool:
-        here = self._places[place]
-        return here.may_end if isinstance(here, Scan) else here.grammar.matcher().accepting
+    def _may_be_empty(self, section: int) -> bool:
+        here = self._sections[section]
+        return here.may_end if isinstance(here, FreeText) else here.grammar.matcher().accepting
 
-    def _with_ways_out(self, grammar: StructuralGrammar) -> StructuralGrammar:
-        """Each place that must not end gets the trigger that leads to the shortest end."""
-        for number, place in enumerate(self._places):
-            if not isinstance(place, Scan) or place.may_end:
-                continue
-            ways = []
-            for index, pattern in enumerate(place.triggers.patterns):
-                state, length = place.triggers.walk(0, pattern)
-                num_after = grammar.num_needed(place.targets[place.triggers.matched(state)], 0)
-                ways.append((length + num_after, index, num_after))
-            _, path, num_after = min(ways)
-            self._places[number] = replace(place, path=path, num_after=num_after)
-        return grammar
+    def _way_out(self, triggers: Triggers, targets: Mapping[tuple[int, ...], int]) -> tuple[int, int]:
+        """Returns the trigger that leads to the shortest end, and the tokens needed after it."""
+        ways = []
+        for index, pattern in enumerate(triggers.patterns):
+            state, length = triggers.walk(0, pattern)
+            target = self._sections[targets[triggers.matched(state)]]
+            num_after = target.num_needed(self._tokens)
+            ways.append((length + num_after, index, num_after))
+        _, path, num_after = min(ways)
+        return path, num_after
 
 
 def _lower_somehow(lower_part: LowerPart, content: Content) -> Lowered:

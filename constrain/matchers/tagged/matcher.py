@@ -18,10 +18,10 @@ from ..token_matcher import CompiledGrammar, TokenMatcher
 
 
 @dataclass(frozen=True)
-class Scan:
+class FreeText:
     """Text that is free until one of `triggers` has appeared.
 
-    targets     the place after a match, by what `triggers.matched` tells
+    targets     the section after a match, by what `triggers.matched` tells
     may_end     the end of sequence is allowed here
     suspects    tokens that hold a trigger and more
     path        where it is not: the pattern that leads to the shortest end
@@ -40,12 +40,24 @@ class Scan:
     rows: dict[int, MaskRow | None] = field(default_factory=dict)
     paths: dict[int, list[int]] = field(default_factory=dict)
 
+    def path_from(self, state: int, tokens: TokenTable) -> list[int]:
+        """Returns the tokens that lead from a state of the search to where text that must not end leads on."""
+        if state not in self.paths:
+            rest = self.triggers.rest(state, self.path)
+            _, length = self.triggers.walk(state, rest)
+            self.paths[state] = encode(tokens, rest[:length])
+        return self.paths[state]
+
+    def num_needed(self, tokens: TokenTable, state: int = 0) -> int:
+        """Returns about how many tokens a text needs to be complete, from a state of the search."""
+        return 0 if self.may_end else len(self.path_from(state, tokens)) + self.num_after
+
 
 @dataclass(frozen=True)
 class Body:
     """Text under a grammar.
 
-    leaves_to    the place after the first complete word; None: nothing follows the grammar's words
+    leaves_to    the section after the first complete word; None: nothing follows the grammar's words
     suspects     tokens that may end the word and go on with something that is not allowed there
     """
 
@@ -53,8 +65,12 @@ class Body:
     leaves_to: int | None
     suspects: tuple[int, ...] = ()
 
+    def num_needed(self, _tokens: TokenTable, _state: int = 0) -> int:
+        """Returns how many tokens a short word takes."""
+        return self.grammar.min_tokens() or 0
 
-Place = Scan | Body
+
+Section = FreeText | Body
 
 
 def encode(tokens: TokenTable, symbols: Symbols) -> list[int]:
@@ -71,28 +87,28 @@ def encode(tokens: TokenTable, symbols: Symbols) -> list[int]:
 
 
 MAX_ROWS = 128
-"""Rows that are kept for a `Scan`."""
+"""Rows that are kept for a `FreeText`."""
 MAX_EFFORT = 4_000
-"""Of preparing the rows of a `Scan`, in tokens that are tried (12 us)."""
+"""Of preparing the rows of a `FreeText`, in tokens that are tried (12 us)."""
 SEARCH_EFFORT = 10
 """Of looking for the tokens that begin with a text."""
 
 
 class StructuralGrammar:
-    """A `Grammar` of places; `start` is the number of the first."""
+    """A `Grammar` of sections; `start` is the number of the first."""
 
     def __init__(
-        self, places: list[Place], start: int, tokens: TokenTable, index: TokenIndex, receipt: Receipt | None
+        self, sections: tuple[Section, ...], start: int, tokens: TokenTable, index: TokenIndex, receipt: Receipt | None
     ) -> None:
-        self.places = places
+        self.sections = sections
         self.start = start
         self.tokens = tokens
         self.receipt = receipt
         self.tabulation = None
-        self.num_bytes = 50_000 + sum(place.grammar.num_bytes for place in places if isinstance(place, Body))
+        self.num_bytes = 50_000 + sum(section.grammar.num_bytes for section in sections if isinstance(section, Body))
         self._index = index
-        scans = [place for place in places if isinstance(place, Scan)]
-        self.num_bytes += sum(min(scan.triggers.num_states, MAX_ROWS) * 4 * tokens.num_words for scan in scans)
+        texts = [section for section in sections if isinstance(section, FreeText)]
+        self.num_bytes += sum(min(free.triggers.num_states, MAX_ROWS) * 4 * tokens.num_words for free in texts)
         bits = np.zeros(32 * tokens.num_words, dtype=np.uint8)
         bits[: tokens.vocabulary.size] = 1
         self.everything: MaskRow = np.packbits(bits, bitorder="little").view(np.int32)
@@ -103,71 +119,54 @@ class StructuralGrammar:
 
     def min_tokens(self) -> int | None:
         """Tokens of a short text."""
-        return self.num_needed(self.start, 0)
+        return self.sections[self.start].num_needed(self.tokens)
 
     def symbols(self, token: int) -> Symbols:
         """What `token` adds to the text."""
         table = self.tokens.vocabulary.tokens
         return (table[token] if token < len(table) else None) or (FIRST_CONTROL + token,)
 
-    def row(self, place: int, state: int) -> MaskRow | None:
-        """What is allowed at a state of a `Scan`; None: everything."""
-        scan = self.places[place]
-        assert isinstance(scan, Scan)
+    def row(self, section: int, state: int) -> MaskRow | None:
+        """What is allowed at a state of a `FreeText`; None: everything."""
+        free = self.sections[section]
+        assert isinstance(free, FreeText)
         try:
-            return scan.rows[state]
+            return free.rows[state]
         except KeyError:
             pass
-        refused = [token for token in self._doubtful(scan, state) if not self._possible(place, state, token)]
-        if not scan.may_end:
+        refused = [token for token in self._doubtful(free, state) if not self._possible(section, state, token)]
+        if not free.may_end:
             refused += self.tokens.eos_ids
         row = _without(self.everything, refused) if refused else None
-        if len(scan.rows) >= MAX_ROWS:
-            for known in list(scan.rows)[1:]:  # the first is state 0; a mask of another thread may be doing the same
-                scan.rows.pop(known, None)
-        scan.rows[state] = row
+        if len(free.rows) >= MAX_ROWS:
+            for known in list(free.rows)[1:]:  # the first is state 0; a mask of another thread may be doing the same
+                free.rows.pop(known, None)
+        free.rows[state] = row
         return row
 
-    def prepare(self, place: int) -> None:
-        """Finds out what is allowed at the states of a `Scan`, with bounded effort, before a text comes to them."""
-        scan = self.places[place]
-        assert isinstance(scan, Scan)
+    def prepare(self, section: int) -> None:
+        """Finds out what is allowed at the states of a `FreeText`, with bounded effort, before a text comes to them."""
+        free = self.sections[section]
+        assert isinstance(free, FreeText)
         effort = 0
-        for state in range(min(scan.triggers.num_states, MAX_ROWS)):
-            effort += SEARCH_EFFORT * len(scan.triggers.rests(state)) + len(self._doubtful(scan, state))
+        for state in range(min(free.triggers.num_states, MAX_ROWS)):
+            effort += SEARCH_EFFORT * len(free.triggers.rests(state)) + len(self._doubtful(free, state))
             if state and effort > MAX_EFFORT:
                 return
-            self.row(place, state)
+            self.row(section, state)
 
-    def _doubtful(self, scan: Scan, state: int) -> set[int]:
+    def _doubtful(self, free: FreeText, state: int) -> set[int]:
         """The tokens that complete a pattern and hold more than it."""
-        return {*self._index.crossing(scan.triggers, state), *scan.suspects}
+        return {*self._index.crossing(free.triggers, state), *free.suspects}
 
-    def known_free(self, place: int, state: int) -> bool:
-        """Whether everything is allowed at a state of a `Scan`, and that has been seen before."""
-        scan = self.places[place]
-        assert isinstance(scan, Scan)
-        return scan.rows.get(state, self.everything) is None
+    def known_free(self, section: int, state: int) -> bool:
+        """Whether everything is allowed at a state of a `FreeText`, and that has been seen before."""
+        free = self.sections[section]
+        assert isinstance(free, FreeText)
+        return free.rows.get(state, self.everything) is None
 
-    def path(self, place: int, state: int) -> list[int]:
-        """The tokens that lead from a state of a `Scan` that must not end to where it leads on."""
-        scan = self.places[place]
-        assert isinstance(scan, Scan)
-        if state not in scan.paths:
-            rest = scan.triggers.rest(state, scan.path)
-            _, length = scan.triggers.walk(state, rest)
-            scan.paths[state] = encode(self.tokens, rest[:length])
-        return scan.paths[state]
-
-    def num_needed(self, place: int, state: int) -> int:
-        """About how many tokens a text needs to be complete, from the beginning of a place or a state of a `Scan`."""
-        here = self.places[place]
-        if isinstance(here, Body):
-            return here.grammar.min_tokens() or 0
-        return 0 if here.may_end else len(self.path(place, state)) + here.num_after
-
-    def _possible(self, place: int, state: int, token: int) -> bool:
-        trial = StructuralMatcher(self, place, state)
+    def _possible(self, section: int, state: int, token: int) -> bool:
+        trial = StructuralMatcher(self, section, state)
         try:
             trial.follow(self.symbols(token))
         except MatcherError:
@@ -194,14 +193,14 @@ class _Inside:
         return _Inside(self.matcher.copy(), self.num_fed)
 
 
-class _Mark(NamedTuple):
+class _Checkpoint(NamedTuple):
     """A state to go back to, and the token taken there.
 
     `num_insides` parts were begun by then, and the last one had been fed `num_fed` tokens.
     """
 
     token: int
-    place: int
+    section: int
     state: int
     num_insides: int
     num_fed: int
@@ -210,19 +209,19 @@ class _Mark(NamedTuple):
 class StructuralMatcher(Matcher):
     """In free text it only looks for triggers in the bytes that go by, and nothing is masked."""
 
-    def __init__(self, grammar: StructuralGrammar, place: int | None = None, state: int = 0) -> None:
+    def __init__(self, grammar: StructuralGrammar, section: int | None = None, state: int = 0) -> None:
         self.grammar = grammar
-        self._history: list[_Mark] = []
+        self._history: list[_Checkpoint] = []
         self._insides: list[_Inside] = []
-        self._place = grammar.start if place is None else place
+        self._section = grammar.start if section is None else section
         self._state = state
         if self._body is not None:
-            self._enter(self._place)
+            self._enter(self._section)
 
     @property
     def free(self) -> bool:
         """Every token is allowed here, no mask is needed. Where that is not known yet, it takes a mask to find out."""
-        return self._body is None and self.grammar.known_free(self._place, self._state)
+        return self._body is None and self.grammar.known_free(self._section, self._state)
 
     @property
     def taken(self) -> list[int]:
@@ -234,7 +233,7 @@ class StructuralMatcher(Matcher):
         """The text may end here."""
         if self._body is not None:
             return self._insides[-1].matcher.accepting
-        return self._scan.may_end
+        return self._free_text.may_end
 
     @property
     def finished(self) -> bool:
@@ -254,7 +253,7 @@ class StructuralMatcher(Matcher):
         """Writes the tokens allowed next. Raises MatcherError at a dead end."""
         body = self._body
         if body is None:
-            row = self.grammar.row(self._place, self._state)
+            row = self.grammar.row(self._section, self._state)
             row = self.grammar.everything if row is None else row
             if out.shape != row.shape or out.dtype != row.dtype:
                 raise MatcherError(f"a mask row must be {len(row)} int32 words, got {out.shape}")
@@ -275,7 +274,7 @@ class StructuralMatcher(Matcher):
             return token
         if not 0 <= token < self.grammar.tokens.vocabulary.size:
             raise MatcherError(f"token {token} is not allowed here")
-        mark = self._mark(token)
+        mark = self._checkpoint(token)
         body = self._body
         taken = token
         try:
@@ -308,7 +307,7 @@ class StructuralMatcher(Matcher):
         other = StructuralMatcher.__new__(StructuralMatcher)
         other.grammar = self.grammar
         other._history = list(self._history)
-        other._place, other._state = self._place, self._state
+        other._section, other._state = self._section, self._state
         other._insides = list(self._insides)  # those left alone are shared: nobody changes them
         if self._body is not None:
             other._insides[-1] = self._insides[-1].copy()
@@ -319,34 +318,34 @@ class StructuralMatcher(Matcher):
         while symbols:
             body = self._body
             if body is None:
-                scan = self._scan
-                self._state, count = scan.triggers.walk(self._state, symbols)
-                matched = scan.triggers.matched(self._state)
+                free = self._free_text
+                self._state, count = free.triggers.walk(self._state, symbols)
+                matched = free.triggers.matched(self._state)
                 if matched:
-                    self._enter(scan.targets[matched])
+                    self._enter(free.targets[matched])
             else:
                 count = self._feed(body, symbols)
             symbols = symbols[count:]
 
     @property
     def _body(self) -> Body | None:
-        place = self.grammar.places[self._place]
-        return place if isinstance(place, Body) else None
+        section = self.grammar.sections[self._section]
+        return section if isinstance(section, Body) else None
 
     @property
-    def _scan(self) -> Scan:
-        place = self.grammar.places[self._place]
-        assert isinstance(place, Scan)
-        return place
+    def _free_text(self) -> FreeText:
+        section = self.grammar.sections[self._section]
+        assert isinstance(section, FreeText)
+        return section
 
-    def _mark(self, token: int) -> _Mark:
+    def _checkpoint(self, token: int) -> _Checkpoint:
         num_fed = self._insides[-1].num_fed if self._body is not None else 0
-        return _Mark(token, self._place, self._state, len(self._insides), num_fed)
+        return _Checkpoint(token, self._section, self._state, len(self._insides), num_fed)
 
-    def _restore(self, mark: _Mark) -> None:
+    def _restore(self, mark: _Checkpoint) -> None:
         left = self._body is None or len(self._insides) != mark.num_insides
         del self._insides[mark.num_insides :]
-        self._place, self._state = mark.place, mark.state
+        self._section, self._state = mark.section, mark.state
         if self._body is None:
             return
         inside = self._insides[-1].copy() if left else self._insides[-1]
@@ -354,9 +353,9 @@ class StructuralMatcher(Matcher):
         inside.num_fed = mark.num_fed
         self._insides[-1] = inside
 
-    def _enter(self, place: int) -> None:
-        """Goes to the beginning of a place, and through it if the empty text is all that it needs."""
-        self._place, self._state = place, 0
+    def _enter(self, section: int) -> None:
+        """Goes to the beginning of a section, and through it if the empty text is all that it needs."""
+        self._section, self._state = section, 0
         body = self._body
         if body is not None:
             self._insides.append(_Inside(body.grammar.matcher()))
@@ -386,7 +385,7 @@ class StructuralMatcher(Matcher):
 
     def _pass_by(self, token: int) -> bool:
         """Takes a token of free text that may end: the common case, in which there is nothing more to look at."""
-        here = self.grammar.places[self._place]
+        here = self.grammar.sections[self._section]
         vocabulary = self.grammar.tokens.vocabulary
         if isinstance(here, Body) or not here.may_end or not 0 <= token < len(vocabulary.tokens):
             return False
@@ -396,12 +395,12 @@ class StructuralMatcher(Matcher):
         state, _ = here.triggers.walk(self._state, text)
         if here.triggers.matched(state):
             return False
-        self._history.append(_Mark(token, self._place, self._state, len(self._insides), 0))
+        self._history.append(_Checkpoint(token, self._section, self._state, len(self._insides), 0))
         self._state = state
         return True
 
     def _accept_inside(
-        self, body: Body, mark: _Mark, token: int, remaining: int | None, patience_s: float | None
+        self, body: Body, mark: _Checkpoint, token: int, remaining: int | None, patience_s: float | None
     ) -> int:
         taken = self._take_inside(body, token, remaining, patience_s)
         begun = len(self._insides) > mark.num_insides
@@ -437,16 +436,16 @@ class StructuralMatcher(Matcher):
             count += length
         return symbols[count:]
 
-    def _accept_free(self, mark: _Mark, token: int, remaining: int | None, patience_s: float | None) -> int:
+    def _accept_free(self, mark: _Checkpoint, token: int, remaining: int | None, patience_s: float | None) -> int:
         """Takes `token`; or ends the text if it begins a part that would be cut off; or goes to what must come."""
-        grammar, scan = self.grammar, self._scan
+        grammar, free = self.grammar, self._free_text
         self.follow(grammar.symbols(token))
         if self._fits(remaining, patience_s):
             return token
         self._restore(mark)
-        if scan.may_end:
+        if free.may_end:
             return min(grammar.tokens.eos_ids)
-        taken = grammar.path(mark.place, mark.state)[0]
+        taken = free.path_from(mark.state, grammar.tokens)[0]
         self.follow(grammar.symbols(taken))
         return taken
 
@@ -456,7 +455,7 @@ class StructuralMatcher(Matcher):
             return True
         body = self._body
         if body is None:
-            return self.grammar.num_needed(self._place, self._state) <= remaining
+            return self._free_text.num_needed(self.grammar.tokens, self._state) <= remaining
         if remaining >= body.grammar.guarded_tokens or body.grammar.witness is None:
             return True
         inside = self._insides[-1].matcher

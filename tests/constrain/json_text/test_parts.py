@@ -9,7 +9,7 @@ import pytest
 
 from bough.constrain import Choice, Gbnf, JsonSchema, Lark, Regex, Structural, Tag
 from bough.constrain.json_text.parts import json_parts
-from bough.constrain.workers.small_enough import is_light
+from bough.constrain.workers.jobs import is_small
 
 CALL_OR_ANSWER = Structural(
     (Tag("<f>", JsonSchema('{"type": "string"}'), "</f>"), Tag("", JsonSchema('{"type": "integer"}'), "")),
@@ -40,7 +40,7 @@ INTEGER, TEXT = JsonSchema('{"type": "integer"}'), JsonSchema('{"type": "string"
     ],
 )
 def test_what_is_light(spec: Any, light: bool) -> None:
-    assert is_light(spec) == light
+    assert is_small(spec) == light
 
 
 @pytest.mark.parametrize(

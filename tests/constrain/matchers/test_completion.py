@@ -16,7 +16,7 @@ from bough.constrain.errors import SearchLateError
 from bough.constrain.matchers.completion import Completer
 from bough.constrain.matchers.healing import Healer
 from bough.constrain.matchers.interface import GrammarState
-from bough.constrain.matchers.table.matcher import RegularMatcher
+from bough.constrain.matchers.table.tables import RegularMatcher
 from bough.constrain.matchers.token_matcher import CompiledGrammar, TokenMatcher
 from bough.constrain.spec import GrammarSpec
 

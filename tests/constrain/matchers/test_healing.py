@@ -11,7 +11,7 @@ import pytest
 from bough.constrain import Choice, GrammarCompiler, Matcher, MatcherError, Regex, Vocabulary
 from bough.constrain.matchers.healing import Healer
 from bough.constrain.matchers.interface import Grammar
-from bough.constrain.matchers.table.matcher import RegularGrammar
+from bough.constrain.matchers.table.tables import RegularGrammar
 from bough.constrain.spec import GrammarSpec
 from bough.constrain.vocabulary.token_table import TokenTable
 

@@ -11,11 +11,10 @@ import pytest
 
 from bough.constrain import Choice, Grammar, GrammarError, GrammarTooComplexError, MatcherError, Regex, Vocabulary
 from bough.constrain.compiler import compile_grammar
-from bough.constrain.matchers.table.matcher import RegularGrammar
 from bough.constrain.matchers.table.rows import FAR, TokenMoves, token_moves
+from bough.constrain.matchers.table.tables import RegularGrammar
 from bough.constrain.regex.automaton import Automaton, compile_regular, compile_words
-from bough.constrain.vocabulary.token_table import TokenTable
-from bough.constrain.vocabulary.trie import Level, build_trie
+from bough.constrain.vocabulary.token_table import Level, TokenTable, build_trie
 
 WORDS = ["".join(letters) for length in range(6) for letters in itertools.product("abc", repeat=length)]
 PATTERNS = (

@@ -17,8 +17,7 @@ import torch
 
 from bough.constrain import Choice, GrammarCompiler, Lark, Regex
 from bough.constrain.compiler import _key
-from bough.constrain.matchers.table.matcher import RegularGrammar
-from bough.constrain.matchers.table.tables import RegularTables, tabulate
+from bough.constrain.matchers.table.tables import RegularGrammar, RegularTables, tabulate
 from bough.constrain.matchers.token_matcher import CompiledGrammar
 from bough.constrain.spec import GrammarSpec
 from bough.kernels.decode_step import grammar_table

@@ -11,10 +11,9 @@ import pytest
 
 from bough.constrain import GrammarCompiler, JsonSchema, Vocabulary, grammar_accepts
 from bough.constrain.compiler import compile_grammar
-from bough.constrain.context_free.lark_regular import regular_table
+from bough.constrain.json_schema.lower import regular_table
 from bough.constrain.lower import lower
-from bough.constrain.matchers.table.matcher import RegularGrammar
-from bough.constrain.matchers.table.tables import RegularTables, is_light, tabulate
+from bough.constrain.matchers.table.tables import RegularGrammar, RegularTables, is_small_job, tabulate
 from bough.constrain.matchers.token_matcher import CompiledGrammar
 from bough.constrain.regex.automaton import compile_regular
 
@@ -132,7 +131,7 @@ def test_small_ones_are_tables_at_once(compiler: GrammarCompiler) -> None:
         spec = JsonSchema(json.dumps(schema), property_order="schema")
         tabulation = compile_grammar(spec, compiler.tokens).tabulation
         if index in AT_ONCE:
-            assert tabulation is not None and is_light(tabulation.job), schema
+            assert tabulation is not None and is_small_job(tabulation.job), schema
             assert isinstance(compiler.compile(spec), RegularGrammar)
 
 

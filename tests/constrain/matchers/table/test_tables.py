@@ -10,9 +10,8 @@ import pytest
 from bough.constrain import Choice, Grammar, GrammarCompiler, Lark, MatcherError, Regex, Vocabulary
 from bough.constrain.lower import lower
 from bough.constrain.lowered import Tabulate
-from bough.constrain.matchers.table import matcher as table_matcher
-from bough.constrain.matchers.table.matcher import RegularGrammar
-from bough.constrain.matchers.table.tables import RegularTables, is_small, tabulate
+from bough.constrain.matchers.table import tables as table_module
+from bough.constrain.matchers.table.tables import RegularGrammar, RegularTables, is_small_pattern, tabulate
 from bough.constrain.matchers.token_matcher import CompiledGrammar
 from bough.constrain.regex.automaton import Conjunction, compile_regular
 from bough.constrain.spec import GrammarSpec
@@ -119,7 +118,7 @@ def test_one_vocabulary_has_one_trie(compiler: GrammarCompiler) -> None:
     ],
 )
 def test_small_patterns(pattern: str, small: bool) -> None:
-    assert is_small(pattern) == small
+    assert is_small_pattern(pattern) == small
 
 
 @pytest.mark.parametrize("spec", [Regex("^[a-c]{2}-[0-9]$"), Choice(("red", "green", "gre"))], ids=["regex", "choice"])
@@ -157,7 +156,7 @@ def test_what_is_kept_of_a_table_has_a_bound(compiler: GrammarCompiler, monkeypa
     assert isinstance(grammar, RegularGrammar) and isinstance(grammar.plain, CompiledGrammar)
     found = [list(grammar.forced(state)) for state in range(grammar.moves.num_states)]
     assert sum(map(len, found)) > 1000
-    monkeypatch.setattr(table_matcher, "MAX_FORCED", 100)
+    monkeypatch.setattr(table_module, "MAX_FORCED", 100)
     fresh = RegularTables(compiler.tokens).grammar(compile_regular(word), grammar.plain)
     for _ in range(2):
         assert [list(fresh.forced(state)) for state in range(fresh.moves.num_states)] == found

@@ -19,7 +19,7 @@ from bough.constrain.matchers.interface import Matcher
 from bough.constrain.matchers.tagged import compile as structural_grammar
 from bough.constrain.matchers.tagged import matcher as structural_matcher
 from bough.constrain.matchers.tagged.compile import compile_structural
-from bough.constrain.matchers.tagged.matcher import Scan, StructuralGrammar
+from bough.constrain.matchers.tagged.matcher import FreeText, StructuralGrammar
 from bough.constrain.spec import Choice, JsonSchema, Lark, Regex, Structural, Tag
 from bough.constrain.vocabulary.token_table import TokenTable
 from bough.constrain.vocabulary.vocabulary import Vocabulary
@@ -339,8 +339,8 @@ def test_rows_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch, make_tokens
     monkeypatch.setattr(structural_matcher, "MAX_ROWS", 3)
     tokens = make_tokens(0)
     grammar = compiled(Structural((Tag("<t>aab", NUMBER, "</t>"),), ("<t>aab",)), tokens)
-    scan = grammar.places[grammar.start]
-    assert isinstance(scan, Scan) and list(scan.rows) == [0, 1, 2]
+    scan = grammar.sections[grammar.start]
+    assert isinstance(scan, FreeText) and list(scan.rows) == [0, 1, 2]
     for _ in range(2):
         for state in range(scan.triggers.num_states - 1):
             row = grammar.row(grammar.start, state)
