@@ -1,4 +1,4 @@
-"""What it takes to compile a Triton kernel without a GPU; each module with kernels lists its own in `compile_cases`."""
+"""Cases for compiling Triton kernels without a GPU; each module with kernels lists its own in `compile_cases`."""
 
 from __future__ import annotations
 

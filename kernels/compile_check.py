@@ -50,7 +50,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What one case needs when it is compiled for one compute capability; `error` is None where it compiled."""
+    """Resources of one case compiled for one compute capability; `error` is None if it compiled."""
 
     module: str
     case: str
@@ -93,7 +93,7 @@ def kernel_modules() -> list[str]:
 
 
 def cases_of(module: str) -> list[CompileCase]:
-    """What `module` lists in `compile_cases`; empty where it has no such function."""
+    """Returns the cases of `module`; empty if it has no `compile_cases`."""
     listing = getattr(importlib.import_module(f".{module}", __package__), "compile_cases", list)
     cases: list[CompileCase] = listing()
     names = [case.name for case in cases]
@@ -103,7 +103,7 @@ def cases_of(module: str) -> list[CompileCase]:
 
 
 def applies(case: CompileCase, target: int) -> bool:
-    """Whether `case` is launched on `target`: a name that ends in sm90 or sm80 belongs to that one alone."""
+    """Tells whether `case` is launched on `target`: a name that ends in sm90 or sm80 belongs to that one alone."""
     named = _TARGET_NAME.search(case.name)
     return named is None or int(named[1]) == target
 

@@ -1,4 +1,4 @@
-"""What launch configurations depend on: the size of the GPU, or of what stands in for one."""
+"""Size of the GPU, or of what stands in for one: launch configurations depend on it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from .tree import Node, RadixTree
 
 
 class Claim(Protocol):
-    """What an open lease says it has: where its lock ends, its page table, how many of these pages are shared."""
+    """The claim of an open lease: where its lock ends, its page table, how many of these pages are shared."""
 
     node: Node | None
     pages: array[int]

@@ -69,7 +69,7 @@ class PrefixCache:
         self.evicted_tokens_total = 0
 
     def cached_tokens(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> int:
-        """How many tokens `open` would find. Changes nothing, not even what is evicted next."""
+        """Returns how many tokens `open` would find. Changes nothing, not even what is evicted next."""
         return self.tree.match(tokens, self._match_stop(tokens, limit), namespace)
 
     def open(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> Lease:

@@ -19,7 +19,7 @@ def pack(tokens: Sequence[int]) -> array[int]:
 
 
 def common_prefix(edge: array[int], tokens: Sequence[int], start: int, stop: int) -> int:
-    """How many leading tokens of `edge` equal those of tokens[start:stop].
+    """Returns how many leading tokens of `edge` equal those of tokens[start:stop].
 
     Compares chunks that double, so that the cost follows the length of the answer and not that of the arguments.
     """

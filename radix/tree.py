@@ -62,7 +62,7 @@ class RadixTree:
         self._heap: list[tuple[int, int, Node]] = []
 
     def match(self, tokens: Sequence[int], stop: int, namespace: str) -> int:
-        """How many of tokens[:stop] are here, in whole pages. Changes nothing."""
+        """Returns how many of tokens[:stop] are here, in whole pages. Changes nothing."""
         root = self.roots.get(namespace)
         return 0 if root is None else self._descend(root, tokens, 0, stop)[2]
 

@@ -13,7 +13,7 @@ from .parse import ABSENT, Schema, check_schema, draft_year, pointer_to, subsche
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What one draft means by its keywords.
+    """The meaning that one draft gives its keywords.
 
     year                what the draft is called: 4, 6, 7, 2019 or 2020
     contains_evaluates  items that match `contains` count as evaluated
@@ -167,7 +167,7 @@ class Document:
         return f"{uri}#"
 
     def is_written(self, location: str) -> bool:
-        """Whether the schema at `location` is in a document, and was not added."""
+        """Tells whether the schema at `location` is in a document, and was not added."""
         return location.partition("#")[0] not in self._added.values()
 
     def _node(self, location: str) -> Any:
@@ -188,7 +188,7 @@ class Document:
     # References
 
     def target(self, location: str, keyword: str, scope: Scope) -> str:
-        """Where the reference of the schema at `location` leads.
+        """Returns where the reference of the schema at `location` leads.
 
         Raises:
             InvalidSchemaError: nowhere, or out of the document.

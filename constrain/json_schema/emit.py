@@ -25,7 +25,7 @@ MAX_SOURCE = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How values are laid out: `comma` and `colon` are bodies of terminals.
+    """Layout of values: `comma` and `colon` are bodies of terminals.
 
     A space that may be left out is an alternative: after `?` llguidance finds no bound of a key's length, and looks at
     each token that may stand in it.
@@ -276,12 +276,12 @@ def array_alternatives(writer: Writer, plan: ArrayPlan) -> list[str]:
 
 
 def needs_distinct_items(graph: Graph, plan: ArrayPlan) -> bool:
-    """Whether elements must differ, and the rule for `plan` does not see to it."""
+    """Tells whether elements must differ, and the rule for `plan` does not see to it."""
     return _may_repeat(plan) and DistinctItems.of(graph.finite, plan) is None
 
 
 def _may_repeat(plan: ArrayPlan) -> bool:
-    """Whether elements must differ, and there can be two."""
+    """Tells whether elements must differ, and there can be two."""
     return bool(plan.unique) and (plan.high is None or plan.high > 1)
 
 
@@ -302,7 +302,7 @@ def _plain(writer: Writer, plan: ArrayPlan) -> list[str]:
 
 
 def _more(writer: Writer, plan: ArrayPlan, num_before: int) -> str:
-    """What may stand between element `num_before` - 1 and the closing bracket."""
+    """Returns what may stand between element `num_before` - 1 and the closing bracket."""
     low = max(plan.low - num_before, 0)
     high = None if plan.high is None else plan.high - num_before
     if high == 0:
@@ -349,7 +349,7 @@ def object_alternatives(writer: Writer, plan: ObjectPlan) -> list[str]:
 
 
 def needs_distinct_keys(plan: ObjectPlan) -> bool:
-    """Whether a key written twice could pass for two, or for one with the right value and one with another."""
+    """Tells whether a key written twice could pass for two, or for one with the right value and one with another."""
     if not plan.counted:
         return False
     return bool(plan.wanted) or (plan.low > 1 and (bool(plan.others) or len(plan.named) > NUM_BITS // 2))
@@ -496,7 +496,7 @@ class _Members:
 
     @property
     def counted(self) -> bool:
-        """Whether the number of keys that are not required matters."""
+        """Tells whether the number of keys that are not required matters."""
         return bool(self._counter_bits)
 
     @property
@@ -505,7 +505,7 @@ class _Members:
 
     @property
     def room(self) -> tuple[int, int | None]:
-        """How many keys there are beside the required ones."""
+        """Returns how many keys there can be beside the required ones."""
         return self._low, self._high
 
     def bit(self, key: Key) -> int:
@@ -545,7 +545,7 @@ class _InOrder:
         return [f'"{{"{empty}::0']
 
     def _plain(self) -> list[str]:
-        """Where nothing has to be counted: an alternative for each key that may come first."""
+        """Writes an object in which nothing has to be counted: an alternative for each key that may come first."""
         writer, comma = self._writer, self._writer.comma
         named = [key for key in self._plan.named if key.required or self._high != 0]
         num_leading = next((index for index, key in enumerate(named) if key.required), len(named))

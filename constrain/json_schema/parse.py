@@ -57,7 +57,7 @@ ABSENT = {
 
 
 def draft_year(root: Any) -> int:
-    """Which draft `$schema` names: 4, 6, 7, 2019 or 2020, the last if it names none that is known."""
+    """Returns which draft `$schema` names: 4, 6, 7, 2019 or 2020, the last if it names none that is known."""
     uri = str(root.get("$schema", "")) if isinstance(root, dict) else ""
     for name, year in (("draft-03", 4), ("draft-04", 4), ("draft-06", 6), ("draft-07", 7), ("2019-09", 2019)):
         if name in uri:
@@ -151,11 +151,11 @@ def check_schema(schema: Any, pointer: str, absent: frozenset[str] = frozenset()
 
 
 _Way: TypeAlias = tuple["_Way", tuple[str | int, ...]] | None
-"""How a walk came to a subschema: the way before, and the steps from there."""
+"""The path of a walk to a subschema: the path before, and the steps from there."""
 
 
 def _pointer_along(pointer: str, way: _Way) -> str:
-    """Where a walk that began at `pointer` has come."""
+    """Returns where a walk that began at `pointer` has come."""
     steps: list[tuple[str | int, ...]] = []
     while way is not None:
         steps.append(way[1])
@@ -164,7 +164,7 @@ def _pointer_along(pointer: str, way: _Way) -> str:
 
 
 def _excess(keyword: str, value: Any, num_values: int) -> str | None:
-    """Which limit the value of a keyword passes; `num_values` are the values of all enums up to this keyword."""
+    """Returns the limit that a keyword's value passes; `num_values` counts the values of all enums up to it."""
     if keyword in _MINIMA and value > MAX_REQUIRED_COUNT:
         return f"{keyword} is {value}, at most {MAX_REQUIRED_COUNT} is allowed"
     if keyword in ("anyOf", "oneOf", "allOf") and len(value) > MAX_BRANCHES:
@@ -211,7 +211,7 @@ def checked_formats(text: str, pointers: Iterable[str]) -> tuple[str, ...]:
 
 
 def _value_at(node: Any, pointer: str) -> Any:
-    """What `pointer` leads to; None where that is nothing."""
+    """Returns what `pointer` leads to; None where that is nothing."""
     for step in pointer.split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(node, list):
@@ -351,7 +351,7 @@ def kinds_of(schema: dict[str, Any]) -> frozenset[str]:
 
 
 def only_integers(schema: dict[str, Any]) -> bool:
-    """Whether `type` allows integers but no other numbers."""
+    """Tells whether `type` allows integers but no other numbers."""
     names = schema.get("type", ())
     return "integer" in names if isinstance(names, list) and "number" not in names else names == "integer"
 

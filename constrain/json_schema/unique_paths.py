@@ -1,4 +1,4 @@
-"""Where in a schema's values array elements, or object keys, must differ in ways that no grammar can express."""
+"""Paths in a schema's values at which elements, or keys, must differ in ways that no grammar can express."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class _PathAutomaton:
         self.uncovered: frozenset[Place] = frozenset()
 
     def build(self) -> bool:
-        """Whether it is small enough."""
+        """Tells whether it is small enough."""
         uncovered: set[Place] = set()
         self._number(frozenset({self._graph.root}))
         for nodes in self._pending:  # it grows while it is walked
@@ -124,14 +124,14 @@ class _PathAutomaton:
         )
 
     def _num_items(self, arrays: list[ArrayPlan]) -> int | None:
-        """How many different elements there are."""
+        """Returns how many different elements there are."""
         nodes = {node for plan in arrays for node in plan.nodes()}
         if len(nodes) != 1 or any(plan.prefix or plan.counts for plan in arrays):
             return None
         return _num_values(self._graph.values[nodes.pop()])
 
     def _is_scarce(self, node: Node, depth: int = 2) -> bool:
-        """Whether a node has values, all of those of some type, that may run out."""
+        """Tells whether a node has values, all of those of some type, that may run out."""
         values = self._graph.values[node]
         if values.anything:
             return False
@@ -152,7 +152,7 @@ class _PathAutomaton:
 
 
 def _parts(plan: ArrayPlan | ObjectPlan) -> Iterable[Node]:
-    """What a value of `plan` differs from others by."""
+    """Returns what a value of `plan` differs from others by."""
     if isinstance(plan, ObjectPlan):
         return [key.node for key in (*plan.named, *plan.others)]
     return plan.nodes() if plan.high is None or plan.high > len(plan.prefix) else plan.prefix
@@ -192,7 +192,7 @@ def _keys(plan: ObjectPlan) -> Language:
 
 
 def _is_open(language: Language) -> bool:
-    """Whether every text of it with anything after it is one of it, too."""
+    """Tells whether every text of it with anything after it is one of it, too."""
     return bool((language + Language.ANY).subset_of(language, BUDGET))
 
 
@@ -201,7 +201,7 @@ def _has_few_keys(plan: ObjectPlan) -> bool:
 
 
 def _num_values(values: Values) -> int | None:
-    """How many values a node has, if they are scalars and not too many."""
+    """Returns how many values a node has, if they are scalars and not too many."""
     if values.anything or values.arrays or values.objects:
         return None
     number = int(values.null) + len(values.booleans)
@@ -216,7 +216,7 @@ def _num_values(values: Values) -> int | None:
 
 
 def _num_keys(objects: list[ObjectPlan]) -> int | None:
-    """How many different keys there are, if there is one kind of object."""
+    """Returns how many different keys there are, if there is one kind of object."""
     if len(objects) != 1:
         return None
     texts = _keys(objects[0]).strings(MAX_LISTED, BUDGET)

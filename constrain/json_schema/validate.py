@@ -37,7 +37,7 @@ _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 def violations(
     schema_text: str, value_text: str, *, formats: Iterable[str] = (), timeout_s: float = math.inf
 ) -> list[Violation]:
-    """What is wrong with the JSON text of a value, at most `MAX_VIOLATIONS`; empty if it satisfies the schema.
+    """Lists violations in the JSON text of a value, at most `MAX_VIOLATIONS`; empty if it satisfies the schema.
 
     The draft is the one that `$schema` names, else 2020-12. References lead to places in the schema; nothing is
     fetched. Numbers are exact: 0.3 is a multiple of 0.1. Of `format` the names in `formats` are looked at.

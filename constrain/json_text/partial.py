@@ -23,7 +23,7 @@ ABSENT: Final = Absent()
 
 
 class Shape(Protocol):
-    """How the value at one place of the text is shown. `ABSENT` leaves it out."""
+    """Shows the value at one place of the text. `ABSENT` leaves it out."""
 
     def member(self, name: str) -> Shape:
         """The shape of an object's property."""
@@ -126,7 +126,7 @@ class PartialReader:
 
     @property
     def value(self) -> Any:
-        """What is complete so far, as a copy: what is fed later does not change it. ABSENT if nothing is."""
+        """Returns a copy of what is complete so far, which later input does not change; ABSENT if nothing is."""
         if self.done:
             return self._shape.whole(self._root)
         depth = 0
@@ -243,7 +243,7 @@ class PartialReader:
             raise ValueError(f"{char!r} cannot stand here in a JSON text")
 
     def _closes(self, char: str) -> bool:
-        """Whether `char` ends the innermost object or array here."""
+        """Tells whether `char` ends the innermost object or array here."""
         if isinstance(self._stack[-1].value, dict):
             return char == "}" and self._expected in ("comma", "name?")
         return char == "]" and self._expected in ("comma", "value?")

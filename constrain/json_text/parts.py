@@ -20,7 +20,7 @@ class Part(NamedTuple):
 
 
 def json_parts(spec: GrammarSpec, text: str) -> Iterator[Part]:
-    """What schemas of `spec` govern in `text`, in which control tokens are spelt out."""
+    """Finds the parts of `text` that schemas of `spec` govern; control tokens are spelt out in it."""
     if isinstance(spec, JsonSchema):
         yield Part((spec,), text)
     elif isinstance(spec, Structural):
@@ -84,14 +84,14 @@ def _next_tags(spec: Structural, text: str, position: int) -> tuple[int, list[Ta
 
 
 def _end_of_text(tags: Sequence[Tag], text: str, start: int) -> int:
-    """Where a tag with a content other than JSON ends: at the first of its ends, if it has any."""
+    """Returns where a tag with a content other than JSON ends: at the first of its ends, if it has any."""
     ends = [(found, -len(tag.end)) for tag in tags if tag.end and (found := text.find(tag.end, start)) >= 0]
     stop, length = min(ends, default=(start if any(not tag.end for tag in tags) else len(text), 0))
     return stop - length
 
 
 def _end_of_value(text: str, start: int) -> int | None:
-    """Where the JSON value that begins at `start` ends: what closes a tag may also stand in a string of it."""
+    """Returns where the JSON value that begins at `start` ends: what closes a tag may also stand in a string of it."""
     while start < len(text) and text[start] in _SPACE:
         start += 1
     try:

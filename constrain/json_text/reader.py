@@ -41,7 +41,7 @@ NOWHERE = -1
 
 
 class PathState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known of the value at some place of an instance.
+    """Knowledge of the value at some place of an instance.
 
     items, keys              if it is an array, no two elements are equal; if it is an object, no two keys are
     most_items, most_keys    how many different ones there are at all, if that is known
@@ -78,11 +78,11 @@ class DistinctPaths(msgspec.Struct, frozen=True):
 
 
 class DuplicateError(Exception):
-    """What was read is, or can only become, an element or key that is there already; or it is too deep to tell."""
+    """State of a text that is, or can only become, an element or key that is there already; or too deep to tell."""
 
 
 class Mode(IntEnum):
-    """What the next byte belongs to."""
+    """The part of the text that the next byte belongs to."""
 
     FIRST = 0
     """The first element or key, or the closing bracket."""
@@ -90,13 +90,13 @@ class Mode(IntEnum):
     """An element or a key."""
     COLON = 2
     AFTER = 3
-    """What follows an element."""
+    """State after an element."""
     STRING = 4
     KEY = 5
     NUMBER = 6
     LITERAL = 7
     VALUE = 8
-    """What follows a key and its colon."""
+    """State after a key and its colon."""
 
 
 class Frame(NamedTuple):
@@ -133,7 +133,7 @@ class Frame(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Where a text is: the innermost array or object, and the string, number or literal that has begun.
+    """State of a text: the innermost array or object, and the string, number or literal that has begun.
 
     text       its content so far in UTF-8 with escapes resolved, if `keeps`; the rest of a literal
     pending    an escape that is not complete, in the text's own bytes; all of a literal
@@ -250,7 +250,7 @@ class Reader:
         )
 
     def _child(self, frame: Frame) -> PathState | None:
-        """What is known of the value that comes next."""
+        """Returns what is known of the value that comes next."""
         state = frame.state
         if state is None:
             return None
@@ -311,7 +311,7 @@ def _rest_of_character(tail: bytes) -> bytes:
 
 
 def is_seen(seen: Seen | None, value: Value) -> bool:
-    """Whether `value` is among them."""
+    """Tells whether `value` is among them."""
     return seen is not None and any(value in part for part in seen)
 
 
@@ -323,7 +323,7 @@ def all_seen(seen: Seen) -> Iterator[Value]:
 
 @lru_cache(maxsize=4096)
 def number_value(text: bytes) -> str | None:
-    """What is the same for numbers that are equal, exactly or as floating point numbers; None for a part of one."""
+    """Returns a key that equal numbers share, exactly or as floating point numbers; None for a part of one."""
     if text[-1:] in b"+-.eE":
         return None
     digits = text.removeprefix(b"-")

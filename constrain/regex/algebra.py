@@ -141,7 +141,7 @@ class Union(Node):
 
 
 class Intersection(Node):
-    """What at least two expressions have in common, in order of their digests; at most one is a `Complement`."""
+    """Intersection of at least two expressions, in order of their digests; at most one is a `Complement`."""
 
     __slots__ = ("items",)
 
@@ -255,7 +255,7 @@ def interned(kind: type[NodeT], key: Hashable, make: Callable[[], NodeT]) -> Nod
 
 
 MAX_FACTORING = 16
-"""How deep alternatives are factored: `ax|ay` to `a(x|y)`."""
+"""Depth to which alternatives are factored: `ax|ay` to `a(x|y)`."""
 MAX_COPIED = 64
 """Of a text that is repeated a fixed number of times: the length up to which it is written out."""
 
@@ -345,7 +345,7 @@ def _joined(a: Node, b: Node) -> Node | None:
 
 
 def union(items: Iterable[Node], depth: int = 0) -> Node:
-    """What is in any of the expressions."""
+    """Returns the union of the expressions."""
     members = _flattened(items, Union)
     members.pop(EMPTY, None)
     if len(members) < 2:
@@ -414,7 +414,7 @@ def _factored(members: dict[Node, None], depth: int) -> dict[Node, None]:
 
 
 def intersection(items: Iterable[Node]) -> Node:
-    """What all of the expressions have in common."""
+    """Returns the intersection of the expressions."""
     members = _flattened(items, Intersection)
     members.pop(ANY, None)
     if len(members) < 2:

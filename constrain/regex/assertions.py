@@ -94,7 +94,7 @@ class Boundary(Tree):
 
 @dataclass(frozen=True)
 class Look(Tree):
-    """What must, or must not, stand here (`ahead`) or before."""
+    """Asserts what must, or must not, stand here (`ahead`) or before."""
 
     item: Tree
     ahead: bool
@@ -144,11 +144,11 @@ def repeated(item: Tree, low: int, high: int | None) -> Tree:
 MAX_UNROLLED = 4
 """Repeats of up to so many times of what holds an assertion are written out."""
 MAX_STEPS = 5_000
-"""How many parts, with the alternatives that follow, are translated: some 0.5 s. Those of repeats count each time."""
+"""Limit of parts that are translated, with the alternatives that follow: some 0.5 s. Repeats count each time."""
 MAX_DEPTH = 60
-"""How deep a tree with assertions may be."""
+"""Limit of the depth of a tree with assertions."""
 MAX_PARTS = 12
-"""How many parts of a sequence are taken apart to say what its last character is."""
+"""Limit of parts of a sequence that are taken apart to find its last character."""
 
 WORD_NEXT = concat((chars(WORD), ANY))
 LINE_END_NEXT = concat((chars(LINE_ENDS), ANY))
@@ -207,7 +207,7 @@ class _Contexts:
         return self.following(sequenced(parts), (EPSILON,) * self.count, more=False)[0]
 
     def following(self, tree: Tree, rest: Following, *, more: bool) -> Following:
-        """What `tree` and then `rest` match. `more`: some text follows the rest."""
+        """Returns the language of `tree` followed by `rest`. `more`: some text follows the rest."""
         self.steps += 1 + sum(len(node.items) for node in rest if isinstance(node, Union))
         if self.steps > MAX_STEPS:
             raise NotRegularError("too many repeats hold assertions")

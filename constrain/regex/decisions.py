@@ -58,7 +58,7 @@ class Derivatives:
         self._known: dict[tuple[Node, int], Node] = {}
 
     def step(self, node: Node, char: str) -> Node:
-        """What may follow `char` at the start of a word of `node`. Raises OutOfBudgetError."""
+        """Returns the derivative of `node` by `char`. Raises OutOfBudgetError."""
         if SURROGATES[0] <= ord(char) < SURROGATES[1]:
             return EMPTY
         return self.follow(node, node.partition.number(char))
@@ -83,7 +83,7 @@ _remembered: dict[tuple[Node, int], Node] = {}
 
 
 def _derivative(node: Node, number: int) -> Node:
-    """What may follow class `number`. Parts come first, on a stack: expressions are deeper than Python recurs."""
+    """Derives by class `number`. Parts come first, on a stack: expressions are deeper than Python recurs."""
     found: dict[Node, Node] = {}
     char = node.partition.examples[number]
     pending = [node]
@@ -109,7 +109,7 @@ def _derivative(node: Node, number: int) -> Node:
 
 
 def _derive(node: Node, char: str, known: dict[Node, Node]) -> Node:
-    """What may follow `char`, as it is `known` for the parts that decide it."""
+    """Returns the derivative by `char`, as it is `known` for the parts that decide it."""
     match node:
         case Words(texts=texts):
             return _after(texts, char)
@@ -330,7 +330,7 @@ class _Positions:
         self._known: dict[tuple[Node, int], int] = {}
 
     def ends(self, node: Node, starts: int) -> int:
-        """Where a word of `node` that starts in `starts` can end."""
+        """Returns where a word of `node` that starts in `starts` can end."""
         if isinstance(node, Chars):
             return (starts & self._places_of(node.chars)) << 1
         found = self._known.get((node, starts))
@@ -512,7 +512,7 @@ def _some_word(node: Node, budget: int) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _known_word(node: Node, budget: int) -> tuple[bool, str | None]:
-    """Whether it was decided, and the word: both whether there is one and which is the shortest are asked for."""
+    """Tells whether it was decided, and the word: both whether there is one and which is the shortest are asked for."""
     try:
         return True, common_word(node, Derivatives(budget), matches, shortest=False)
     except OutOfBudgetError:

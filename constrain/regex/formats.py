@@ -164,7 +164,7 @@ _KANA_OR_HAN = r"\u3041-\u3096\u30a1-\u30fa\u3005\u3007\u3400-\u4dbf\u4e00-\u9ff
 
 _JOINED = r"\u094d[\u200c\u200d][\u0904-\u0939]"
 _BETWEEN = r"l\xb7l|[\u03ac-\u03ce]\u0375[\u03ac-\u03ce]"
-"""What is allowed only beside certain characters: joiners, the middle dot, the keraia; they bring these with them."""
+"""Characters allowed only beside certain others (joiners, the middle dot, the keraia), with those others."""
 
 _DOTS = r"[.\u3002\uff0e\uff61]"
 
@@ -244,7 +244,7 @@ def uri_template() -> Language:
 
 @cache
 def _rooted(more: str) -> Language:
-    """What begins with `/`: an authority with a path, or a path alone."""
+    """Returns the part of a URI that begins with `/`: an authority with a path, or a path alone."""
     segment = _characters(":@", more)
     path = (_SLASH + segment.repeat(0)).repeat(0)
     address = ipv6() | parse_whole(r"[vV][0-9A-Fa-f]+\.[A-Za-z0-9._~!$&'()*+,;=:-]+")
@@ -270,7 +270,7 @@ def _characters(marks: str, more: str) -> Language:
 
 
 MAX_GROUPS = 2
-"""How deep groups may be nested."""
+"""Limit of the depth of groups."""
 
 _NAME = "[A-Za-z_$][A-Za-z0-9_$]*"
 _ESCAPE = r"\\(?:[dDwWsStnvfr^$\\.*+?()\[\]{}|/]|c[A-Za-z]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4})"

@@ -122,7 +122,7 @@ _FRACTION = (
 
 
 def zeros_after(unit: Fraction) -> int:
-    """How many digits after the point a multiple of `unit` can have, which has finitely many."""
+    """Returns how many digits after the point a multiple of `unit` can have, which has finitely many."""
     num_digits = 0
     while (unit * 10**num_digits).denominator != 1:
         num_digits += 1
@@ -296,7 +296,7 @@ def _exponent(value: Fraction) -> int:
 
 
 def _endings(unit: Fraction) -> str | None:
-    """What the multiples of `unit`, which divides a power of 10, end in."""
+    """Returns the digits that multiples of `unit`, which divides a power of 10, end in."""
     after = zeros_after(unit)
     step, length = int(unit * 10**after), 0
     while 10**length % step:

@@ -40,13 +40,13 @@ class Span:
         return Span(low, _minus(minus), low_open, high_open)
 
     def is_empty(self) -> bool:
-        """Whether no number at all lies in it."""
+        """Tells whether no number at all lies in it."""
         if self.low is None or self.high is None:
             return False
         return self.low > self.high or (self.low == self.high and (self.low_open or self.high_open))
 
     def holds(self, value: Fraction) -> bool:
-        """Whether `value` lies in it."""
+        """Tells whether `value` lies in it."""
         above = self.low is None or value > self.low or (value == self.low and not self.low_open)
         below = self.high is None or value < self.high or (value == self.high and not self.high_open)
         return above and below
@@ -140,7 +140,7 @@ _LARGE_INTEGERS = (
 )
 """Integers from 1e+16 on, with an exponent: no more digits than it leaves before the point."""
 _FRACTIONS = Span(Fraction(-(10**EXACT_DIGITS)), Fraction(10**EXACT_DIGITS), True, True)
-"""Where doubles are other than integers for sure."""
+"""Span in which doubles are sure to include others than integers."""
 
 _POWER = "[eE](?:[+-]?[0-9]{1,2}|[+-]?[12][0-9]{2})"
 _HUGE = r"[1-9](?:\.[0-9]+)?[eE](?:\+?30[0-7]|-3[01][0-9])|1(?:\.[0-7][0-9]*)?[eE]\+?308"
@@ -177,7 +177,7 @@ class NumberSet:
     def of(
         cls, *, integers: bool = False, fractions: bool = False, excluded: Iterable[Number] = (), **keywords: Number
     ) -> NumberSet:
-        """What the keywords `minimum`, `maximum`, `exclusiveMinimum`, `exclusiveMaximum`, `multipleOf` allow.
+        """Returns the numbers that `minimum`, `maximum`, `exclusiveMinimum`, `exclusiveMaximum`, `multipleOf` allow.
 
         Of these numbers only the `integers`, or only the `fractions` (numbers that are no integers), and none of
         `excluded`.
@@ -220,7 +220,7 @@ class NumberSet:
         return result
 
     def contains(self, value: Number) -> bool:
-        """Whether the number that `value` was read from is in it."""
+        """Tells whether the number that `value` was read from is in it."""
         number = exact(value)
         return (
             self.span.holds(number)
@@ -230,7 +230,7 @@ class NumberSet:
         )
 
     def is_empty(self) -> bool:
-        """Whether no number is in it that a reader can tell from others, if it reads doubles.
+        """Tells whether no number is in it that a reader can tell from others, if it reads doubles.
 
         Exact, but for more than `MAX_DIVISORS` numbers that it may be no multiple of.
         """
@@ -417,7 +417,7 @@ class NumberSet:
         return math.inf if least is None or greatest is None else max(greatest - least + 1, 0)
 
     def _count(self) -> int | None:
-        """How many members a set of multiples has, None if there is no end, or no knowing."""
+        """Counts the members of a set of multiples; None if there is no end, or no knowing."""
         assert self.multiple is not None
         ratios = [other / self.multiple for other in self.others]
         if _ONE in ratios:

@@ -44,11 +44,11 @@ Spans = tuple[tuple[int, int], ...]
 
 SHORT_ESCAPES: Final = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 RAW: Final = ~(CharSet.of((0, 0x20)) | CharSet.of('"\\'))
-"""What can stand for itself."""
+"""Characters that can stand for themselves."""
 PLAIN: Final = CharSet.of((0x20, 0x7F)) & RAW
-"""What is written as itself only."""
+"""Characters that are written as themselves only."""
 ESCAPED: Final = ~CharSet.of((0x20, 0x7F), "\b\f\n\r\t")
-"""What can be written as `\\uxxxx`."""
+"""Characters that can be written as `\\uxxxx`."""
 BASIC: Final = CharSet.of((0, 0x10000))
 
 _META: Final = frozenset("\\.+*?()|[]{}^$#&-~/")
@@ -129,7 +129,7 @@ def _class_of(chars: str) -> str:
 
 
 def _code_escapes(members: CharSet) -> list[str]:
-    """What may follow `\\u` for `members`: four digits, or those of a high surrogate, `\\u` and those of a low one."""
+    """Returns what follows `\\u` for `members`: four digits, or those of a high surrogate, `\\u` and a low one's."""
     found = []
     basic = tuple((members & BASIC).ranges())
     if basic:
@@ -203,16 +203,16 @@ MAX_LENGTH = 1_000_000
 MAX_PARTS = 50_000
 """Of an expression, each counted as often as it is written."""
 MAX_DEPTH = 150
-"""How deep intersections and complements may be within others."""
+"""Limit of the depth of intersections and complements within others."""
 MAX_REMEMBERED = 2_048
 MAX_REMEMBERED_LENGTH = 4_096
 MAX_COMPARED = 1_000
 """Of listed texts, how many are compared with what else is allowed."""
 MAX_BRANCHINGS = 16
-"""How often in a row texts are parted by their next character."""
+"""Limit of how often in a row texts are parted by their next character."""
 
 _ONE_WRITING: Final = re.compile(r"[\0-~]*").fullmatch
-"""Whether a text is written in one way only."""
+"""Tells whether a text is written in one way only."""
 
 _HIGH = r"[dD][89abAB][0-9a-fA-F]{2}"
 _LOW = r"[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -335,7 +335,7 @@ def _expression(node: Node, quote: str, after: str = "") -> str:
 
 
 _remembered: dict[tuple[Node, str], str] = {}
-"""What parts that many expressions share are written as: key sets, formats, patterns."""
+"""Terminals of parts that many expressions share: key sets, formats, patterns."""
 
 
 def _plain(node: Node, quote: str) -> str:
@@ -452,4 +452,4 @@ def _count(low: int, high: int | None) -> str:
 
 
 ANY_WORDS: Final = _expression(ANY, '"')
-"""What `to_terminal` writes for any string that others are taken from."""
+"""Terminal that `to_terminal` writes for any string that others are taken from."""

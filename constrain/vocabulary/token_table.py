@@ -163,7 +163,7 @@ class TokenTable:
 
 
 class _Inventory:
-    """What `LLTokenizer` asks of a tokenizer."""
+    """The interface that `LLTokenizer` needs of a tokenizer."""
 
     is_tokenizer_wrapper = True
 

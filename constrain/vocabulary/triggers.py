@@ -63,11 +63,11 @@ class Triggers:
         return state, len(symbols)
 
     def matched(self, state: int) -> tuple[int, ...]:
-        """Which patterns end here."""
+        """Returns the patterns that end here."""
         return self._matched[state]
 
     def rests(self, state: int) -> set[tuple[int, ...]]:
-        """What completes a pattern that is begun at `state`; patterns of which nothing is there are left out."""
+        """Returns what completes a pattern that is begun at `state`; patterns that are not begun are left out."""
         path = self._path[state]
         return {
             pattern[length:]

@@ -227,7 +227,7 @@ def _config(d_pad: int, itemsize: int) -> _Config:
 
 
 class DecodeSplits:
-    """How the contexts of a batch are split: device memory of a fixed size, written anew by each `plan`.
+    """The splits of a batch's contexts: device memory of a fixed size, written anew by each `plan`.
 
     It serves batches of up to `max_batch` rows. With `fixed_split` (tokens, a multiple of SPLIT_ALIGNMENT) splits lie
     between absolute multiples of it, and a row's result depends on that row alone, to the bit; contexts may have

@@ -1,4 +1,4 @@
-"""What a decode step attends to, where everything about it is on the device already."""
+"""Inputs of attention in a decode step that are on the device already."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class SharedPrefix:
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """What one forward pass attends to; host arrays, B sequences, T query tokens in all.
+    """Inputs of attention in one forward pass; host arrays, B sequences, T query tokens in all.
 
     query_start   int32 [B + 1]  sequence b owns query tokens query_start[b] .. query_start[b + 1]
     context_len   int32 [B]      tokens of sequence b in the cache once this step's are written, its queries included

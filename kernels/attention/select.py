@@ -1,4 +1,4 @@
-"""Which implementation serves a device: the only place that asks what the device is."""
+"""Chooses the implementation for a device; no other place asks what the device is."""
 
 from __future__ import annotations
 

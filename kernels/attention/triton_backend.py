@@ -35,7 +35,7 @@ class _Partials:
 
 @dataclass(frozen=True)
 class _Merge:
-    """Which partial results make up which rows, as merge_lists takes them."""
+    """Partial results and the rows they make up, as merge_lists takes them."""
 
     rows: torch.Tensor
     starts: torch.Tensor
@@ -256,7 +256,7 @@ class TritonAttention:
         return self._splits[key]
 
     def _start(self, q: torch.Tensor) -> _Step:
-        """What the layers of the step need, on the device; the first layer brings it there."""
+        """Returns the layers' inputs for this step on the device; the first layer copies them there."""
         if self._step is None:
             if (rows := self._rows) is not None:
                 work = None if rows.work is None else self._padded_work(rows.work, rows.context_len, q.shape[1])

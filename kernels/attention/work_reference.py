@@ -26,7 +26,7 @@ def work_attention_reference(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
-    """What `work.work_attention` does, in the dtype of the partials; any head size, also float64."""
+    """Computes what `work.work_attention` does, in the dtype of the partials; any head size, also float64."""
     wide = partial_out.dtype
     num_heads, num_kv_heads = q.shape[1], keys.shape[1]
     for item in work.items[: int(work.num_items)].tolist():

@@ -61,7 +61,7 @@ def advance(table: GrammarTable, states: torch.Tensor, tokens: torch.Tensor) -> 
 
 @dataclass(frozen=True)
 class TablePlace:
-    """Where a table lies in a pool. `entry` is what a request brings to `advance_states`."""
+    """Place of a table in a pool. `entry` is what a request brings to `advance_states`."""
 
     mask_base: int  # row of the pool's mask that is state 0's
     class_base: int
@@ -98,7 +98,7 @@ class GrammarPool:
         self._transitions = _Extents(0, num_transitions)
 
     def could_hold(self, num_states: int, num_classes: int) -> bool:
-        """Whether there is room for such a table when nothing else is there."""
+        """Tells whether an empty pool has room for such a table."""
         return num_states < len(self.mask) and num_states * num_classes <= len(self.next_state)
 
     def add(self, table: GrammarTable) -> TablePlace | None:

@@ -1,4 +1,4 @@
-"""What a decode step reads and writes on the device, and its plain-torch reference."""
+"""Inputs and outputs of a decode step on the device, and its plain-torch reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class DecodeInputs:
-    """Where a decode step of B rows finds its inputs; tensors that stay, so that a graph can be replayed on them.
+    """Inputs of a decode step of B rows; tensors that stay, so that a graph can be replayed on them.
 
     tokens, positions   int64 [B]   the token that was drawn last, and where it goes
     draw_positions      int64 [B]   where the token goes that is drawn now: what its random number depends on

@@ -1,4 +1,4 @@
-"""What a decode step does around the model: fetches its tokens, draws the next ones, and keeps them."""
+"""Steps of a decode around the model: fetches its tokens, draws the next ones, and keeps them."""
 
 from __future__ import annotations
 

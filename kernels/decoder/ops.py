@@ -1,4 +1,4 @@
-"""What a decoder computes between its matrix products, behind one interface so that a device can have its own."""
+"""Interface of a decoder's operations between its matrix products, so that a device can have its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which implementation of the decoder's operations serves a device."""
+"""Chooses the implementation of the decoder's operations for a device."""
 
 from __future__ import annotations
 

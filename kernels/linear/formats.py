@@ -104,7 +104,7 @@ QuantisedWeight = PackedWeight | ByteWeight
 
 
 def holds_group(bits: int, group: int | None) -> bool:
-    """Whether a PackedWeight can have groups of that many columns."""
+    """Tells whether a PackedWeight can have groups of that many columns."""
     return group is None or group in (32, 64) or (group == 16 and bits == 8) or (group >= 128 and group % 128 == 0)
 
 

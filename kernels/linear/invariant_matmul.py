@@ -32,7 +32,7 @@ TALL_FROM = 512
 
 @dataclass(frozen=True)
 class _Tile:
-    """How one program computes: BLOCK_T rows of x by BLOCK_M rows of weight, BLOCK_N terms of the sum at a time."""
+    """Tile sizes of one program: BLOCK_T rows of x by BLOCK_M rows of weight, BLOCK_N terms of the sum at a time."""
 
     t: int
     m: int
@@ -156,7 +156,7 @@ def _constants(tile: _Tile, num_terms: int, *, has_bias: bool) -> dict[str, int 
 
 @lru_cache
 def _family(device: torch.device) -> str:
-    """Which part of the table is for `device`; that of the largest GPUs for the CPU, where kernels are only tested."""
+    """Returns the part of the table for `device`; the largest GPUs' for the CPU, where kernels are only tested."""
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
     if major in (9, 10):
         return "sm90"

@@ -324,7 +324,7 @@ def dequantise_packed(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _make_sums(x: torch.Tensor, weight: PackedWeight, stride: int) -> torch.Tensor:
-    """What minimums are multiplied by: sums of `x` over the columns that a group has in a block, float32 [., stride];
+    """Returns the factors of minimums: sums of `x` over the columns that a group has in a block, float32 [., stride];
     0 for rows past those of `x`."""
     (num_rows, columns), height = x.shape, 32
     block = block_columns(weight.bits, weight.group)
@@ -340,7 +340,7 @@ def _make_sums(x: torch.Tensor, weight: PackedWeight, stride: int) -> torch.Tens
 
 @lru_cache
 def _tall_fits(device: torch.device) -> bool:
-    """Whether the device has the shared memory that the tallest tile takes."""
+    """Tells whether the device has the shared memory that the tallest tile takes."""
     if device.type != "cuda":
         return True
     major, minor = torch.cuda.get_device_capability(device)

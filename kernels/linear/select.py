@@ -1,4 +1,4 @@
-"""Which implementation multiplies by a quantised weight on a device."""
+"""Chooses the implementation that multiplies by a quantised weight on a device."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _FP8 = torch.float8_e4m3fn
 
 
 def has_kernels(device: torch.device | str, dtype: torch.dtype) -> bool:
-    """Whether quantised weights are multiplied as they are there, by activations of `dtype`; else plain torch, which
-    undoes them first, serves: right, but slower than weights undone once."""
+    """Tells whether kernels multiply quantised weights by activations of `dtype` there. Otherwise plain torch serves,
+    which dequantises first: right, but slower than weights dequantised once."""
     on_gpu = torch.device(device).type == "cuda"
     return on_gpu and dtype in (torch.bfloat16, torch.float16) and importlib.util.find_spec("triton") is not None
 
 
 def has_fp8(device: torch.device | str) -> bool:
-    """Whether the device computes with fp8."""
+    """Tells whether the device computes with fp8."""
     return torch.device(device).type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 

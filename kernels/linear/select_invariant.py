@@ -1,4 +1,4 @@
-"""Which implementation computes a linear layer whose rows do not depend on each other."""
+"""Chooses the implementation of a linear layer whose rows do not depend on each other."""
 
 from __future__ import annotations
 

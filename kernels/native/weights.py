@@ -97,7 +97,7 @@ def mix(
 def tiled(
     form: int, rows: int, columns: int, tiles: npt.NDArray[np.uint8], bias: npt.NDArray[np.float32] | None
 ) -> TiledWeight:
-    """What `tiles` of the format `form` are."""
+    """Describes `tiles` of the format `form`."""
     numbers = None if bias is None else np.ascontiguousarray(bias, np.float32)
     address = None if numbers is None else numbers.ctypes.data
     return TiledWeight(native.Weight(form, rows, columns, 0, tiles.ctypes.data, address), tiles, numbers)

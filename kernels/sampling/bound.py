@@ -1,4 +1,4 @@
-"""Which tokens of a filtered row matter: a bound below which no filter keeps any, from how many lie in which bins."""
+"""A bound below which no filter of a row keeps any token, found from how many tokens lie in which bins."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def plan_list(
     LINES: tl.constexpr,
     NB_PAD: tl.constexpr,
 ):
-    """Which bins of each block go into the row's list, and where. Returns the length of the list."""
+    """Chooses the bins of each block that go into the row's list, and where. Returns the length of the list."""
     block = tl.arange(0, NB_PAD)
     inside = block < NB
     fine = bin_scale(scale)

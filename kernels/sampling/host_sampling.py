@@ -75,7 +75,7 @@ def pick(weights: Weights, bits: int) -> int:
 
 
 def kept(line: Floats, temperature: float, top_k: int, top_p: float, min_p: float) -> tuple[Tokens | None, Weights]:
-    """What top-k (0: off), then top-p of what is left, then min-p keep: as kernels.sampling.reference.kept."""
+    """Applies top-k (0: off), then top-p to what is left, then min-p, as kernels.sampling.reference.kept does."""
     temperature = max(temperature, COLDEST)
     top = line.max()
 

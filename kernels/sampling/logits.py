@@ -1,4 +1,4 @@
-"""What the sampling kernels share: a block of a row's adjusted logits, its weights and bins, and what a draw updates.
+"""Shared by the sampling kernels: a block of a row's adjusted logits, its weights and bins, and what a draw updates.
 
 A block is LINES * 32 tokens, a tile [LINES, 32] with a mask word a line. Its borders depend on the vocabulary alone.
 """
@@ -39,7 +39,7 @@ _MOST_BINS = tl.constexpr(16384.0)
 
 @triton.jit
 def row_kind(temperature, top_k, top_p, min_p, V):
-    """How a row is drawn: the likeliest, by its weights, or by what filters leave of them."""
+    """Kinds of draws: the likeliest token, by weights, or by what filters leave of them."""
     filtered = ((top_k > 0) & (top_k < V)) | (top_p < 1.0) | (min_p > 0.0)
     kind = tl.where(filtered, FILTERED, PLAIN)
     return tl.where((temperature == 0.0) | (top_k == 1), GREEDY, kind)

@@ -1,4 +1,4 @@
-"""What a row of logits is drawn with, and the plain reference of how: exact fixed-point sums, in vocabulary order.
+"""Parameters of a draw from a row of logits, and its plain reference: exact fixed-point sums, in vocabulary order.
 
 A token's weight is exp((logit - largest) / temperature) in units of 2^-42, cut to a whole number. Sums of whole numbers
 do not depend on their order, so that every way to add them up finds the same token, and floor(u * total) for u in
@@ -25,7 +25,7 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """How each row is drawn: device tensors [B], contiguous.
+    """Sampling parameters of each row: device tensors [B], contiguous.
 
     temperature  float32; 0 = greedy; negative: the row is padding, nothing of it is read or written
     top_k        int32; 0 = off
@@ -78,7 +78,7 @@ _TABLE_ROWS = ("count_row", "mask_row", "bias_row", "token_row")
 
 @dataclass(frozen=True, slots=True)
 class SampleTables:
-    """What rows point into: device tensors, contiguous. None: no row of the batch points there, whatever it says.
+    """Tables that rows point into: contiguous device tensors. None: no row of the batch points there, whatever it is.
 
     counts       [S, V] int16: times the token was generated, up to 32767; bit 15: it is in the prompt. Updated
     mask         [M, ceil(V / 32)] int32; bit i % 32 of word i // 32 is token i, 1 = allowed
@@ -169,7 +169,7 @@ def pick(tokens: torch.Tensor | None, weights: torch.Tensor, bits: int) -> int:
 def kept(
     line: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """What top-k, then top-p of what is left, then min-p keep of the logits `line` [V], float32.
+    """Applies top-k, then top-p to what is left, then min-p to the logits `line` [V], float32.
 
     The likeliest come first, and of equal logits the lower token id. top-p keeps a token while those before it hold
     less than top_p of the mass; the first always stays. Returns tokens in rising order (None: all there are) and the

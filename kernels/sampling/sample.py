@@ -283,7 +283,7 @@ def sample_rows(
     *,
     filters: bool = True,
 ) -> None:
-    """As `reference.sample_rows`, on the device: no synchronisation, no allocation; launches depend on shapes alone.
+    """Draws as `reference.sample_rows` does, on the device: no synchronisation or allocation, launches by shapes alone.
 
     logits   [B, V] bfloat16, float16 or float32, last dimension contiguous; read only
     out      [B] int64

@@ -44,7 +44,7 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the engine must know of any model. `max_position` is the longest context, in tokens."""
+    """Facts about a model that the engine needs. `max_position` is the longest context, in tokens."""
 
     architecture: str
     vocab_size: int
@@ -66,7 +66,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class ModelConfig(ModelShape):
-    """What the weights of a native decoder mean. The last two have one entry a layer."""
+    """Shape of a native decoder. The last two have one entry a layer."""
 
     intermediate_size: int
     norm_eps: float

@@ -75,7 +75,7 @@ def pull(name: str, cache_dir: str | Path | None = None, progress: Progress | No
 
 
 def default_cache() -> Path:
-    """Where models are kept: `$BOUGH_CACHE`, or `~/.cache/bough/models`."""
+    """Returns where models are kept: `$BOUGH_CACHE`, or `~/.cache/bough/models`."""
     named = os.environ.get("BOUGH_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "bough" / "models"
 

@@ -30,7 +30,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class BlockFormat(NamedTuple):
-    """How a tensor type stores numbers: `size` of them in `num_bytes` bytes."""
+    """Storage of a tensor type: blocks of `size` numbers in `num_bytes` bytes."""
 
     name: str
     type_id: int
@@ -73,7 +73,7 @@ class GGUFTensor:
 
 
 class _Field(NamedTuple):
-    """Where a metadata value lies: `element_type` and `length` are the array's, `stop` its end."""
+    """Place of a metadata value: `element_type` and `length` are the array's, `stop` its end."""
 
     type_id: int
     element_type: int
@@ -132,7 +132,7 @@ class GGUFFile:
 
     @property
     def num_tokens(self) -> int:
-        """How many token strings the vocabulary has, without decoding them."""
+        """Returns how many token strings the vocabulary has, without decoding them."""
         field = self._fields.get("tokenizer.ggml.tokens")
         return field.length if field is not None and field.type_id == _ARRAY else 0
 

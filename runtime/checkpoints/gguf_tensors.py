@@ -56,7 +56,7 @@ class GGUFTensors:
         return self._shapes
 
     def is_quantised(self, name: str) -> bool:
-        """Whether it is a matrix in blocks."""
+        """Tells whether it is a matrix in blocks."""
         tensor = self._tensors.get(name)
         return tensor is not None and len(tensor.shape) == 2 and tensor.format.size > 1
 

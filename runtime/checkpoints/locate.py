@@ -33,7 +33,7 @@ def locate(source: str | Path, *, progress: Progress | None = None) -> Path:
 
 
 def model_name(source: str | Path, path: Path) -> str:
-    """What the model is called: its given name, or its file's or folder's."""
+    """Returns the model's name: the given one, or its file's or folder's."""
     if path.exists() and Path(source).expanduser() == path:
         return path.stem if path.is_file() else path.resolve().name
     return str(source)

@@ -13,7 +13,7 @@ from .safetensors import SafetensorsCheckpoint
 from .stored_weight import StoredWeight
 
 EXTRA_DTYPES = ("I32", "F8_E4M3")
-"""What such folders hold besides floats: packed codes, and fp8."""
+"""Dtypes in such folders besides floats: packed codes, and fp8."""
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each nibble of a word is for
 _PARTS = {  # of a quantised weight, by method: those it has to have, and those it may have

@@ -35,7 +35,7 @@ class QuantisedCheckpoint(Protocol):
         """See Checkpoint.read: a weight undone."""
 
     def is_quantised(self, name: str) -> bool:
-        """Whether `read_stored` has that tensor."""
+        """Tells whether `read_stored` has that tensor."""
 
     def read_stored(self, name: str, device: torch.device | str = "cpu") -> StoredWeight:
         """The weight, put in order on `device`, which takes far less time there if it is a GPU."""

@@ -1,4 +1,4 @@
-"""Which tensors a decoder needs, how they are fused, and their loading: all shapes are checked before any is read."""
+"""The tensors of a decoder, how they are fused, and their loading: all shapes are checked before any is read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNUSED_SUFFIXES = ("rotary_emb.inv_freq", "rope_freqs.weight")  # follow from t
 
 
 class HasShapes(Protocol):
-    """What is known of a checkpoint before any tensor is read."""
+    """Facts about a checkpoint that are known before any tensor is read."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

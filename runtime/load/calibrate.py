@@ -26,7 +26,7 @@ _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
 
 def kv_scales(model: Model, tokens: list[int], dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """What keys and values are divided by to fit e4m3: float32 [num_layers, num_kv_heads] each.
+    """Returns the scales that keys and values are divided by to fit e4m3: float32 [num_layers, num_kv_heads] each.
 
     `tokens` are those of TEXT; `dtype` is the model's.
     """

@@ -107,7 +107,7 @@ def native_engine(
 
 
 def native_target(config: EngineConfig) -> NativeTarget:
-    """What `config` has a decoder loaded for; there must be no obstacle to it."""
+    """Returns the target that `config` has a decoder loaded for; there must be no obstacle to it."""
     library = load_library()
     assert library is not None
     return NativeTarget(library, Threads(library, num_threads()), config.quantization, config.max_model_len)

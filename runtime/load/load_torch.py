@@ -128,7 +128,7 @@ def _device(device: str) -> str:
 
 
 def _backend(config: EngineConfig, device: str) -> str:
-    """Which kernels run: "triton", "torch", or "native", if the CPU library has formats for the model.
+    """Returns which kernels run: "triton", "torch", or "native", if the CPU library has formats for the model.
 
     Raises:
         RequestError: those asked for cannot run here, or not with the other settings.

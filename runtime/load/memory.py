@@ -1,4 +1,4 @@
-"""How much memory the KV cache may take: what is there, less what weights and activations need."""
+"""Memory for the KV cache: what is free, less what weights and activations need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a request may be, and how many pages the KV cache has."""
+"""Limits of a request's length, and the number of pages of the KV cache."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class _Target:
-    """What a model is loaded for: see load_model."""
+    """The target of loading a model: see load_model."""
 
     dtype: torch.dtype
     device: str
@@ -208,7 +208,7 @@ def _make_decoder(
 
 
 def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
-    """What a generation_config.json recommends; a model that does not sample by default recommends nothing."""
+    """Reads what a generation_config.json recommends; a model that does not sample by default recommends nothing."""
     if not generation.get("do_sample", False):
         return {}
     found = {key: generation[key] for key in _SAMPLING_DEFAULTS if type(generation.get(key)) in (int, float)}

@@ -1,4 +1,4 @@
-"""What a forward pass needs of a model, whatever its family."""
+"""The interface of a model to a forward pass, whatever its family."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...kernels.attention.interface import AttentionBackend
 
 
 class Model(Protocol):
-    """What a step needs of a model; keys and values live in the attention backend."""
+    """A model as a step needs it; keys and values live in the attention backend."""
 
     num_layers: int
     num_heads: int

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 
 KINDS = ("int8", "int4", "w8a8")
-"""What a layer's weights can be rounded to: groups of 32 inputs with a scale, or rows in the Hadamard form."""
+"""Formats that a layer's weights can be rounded to: groups of 32 inputs with a scale, or rows in the Hadamard form."""
 
 _MAX_HEAD_DIM = 256
 _MATRICES = (
@@ -47,7 +47,7 @@ _NORMS = (
 
 @dataclass(frozen=True)
 class NativeTarget:
-    """What a decoder is loaded for.
+    """The target of loading a decoder.
 
     quantization    one of KINDS, which the layers' weights are rounded to; None: they stay as the checkpoint has them
     max_position    tokens of a context at most; None: what the model was made for
@@ -61,7 +61,7 @@ class NativeTarget:
 
 @dataclass(frozen=True)
 class NativeDecoder:
-    """What the library computes with: activations in float32, rounded to 8 bits for products; keys and values as whole
+    """Number formats of the library: activations in float32, rounded to 8 bits for products; keys and values as whole
     numbers. `kept` holds the memory that `struct` points to.
     """
 
@@ -106,7 +106,7 @@ class NativeDecoder:
 
 
 def fits(config: ModelConfig, quantization: str | None) -> bool:
-    """Whether the library computes models of these sizes, their layers' weights rounded to `quantization`."""
+    """Tells whether the library computes models of these sizes, their layers' weights rounded to `quantization`."""
     widths = (config.hidden_size, config.intermediate_size, config.head_dim)
     together = BLOCK if quantization == "w8a8" else GROUP
     return all(width % together == 0 for width in widths) and config.head_dim <= _MAX_HEAD_DIM

@@ -29,7 +29,7 @@ KINDS: Mapping[str, str] = {
     "int4": "weights of 4-bit integers, a scale and a zero for 128 columns of a row",
     "int4-g32": "weights of 4-bit integers, a scale and a zero for 32 columns of a row",
 }
-"""What `quantise_decoder` makes."""
+"""Result of `quantise_decoder`."""
 
 _PROJECTIONS = ("qkv", "out", "gate_up", "down")
 

@@ -57,7 +57,7 @@ def _yarn_frequencies(rope: RopeConfig, frequencies: Floats, head_dim: int) -> F
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cosines and sines are multiplied by; only yarn changes it."""
+    """Returns the factor of cosines and sines; only yarn changes it."""
     if rope.kind != "yarn":
         return 1.0
     if rope.attention_factor is not None:

@@ -149,7 +149,7 @@ def _holes_in_result(result: Result) -> Iterator[Hole]:
 
 
 class Filled(NamedTuple):
-    """What to run, and what its result is made of."""
+    """Instructions to run, and what their result is made of."""
 
     ops: tuple[Op, ...]
     result: Result
@@ -179,7 +179,7 @@ class _Filling:
         return joined(self._written(part) if isinstance(part, Hole) else part for part in parts)
 
     def argument(self, parts: Parts) -> Parts:
-        """What a tool is passed whole and is no text is passed as JSON."""
+        """Fills an argument of a tool; a whole value that is not text is passed as JSON."""
         match parts:
             case (Hole(spec="") as hole,) if not isinstance(value := _looked_up(hole, self._values), str):
                 return (self._dumped(value),)

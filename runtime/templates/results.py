@@ -32,7 +32,7 @@ MAX_RESULT_CHARS = 1 << 25
 """Of a result, and of the values that are kept for it. A short template can name a long value many times."""
 
 JSON_WEIGHT = 8
-"""What a character counts in a text that is read as JSON: the values take more room than the text."""
+"""Bytes counted for a character of a text that is read as JSON: the values take more room than the text."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -172,7 +172,7 @@ class Results:
 
 
 def _part(wanted: ResultValue, text: str) -> str:
-    """What is asked for of a text."""
+    """Returns the part of a text that is asked for."""
     if wanted.part is None:
         return text
     parts = split_reasoning(text, Marks(wanted.part.begin, wanted.part.end), opened=wanted.part.opened)

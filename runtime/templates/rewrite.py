@@ -15,7 +15,7 @@ Parts = tuple[Part, ...]
 
 
 class Rewriter(Protocol):
-    """What to exchange: texts, arguments of tools, conditions."""
+    """The parts to exchange: texts, arguments of tools, conditions."""
 
     def parts(self, parts: Parts) -> Parts: ...
 
@@ -94,7 +94,7 @@ def parts_in(op: Op) -> Iterator[Part]:
 
 
 def condition_of(op: Op) -> Condition | None:
-    """What a When or a Repeat asks."""
+    """Returns the condition of a When or a Repeat."""
     return op.condition if isinstance(op, When) else op.until if isinstance(op, Repeat) else None
 
 

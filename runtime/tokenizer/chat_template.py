@@ -46,7 +46,7 @@ _RENDER_ERRORS = (
 
 
 class RolePieces(NamedTuple):
-    """What the template puts before and after a message's content. It is template text: control tokens count."""
+    """The texts that the template puts before and after a message's content, in which control tokens count."""
 
     prefix: str
     suffix: str
@@ -170,7 +170,7 @@ class ChatTemplate:
         return shield.split(text)
 
     def role_pieces(self, history: tuple[str, ...], role: str) -> RolePieces:
-        """What the template puts around a new message of `role` that follows messages of the roles in `history`.
+        """Returns what the template puts around a new message of `role` after messages of the roles in `history`.
 
         The assistant's prefix is what a generation prompt adds. A system message that the template moves into the
         message after it has its pieces split where the content stands.
@@ -231,7 +231,7 @@ class ChatTemplate:
         return RolePieces(prefix, gaps[last + 1])
 
     def _generation_prompt(self, history: tuple[str, ...], written: str, shown: str) -> str:
-        """What a generation prompt adds after `history`; `shown` is what precedes an answer that is already there."""
+        """Returns what a generation prompt adds after `history`; `shown` precedes an answer that is already there."""
         try:
             gaps = self._gaps(history, add_generation_prompt=True)
         except RequestError:
@@ -246,7 +246,7 @@ class ChatTemplate:
         return shown if not history and shown.endswith(prompt) else prompt
 
     def _gaps(self, roles: tuple[str, ...], *, add_generation_prompt: bool = False) -> list[str] | None:
-        """What stands before, between and after the contents; None if a content is missing, moved or repeated."""
+        """Cuts out what stands around the contents; None if a content is missing, moved or repeated."""
         contents = [f"\ue0bb{index}\ue0bb" for index in range(len(roles))]
         messages = [_normalised({"role": role, "content": text}) for role, text in zip(roles, contents, strict=True)]
         text = self._render({"messages": messages, "tools": None}, add_generation_prompt=add_generation_prompt)

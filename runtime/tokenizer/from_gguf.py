@@ -22,7 +22,7 @@ _PREFIX = "tokenizer.ggml."
 
 
 class _Kind(IntEnum):
-    """What a token is (tokenizer.ggml.token_type)."""
+    """Kinds of tokens (tokenizer.ggml.token_type)."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -33,7 +33,7 @@ class _Kind(IntEnum):
 
 
 class _Split(NamedTuple):
-    """How a family of models cuts text into words: patterns applied in turn, each piece of the last a word.
+    """Rules by which a family of models cuts text into words: patterns applied in turn, each piece of the last a word.
 
     byte_level_words   the last cut is GPT-2's own
     ignore_merges      a word that is a token is that token, whatever the merges say
@@ -231,7 +231,7 @@ def _token_id(fields: Fields, name: str, num_tokens: int) -> int | None:
 
 
 def _token_kinds(fields: Fields, num_tokens: int) -> list[int]:
-    """What each token is. Files that do not say: what is declared as bos, eos ... is control, the rest is text."""
+    """Returns each token's kind. If the file has none, what it declares as bos, eos ... is control, the rest text."""
     kinds = fields.get(_PREFIX + "token_type")
     if kinds is None:
         kinds = [int(_Kind.NORMAL)] * num_tokens

@@ -81,7 +81,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _is_byte_level(description: Mapping[str, Any]) -> bool:
-    """Whether tokens are spelled in GPT-2's alphabet of bytes. Raises ModelError if they do not spell text at all."""
+    """Tells whether tokens are spelled in GPT-2's alphabet of bytes. Raises ModelError if they spell no text at all."""
     decoder = json.dumps(description.get("decoder"))
     if '"ByteLevel"' in decoder:
         return True

@@ -1,4 +1,4 @@
-"""What a tokenizer is made of, whichever file it came from: text pipelines, token texts, control tokens."""
+"""Parts of a tokenizer, whichever file it came from: text pipelines, token texts, control tokens."""
 
 from __future__ import annotations
 

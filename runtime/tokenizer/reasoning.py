@@ -1,4 +1,4 @@
-"""Where a model reasons before it answers: the marks around that, and what it wrote in two parts."""
+"""Reasoning before an answer: the marks around it, and texts split in two parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Marks(NamedTuple):
-    """What stands before and after the reasoning."""
+    """The texts before and after the reasoning."""
 
     begin: str
     end: str
@@ -24,7 +24,7 @@ class Parts(NamedTuple):
 
 
 def split_reasoning(text: str, marks: Marks = THINK, *, opened: bool = False) -> Parts:
-    """What a model wrote, in two parts.
+    """Splits what a model wrote into reasoning and answer.
 
     Without an end mark all of it is reasoning that was cut off, if it begins with the begin mark or was `opened`
     before (by the chat template); otherwise all of it is the answer.

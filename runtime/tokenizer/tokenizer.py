@@ -62,7 +62,7 @@ class Tokenizer:
         return sorted(piece for piece in self.token_bytes if piece)
 
     def goes_on(self, text: bytes) -> bool:
-        """Whether some token begins with `text` and does not end with it."""
+        """Tells whether some token begins with `text` and does not end with it."""
         place = bisect_right(self._sorted_bytes, text)
         return place < len(self._sorted_bytes) and self._sorted_bytes[place].startswith(text)
 

@@ -75,7 +75,7 @@ def _read(tool: ToolCall, name: str, text: str, parameter: Mapping[str, Any]) ->
 
 
 def _takes_text(parameter: Mapping[str, Any], schema: Mapping[str, Any], depth: int = 0) -> bool:
-    """Whether a text is one of the values that the parameter's schema allows, as far as its types say."""
+    """Tells whether a text is one of the values that the parameter's schema allows, as far as its types say."""
     kinds = _types(parameter)
     if kinds or depth > MAX_DEPTH:
         return "string" in kinds

@@ -1,4 +1,4 @@
-"""Who may have how much of what programs share: no program all that its client may have, no client all there is."""
+"""Shares of what programs have in common: no program gets all that its client may have, no client all there is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 def client_of(namespace: str) -> str:
-    """Who has a namespace: what it begins with. A client may divide its own further."""
+    """Returns the owner of a namespace: what it begins with. A client may divide its own further."""
     return namespace.partition("/")[0]
 
 
@@ -55,5 +55,5 @@ class Shares:
         return "client" if self._clients[owner.client] >= of_client else None
 
     def load(self, owner: Owner | None) -> tuple[int, int]:
-        """What it has, by which those that have less come first."""
+        """Returns a sort key by which those that have less come first."""
         return (0, 0) if owner is None else (self._clients[owner.client], self._programs[owner])

@@ -179,11 +179,11 @@ class ToolRunner:
             raise OverloadedError(f"too many tool calls wait; the tool {name!r} cannot be called")
 
     def _may_begin(self, owner: Owner | None) -> bool:
-        """Whether there is room for another thread, and the owner may have it."""
+        """Tells whether there is room for another thread, and the owner may have it."""
         return self._num_usable < self._max_threads and not self._on_threads.who_is_full(owner)
 
     def abandon(self, ticket: Ticket) -> None:
-        """Nobody waits for the call any more: it is taken back, cancelled, or left to itself."""
+        """Gives up a call that nobody waits for any more: it is taken back, cancelled, or left to itself."""
         with self._changed:
             if ticket.abandoned:
                 return
@@ -348,7 +348,7 @@ def unknown_tool(index: int, name: str, known: Iterable[str]) -> RequestError:
 
 
 def checked_text(tool: ToolCall, result: object) -> str | ErrorInfo:
-    """What a tool returned, if it is a text within its limit."""
+    """Returns a tool's result if it is a text within its limit."""
     if not isinstance(result, str):
         return tool_failed(tool.name, f"it returned a {type(result).__name__}, not a text")
     if len(result) > tool.max_chars:

@@ -36,7 +36,7 @@ MAX_SUBSETS_OF = 6
 MAX_PROOF_DEPTH = 4
 
 Annotate = Literal[False, True, "exactly"]
-"""Whether shapes carry what their subschemas have evaluated: not, at least that, or exactly that."""
+"""Tells whether shapes carry what their subschemas have evaluated: not, at least that, or exactly that."""
 
 
 class Expander:
@@ -93,7 +93,7 @@ class Expander:
         return found
 
     def is_empty(self, node: Node) -> bool:
-        """Whether `node` is known to have no value; found with bounded effort."""
+        """Tells whether `node` is known to have no value; found with bounded effort."""
         if not node or self._proof_depth > MAX_PROOF_DEPTH:
             return False
         found = self._empty.get(node)
@@ -173,7 +173,7 @@ class Expander:
         ]
 
     def _applied(self, literal: int, schema: dict[str, Any], kind: str, annotate: Annotate) -> Iterator[list[Shape]]:
-        """What each keyword that applies subschemas in place allows."""
+        """Returns the shapes that each keyword which applies subschemas in place allows."""
         for keyword in self.subschemas.facts(literal).applied:
             if keyword == "dependentSchemas" and kind != "object":
                 continue
@@ -228,7 +228,7 @@ class Expander:
         return found
 
     def _may_meet(self, first: list[Shape], second: list[Shape]) -> bool:
-        """Whether a value may be in both unions, of which the second may have been cut short."""
+        """Tells whether a value may be in both unions, of which the second may have been cut short."""
         if self.subschemas.narrowed:
             return True
         return any(self._merged(one, other) is not None for one in first for other in second)
@@ -250,7 +250,7 @@ class Expander:
         return _distinct(result)
 
     def _choices(self, num_branches: int, annotate: Annotate) -> Iterator[tuple[int, ...]]:
-        """Which branches of an `anyOf` hold together, as far as they are told apart."""
+        """Returns which branches of an `anyOf` hold together, as far as they are told apart."""
         if num_branches > MAX_SUBSETS_OF:
             if annotate == "exactly":
                 raise GrammarTooComplexError(
@@ -372,7 +372,7 @@ class Expander:
         return result
 
     def _conjunction(self, first: list[Shape], parts: Iterator[list[Shape]], kind: str) -> list[Shape]:
-        """What is in all of the unions. Whether strings of several languages are none at all is asked once."""
+        """Intersects the unions. Whether strings of several languages are none at all is asked once."""
         result, strings = first, []
         for part in parts:
             if not result or not part:
@@ -391,7 +391,7 @@ class Expander:
         return result
 
     def _merged(self, one: Shape, other: Shape) -> Shape | None:
-        """What is in both; None if that is known to be nothing."""
+        """Intersects two shapes; None if they are known to have nothing in common."""
         self._num_merges += 1
         if self._num_merges > MAX_MERGES:
             raise GrammarTooComplexError("the schema's combinations are too many to be written out")
@@ -399,7 +399,7 @@ class Expander:
 
 
 def _num_demands(shape: Shape) -> int:
-    """How many keys or elements a shape asks for."""
+    """Returns how many keys or elements a shape asks for."""
     if isinstance(shape, ObjectShape):
         return len(shape.required) + len(shape.some)
     return shape.low + len(shape.counts) if isinstance(shape, ArrayShape) else 0

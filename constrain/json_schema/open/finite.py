@@ -24,7 +24,7 @@ MAX_STATES = 300
 
 
 class NodeValues(Protocol):
-    """What is asked of the values of a node: see `graph.Values`."""
+    """Questions about the values of a node: see `graph.Values`."""
 
     anything: bool
     null: bool
@@ -163,7 +163,8 @@ def _fits(value: dict[str, Any], plan: ObjectPlan) -> bool:
 
 
 class Choices(NamedTuple):
-    """Which values there are, a bit for each, and how many elements added to each count, as far as it matters."""
+    """State of the automaton: a bit for each value there is, and how many elements added to each count, as far as it
+    matters."""
 
     used: int
     counted: tuple[int, ...]
@@ -210,18 +211,18 @@ class DistinctItems:
 
     @property
     def possible(self) -> bool:
-        """Whether there is any such array. Where any value may come at any place, the plan's bounds say it."""
+        """Tells whether there is any such array. If any value may come at any place, the plan's bounds say it."""
         return self.plain or self.start in self.edges
 
     def accepts(self, state: Choices) -> bool:
-        """Whether the array may end in `state`."""
+        """Tells whether the array may end in `state`."""
         counts = zip(self._plan.counts, state.counted, strict=True)
         return state.used.bit_count() >= self._plan.low and all(
             count.low <= number and (count.high is None or number <= count.high) for count, number in counts
         )
 
     def _build(self, finite: Finite, numbers: dict[str, int]) -> bool:
-        """Whether the automaton is small."""
+        """Tells whether the automaton is small."""
         allowed: dict[Node, list[int]] = {}
         edges: dict[Choices, list[Edge]] = {}
         stack = [self.start]
@@ -266,5 +267,5 @@ class DistinctItems:
 
 
 def _is_used(plan: ArrayPlan, node: Node) -> bool:
-    """Whether an element can be of `node`: there may be no room for it."""
+    """Tells whether an element can be of `node`: there may be no room for it."""
     return bool(plan.counts) or plan.high is None or plan.high > len(plan.prefix) or node in plan.prefix

@@ -132,7 +132,7 @@ class Graph:
                     values.arrays[index] = replace(plan, low=1, high=0)  # no array is like that
 
     def _lacks(self, plan: ArrayPlan, count: Count) -> bool:
-        """Whether there are fewer values than a count asks for."""
+        """Tells whether there are fewer values than a count asks for."""
         node = plan.rest | count.node
         number = self.count(node) if node in self.values else None
         return number is not None and number + max(len(plan.prefix) - count.start, 0) < count.low

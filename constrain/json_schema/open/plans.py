@@ -266,7 +266,7 @@ class ArrayPlan:
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
     def options(self, index: int) -> list[tuple[tuple[int, ...], Node]]:
-        """What element `index` may be: which of the counts it adds to, and what it must be then."""
+        """Returns what element `index` may be: which of the counts it adds to, and what it must be then."""
         result: list[tuple[tuple[int, ...], Node]] = []
         live = [number for number, count in enumerate(self.counts) if index >= count.start]
         for chosen in product((True, False), repeat=len(live)):
@@ -327,7 +327,7 @@ def plan_array(shape: ArrayShape) -> ArrayPlan:
 
 
 State: TypeAlias = tuple[int, tuple[int, ...]]
-"""How many elements there are, and how many added to each count; both no further than it matters."""
+"""State of an array: the numbers of elements, and of those added to each count; both no further than it matters."""
 
 
 class Counting:
@@ -362,7 +362,7 @@ class Counting:
         self.shortest = 2 + self._distances.get(self.start, math.inf)
 
     def accepts(self, state: State) -> bool:
-        """Whether the array may end in `state`."""
+        """Tells whether the array may end in `state`."""
         index, counted = state
         if index < self._plan.low:
             return False

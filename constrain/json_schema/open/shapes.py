@@ -1,4 +1,4 @@
-"""What a value of one JSON type may be: conjunctions of constraints that can be merged and found empty.
+"""Shapes of values of one JSON type: conjunctions of constraints that can be merged and found empty.
 
 Keywords that say something of a value itself are read as such shapes, and their negations as what they allow.
 """
@@ -23,7 +23,7 @@ Place: TypeAlias = tuple[int, str]
 """A literal and a keyword of its subschema."""
 
 IsEmpty: TypeAlias = Callable[[Node], bool]
-"""Whether a conjunction is known to have no value."""
+"""Tells whether a conjunction is known to have no value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def string_shape(language: Language, bound: Language | None) -> StringShape | No
 
 
 def common_strings(shapes: Sequence[StringShape]) -> StringShape:
-    """What several shapes have in common. It may be nothing: that is not looked at."""
+    """Intersects several shapes. Whether the result is empty is not looked at."""
     language = Language.intersection(shape.language for shape in shapes)
     bounded = any(shape.bound is not None for shape in shapes)
     return StringShape(language, Language.intersection(shape.widest for shape in shapes) if bounded else None)
@@ -233,7 +233,7 @@ class ObjectShape:
     counted: frozenset[Place] = frozenset()
 
     def at(self, name: str) -> Node:
-        """What the value of the key `name` must satisfy."""
+        """Returns what the value of the key `name` must satisfy."""
         node = self.properties.get(name, ANYTHING)
         for keys, extra in self.rules:
             if keys.contains(name):
@@ -262,7 +262,7 @@ class ObjectShape:
         return merged if merged.is_possible(is_empty) else None
 
     def is_possible(self, is_empty: IsEmpty) -> bool:
-        """Whether there is room for the keys that must be there, and no value of theirs is known to be impossible."""
+        """Tells whether the required keys have room, and no value of theirs is known to be impossible."""
         if self.high is not None and max(self.low, len(self.required)) > self.high:
             return False
         said = self.required if self.rules else self.required & self.properties.keys()
@@ -308,12 +308,12 @@ class Shapes(Protocol):
         """The shapes of one type of the values of `node`."""
 
     def is_empty(self, node: Node) -> bool:
-        """Whether `node` is known to have no value."""
+        """Tells whether `node` is known to have no value."""
 
 
 class _Strings(NamedTuple):
-    """What a keyword says of strings: those it allows, those it is known to refuse, and what holds all that are valid
-    (None: the first)."""
+    """A keyword's constraint on strings: those it allows, those it is known to refuse, and a language that holds all
+    valid ones (None: the first)."""
 
     allowed: Language
     refused: Language
@@ -333,7 +333,7 @@ class Keywords:
     # As shapes
 
     def shape(self, literal: int, schema: dict[str, Any], kind: str, annotate: bool) -> Shape | None:
-        """What the keywords about type `kind` leave of it; None if nothing. `annotate`: with what they evaluate."""
+        """Applies the keywords about type `kind`; None if nothing is left. `annotate`: with what they evaluate."""
         if kind == "number":
             numbers = self._numbers(schema)
             return NumberShape(numbers) if _has_numbers(numbers) else None
@@ -368,7 +368,7 @@ class Keywords:
         return _number_set(only_integers(schema), *[schema.get(keyword) for keyword in _NUMBER])
 
     def _languages(self, literal: int, schema: dict[str, Any]) -> list[_Strings]:
-        """What each keyword says of strings."""
+        """Returns each keyword's constraint on strings."""
         result: list[_Strings] = []
         if "minLength" in schema or "maxLength" in schema:
             low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
@@ -612,7 +612,7 @@ class Keywords:
 
 
 def _is_unread(pattern: str) -> bool:
-    """Whether a pattern is no regular expression that we can read."""
+    """Tells whether a pattern is no regular expression that we can read."""
     return isinstance(_parsed(pattern), PatternError)
 
 
@@ -644,7 +644,7 @@ _OBJECT = frozenset(
 
 
 def _contains(schema: dict[str, Any]) -> tuple[int, int | None]:
-    """How many items must and may match `contains`."""
+    """Returns how many items must and may match `contains`."""
     high = schema.get("maxContains")
     return int(schema.get("minContains", 1)), None if high is None else int(high)
 

@@ -70,7 +70,7 @@ def scalar_key(schema: Schema) -> str | None:
 
 
 def only_refers(schema: Schema) -> bool:
-    """Whether `schema` says nothing but `$ref`."""
+    """Tells whether `schema` says nothing but `$ref`."""
     return (
         isinstance(schema, dict)
         and "$ref" in schema
@@ -145,7 +145,7 @@ class Subschemas:
         return self._scalars[key]
 
     def facts(self, literal: int) -> Facts:
-        """What the subschema of a literal, or of its negation, says at a glance."""
+        """Returns what the subschema of a literal, or of its negation, says at a glance."""
         found = self._facts[literal >> 1]
         if found is None:
             schema = self.document.schema(self._literals[literal >> 1][0])
@@ -153,7 +153,7 @@ class Subschemas:
         return found
 
     def place(self, literal: int) -> tuple[str, Scope]:
-        """Where the subschema of a literal is."""
+        """Returns where the subschema of a literal is."""
         return self._literals[literal >> 1]
 
     def children(self, literal: int, keyword: str) -> dict[str | int, int]:

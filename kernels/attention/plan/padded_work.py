@@ -10,7 +10,7 @@ from .work_list import ITEM_FIELDS, Int32, WorkList
 
 
 class _Array(Protocol):
-    """What numpy arrays and torch tensors have in common."""
+    """The interface that numpy arrays and torch tensors have in common."""
 
     def __getitem__(self, index: slice, /) -> Any: ...
 
@@ -45,7 +45,7 @@ class PaddedWork(Generic[Array]):
 
 @dataclass(frozen=True)
 class WorkCapacity:
-    """How much a buffer holds.
+    """Capacity of a buffer.
 
     block_m        tile sizes, the largest first
     num_queries    T
@@ -67,7 +67,7 @@ class WorkCapacity:
 
     @property
     def limit_start(self) -> int:
-        """Where in a buffer query_limit begins, which comes last: a device may advance it by itself."""
+        """Returns where query_limit begins in a buffer. It comes last: a device may advance it by itself."""
         return self.size - _aligned(self.num_queries)
 
     def holds(self, work: WorkList) -> bool:

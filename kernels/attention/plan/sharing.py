@@ -1,4 +1,4 @@
-"""Which sequences of a batch have leading pages in common: an order that puts them side by side, and their groups."""
+"""Sequences of a batch with leading pages in common: an order that puts them side by side, and their groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an item of attention work costs on a GPU: the model by which tree decode attention is planned."""
+"""Cost model of attention work on a GPU, by which tree decode attention is planned."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class HeadShape:
 
 @dataclass(frozen=True)
 class TileCost:
-    """What tiles of `block_m` rows cost a multiprocessor, for one key-value head, while all are busy.
+    """Cost of tiles of `block_m` rows to a multiprocessor, for one key-value head, while all are busy.
 
     num_programs   of the launch; `num_sms` multiprocessors hold them all at a time
     token_s        for each token that a tile attends to

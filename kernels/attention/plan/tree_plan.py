@@ -129,7 +129,7 @@ class TreePlanner:
         return plan
 
     def capacity(self, num_queries: int, *, max_levels: int = 3) -> WorkCapacity:
-        """What holds every plan for so many queries under trees of so many levels; deeper ones may fit or not."""
+        """Returns a capacity for plans of so many queries under trees of so many levels; deeper ones may not fit."""
         # Splits of a launch add up to the candidates' number for each multiprocessor, and one more a tile by rounding.
         num_splits = int(MAX_SPLITS * self._machine.num_sms / self._shape.num_kv_heads) + 1
         tiles = {self._costs[0].block_m, self._costs[-1].block_m}
@@ -292,7 +292,7 @@ class _Queries:
 
 @dataclass(frozen=True)
 class _Tiling:
-    """How neighbouring queries become tiles: whole wide ones, and one for the rest, wide or small.
+    """Tiles of neighbouring queries: whole wide ones, and one for the rest, wide or small.
 
     partial_s   what one query's partial result costs, for one key-value head, in seconds of the whole machine
     """
@@ -316,7 +316,7 @@ class _Tiling:
         return full, rest, rest > in_small
 
     def seconds(self, count: Int64) -> tuple[Float64, Float64]:
-        """What `count` queries cost the whole machine, for one key-value head: a token of theirs; and besides."""
+        """Returns what `count` queries cost the whole machine, for one key-value head: per token, and besides."""
         full, rest, rest_is_wide = self._num_tiles(count)
         num_wide = full + rest_is_wide
         num_small = (rest > 0) & ~rest_is_wide

@@ -18,7 +18,7 @@ QUERY_FIRST, NUM_QUERIES, TABLE_ROW, KV_START, KV_STOP, PARTIAL, KV_VISIBLE = ra
 """Columns of an item; the eighth is 0. See `WorkList`."""
 
 OPEN_END = 2**31 - 1
-"""As KV_STOP: the item runs to the last key that its queries may see, wherever `query_limit` has moved to by then."""
+"""Value of KV_STOP: the item runs to the last key its queries may see, wherever `query_limit` has moved to by then."""
 
 
 PROGRAMS_PER_PROCESSOR: Mapping[int, int] = {16: 3, 64: 2, 128: 1}
@@ -34,10 +34,10 @@ _MIN_SPLIT = {16: 256, 64: 256, 128: 512}
 """Tokens, by rows of a tile: writing and merging the partial results of a shorter split costs more than it brings."""
 
 _ITEM_COST = {16: 32, 64: 64, 128: 128}
-"""What an item costs besides its keys, in keys: to fill the pipeline, to write the result. Twice that if partial."""
+"""Cost of an item besides its keys, in keys: filling the pipeline, writing the result. Twice that if partial."""
 
 _MERGE_COST = {16: 64, 64: 96, 128: 256}
-"""What a launch to merge partial results costs, about 3 us, in keys."""
+"""Cost of a launch that merges partial results, about 3 us, in keys."""
 
 _SPLIT_STEPS = (1, 2, 4)
 """Splits are tried that are to keep all programs busy for so many turns."""
@@ -201,7 +201,7 @@ def _count_up(counts: Int64) -> tuple[Int64, Int64]:
 
 
 def _balance(num_keys: Int64, least: int, block_m: int, num_kv_heads: int, num_programs: int) -> Int64:
-    """How many parts, of `least` tokens, of the keys of each tile make the busiest program done the soonest."""
+    """Returns how many parts, of `least` tokens, of the keys of each tile make the busiest program done the soonest."""
     share = int(num_keys.sum()) * num_kv_heads / num_programs
     most = np.maximum(num_keys // least, 1)
     best = np.ones_like(num_keys)
