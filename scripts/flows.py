@@ -51,7 +51,7 @@ WORKERS = ("constrain/workers/", "constrain/service/")
 
 @dataclass
 class Trace:
-    """Every call of the package's own functions, as (thread, caller's file or "", function).
+    """Calls of the package's own functions, as (thread, caller's file or "", function).
 
     steps   where each step of the engine begins and ends in `calls`
     """
@@ -121,7 +121,7 @@ def _file(code: CodeType) -> str:
 
 @dataclass
 class City:
-    """What the program asks for."""
+    """The answer that the program asks for."""
 
     name: str
     year: int

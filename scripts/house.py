@@ -97,7 +97,7 @@ class House:
     # Rules
 
     def entries(self) -> Counter[str]:
-        """How many files and folders stand in each folder, `__init__.py` aside."""
+        """Counts the files and folders in each folder, `__init__.py` aside."""
         found: dict[str, set[str]] = defaultdict(set)
         for path in self.paths:
             parts = path.split("/")

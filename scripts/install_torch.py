@@ -30,7 +30,7 @@ def has_nvidia_gpu() -> bool:
 
 
 def pip_arguments(*, gpu: bool, environment: dict[str, str]) -> list[str]:
-    """What to pass to `pip install` on such a machine."""
+    """Returns the arguments of `pip install` for such a machine."""
     spec = environment.get("TORCH_SPEC") or (GPU_SPEC if gpu else CPU_SPEC)
     index = environment.get("TORCH_INDEX_URL")
     return [spec, *(["--index-url", index] if index else [])]

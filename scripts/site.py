@@ -1,4 +1,4 @@
-"""What the site adds to the pages in docs/: pages of the root that they link to, the decisions, and help texts."""
+"""Adds to the pages in docs/ what else the site shows: root pages that they link to, the decisions, and help texts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _place(target: Path, config: MkDocsConfig) -> str | None:
-    """Where a file of the repository is in the site; None if it is not there."""
+    """Returns the place of a repository file in the site; None if the site lacks it."""
     path = Path(os.path.normpath(target))
     if path.is_relative_to(config.docs_dir):
         return path.relative_to(config.docs_dir).as_posix()

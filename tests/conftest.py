@@ -1,4 +1,4 @@
-"""What holds for every test: no network beyond this machine, reproducible examples, skips where hardware is missing."""
+"""Rules for all tests: no network beyond this machine, reproducible examples, skips where hardware is missing."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _default_model() -> Path | None:
-    """Where the default model lies, if it has been fetched; never fetches it."""
+    """Finds the default model if it has been fetched; never fetches it."""
     from bough.runtime.checkpoints import fetch as pull
 
     name, model = next(iter(pull.MODELS.items()))

@@ -1,4 +1,4 @@
-"""What the promises are checked with: how large a run is asked for, and a list of figures at its end."""
+"""Shared by the checks of the promises: the size of the run, and the list of figures at its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIGURES = pytest.StashKey[list[str]]()
 
 @pytest.fixture(scope="session")
 def full() -> bool:
-    """Whether the promises are checked at full size (`make accept`), or at one that fits into `make test`."""
+    """True if the promises are checked at full size (`make accept`), not at one that fits into `make test`."""
     return _is_full()
 
 
@@ -29,7 +29,7 @@ def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
-    """One server with the default model in float32, for all tests that only use it."""
+    """A server with the default model in float32, for all tests that only use it."""
     with ServerProcess("--dtype", "float32", "--num-pages", "16384") as process:
         yield process
 

@@ -54,7 +54,7 @@ class ServerProcess:
         self._urls.put("")
 
     def metrics(self) -> dict[str, float]:
-        """Every sample of /metrics by its name, labels included."""
+        """Returns the samples of /metrics by name, labels included."""
         lines = httpx.get(f"{self.url}/metrics", timeout=30).raise_for_status().text.splitlines()
         samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}
@@ -70,7 +70,7 @@ class ServerProcess:
         return time.perf_counter() - started
 
     def cpu_seconds(self) -> float:
-        """Of the server and the engine's process, since they began. Linux only."""
+        """CPU time of the server and the engine's process since they began. Linux only."""
         ticks = 0
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:

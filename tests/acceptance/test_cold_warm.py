@@ -70,7 +70,7 @@ def make_prompts(tokenizer: Any, num_requests: int) -> list[list[int]]:
 
 
 def answer(size: Size, dtype: str, **options: Any) -> Answers:
-    """What an engine with these options says to all requests, given to it at once."""
+    """Answers of an engine with these options to all requests, given to it at once."""
     gc.collect()  # an engine's parts know each other, so the last one's cache may still be there
     with contextlib.closing(LLM(dtype=dtype, **options)) as llm:
         prompts = make_prompts(llm.get_tokenizer(), size.num_requests)
@@ -81,7 +81,7 @@ def answer(size: Size, dtype: str, **options: Any) -> Answers:
 
 
 def differences(expected: Answers, found: Answers) -> list[str]:
-    """Where answers part for the first time, and by how much the model preferred its token there, in both runs."""
+    """Finds where answers part first, and by how much the model preferred its token there, in both runs."""
     lines = []
     for index, (a, b) in enumerate(zip(expected.tokens, found.tokens, strict=True)):
         if a != b:
@@ -94,7 +94,7 @@ def differences(expected: Answers, found: Answers) -> list[str]:
 
 
 def largest_change(expected: Answers, found: Answers) -> float:
-    """Of the log-probability of a token, over all that are equal so far."""
+    """Largest difference in the log-probability of a token, over all that are equal so far."""
     largest = 0.0
     for a, b in zip(expected.logprobs, found.logprobs, strict=True):
         for x, y in zip(a, b, strict=True):
@@ -123,7 +123,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def plain(full: bool, dtype: str) -> Answers:
-    """One request at a time, without a cache."""
+    """Answers one request at a time, without a cache."""
     return answer(_size(full), dtype, num_pages=NUM_PAGES, **variants(full)[0])
 
 

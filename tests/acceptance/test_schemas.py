@@ -92,7 +92,7 @@ def _spread(paths: list[Path]) -> Iterator[tuple[str, Any]]:
 
 
 def generate(llm: LLM, jobs: list[tuple[Case, int]]) -> list[Answer]:
-    """One answer for each (case, max_tokens), all of them at once."""
+    """Generates an answer for each (case, max_tokens), all of them at once."""
     params = [
         SamplingParams(temperature=TEMPERATURE, max_tokens=max_tokens, seed=seed)
         for seed, (_, max_tokens) in enumerate(jobs)

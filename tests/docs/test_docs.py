@@ -56,7 +56,7 @@ def documents(repository: Path) -> list[Path]:
 
 
 def anchors(text: str) -> set[str]:
-    """What the headings of a page can be referred to by."""
+    """Returns the anchors of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", prose(text), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -116,7 +116,7 @@ def command_lines(text: str) -> list[list[str]]:
 
 
 def parse(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """What `bough` would return if its commands did nothing; 2 for a line that it does not understand."""
+    """Returns the exit status of `bough` if its commands did nothing; 2 for a line that it does not understand."""
     for command in ("chat", "deploy", "pull", "run", "schema", "serve"):
         monkeypatch.setattr(importlib.import_module(f"bough.cli.{command}"), "run", lambda parsed: 0)
     monkeypatch.setattr(bench, "run", _parse_bench)
@@ -152,7 +152,7 @@ def test_a_wrong_command_line_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def resolve(name: str) -> object:
-    """What a dotted name means; modules are imported on the way."""
+    """Resolves a dotted name; imports modules on the way."""
     value: Any = bough
     path = "bough"
     for part in name.rstrip(".").split(".")[1:]:
@@ -213,7 +213,7 @@ def test_all_options_of_gen_are_named(repository: Path) -> None:
 
 @pytest.fixture
 def anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
-    """What pages use, without a model: scripted answers, a server before a scripted engine, a tiny random model."""
+    """Stand-ins for what pages use: scripted answers, a server before a scripted engine, a tiny random model."""
     monkeypatch.chdir(tmp_path)
     local = functools.partial(bough.MockBackend, {"country": " France"})
     monkeypatch.setattr(bough, "LocalBackend", local)

@@ -25,7 +25,7 @@ def engine(default_model: Path) -> Iterator[bough.LocalBackend]:
 
 @pytest.fixture
 def address(engine: bough.LocalBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """Of a server before the engine that pages find as theirs; its cache is empty."""
+    """Address of a server before the engine that pages find as theirs; its cache is empty."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bough, "LocalBackend", lambda: engine)
     assert engine.flush_cache()

@@ -33,7 +33,7 @@ class Judge:
 
     @torch.inference_mode()
     def logits(self, tokens: list[int]) -> npt.NDArray[np.float32]:
-        """Of what follows each of `tokens`: [len(tokens), V]."""
+        """Logits of what follows each of `tokens`: [len(tokens), V]."""
         count, model = len(tokens), self.model
         shape = KVShape(model.num_layers, count + 1, 1, model.num_kv_heads, model.head_dim, torch.float32)
         attention = TorchAttention(shape, self.device)
@@ -51,7 +51,7 @@ class Judge:
         return result
 
     def judge(self, name: str, prompt: list[int], said: Said, *, warm: bool, grammar: Grammar | None = None) -> Answer:
-        """Every greedy choice of an answer; one under a grammar must have ended by itself, with room to spare."""
+        """Judges each greedy choice of an answer; one under a grammar must have ended by itself, with room to spare."""
         rows = self.logits(prompt + said.tokens)[len(prompt) - 1 : -1]
         matcher = None if grammar is None else grammar.matcher()
         mask = np.zeros(-(-rows.shape[1] // 32), dtype=np.int32)

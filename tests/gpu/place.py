@@ -1,4 +1,4 @@
-"""Where the tests of the whole engine run: on a GPU in full, and on the CPU in small, so that they always run."""
+"""Places where tests of the whole engine run: in full on a GPU, in small on the CPU, so that they always run."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def greedy(num_tokens: int, **fields: Any) -> SamplingParams:
 
 @dataclass(frozen=True)
 class Said:
-    """One answer, complete."""
+    """A complete answer."""
 
     tokens: list[int]
     logprobs: list[TokenLogprob]
@@ -126,6 +126,6 @@ class Said:
 
 
 def ask(llm: LLM, prompts: Any, params: Any, grammars: Any = None) -> list[Said]:
-    """What the engine answers to all of them, given to it at once."""
+    """Answers of the engine to all requests, given to it at once."""
     results = [result.outputs[0] for result in llm.generate(prompts, params, grammar=grammars, use_tqdm=False)]
     return [Said(result.token_ids, result.logprobs or [], result.finish_reason) for result in results]

@@ -51,7 +51,7 @@ def test_on_a_gpu(place: Place, dtype: str, model_of: Callable[[Place], Path]) -
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("place", [INTERPRETED])
 def test_interpreted(place: Place, model_of: Callable[[Place], Path]) -> None:
-    """In float32, where nothing rounds a difference away."""
+    """Compares answers in float32, where nothing rounds a difference away."""
     _check(place, model_of(place), CPU_VARIANTS, "float32")
 
 
@@ -74,7 +74,7 @@ def _check(place: Place, source: Path, variants: list[dict[str, Any]], dtype: st
 
 
 def _answers(place: Place, source: Path, options: dict[str, Any], dtype: str) -> tuple[list[Said], int]:
-    """Of greedy, seeded and constrained requests; and how many tokens of their prompts were cached."""
+    """Answers greedy, seeded and constrained requests; also counts the tokens of their prompts that were cached."""
     prompts = make_prompts(place)
     params: list[SamplingParams] = []
     grammars: list[GrammarSpec | None] = []
@@ -91,7 +91,7 @@ def _answers(place: Place, source: Path, options: dict[str, Any], dtype: str) ->
 
 
 def differences(expected: list[Said], found: list[Said]) -> list[str]:
-    """Where answers part for the first time: in a token, or in a bit of a log-probability."""
+    """Finds where answers part first: in a token, or in a bit of a log-probability."""
     lines = []
     for index, (a, b) in enumerate(zip(expected, found, strict=True)):
         if a != b:

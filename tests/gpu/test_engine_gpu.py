@@ -1,4 +1,4 @@
-"""Every way in which a GPU may run the engine gives the model's own greedy answers, by the margin rule."""
+"""The engine gives the model's own greedy answers by the margin rule, whichever way a GPU runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What steady decoding on a GPU must not do: wait for the device where nobody asked it to, or take memory."""
+"""Steady decoding on a GPU neither waits for the device unasked nor takes memory."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ SIZES = {"cuda": Size(10_000, 2_000, 130, 200), "cpu": Size(150, 60, 14, 20)}
 
 @dataclass(frozen=True)
 class Kind:
-    """What is asked, and what must come of it."""
+    """A request and what must come of it."""
 
     name: str
     prompt: list[int]
@@ -172,7 +172,7 @@ def test_soak(place: Place, model_of: Callable[[Place], Path]) -> None:
 
 
 def _check_endings(soak: Soak) -> None:
-    """Each request ended once, as its kind must."""
+    """Checks that requests ended once each, as their kind must."""
     seen: Counter[str] = Counter(soak.refused)
     for name, result in soak.ended.items():
         kind = soak.kinds[name]

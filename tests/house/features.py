@@ -29,7 +29,7 @@ RECORD = Path(__file__).with_name("features.json")
 
 
 def collect() -> dict[str, Any]:
-    """Every table; the keys of each are names, and its values say how the named thing is used."""
+    """Collects all tables; the keys of each are names, and its values say how the named thing is used."""
     return {
         "facade": {name: dict(members(getattr(bough, name))) for name in bough.__all__},
         "commands": {command: options(command) for command in commands()},
@@ -42,7 +42,7 @@ def collect() -> dict[str, Any]:
 
 
 def members(value: Any) -> Iterator[tuple[str, Feature | str]]:
-    """How `value` is called, as `()`, and its public members: parameters of methods, kinds of what is none."""
+    """Yields the parameters of `value` itself, as `()`, and of its public methods; "value" for other members."""
     if callable(value):
         yield "()", parameters(value)
     kind = value if inspect.isclass(value) else type(value)
@@ -190,7 +190,7 @@ def _modules(package: str) -> list[str]:
 
 
 def merged(recorded: dict[str, Any], collected: dict[str, Any]) -> dict[str, Any]:
-    """What is recorded with all that is new, but for structs of the wire that are not in the record: most are inner."""
+    """Adds to the record all that is new, save structs that it lacks: most never leave the process."""
     found = dict(recorded)
     for key, value in collected.items():
         if isinstance(value, dict) and isinstance(found.get(key), dict):

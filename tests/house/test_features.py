@@ -30,7 +30,7 @@ def collected() -> dict[str, Any]:
 
 
 def lost(before: Any, now: Any, path: str = "") -> Iterator[str]:
-    """What `before` has and `now` has not, or has otherwise."""
+    """Yields what `before` has and `now` lacks or has changed."""
     if isinstance(before, dict) and "places" in before and isinstance(now, dict):
         yield from lost_parameters(before, now, path)
     elif isinstance(before, dict) and isinstance(now, dict):
@@ -90,7 +90,7 @@ def test_what_is_new_is_recorded(recorded: dict[str, Any], collected: dict[str, 
     ],
 )
 def test_a_loss_is_seen(recorded: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    """None: the entry is gone."""
+    """The entry is replaced by `value`, or removed if that is None."""
     now = copy.deepcopy(recorded)
     *way, last = path
     table = now
@@ -160,7 +160,7 @@ def test_each_place_means_its_name(recorded: dict[str, Any], word: str) -> None:
 
 
 def described(expression: Any) -> str:
-    """All that an expression says but where it stands and functions, which are made anew."""
+    """Spells out an expression without its place in the source and without functions, which are made anew."""
     fields = {
         name: getattr(expression, name) for name in expression.__dataclass_fields__ if name not in ("place", "convert")
     }

@@ -1,4 +1,4 @@
-"""How modules import, where import-linter's contracts in pyproject.toml, which say who may import whom, cannot tell."""
+"""Rules of importing that the contracts of import-linter in pyproject.toml cannot express."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed is `bough` and nothing else: from a wheel or editable, with a C compiler or without."""
+"""Wheels and editable installs hold `bough` and nothing else, with a C compiler or without."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def checkout(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def build(kind: str, checkout: Path, folder: Path, **environment: str) -> Path:
-    """What the build backend makes: a "wheel", an "editable" one, or an "sdist"."""
+    """Builds with the build backend: a "wheel", an "editable" one, or an "sdist"."""
     program = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
     run(sys.executable, "-c", program, folder, cwd=checkout, **environment)
     (built,) = folder.iterdir()
@@ -76,14 +76,14 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain_wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a machine without a C compiler."""
+    """The wheel of a machine without a C compiler."""
     shutil.rmtree(checkout / "build", ignore_errors=True)
     return build("wheel", checkout, tmp_path_factory.mktemp("plain"), CC="/bin/false")
 
 
 @pytest.fixture(scope="module")
 def editable_wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `pip install --editable` builds and installs."""
+    """The wheel that `pip install --editable` builds and installs."""
     return build("editable", checkout, tmp_path_factory.mktemp("editable"))
 
 

@@ -28,7 +28,7 @@ FORBIDDEN_ARGUMENTS = {"allow_pickle", "shell", "trust_remote_code"}
 
 
 def breaches(source: str) -> Iterator[str]:
-    """Every place in `source` that breaks a rule, as `line: what`."""
+    """Yields the places in `source` that break a rule, as `line: what`."""
     tree = ast.parse(source)
     if not (ast.get_docstring(tree) or "").strip():
         yield "1: the file does not begin with a docstring that says its job"

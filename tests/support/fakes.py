@@ -33,7 +33,7 @@ AHEAD = int(os.environ.get("BOUGH_TEST_AHEAD", "0"))
 
 
 def chain(previous: int, token: int) -> int:
-    """What the slot after `previous` holds once `token` is computed."""
+    """Returns what the slot after `previous` holds once `token` is computed."""
     return (previous * 6364136223846793005 + token * 1442695040888963407 + 12345) & _MASK
 
 
@@ -42,7 +42,7 @@ def root(namespace: str) -> int:
 
 
 def reference(prompt: list[int], namespace: str, num_tokens: int, vocab_size: int) -> list[int]:
-    """What the fake model generates, computed without cache, pages or batches."""
+    """Returns what the fake model generates, computed without cache, pages or batches."""
     state = root(namespace)
     for token in prompt:
         state = chain(state, token)
@@ -207,7 +207,7 @@ class AheadPasses:
         return plain and (spec.matcher is None or self._state(spec, work) is not None)
 
     def _state(self, spec: DrawSpec, work: Work) -> int | None:
-        """Where the constraint of `work` stands before its draw: as the host knows it, or as it was followed here."""
+        """State of the constraint of `work` before its draw, as the host knows it or as it was followed here."""
         if spec.matcher is None:
             return None
         if work.start < len(work.sequence.tokens):
@@ -236,7 +236,7 @@ class AheadPasses:
 
 
 class AheadPass:
-    """One launch of `AheadPasses`."""
+    """A launch of `AheadPasses`."""
 
     def __init__(self, runner: AheadPasses, plan: Plan, logits: np.ndarray | None) -> None:
         self.runner, self.plan, self.logits = runner, plan, logits
@@ -268,7 +268,7 @@ _CHATML = (
 
 @functools.cache
 def byte_tokenizer() -> Tokenizer:
-    """One token a byte, 256 and 257 are <|im_start|> and <|im_end|> (which ends a turn), ChatML."""
+    """Tokenizer for ChatML with a token per byte; 256 and 257 are <|im_start|> and <|im_end|>, which ends a turn."""
     with tempfile.TemporaryDirectory() as folder:
         write_byte_tokenizer(Path(folder))
         return load_tokenizer(folder)
@@ -294,7 +294,7 @@ def _byte_characters() -> list[int]:
 
 
 def model_info(num_pages: int, page_size: int, max_model_len: int = 2048) -> ModelInfo:
-    """Of a model over the byte tokenizer."""
+    """Describes a model over the byte tokenizer."""
     return ModelInfo(
         name="fake",
         path="",

@@ -1,4 +1,4 @@
-"""When two devices may disagree on a token: the margin rule, for answers that rounding keeps from being equal.
+"""Margin rule: decides when two devices may disagree on a token because of rounding.
 
 An answer is judged token by token, each against a reference that has read the same tokens before it, so that one
 difference does not hide what comes after. A token that the reference does not prefer is excused if it is the
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Choice:
-    """One token of an answer, as the reference sees it.
+    """A token of an answer, as the reference sees it.
 
     gap      logit of the best token that was allowed there, minus this token's
     rank     allowed tokens that are better
@@ -41,7 +41,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class MarginRule:
-    """What is excused.
+    """Limits of what is excused.
 
     margin           gap of a near tie at most
     rank             tokens that may be better, in a near tie
@@ -66,7 +66,7 @@ def choice_of(
     allowed: npt.NDArray[np.bool_] | None = None,
     logprob: float | None = None,
 ) -> Choice:
-    """How the reference's `logits` [V] see `token`, among those `allowed` [V]; infinitely bad if it is not."""
+    """Judges `token` by the reference's `logits` [V] among those `allowed` [V]; infinitely bad if it is not allowed."""
     wide = logits.astype(np.float64)
     top = wide.max()
     logprob_here = wide[token] - top - np.log(np.exp(wide - top).sum())
@@ -96,7 +96,7 @@ def faults(answers: Sequence[Answer], rule: MarginRule) -> list[str]:
 
 
 def summary(answers: Sequence[Answer]) -> str:
-    """What to calibrate a rule by."""
+    """Sums up what a rule is calibrated by."""
     choices = [choice for answer in answers for choice in answer.choices]
     errors = [abs(choice.error) for choice in choices if choice.error is not None] or [0.0]
     num_tied = sum(any(choice.rank for choice in answer.choices) for answer in answers)

@@ -52,7 +52,7 @@ def _command(line: str) -> str:
 
 
 def outputs(text: str) -> list[str | None]:
-    """What each block of Python prints, by the block of text that follows it; None for blocks of commands."""
+    """Pairs each block of Python with what it prints, the block of text after it; None for blocks of commands."""
     found: list[str | None] = []
     for language, content in BLOCK.findall(text):
         if language in ("python", "console"):

@@ -58,7 +58,7 @@ def test_near_ties_must_be_rare() -> None:
 
 
 def test_near_ties_must_not_come_from_the_cache() -> None:
-    """As many as are excused, but all of them warm."""
+    """The rule excuses as many ties, but not if all of them are warm."""
     answers = [answer(TIE if index < 10 else BEST, warm=index < 100) for index in range(200)]
     assert faults(answers, RULE) == ["near ties in 10 of 100 warm answers, but 0 of 100 cold ones"]
     mixed = [answer(TIE if index % 20 == 0 else BEST, warm=index % 3 == 0) for index in range(200)]

@@ -75,7 +75,7 @@ def _product(stock):
 
 
 def _elementwise(stock):
-    """On bfloat16 computed in float32, and rounded."""
+    """Computes bfloat16 in float32, and rounds."""
 
     def compute(self, *operands_and_operation):
         *operands, operation = operands_and_operation
