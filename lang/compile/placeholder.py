@@ -176,7 +176,7 @@ class _Marked(Operand):
         return self.text
 
 
-class _Asked(Comparison):
+class _AskedCondition(Comparison):
     """A comparison with a placeholder. Python cannot decide by it."""
 
     __slots__ = ("placeholder",)
@@ -281,7 +281,7 @@ def _refusing(what: str) -> Callable[..., Any]:
 
 def _comparing(name: str) -> Callable[[Placeholder, object], Condition]:
     def compared(self: Placeholder, other: object) -> Condition:
-        return _Asked(getattr(self._operand, name)(other), self)
+        return _AskedCondition(getattr(self._operand, name)(other), self)
 
     return compared
 

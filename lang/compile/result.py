@@ -62,11 +62,11 @@ def returned_by(traced: Trace, marks: Marks) -> Returned:
     Raises:
         CompileError: it is no JSON value.
     """
-    reader = _Reader(traced, marks)
+    reader = _ResultReader(traced, marks)
     return reader.of_variables(traced.variables) if traced.returned is None else reader.of(traced.returned)
 
 
-class _Reader:
+class _ResultReader:
     def __init__(self, traced: Trace, marks: Marks) -> None:
         self._marks = marks
         repeated = (op for op in walk(traced.ops) if isinstance(op, Gen) and op.sampling.n > 1)

@@ -52,7 +52,7 @@ class Called(Protocol):
     def is_unused(self) -> bool: ...
 
 
-class _Made(NamedTuple):
+class _Expected(NamedTuple):
     coroutine: Coroutine[Any, Any, Any]
     what: str
     place: Place
@@ -62,7 +62,7 @@ class Awaited:
     """The coroutines and calls that a body has been given, until they begin."""
 
     def __init__(self) -> None:
-        self._made: list[_Made] = []
+        self._made: list[_Expected] = []
         self._called: list[tuple[Called, str, Place]] = []
 
     def expect(self, called: Called, what: str) -> None:
@@ -75,7 +75,7 @@ class Awaited:
         """The body's caller was given `coroutine` by the call `what`."""
         if len(self._made) > _MAX_KEPT:
             self._made = [made for made in self._made if _is_idle(made.coroutine)]
-        self._made.append(_Made(coroutine, what, caller()))
+        self._made.append(_Expected(coroutine, what, caller()))
 
     def check(self, body: Callable[..., Any], result: object) -> None:
         """The body has returned `result`.
@@ -106,7 +106,7 @@ class Awaited:
             )
 
 
-def _never_awaited(made: _Made, in_coroutine: bool) -> ProgramError:
+def _never_awaited(made: _Expected, in_coroutine: bool) -> ProgramError:
     advice = f"write `await {made.what}`"
     if not in_coroutine:
         reads = made.what.startswith("s.aget")

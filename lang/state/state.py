@@ -275,14 +275,6 @@ class State(Generic[Result]):
         """Sets a variable: a Python value, or a reference. Sends nothing."""
         self._branch.assign(name, value)
 
-    def get_var(self, name: str) -> Any:
-        """`s[name]`."""
-        return self[name]
-
-    def set_var(self, name: str, value: object) -> None:
-        """`s[name] = value`."""
-        self[name] = value
-
     def history(self, name: str) -> list[Any]:
         """All values of the generations called `name` that this branch has made, in order: of all turns of a loop."""
         return reader.history(self._branch, name)
@@ -345,10 +337,6 @@ class State(Generic[Result]):
         """
         return reader.probabilities(self._branch, name, reader.known(self._branch, name))
 
-    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """The variable's text as it comes; without a name, all text of the branch but the chat template's."""
-        return streaming.text_stream(self._branch, var_name)
-
     @overload
     def stream(self, what: str, *, partial: Literal[False] = ...) -> Stream[str]: ...
     @overload
@@ -387,31 +375,6 @@ class State(Generic[Result]):
         assert slot is not None
         slot.streamed = True
         return streaming.slot_stream(branch, slot)
-
-    @overload
-    def text_async_iter(
-        self, var_name: str | None = ..., return_meta_data: Literal[False] = ...
-    ) -> AsyncIterator[str]: ...
-    @overload
-    def text_async_iter(
-        self, var_name: str, return_meta_data: Literal[True]
-    ) -> AsyncIterator[tuple[str, dict[str, Any]]]: ...
-    def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """`text_iter` for async programs and for tasks that watch one.
-
-        With `return_meta_data`, each piece of the variable's text comes with what is known of the value so far; all of
-        it (`get_meta_info`) comes last, with an empty text.
-        """
-        if not return_meta_data:
-            return streaming.text_stream(self._branch, var_name)
-        if var_name is None:
-            raise ProgramError("return_meta_data needs the name of a variable", param="var_name", place=caller())
-        return self._with_meta_info(var_name)
-
-    async def _with_meta_info(self, name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        async for piece in streaming.text_stream(self._branch, name):
-            yield piece, {"id": self._branch.session.id, "finish_reason": None}
-        yield "", self.get_meta_info(name)
 
     def sync(self) -> None:
         """Sends what is recorded, and waits until all of it is done."""
@@ -457,3 +420,42 @@ class State(Generic[Result]):
         )
         timeline.fail(session.error)
         return timeline
+
+    # Under SGLang's names
+
+    def get_var(self, name: str) -> Any:
+        """`s[name]`."""
+        return self[name]
+
+    def set_var(self, name: str, value: object) -> None:
+        """`s[name] = value`."""
+        self[name] = value
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The variable's text as it comes; without a name, all text of the branch but the chat template's."""
+        return streaming.text_stream(self._branch, var_name)
+
+    @overload
+    def text_async_iter(
+        self, var_name: str | None = ..., return_meta_data: Literal[False] = ...
+    ) -> AsyncIterator[str]: ...
+    @overload
+    def text_async_iter(
+        self, var_name: str, return_meta_data: Literal[True]
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]: ...
+    def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """`text_iter` for async programs and for tasks that watch one.
+
+        With `return_meta_data`, each piece of the variable's text comes with what is known of the value so far; all of
+        it (`get_meta_info`) comes last, with an empty text.
+        """
+        if not return_meta_data:
+            return streaming.text_stream(self._branch, var_name)
+        if var_name is None:
+            raise ProgramError("return_meta_data needs the name of a variable", param="var_name", place=caller())
+        return self._with_meta_info(var_name)
+
+    async def _with_meta_info(self, name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        async for piece in streaming.text_stream(self._branch, name):
+            yield piece, {"id": self._branch.session.id, "finish_reason": None}
+        yield "", self.get_meta_info(name)

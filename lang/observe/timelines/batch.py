@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .events import Record
-from .tree import Branch, Message
+from .events import RunRecord
+from .tree import BranchTree, Message
 
 MIN_SHARED = 4
 """Tokens: what is shorter is not worth a word."""
@@ -26,14 +26,14 @@ _SUMMED = (
 
 
 @dataclass(frozen=True)
-class Member:
+class BatchMember:
     """A run of a batch: its number from 1 on, and when it began."""
 
     number: int
     start_s: float
     title: str
-    roots: tuple[Branch, ...]
-    record: Record
+    roots: tuple[BranchTree, ...]
+    record: RunRecord
     summary: Mapping[str, str | int | float]
 
     @property
@@ -72,7 +72,7 @@ class Shared:
         return text if len(text) <= length else f"{text[: length * 2 // 3]} … {text[-length // 3 :]}"
 
 
-def first_tokens(roots: Sequence[Branch], *, template: bool = True) -> list[str]:
+def first_tokens(roots: Sequence[BranchTree], *, template: bool = True) -> list[str]:
     """The texts of the tokens that a run begins with, up to where it generates or forks for the first time. Without
     `template`, a space stands for what the chat template has written."""
     texts: list[str] = []
@@ -114,7 +114,7 @@ def _common(runs: Sequence[Sequence[str]], group: Sequence[int], start: int) -> 
     return stop
 
 
-def summed(members: Sequence[Member]) -> dict[str, str | int | float]:
+def summed(members: Sequence[BatchMember]) -> dict[str, str | int | float]:
     """The numbers of a batch. Times are of single runs, `elapsed_s` from the first's start to the last's end."""
     titles = list(dict.fromkeys(member.title for member in members))
     totals: dict[str, str | int | float] = {

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ....runtime.protocol.program import Piece, Value
 from ....runtime.protocol.request import FORCED, SAMPLED, Usage
-from .tree import Branch, Message
+from .tree import BranchTree, Message
 
 Place = tuple[int, str]
 """A branch and the name of a value in it."""
@@ -65,7 +65,7 @@ class Call:
         return ", ".join(f"{count:,} {what}" for count, what in parts if count > 0)
 
 
-def calls_of(roots: Iterable[Branch], values: Mapping[int, Value], tools: Mapping[Place, str]) -> list[Call]:
+def calls_of(roots: Iterable[BranchTree], values: Mapping[int, Value], tools: Mapping[Place, str]) -> list[Call]:
     """All calls, in the order in which they began. `values` are by the identity of their pieces."""
     tree = _Tree()
     steps = sorted((step for root in roots for step in tree.steps(root)), key=lambda step: step.piece.start_s)
@@ -93,7 +93,7 @@ class _Tree:
         self.depths = [0]
         self._covered = [True]
 
-    def steps(self, branch: Branch, node: int = 0) -> Iterator[_Step]:
+    def steps(self, branch: BranchTree, node: int = 0) -> Iterator[_Step]:
         """The calls of a branch that begins after `node`, and of those below it."""
         for item in branch.items:
             if not isinstance(item, Message):

@@ -32,7 +32,7 @@ Place = tuple[int, str]
 
 
 @dataclass
-class Record:
+class RunRecord:
     """Facts that the events of a run told.
 
     forks       in the order in which they were recorded
@@ -67,23 +67,23 @@ class Record:
         return dict(zip(choices, value.probabilities, strict=True)) if choices and value.probabilities else {}
 
 
-def read(ops: Iterable[Op], events: Iterable[ProgramEvent]) -> Record:
+def read(ops: Iterable[Op], events: Iterable[ProgramEvent]) -> RunRecord:
     """`ops` are the instructions of all submissions, what is in blocks after the instruction that holds it."""
     recorded = tuple(ops)
-    record = Record()
+    record = RunRecord()
     for op in recorded:
         match op:
             case Select(branch=branch, name=name, choices=choices):
                 record.choices[branch, name] = choices
             case Use(branch=branch, name=name, tool=tool):
                 record.tools[branch, name] = tool
-    _Reader(record).read(events)
+    _EventReader(record).read(events)
     record.forks = _Forks(record).find(_outermost(recorded))
     return record
 
 
-class _Reader:
-    def __init__(self, record: Record) -> None:
+class _EventReader:
+    def __init__(self, record: RunRecord) -> None:
         self._record = record
         self._latest: dict[Place, Value] = {}
         self._last_op: Counter[int] = Counter()
@@ -129,7 +129,7 @@ class _Forks:
     was repeated is counted each time.
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: RunRecord) -> None:
         self._points: list[ForkPoint] = []
         self._next: Counter[int] = Counter()
         self._skipped = {(branch, name) for branch, names in record.skipped.items() for _, name in names}

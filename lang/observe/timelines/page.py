@@ -11,9 +11,9 @@ from ....runtime.protocol.errors import ErrorInfo
 from ....runtime.protocol.program import Piece
 from ....runtime.protocol.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED
 from ..pages.render import count, duration, render
-from .batch import Member, Shared, first_tokens
-from .events import Record
-from .tree import Branch, Message
+from .batch import BatchMember, Shared, first_tokens
+from .events import RunRecord
+from .tree import BranchTree, Message
 
 Interval = tuple[float, float]
 
@@ -56,7 +56,7 @@ class Load(NamedTuple):
     height: int = _HEIGHT
 
 
-def picture(members: Sequence[Member], span_s: float) -> Load:
+def picture(members: Sequence[BatchMember], span_s: float) -> Load:
     """Draws the load of a batch."""
     loads = {phase: [0.0] * _NUM_BINS for phase in PHASES}
     for member in members:
@@ -109,13 +109,13 @@ _MIN_WIDTH = 1 / 2000  # of the page: gaps below that are not seen
 _ROOM = 450  # of a bar's name, in percent of percents of the page
 
 
-def run_page(roots: Sequence[Branch], summary: Summary, probabilities: Odds, record: Record) -> str:
+def run_page(roots: Sequence[BranchTree], summary: Summary, probabilities: Odds, record: RunRecord) -> str:
     """Returns the page of a run. `summary` is `Timeline.summary()`; `probabilities` is by branch and value name."""
     run = RunView(roots, record, Clock(float(summary["elapsed_s"])), probabilities)
     return render("run.html", summary=summary, run=run, ticks=_ticks)
 
 
-def batch_page(members: Sequence[Member], summary: Summary, shared: Sequence[Shared]) -> str:
+def batch_page(members: Sequence[BatchMember], summary: Summary, shared: Sequence[Shared]) -> str:
     """Returns the page of a batch. `summary` and `shared` are those of the `BatchTimeline`."""
     span_s = float(summary["elapsed_s"])
     most_saved = max((one.saved_tokens for one in shared), default=0)
@@ -169,7 +169,7 @@ class Note(NamedTuple):
     error: ErrorInfo | None = None
 
 
-class Item(NamedTuple):
+class Section(NamedTuple):
     """A message, or branches forked after it, or with neither the notes that come after all tokens.
 
     parts    (piece, its position in the branch, None), or (None, 0, note)
@@ -181,7 +181,7 @@ class Item(NamedTuple):
     parts: Sequence[tuple[Piece | None, int, Note | None]] = ()
     odds: Sequence[tuple[str, Sequence[tuple[str, float]]]] = ()
     long: bool = False
-    children: Sequence[Branch] = ()
+    children: Sequence[BranchTree] = ()
     shared: int = 0
 
 
@@ -195,8 +195,8 @@ class RunView:
 
     def __init__(
         self,
-        roots: Sequence[Branch],
-        record: Record,
+        roots: Sequence[BranchTree],
+        record: RunRecord,
         clock: Clock,
         probabilities: Odds,
         key: str = "",
@@ -218,7 +218,7 @@ class RunView:
         """Its place on the page."""
         return self._numbers[id(piece)]
 
-    def num_tokens(self, branch: Branch) -> int:
+    def num_tokens(self, branch: BranchTree) -> int:
         return sum(len(piece.origins) for piece in branch.pieces)
 
     def tokens(self, piece: Piece) -> Iterator[tuple[str, str]]:
@@ -257,7 +257,7 @@ class RunView:
             parts.append(f"ended by {value.finish_reason}")
         return " · ".join(parts)
 
-    def bars(self, branch: Branch) -> Iterator[Bar]:
+    def bars(self, branch: BranchTree) -> Iterator[Bar]:
         """The calls of a branch that took time."""
         for piece in branch.pieces:
             length_s = piece.stop_s - piece.start_s
@@ -280,12 +280,12 @@ class RunView:
                 tight and width * fill >= _ROOM,
             )
 
-    def end_percent(self, branch: Branch) -> float:
+    def end_percent(self, branch: BranchTree) -> float:
         """Returns where a branch that failed has ended, in percent of its lane."""
         stops_s = (piece.stop_s for piece in branch.pieces)
         return self._clock.percent(max((self.record.failed_s.get(branch.id, 0.0), *stops_s)))
 
-    def items(self, branch: Branch) -> Iterator[Item]:
+    def items(self, branch: BranchTree) -> Iterator[Section]:
         """Messages, the branches forked between them, and notes where they belong."""
         notes = [Note(op + 1, skipped=name) for op, name in self.record.skipped.get(branch.id, ())]
         notes += [Note(op, error=error) for op, error in self.record.restarts.get(branch.id, ())]
@@ -295,11 +295,11 @@ class RunView:
                 yield self._message(item, notes)
             else:
                 first = (part.position for child in item for part in child.items if isinstance(part, Message))
-                yield Item(children=item, shared=next(first, 0))
+                yield Section(children=item, shared=next(first, 0))
         if notes:
-            yield Item(parts=[(None, 0, note) for note in notes])
+            yield Section(parts=[(None, 0, note) for note in notes])
 
-    def _message(self, message: Message, notes: list[Note]) -> Item:
+    def _message(self, message: Message, notes: list[Note]) -> Section:
         """Takes from `notes` those that stand in the message."""
         parts: list[tuple[Piece | None, int, Note | None]] = []
         odds: list[tuple[str, Sequence[tuple[str, float]]]] = []
@@ -311,7 +311,7 @@ class RunView:
             position += len(piece.origins)
             if found := self._odds_of(piece):
                 odds.append((self._named(piece), sorted(found.items(), key=lambda pair: -pair[1])))
-        return Item(message, parts, odds, long=message.num_tokens > _LONG_TOKENS)
+        return Section(message, parts, odds, long=message.num_tokens > _LONG_TOKENS)
 
     def _odds_of(self, piece: Piece) -> Mapping[str, float]:
         if piece.kind != "select":
@@ -329,13 +329,13 @@ class RunView:
 class Program(NamedTuple):
     """A run of a batch: `own` tells it apart, `bars` are (phase, left, width), in percent of its lane."""
 
-    member: Member
+    member: BatchMember
     run: RunView
     own: str
     bars: Sequence[tuple[str, float, float]]
 
 
-def _programs(members: Sequence[Member], span_s: float) -> Iterator[Program]:
+def _programs(members: Sequence[BatchMember], span_s: float) -> Iterator[Program]:
     own = _own_beginnings(members)
     room = MAX_TOKENS
     for member in members[:MAX_PROGRAMS]:
@@ -348,7 +348,7 @@ def _programs(members: Sequence[Member], span_s: float) -> Iterator[Program]:
         yield Program(member, run, label, _merged(member, span_s) if span_s > 0 else ())
 
 
-def _merged(member: Member, span_s: float) -> list[tuple[str, float, float]]:
+def _merged(member: BatchMember, span_s: float) -> list[tuple[str, float, float]]:
     """All branches' bars in one lane: queues behind prefills behind tools behind decodes."""
     spans: dict[str, list[tuple[float, float]]] = {phase: [] for phase in PHASES}
     for piece in member.record.pieces:
@@ -370,7 +370,7 @@ def _who(shared: Shared, num_members: int) -> str:
     return f"{number} programs, #{shared.programs[0] + 1} the first"
 
 
-def _own_beginnings(members: Sequence[Member]) -> dict[int, str]:
+def _own_beginnings(members: Sequence[BatchMember]) -> dict[int, str]:
     """Returns the text with which each run begins to differ from the others around it, to tell them apart by."""
     texts = {member.number: first_tokens(member.roots, template=False) for member in members}
     ordered = sorted(texts, key=lambda number: texts[number])

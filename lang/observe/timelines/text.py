@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from .batch import Shared
-from .events import Record
-from .tree import Branch
+from .events import RunRecord
+from .tree import BranchTree
 
 _CHART_WIDTH = 48  # characters
 _MAX_SHARED = 6
@@ -15,7 +15,7 @@ _MAX_SHARED = 6
 Summary = Mapping[str, str | int | float]
 
 
-def chart(roots: Sequence[Branch], summary: Summary, record: Record) -> str:
+def chart(roots: Sequence[BranchTree], summary: Summary, record: RunRecord) -> str:
     """A run: its numbers, and a line for each branch with what it waited for, and when."""
     elapsed_s = float(summary["elapsed_s"])
     sizes = [_count(summary["branches"], "branch", "branches"), _count(summary["generations"], "generation")]
@@ -65,7 +65,7 @@ def _tokens(summary: Summary) -> Iterator[str]:
     yield f"outputs  {output_tokens:>8,} tokens, {summary['forced_tokens']:,} forced by a grammar"
 
 
-def _names(branch: Branch, record: Record) -> Iterator[str]:
+def _names(branch: BranchTree, record: RunRecord) -> Iterator[str]:
     """Names what the branch has made, and how it ended if it was not well."""
     times = Counter(piece.name for piece in branch.pieces if piece.name)
     for name, number in times.items():
@@ -77,11 +77,11 @@ def _names(branch: Branch, record: Record) -> Iterator[str]:
         yield failure.code if failure.code == "cancelled" else f"failed: {failure.code}"
 
 
-def _indented(branch: Branch) -> str:
+def _indented(branch: BranchTree) -> str:
     return "  " * branch.depth + branch.label
 
 
-def _lane(branch: Branch, elapsed_s: float) -> str:
+def _lane(branch: BranchTree, elapsed_s: float) -> str:
     cells = [" "] * _CHART_WIDTH
     for piece in branch.pieces:
         if piece.stop_s > piece.start_s:

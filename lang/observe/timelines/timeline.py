@@ -12,11 +12,11 @@ from ....runtime.protocol.program import Op, Piece, ProgramEvent
 from ....runtime.protocol.request import CACHED, FORCED, PREFILLED, SAMPLED, UNUSED, Usage
 from ..pages.render import framed
 from . import text
-from .batch import Member, Shared, first_tokens, shared_beginnings, summed
+from .batch import BatchMember, Shared, first_tokens, shared_beginnings, summed
 from .calls import Call, calls_of
-from .events import Record, read
+from .events import RunRecord, read
 from .page import batch_page, run_page
-from .tree import Branch, ForkPoint, arrange
+from .tree import BranchTree, ForkPoint, arrange
 
 
 class Timeline:
@@ -41,19 +41,19 @@ class Timeline:
         forks: Iterable[ForkPoint | tuple[int, Iterable[int]]] = (),
         probabilities: Mapping[tuple[int, str], Mapping[str, float]] | None = None,
         usage: Usage | None = None,
-        record: Record | None = None,
+        record: RunRecord | None = None,
         num_programs: int = 1,
         began_s: float = 0.0,
     ) -> None:
         if record is None:
             points = [fork if isinstance(fork, ForkPoint) else ForkPoint(fork[0], tuple(fork[1])) for fork in forks]
-            record = Record(pieces=list(pieces), forks=points, usage=usage)
+            record = RunRecord(pieces=list(pieces), forks=points, usage=usage)
         self.title = title
         self.record = record
         self.num_programs = num_programs
         self.began_s = began_s
         self.pieces = tuple(record.pieces)
-        self.roots: tuple[Branch, ...] = arrange(self.pieces, record.forks)
+        self.roots: tuple[BranchTree, ...] = arrange(self.pieces, record.forks)
         self.probabilities = dict(probabilities or {})
         self.usage = record.usage
 
@@ -154,10 +154,10 @@ class BatchTimeline:
         first = min((timeline.began_s for timeline in self.timelines if timeline.began_s), default=0.0)
         self.start_s = tuple(max(0.0, timeline.began_s - first) for timeline in self.timelines)
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[BatchMember]:
         """The runs as the page shows them."""
         return [
-            Member(number, start_s, timeline.title, timeline.roots, timeline.record, timeline.summary())
+            BatchMember(number, start_s, timeline.title, timeline.roots, timeline.record, timeline.summary())
             for number, (start_s, timeline) in enumerate(zip(self.start_s, self.timelines, strict=True), start=1)
         ]
 

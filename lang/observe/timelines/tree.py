@@ -34,16 +34,16 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Branch:
+class BranchTree:
     """One branch: its label (`main`, `1`, `1.2`), and messages and groups of children in the order they happened."""
 
     id: int
     label: str
     depth: int
-    items: tuple[Message | tuple[Branch, ...], ...]
+    items: tuple[Message | tuple[BranchTree, ...], ...]
     pieces: tuple[Piece, ...]
 
-    def walk(self) -> Iterator[Branch]:
+    def walk(self) -> Iterator[BranchTree]:
         """This branch and all below it, parents first, in order."""
         yield self
         for item in self.items:
@@ -65,7 +65,7 @@ class Branch:
                     yield from child.contexts()
 
 
-def arrange(pieces: Iterable[Piece], forks: Iterable[ForkPoint]) -> tuple[Branch, ...]:
+def arrange(pieces: Iterable[Piece], forks: Iterable[ForkPoint]) -> tuple[BranchTree, ...]:
     """The branches that no fork made, most often one, with all others below them."""
     arrangement = _Arrangement()
     for piece in pieces:
@@ -84,13 +84,13 @@ class _Arrangement:
     forks: dict[int, list[ForkPoint]] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
 
-    def branch(self, branch: int, *, label: str, depth: int = 0, position: int = 0, open_role: str = "") -> Branch:
+    def branch(self, branch: int, *, label: str, depth: int = 0, position: int = 0, open_role: str = "") -> BranchTree:
         if branch in self.seen:
             raise ValueError(f"branch {branch} is forked twice")
         self.seen.add(branch)
         own = sorted(self.pieces.get(branch, ()), key=lambda piece: (piece.op, piece.kind != "tool"))
         places = [(self._place(fork, own), fork) for fork in self.forks.get(branch, ())]
-        items: list[Message | tuple[Branch, ...]] = []
+        items: list[Message | tuple[BranchTree, ...]] = []
         grouping = _Grouping(position, open_role)
         start, num_children = 0, 0
         for place, fork in sorted(places, key=lambda pair: pair[0]):
@@ -106,7 +106,7 @@ class _Arrangement:
             items.append(tuple(group))
             start = place
         items.extend(grouping.messages(own[start:]))
-        return Branch(branch, label, depth, tuple(items), tuple(own))
+        return BranchTree(branch, label, depth, tuple(items), tuple(own))
 
     def _place(self, fork: ForkPoint, own: Sequence[Piece]) -> int:
         """Counts the parent's own pieces that come before the fork."""
