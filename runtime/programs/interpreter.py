@@ -97,8 +97,8 @@ class Interpreter:
         After so much work or time the engine makes a step first. Called from within a walk, it only says that there is
         more to look at.
         """
-        state.stirred, state.certain = True, False
-        if not state.in_walk:
+        state.walk.stirred, state.walk.certain = True, False
+        if not state.walk.active:
             self._go_on(state)
 
     def cancel(self, state: State, run: Run, branch: Branch, index: int) -> None:
@@ -134,38 +134,38 @@ class Interpreter:
         """Walks for a slice of time; what can be done after that is done after the engine's next step."""
         if self._post is not None:
             self._slice = Slice(state.work + MAX_SLICE_WORK, time.monotonic() + MAX_SLICE_S)
-        state.in_walk = True
+        state.walk.active = True
         try:
             self._check_time(state)
             while state.runs:
-                if state.attempts is None:
-                    state.attempts = self._attempts(state)
-                for _ in state.attempts:
+                if state.walk.attempts is None:
+                    state.walk.attempts = self._attempts(state)
+                for _ in state.walk.attempts:
                     if self._slice.over(state):
                         self._go_on_later(state)
                         return
-                state.attempts = None
+                state.walk.attempts = None
                 if not state.runs or any(branch.running for branch in state.branches.values()):
                     return
-                if state.certain:
+                if state.walk.certain:
                     self._fail_stuck(state)
                 else:  # what was found before may be gone
-                    state.certain = True
+                    state.walk.certain = True
                     for branch in state.branches.values():
                         branch.pending = None
         finally:
-            state.in_walk = False
+            state.walk.active = False
 
     def _go_on_later(self, state: State) -> None:
-        if state.posted:
+        if state.walk.posted:
             return
         assert self._post is not None
 
         def go_on() -> None:
-            state.posted = False
+            state.walk.posted = False
             self._go_on(state)
 
-        state.posted = True
+        state.walk.posted = True
         self._post(go_on)
 
     def _check_time(self, state: State) -> None:
@@ -188,16 +188,17 @@ class Interpreter:
 
     def _attempts(self, state: State) -> Iterator[None]:
         """Tries the branches in turn until none can go on; after each attempt the caller may pause."""
-        state.stirred = True
-        while state.stirred and state.runs:
-            state.stirred = False
-            state.num_looked += len(state.branches)
+        walk = state.walk
+        walk.stirred = True
+        while walk.stirred and state.runs:
+            walk.stirred = False
+            walk.num_looked += len(state.branches)
             for branch in [branch for branch in state.branches.values() if branch.started]:
                 while branch.queue and branch.ready and state.runs:
                     if not self._advance(state, branch):
                         yield
                         break
-                    state.stirred = True
+                    walk.stirred = True
                     yield
 
     def _advance(self, state: State, branch: Branch) -> bool:
@@ -209,11 +210,11 @@ class Interpreter:
             return True
         if branch.pending is not None and self._waits(state, branch, branch.pending):
             return False
-        num_tokens = branch.content.length
+        walk, num_tokens = state.walk, branch.content.length
         frame = Frame(state, branch, step, self)
         try:
-            if state.num_looked >= COPIED_PER_WORK:
-                work, state.num_looked = divmod(state.num_looked, COPIED_PER_WORK)
+            if walk.num_looked >= COPIED_PER_WORK:
+                work, walk.num_looked = divmod(walk.num_looked, COPIED_PER_WORK)
                 frame.spend(work)
             entered = self._do(frame)
             if branch.failure is not None:  # it has cancelled itself
@@ -228,7 +229,7 @@ class Interpreter:
                 branch.pending.lacks = list(error.of)
             return False
         except PausedError:
-            state.stirred, state.certain = True, False
+            walk.stirred, walk.certain = True, False
             return False
         except BoughError as error:
             self._fail(state, branch, step, self._machine.describe(error))
@@ -237,14 +238,14 @@ class Interpreter:
             logger.exception("an instruction of a program failed")
             self._fail(state, branch, step, ErrorInfo(code="internal_error", message="the instruction failed"))
             return True
-        state.certain = False
+        walk.certain = False
         if not branch.running:
             self._done(frame, entered)
         return True
 
     def _waits(self, state: State, branch: Branch, pending: Pending) -> bool:
         """Returns true if the branch's next instruction still lacks something that it was found to lack."""
-        state.num_looked += LOOKS_PER_RETRY
+        state.walk.num_looked += LOOKS_PER_RETRY
         while pending.lacks:
             if lacks(pending.lacks[-1], branch, state.branches):
                 return True
@@ -260,7 +261,7 @@ class Interpreter:
         if entered is not None:
             block, again = entered
             enter(state, frame.step, block, branch, again=again)
-            state.stirred = True
+            state.walk.stirred = True
         run.num_left -= 1
         if run.num_left == 0:
             self._finished(state, run)
@@ -285,7 +286,7 @@ class Interpreter:
         self.stop(members)
         event = BranchRestarted(branch=root.id, attempt=root.attempts[-1] + 1, error=info)
         concerned = begin_anew(state, members, run)
-        state.stirred = True
+        state.walk.stirred = True
         for each in [each for each in state.runs if each in concerned]:
             each.tell(event)
         self._finish_empty(state)
@@ -296,7 +297,7 @@ class Interpreter:
         run.work += len(members)
         failure = Failure(members[0].id, info)
         concerned = end(members, failure) | {run}
-        state.stirred = True
+        state.walk.stirred = True
         for each in list(state.runs):
             if each in concerned:
                 each.tell_failure(failure, index if each is run else None)
@@ -385,7 +386,7 @@ class Interpreter:
             state.add_tokens(size, child)
             child.start_from(branch)
             state.branches[number] = state.branches.pop(number)  # branches take turns in the order of their beginnings
-            state.stirred = True
+            state.walk.stirred = True
             if child.retries:
                 members = subtree(state, child)
                 frame.spend(sum(1 + len(member.turns) for member in members) // PARTS_PER_WORK)
@@ -432,7 +433,7 @@ class Interpreter:
             branch.inside.remove(item)
             for number, name in body.values:
                 state.branches[number].looping[name].remove(item)
-            state.stirred = True
+            state.walk.stirred = True
             return None
         frame.spend(1 + body.work)
         return body, Step(step.run, item, step.barriers, step.turns + 1, step.known)

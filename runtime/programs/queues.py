@@ -38,7 +38,7 @@ def pass_over(state: State, block: Block) -> None:
             branch = state.branches[child]
             if not branch.started and branch.scope == NOT_YET:
                 branch.scope = NEVER
-    state.stirred = True
+    state.walk.stirred = True
 
 
 def give(branch: Branch, entry: Step | Barrier) -> None:

@@ -351,16 +351,31 @@ class Branch:
 # Programs
 
 
+@dataclass(eq=False, slots=True)
+class Walk:
+    """Progress of the interpreter through a program's branches.
+
+    attempts    the walk that is under way, an attempt at an instruction at a time
+    active      an attempt is being made; `posted`: the walk will be gone on with
+    stirred     something has happened to branches other than the one that was looked at
+    certain     nothing has happened since all that waits was tried from its beginning
+    num_looked  branches that were looked at and not counted as work yet
+    """
+
+    attempts: Iterator[None] | None = None
+    active: bool = False
+    posted: bool = False
+    stirred: bool = False
+    certain: bool = False
+    num_looked: int = 0
+
+
 @dataclass(eq=False)
 class State:
     """A program's state between and during submissions. `kept`: it outlives those that are in flight.
 
     blank       the content of a branch that has not begun
     untold      contents of branches that began anew, of which the trace has not told yet
-    stirred     something has happened to branches other than the one that was looked at
-    certain     nothing has happened since all that waits was tried from its beginning
-    num_looked  branches that were looked at and not counted as work yet
-    attempts    the walk that is under way, an attempt at an instruction at a time; `posted`: it will be gone on with
     """
 
     id: str
@@ -376,12 +391,7 @@ class State:
     num_tokens: int = 0
     work: int = 0
     untold: list[Content] = field(default_factory=list)
-    stirred: bool = False
-    certain: bool = False
-    num_looked: int = 0
-    attempts: Iterator[None] | None = None
-    in_walk: bool = False
-    posted: bool = False
+    walk: Walk = field(default_factory=Walk)
 
     def __post_init__(self) -> None:
         self.branches[0] = Branch(0, self.blank.fork())

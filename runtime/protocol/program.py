@@ -156,13 +156,13 @@ Op = Text | RoleBegin | RoleEnd | Gen | Select | Assign | Use | Fork | Join | Wh
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of a program between two reads.
+    """A submission: the instructions of a program between two reads.
 
     id         names the state. A new id starts an empty branch 0; a kept one continues where it stopped.
     ops        instructions in the order they were recorded
-    keep       the state stays for another stretch; otherwise it is dropped when this one ends
-    resume     this stretch continues a kept state; it is an error if the state is gone
-    trace      send a Piece for every stretch of tokens (for the timeline)
+    keep       the state stays for another submission; otherwise it is dropped when this one ends
+    resume     this submission continues a kept state; it is an error if the state is gone
+    trace      send a Piece for every run of tokens (for the timeline)
     deltas     send text as it comes; else values come whole, which costs less, after one empty Delta that says that the
                first token is there
     spec_tokens    where each generation is a request of its own: so many tokens more may be asked for, to serve the
@@ -225,7 +225,7 @@ class Skipped(msgspec.Struct, frozen=True, tag="skipped"):
 class BranchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="branch_failed"):
     """An isolated or cancelled branch has ended early, and so have those forked from it. The program goes on.
 
-    Every stretch that loses instructions by that hears of it, also one that comes later. `index` counts the stretch's
+    Every submission that loses instructions by that hears of it, also a later one. `index` counts the submission's
     instructions as in `Failed`, None where another one is to blame. Values that were sent before stay.
     """
 
@@ -244,7 +244,7 @@ class BranchRestarted(msgspec.Struct, frozen=True, kw_only=True, tag="branch_res
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
-    """A stretch of tokens of a branch, for the timeline.
+    """A run of tokens of a branch, for the timeline.
 
     `texts` are the tokens' texts (best effort where a character spans tokens), `origins` where each came from
     (request.CACHED, ...), `start_s` and `stop_s` are seconds since the program began. `op` counts the branch's
@@ -266,7 +266,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """The stretch has ended. `texts` is the whole text of each branch that is still open."""
+    """The submission has ended. `texts` is the whole text of each branch that is still open."""
 
     usage: Usage = Usage()
     requests: int = 0
@@ -275,11 +275,11 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The stretch has failed at instruction `index` of the program's `ops`. The other branches were stopped.
+    """The submission has failed at instruction `index` of the program's `ops`. The other branches were stopped.
 
     `index` counts the instructions in the order in which they were recorded: those in the blocks of a When or Repeat
-    come after it (`walk`). It is None if no instruction of this stretch is to blame: the program was refused, dropped,
-    or failed in another stretch that was running.
+    come after it (`walk`). It is None if no instruction of this submission is to blame: the program was refused, was
+    dropped, or failed in another submission that was running.
     """
 
     error: ErrorInfo
@@ -288,7 +288,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 ProgramEvent = Delta | Value | Skipped | BranchFailed | BranchRestarted | Piece | Done | Failed
-"""A stretch sends any number of the others, and then exactly one Done or Failed."""
+"""A submission sends any number of the others, and then exactly one Done or Failed."""
 
 
 def walk(ops: Iterable[Op]) -> Iterator[Op]:

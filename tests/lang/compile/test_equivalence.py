@@ -13,7 +13,7 @@ from bough.runtime.protocol.condition import Ref
 from bough.runtime.protocol.program import Fork, Op, Text
 
 from ...runtime.programs.control_programs import TOOLS, ControlPrograms
-from ...runtime.programs.interpreter import EOS, BrokenError, Interpreter, history_of
+from ...runtime.programs.oracle import EOS, BrokenError, Oracle, history_of
 from ...runtime.programs.tool_place import ToolPlace
 
 FULL = os.environ.get("BOUGH_ACCEPTANCE") == "full"
@@ -47,14 +47,14 @@ def test_optimised_programs_generate_the_same_tokens() -> None:
     for seed in range(NUM_PROGRAMS):
         rng = random.Random(seed)
         ops = tuple(with_prefixes(ControlPrograms(seed, BIAS).stretch(18), rng))
-        interpreter = Interpreter(BIAS, TOOLS)
+        oracle = Oracle(BIAS, TOOLS)
         try:
-            interpreter.run(list(ops))
+            oracle.run(list(ops))
         except BrokenError:  # with what was put in it goes another way, and refers to what was not made
             continue
-        alive = [Ref(*key) for key in interpreter.history if not interpreter.branches[key[0]].failed]
+        alive = [Ref(*key) for key in oracle.history if not oracle.branches[key[0]].failed]
         wanted = set(rng.sample(alive, min(len(alive), rng.randrange(1, 5))))
-        expected = {ref: interpreter.history[ref.branch, ref.name] for ref in wanted}
+        expected = {ref: oracle.history[ref.branch, ref.name] for ref in wanted}
         for passes in SETS if FULL or seed % 8 == 0 else (rng.choice(SETS), set(PASSES)):
             better = optimise(ops, wanted, passes)
             found = values(place, better, wanted)

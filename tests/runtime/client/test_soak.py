@@ -35,7 +35,7 @@ from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ...support.fakes import FakeRunner, byte_tokenizer, fake_engine
-from ..programs.interpreter import executor_of, random_program
+from ..programs.oracle import executor_of, random_program
 
 NUM_REQUESTS = 1500
 NUM_KINDS = 160

@@ -21,8 +21,8 @@ from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ...support.fakes import fake_engine
 from ..listening import ENDLESS, Clock, Heard, alone, assert_clean, drive, request
-from ..programs.interpreter import Heard as ProgramHeard
-from ..programs.interpreter import executor_of
+from ..programs.oracle import Heard as ProgramHeard
+from ..programs.oracle import executor_of
 
 
 def program(*ops: Any) -> Program:

@@ -25,7 +25,7 @@ from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 from ...support.fakes import AheadPasses, FakeRunner, model_info, write_byte_tokenizer
 from ..listening import Heard
-from ..programs.interpreter import executor_of
+from ..programs.oracle import executor_of
 
 MERGES = ("h t", "t p", "ht tp", "http :", ": /", ":/ /", "u n", "un t", "Ġ c", "Ġc o", "Ġco unt", "Ġ 4", "Ġ4 2")
 

@@ -27,7 +27,7 @@ from bough.runtime.protocol.program import (
 )
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from .interpreter import BrokenError, Interpreter
+from .oracle import BrokenError, Oracle
 
 MODES: tuple[JoinMode, ...] = ("gather", "append")
 PATTERNS = (r"[a-z]+", r".*e.*", r"(a|b|e)*", r"\d+", r"[^x]{0,3}")
@@ -49,15 +49,15 @@ TOOLS = {"upper": lambda text: UpperTool().call({"text": text})}
 
 
 class ControlPrograms:
-    """Writes a program instruction by instruction, along with the interpreter that does it.
+    """Writes a program instruction by instruction, along with the oracle that does it.
 
-    Instructions refer to what is known to be there: the values that the interpreter has, and in a block those that the
+    Instructions refer to what is known to be there: the values that the oracle has, and in a block those that the
     block has made before.
     """
 
     def __init__(self, seed: int, bias: dict[int, float], *, tools: bool = True) -> None:
         self.rng = random.Random(seed)
-        self.interpreter = Interpreter(bias, TOOLS)
+        self.oracle = Oracle(bias, TOOLS)
         self.tools = tools
         self.num_branches = 1
         self.num_names = 0
@@ -66,24 +66,24 @@ class ControlPrograms:
     def stretch(self, num_ops: int, *, cancels: bool = False) -> list[Op]:
         """The next so many instructions outside of blocks."""
         ops: list[Op] = []
-        if self.num_branches == 1 and not self.interpreter.branches[0].tokens:
+        if self.num_branches == 1 and not self.oracle.branches[0].tokens:
             ops.append(Text(0, ("Once upon a time, ",)))
-            self.interpreter.run(ops)
-        alive = [branch for branch in self.children if branch and branch not in self.interpreter.failed]
+            self.oracle.run(ops)
+        alive = [branch for branch in self.children if branch and branch not in self.oracle.failed]
         if cancels and alive:
             ops.append(Cancel(self.rng.choice(alive)))
-            self.interpreter.run(ops)
+            self.oracle.run(ops)
         while len(ops) < num_ops:
             branch = self.rng.choice(list(self.children))
             around = self.isolated_around(branch)
-            history = self.interpreter.history
+            history = self.oracle.history
             made = [Ref(number, name) for number, name in history if self.isolated_around(number) <= around]
             op = self.op(branch, made, self.children, depth=0)
-            before = deepcopy((self.interpreter.branches, self.interpreter.history))
+            before = deepcopy((self.oracle.branches, self.oracle.history))
             try:
-                self.interpreter.run([op])
+                self.oracle.run([op])
             except BrokenError:  # it would end all
-                self.interpreter.branches, self.interpreter.history = before
+                self.oracle.branches, self.oracle.history = before
                 continue
             ops.append(op)
             self.adopt(op)
@@ -93,8 +93,8 @@ class ControlPrograms:
         """The isolated branches that it is or descends from: whoever fails in one ends the others, sooner or later."""
         found: set[int] = set()
         number: int | None = branch
-        while number is not None and number in self.interpreter.branches:
-            copy = self.interpreter.branches[number]
+        while number is not None and number in self.oracle.branches:
+            copy = self.oracle.branches[number]
             found |= {number} if copy.isolated else set()
             number = copy.parent
         return found

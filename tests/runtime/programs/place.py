@@ -8,7 +8,7 @@ from bough.runtime.protocol.program import Fork, Gen, Join, Op, Program, Ref, Ro
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ...support.fakes import FakeRunner, fake_engine
-from .interpreter import Heard, executor_of, run
+from .oracle import Heard, executor_of, run
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
 EVERYTHING: list[Op] = [

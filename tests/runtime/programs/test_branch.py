@@ -22,7 +22,7 @@ from bough.runtime.protocol.request import CACHED, FORCED, PREFILLED, SAMPLED, U
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ...support.fakes import byte_tokenizer, fake_engine
-from .interpreter import Heard, Interpreter, executor_of, random_program, run
+from .oracle import Heard, Oracle, executor_of, random_program, run
 
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0)
 
@@ -188,7 +188,7 @@ def test_the_pieces_add_up_to_the_branches(seed: int) -> None:
     ops: list[Op] = [op for op in random_program(seed) if not isinstance(op, Join)]
     engine, _ = fake_engine(max_batch_tokens=(8, 512)[seed % 2])
     heard = trace(executor_of(engine, lambda: 0.0, max_states=4), ops)
-    expected = Interpreter().run(ops)
+    expected = Oracle().run(ops)
     for number, branch in expected.branches.items():
         pieces = of(heard.pieces, number)
         assert len({piece.op for piece in pieces}) == len(pieces)

@@ -14,7 +14,7 @@ from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ...support.fakes import byte_tokenizer, fake_engine
-from .interpreter import Interpreter, assert_all_free, drive, executor_of, run
+from .oracle import Oracle, assert_all_free, drive, executor_of, run
 
 METHODS: tuple[SelectMethod, ...] = (
     "likelihood",
@@ -90,7 +90,7 @@ def test_scores_are_those_of_the_model(method: SelectMethod, settings: dict[str,
     heard = run(executor, engine, ops, keep=True)
     value = heard.values[0, "s"]
     encode = byte_tokenizer().encode
-    oracle = Interpreter()
+    oracle = Oracle()
     conditional = [oracle.logprobs(encode(PROMPT), encode(choice)) for choice in CHOICES]
     unconditional = [[0.0, *oracle.logprobs(encode(choice)[:1], encode(choice)[1:])] for choice in CHOICES]
     expected = score_choices(method, conditional, unconditional)

@@ -11,7 +11,7 @@ from bough.runtime.protocol.condition import Compare, Every
 from bough.runtime.protocol.program import Assign, Fork, Op, ProgramEvent, Ref, Repeat, Text
 
 from .control_programs import TOOLS, ControlPrograms
-from .interpreter import EOS, Interpreter, history_of
+from .oracle import EOS, Oracle, history_of
 from .place import Place
 from .tool_place import ToolPlace
 
@@ -38,20 +38,20 @@ def outcome(place: Place, stretches: list[list[Op]]) -> Outcome:
     return history, {number: heard.done.texts[number] for number in alive}, tokens, failed
 
 
-def expected(interpreter: Interpreter) -> Outcome:
-    alive = {number: copy for number, copy in interpreter.branches.items() if not copy.failed}
-    history = {key: texts for key, texts in interpreter.history.items() if key[0] in alive}
+def expected(oracle: Oracle) -> Outcome:
+    alive = {number: copy for number, copy in oracle.branches.items() if not copy.failed}
+    history = {key: texts for key, texts in oracle.history.items() if key[0] in alive}
     texts = {number: "".join(copy.texts) for number, copy in alive.items()}
-    failed = {number for number in interpreter.failed if (interpreter.branches[number].parent or 0) in alive}
+    failed = {number for number in oracle.failed if (oracle.branches[number].parent or 0) in alive}
     return history, texts, {number: copy.tokens for number, copy in alive.items()}, failed
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_programs_equal_the_interpreter(seed: int) -> None:
+def test_random_programs_equal_the_oracle(seed: int) -> None:
     rng = random.Random(seed)
     programs = ControlPrograms(seed, BIAS)
     ops = programs.stretch(25)
-    wanted = expected(Interpreter(BIAS, TOOLS).run(ops))
+    wanted = expected(Oracle(BIAS, TOOLS).run(ops))
     place = ToolPlace(max_batch_tokens=rng.choice([8, 512]), max_num_seqs=rng.choice([1, 3, 64]))
     place.model.bias = BIAS
     assert outcome(place, [ops]) == wanted

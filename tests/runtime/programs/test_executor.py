@@ -24,7 +24,7 @@ from bough.runtime.protocol.program import (
 )
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from .interpreter import EOS, Interpreter, assert_all_free, drive, random_program
+from .oracle import EOS, Oracle, assert_all_free, drive, random_program
 from .place import EVERYTHING, GREEDY, Place
 
 BIAS = {EOS: 4.0, ord("e"): 4.0}
@@ -102,7 +102,7 @@ def test_everything_equals_the_interpreter() -> None:
     ops = [*EVERYTHING[:-2], RoleEnd(0)]
     place = Place()
     texts, branches, tokens = whole(place, ops)
-    expected = Interpreter().run(ops)
+    expected = Oracle().run(ops)
     assert texts == expected.values
     assert branches == expected.texts
     assert tokens == {branch: copy.tokens for branch, copy in expected.branches.items()}
@@ -110,9 +110,9 @@ def test_everything_equals_the_interpreter() -> None:
 
 
 @pytest.mark.parametrize("seed", range(32))
-def test_random_programs_equal_the_interpreter(seed: int) -> None:
+def test_random_programs_equal_the_oracle(seed: int) -> None:
     ops = random_program(seed)
-    expected = Interpreter(BIAS).run(ops)
+    expected = Oracle(BIAS).run(ops)
     wanted = expected.values, expected.texts, {branch: copy.tokens for branch, copy in expected.branches.items()}
     rng = random.Random(seed)
     place = Place(max_batch_tokens=rng.choice([8, 512]), max_num_seqs=rng.choice([1, 3, 64]))

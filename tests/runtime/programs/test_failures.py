@@ -29,7 +29,7 @@ from bough.runtime.protocol.program import (
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from .control_programs import ControlPrograms
-from .interpreter import Heard, Interpreter
+from .oracle import Heard, Oracle
 from .place import GREEDY
 from .test_control import BIAS, expected, outcome
 from .tool_place import ToolPlace
@@ -350,15 +350,15 @@ def test_a_block_may_end_its_branch(place: ToolPlace) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_programs_with_cancels_equal_the_interpreter(seed: int) -> None:
+def test_random_programs_with_cancels_equal_the_oracle(seed: int) -> None:
     programs = ControlPrograms(seed, BIAS)
     stretches = [programs.stretch(8, cancels=index > 0) for index in range(4)]
-    interpreter = Interpreter(BIAS, {"upper": lambda text: text[:8].upper() + "!"})
+    oracle = Oracle(BIAS, {"upper": lambda text: text[:8].upper() + "!"})
     for ops in stretches:
-        interpreter.run(ops)
+        oracle.run(ops)
     place = ToolPlace()
     place.model.bias = BIAS
-    assert outcome(place, stretches) == expected(interpreter)
+    assert outcome(place, stretches) == expected(oracle)
     place.close()
 
 

@@ -39,7 +39,7 @@ from bough.runtime.tokenizer.pipeline import LONG_TEXT
 from bough.runtime.tokenizer.tokenizer import Tokenizer
 
 from ..tokenizer.test_tokenizer import SMOLLM
-from .interpreter import Heard
+from .oracle import Heard
 from .place import GREEDY
 from .tool_place import ToolPlace
 

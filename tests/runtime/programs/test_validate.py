@@ -29,7 +29,7 @@ from bough.runtime.protocol.program import (
 )
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from .interpreter import Heard, drive
+from .oracle import Heard, drive
 from .place import GREEDY, Place
 from .tool_place import ToolPlace
 

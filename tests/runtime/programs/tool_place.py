@@ -11,7 +11,7 @@ from bough.runtime.protocol.program import Op, Program
 from bough.runtime.tools.registry import ToolCall, ToolRegistry, ToolRunner
 
 from .control_programs import UpperTool
-from .interpreter import Heard, assert_all_free
+from .oracle import Heard, assert_all_free
 from .place import Place
 
 

@@ -23,7 +23,7 @@ from bough.runtime.scheduler.token_tree import TreeLayout, plant
 
 from ...support.fakes import fake_engine
 from ...support.tiny_model import write_tiny_model
-from ..programs.interpreter import Interpreter, assert_all_free, drive, executor_of, run
+from ..programs.oracle import Oracle, assert_all_free, drive, executor_of, run
 from ..programs.place import GREEDY
 from ..programs.test_choices import METHODS
 
@@ -106,7 +106,7 @@ def test_scores_are_those_of_the_model(method: SelectMethod, choices: tuple[str,
     ops: list[Op] = [Text(0, ("Well: ",)), Select(0, "s", choices, method)]
     heard = run(executor, engine, [*ops, Gen(0, "g", GREEDY)])
     value = heard.values[0, "s"]
-    encode, oracle = engine.tokenizer.encode, Interpreter()
+    encode, oracle = engine.tokenizer.encode, Oracle()
     conditional = [oracle.logprobs(encode("Well: "), encode(choice)) for choice in choices]
     unconditional = [[0.0, *oracle.logprobs(encode(choice)[:1], encode(choice)[1:])] for choice in choices]
     expected = score_choices(method, conditional, unconditional)
@@ -173,7 +173,7 @@ def test_choices_that_do_not_fit_together_are_several_trees() -> None:
     choices = tuple(f"{number:02}" + "z" * 60 for number in range(10))
     heard = run(executor, engine, [Text(0, ("x" * 50,)), Select(0, "s", choices)])
     assert heard.done.requests == 5
-    oracle, encode = Interpreter(), engine.tokenizer.encode
+    oracle, encode = Oracle(), engine.tokenizer.encode
     expected = [sum(oracle.logprobs(encode("x" * 50), encode(choice))) for choice in choices]
     assert heard.values[0, "s"].scores == pytest.approx(expected, abs=1e-4)
     assert_all_free(engine)
@@ -209,7 +209,7 @@ def test_nothing_of_a_tree_is_mistaken_for_a_prompt(seed: int) -> None:
     rng = random.Random(seed)
     engine, _ = fake_engine(num_pages=rng.choice([64, 4096]), max_batch_tokens=rng.choice([4, 512]))
     executor = executor_of(engine, lambda: 0.0, max_states=4)
-    oracle, encode = Interpreter(), engine.tokenizer.encode
+    oracle, encode = Oracle(), engine.tokenizer.encode
     for number in range(4):
         prompt = "ab" * rng.randrange(1, 3)
         choices = tuple("".join(rng.choices("ab", k=rng.randrange(1, 5))) for _ in range(rng.randrange(1, 5)))

@@ -41,8 +41,8 @@ from bough.runtime.protocol.program import (
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ....runtime.programs.control_programs import TOOLS, ControlPrograms, UpperTool
-from ....runtime.programs.interpreter import EOS, Heard, history_of
-from ....runtime.programs.interpreter import Interpreter as Reference
+from ....runtime.programs.oracle import EOS, Heard, history_of
+from ....runtime.programs.oracle import Oracle as Reference
 from ....runtime.programs.tool_place import ToolPlace
 
 BIAS = {EOS: 4.0, ord("e"): 4.0}
@@ -150,7 +150,7 @@ def assert_same(found: tuple[dict, dict, set[int]], wanted: tuple[dict, dict, se
 
 def programs_of(seed: int) -> ControlPrograms:
     programs = ControlPrograms(seed, BIAS)
-    programs.interpreter = TextReference(BIAS, TOOLS)
+    programs.oracle = TextReference(BIAS, TOOLS)
     return programs
 
 
@@ -196,7 +196,7 @@ def told(events: list[ProgramEvent]) -> Counter[object]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_events_are_those_of_the_engine(seed: int) -> None:
-    """The engine's values, given to the interpreter, lead to the same events."""
+    """The engine's values, given to the machine of APIs, lead to the same events."""
     ops = ControlPrograms(seed, BIAS).stretch(20)
     place = ToolPlace()
     place.model.bias = BIAS

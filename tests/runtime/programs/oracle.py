@@ -140,7 +140,7 @@ class BrokenError(Exception):
 
 @dataclass
 class Copy:
-    """A branch of the interpreter."""
+    """A branch of the oracle."""
 
     tokens: Context = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -154,7 +154,7 @@ class Copy:
     failed: bool = False
 
 
-class Interpreter:
+class Oracle:
     """Does each instruction when it comes. Greedy generations and likelihood selects over the hash model.
 
     What fails in an isolated branch ends it; that it is begun anew before makes no difference, since all is greedy.
@@ -183,7 +183,7 @@ class Interpreter:
     def failed(self) -> set[int]:
         return {branch for branch, copy in self.branches.items() if copy.failed}
 
-    def run(self, ops: Iterable[Op]) -> Interpreter:
+    def run(self, ops: Iterable[Op]) -> Oracle:
         """Does one stretch.
 
         Raises:
