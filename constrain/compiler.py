@@ -15,7 +15,6 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
 from .errors import (
-    CompileLateError,
     GrammarError,
     GrammarTooComplexError,
     InvalidSchemaError,
@@ -43,8 +42,6 @@ from .workers.service import CompileService, Turn
 
 PlainSpec = JsonSchema | Regex | Choice | Lark | Gbnf
 
-LATE_LIFE_S = 5.0
-"""How long it is remembered that a constraint took too long: it may have been the others' fault."""
 TABLE_PATIENCE_S = 1.0
 """What a table may take that spares a generation the search for a way to its end."""
 
@@ -67,10 +64,17 @@ class GrammarCompiler:
         self._tables = RegularTables(self.tokens)
         self._service = CompileService(num_threads=num_threads, timeout_s=timeout_s)
         weakref.finalize(self, self._service.discard).atexit = False  # it sees to the exit itself
-        self._lock = Lock()
-        self._under_way: dict[bytes, Future[Grammar]] = {}
-        self.compiled = 0
-        self.cache_hits = 0
+        self._lock = Lock()  # of what has begun to become a table
+
+    @property
+    def compiled(self) -> int:
+        """Grammars compiled so far."""
+        return self._cache.num_compiled
+
+    @property
+    def cache_hits(self) -> int:
+        """Constraints that had been compiled, or were being compiled, when they were asked for."""
+        return self._cache.num_hits
 
     @property
     def num_waiting(self) -> int:
@@ -89,25 +93,13 @@ class GrammarCompiler:
 
     def submit(self, spec: GrammarSpec) -> Future[Grammar]:
         """The grammar of `spec`, or a GrammarError, as a future. Cancelling it has no effect on others' wait."""
-        key = _key(spec)
-        with self._lock:
-            found = self._cache.get(key)
-            if found is not None:
-                self.cache_hits += 1
-                if isinstance(found, GrammarError):
-                    return _settled(found)
-                self._begin_table(found)
-                return _settled(found)
-            shared = self._under_way.get(key)
-            if shared is None:
-                shared = Future()
-                shared.set_running_or_notify_cancel()
-                self._under_way[key] = shared
-                shared.add_done_callback(lambda done: self._keep(key, done))
-                self._service.submit(lambda turn: self._compile(spec, turn), shared)
-            else:
-                self.cache_hits += 1
-            return shared
+        future, is_new = self._cache.share(_key(spec))
+        if is_new:
+            self._service.submit(lambda turn: self._compile(spec, turn), future)
+        elif future.done() and future.exception() is None:
+            with self._lock:
+                self._begin_table(future.result())
+        return future
 
     def compile(self, spec: GrammarSpec) -> Grammar:
         """The grammar of `spec`. Raises GrammarError."""
@@ -133,9 +125,7 @@ class GrammarCompiler:
         """
         done: Future[Any] = Future()
         done.set_running_or_notify_cancel()
-        with self._lock:
-            is_needed = not self.compiled and not self._under_way
-        if is_needed:
+        if self._cache.untouched:
             self._service.submit(self._rehearse, done)
         else:
             done.set_result(None)
@@ -143,10 +133,10 @@ class GrammarCompiler:
 
     def abandon(self, future: Future[Grammar]) -> None:
         """Nobody waits for `future`, which `submit` gave, any more: what has not begun is not compiled at all."""
-        with self._lock:
+        with self._cache.lock:
             if not self._service.drop(future):
                 return
-            self._under_way = {key: other for key, other in self._under_way.items() if other is not future}
+            self._cache.forget(future)
         future.set_exception(GrammarError("nobody waits for the constraint"))
 
     def close(self) -> None:
@@ -173,7 +163,7 @@ class GrammarCompiler:
             turn.prepare(lambda: self.tokens.tokenizer)
         try:
             grammar = compile_grammar(spec, self.tokens, lambda part: _lower_elsewhere(part, turn))
-            return self._tables.at_once(grammar)
+            return grammar if grammar.tabulation is None else self._tables.at_once(grammar, grammar.tabulation)
         except (GrammarTooComplexError, UnsupportedKeywordError):
             if not isinstance(spec, JsonSchema) or spec.policy != "best_effort":
                 raise
@@ -211,22 +201,7 @@ class GrammarCompiler:
 
     def _keep_table(self, key: bytes, done: Future[Grammar]) -> None:
         if done.exception() is None:  # without a table it is followed step by step
-            with self._lock:
-                self._cache.put(key, done.result())
-
-    def _keep(self, key: bytes, done: Future[Grammar]) -> None:
-        error = done.exception()
-        with self._lock:
-            if self._under_way.get(key) is not done:  # it was abandoned
-                return
-            del self._under_way[key]
-            if error is None:
-                self.compiled += 1
-                self._cache.put(key, done.result())
-            elif isinstance(error, CompileLateError):
-                self._cache.put_error(key, error, LATE_LIFE_S)
-            elif isinstance(error, GrammarError):
-                self._cache.put_error(key, error)
+            self._cache.put(key, done.result())
 
 
 _REHEARSED: tuple[PlainSpec, ...] = (
@@ -345,12 +320,3 @@ def _check(job: Check, turn: Turn) -> list[Violation]:
 
 def _key(spec: GrammarSpec) -> bytes:
     return hashlib.blake2b(msgspec.msgpack.encode(spec), digest_size=16).digest()
-
-
-def _settled(found: Grammar | GrammarError) -> Future[Grammar]:
-    future: Future[Grammar] = Future()
-    if isinstance(found, GrammarError):
-        future.set_exception(found)
-    else:
-        future.set_result(found)
-    return future

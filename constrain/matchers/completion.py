@@ -31,8 +31,24 @@ MAX_AIMLESS_STEPS = 4
 Mask = npt.NDArray[np.uint32]
 
 
+MAX_KNOWN = 256
+SLOW_S = 0.002
+
+
+@dataclass(slots=True)
+class _Known:
+    """A way to the end from one state, or a budget for which none was found. Who seeks holds `lock`."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    way: list[int] | None = None
+    in_vain: int = -1
+
+    def knows(self, max_tokens: int) -> bool:
+        return (self.way is not None and len(self.way) <= max_tokens) or max_tokens <= self.in_vain
+
+
 class Completer:
-    """Searches for completions. Holds no state of a generation.
+    """Searches for completions. Thread-safe; holds no state of a generation.
 
     The search is greedy, knowing what brings a JSON text nearer to its end. Where that leads nowhere (a string with a
     pattern, a regular expression) a beam looks for a place from which it does, or for the end. `names` are keys that
@@ -46,6 +62,9 @@ class Completer:
         self._words = tuple(words)
         self._all_names = tuple(names)
         self._spelled: dict[str, list[list[int]]] = {}
+        self._slow = False
+        self._lock = threading.Lock()
+        self._ways: OrderedDict[tuple[int, ...], _Known] = OrderedDict()
 
     # Made when they are first needed: most words are never sought.
 
@@ -130,6 +149,49 @@ class Completer:
                 return None
             path += step
         return path if trial.is_accepting() else None
+
+    def find(
+        self, taken: Sequence[int], state: GrammarState, max_tokens: int, patience_s: float | None
+    ) -> list[int] | None:
+        """At most `max_tokens` tokens that complete the word from `state`, to which the tokens `taken` led.
+
+        Raises SearchLateError if that takes, or is likely to take, longer than `patience_s`.
+        """
+        if patience_s is None:
+            return self._find(taken, state, max_tokens)
+        if self._slow:
+            raise SearchLateError("the search for a way to the end takes longer")
+        try:
+            return self.search(state, max_tokens, patience_s)
+        except SearchLateError:
+            self._slow = True
+            raise
+
+    def _find(self, taken: Sequence[int], state: GrammarState, max_tokens: int) -> list[int] | None:
+        known = self._of(tuple(taken))
+        with known.lock:
+            if not known.knows(max_tokens):
+                started = time.monotonic()
+                way = self.search(state, max_tokens)
+                self._slow = time.monotonic() - started > SLOW_S
+                if way is None:
+                    known.in_vain = max_tokens
+                else:
+                    known.way = way
+            return list(known.way) if known.way is not None and len(known.way) <= max_tokens else None
+
+    def _of(self, key: tuple[int, ...]) -> _Known:
+        with self._lock:
+            known = self._ways.setdefault(key, _Known())
+            self._ways.move_to_end(key)
+            if len(self._ways) > MAX_KNOWN:
+                self._ways.popitem(last=False)
+            return known
+
+    def witness(self, start: GrammarState, known: str | None, max_tokens: int) -> list[int] | None:
+        """Returns the tokens of a short word from `start`: those of `known` if it is one."""
+        tokens = self._tokens.encode(known.encode()) if known is not None else []
+        return tokens if tokens and self.completes(start, tokens) else self.search(start, max_tokens)
 
     def completes(self, matcher: GrammarState, tokens: list[int]) -> bool:
         """Whether `tokens` complete the word."""
@@ -247,67 +309,3 @@ class _Preference:
         """Those that `mask` allows, in order."""
         allowed: npt.NDArray[np.int64] = self._tokens[(mask[self._words] & self._bits) != 0]
         return allowed
-
-
-MAX_KNOWN = 256
-SLOW_S = 0.002
-
-
-@dataclass(slots=True)
-class _Known:
-    """A way to the end from one state, or a budget for which none was found. Who seeks holds `lock`."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    way: list[int] | None = None
-    in_vain: int = -1
-
-    def knows(self, max_tokens: int) -> bool:
-        return (self.way is not None and len(self.way) <= max_tokens) or max_tokens <= self.in_vain
-
-
-class Searches:
-    """Thread-safe. Searches are begun in haste only while they are known to be quick."""
-
-    def __init__(self, completer: Completer) -> None:
-        self._completer = completer
-        self._slow = False
-        self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[int, ...], _Known] = OrderedDict()
-
-    def find(
-        self, taken: Sequence[int], state: GrammarState, max_tokens: int, patience_s: float | None
-    ) -> list[int] | None:
-        """At most `max_tokens` tokens that complete the word from `state`, to which the tokens `taken` led.
-
-        Raises SearchLateError if that takes, or is likely to take, longer than `patience_s`.
-        """
-        if patience_s is None:
-            return self._find(taken, state, max_tokens)
-        if self._slow:
-            raise SearchLateError("the search for a way to the end takes longer")
-        try:
-            return self._completer.search(state, max_tokens, patience_s)
-        except SearchLateError:
-            self._slow = True
-            raise
-
-    def _find(self, taken: Sequence[int], state: GrammarState, max_tokens: int) -> list[int] | None:
-        known = self._of(tuple(taken))
-        with known.lock:
-            if not known.knows(max_tokens):
-                started = time.monotonic()
-                way = self._completer.search(state, max_tokens)
-                self._slow = time.monotonic() - started > SLOW_S
-                if way is None:
-                    known.in_vain = max_tokens
-                else:
-                    known.way = way
-            return list(known.way) if known.way is not None and len(known.way) <= max_tokens else None
-
-    def _of(self, key: tuple[int, ...]) -> _Known:
-        with self._lock:
-            known = self._known.setdefault(key, _Known())
-            self._known.move_to_end(key)
-            if len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
-            return known

@@ -16,7 +16,7 @@ from ..lowered import Lowered
 from ..receipt import Receipt
 from ..vocabulary.token_table import TokenTable
 from ..vocabulary.vocabulary import MaskRow
-from .completion import Completer, Searches
+from .completion import Completer
 from .interface import Grammar, GrammarState, Int32, Matcher, Tabulation
 
 MAX_WITNESS_TOKENS = 4_096
@@ -46,11 +46,7 @@ class CompiledGrammar:
         self.receipt = receipt
         self.tabulation = tabulation
         self.completer = completer
-        self.searches = Searches(completer)
-        known = tokens.encode(lowered.witness.encode()) if lowered.witness is not None else []
-        self.witness: list[int] | None = known
-        if not known or not completer.completes(start, known):
-            self.witness = completer.search(start, MAX_WITNESS_TOKENS)
+        self.witness = completer.witness(start, lowered.witness, MAX_WITNESS_TOKENS)
         shortest = len(self.witness) if self.witness is not None else 0
         self.guarded_tokens = 32 + 2 * shortest + min(lowered.growth, MAX_WITNESS_TOKENS)
         self._start = start
@@ -178,7 +174,7 @@ class TokenMatcher(Matcher):
 
     def search(self, max_tokens: int, patience_s: float | None = None) -> list[int] | None:
         """At most `max_tokens` tokens that complete the word, or None. Raises SearchLateError after `patience_s`."""
-        return self.grammar.searches.find(self._taken, self.state, max_tokens, patience_s)
+        return self.grammar.completer.find(self._taken, self.state, max_tokens, patience_s)
 
     def give_up(self) -> None:
         """Takes note that there is no way to the end within the budget: none is sought any more."""

@@ -1,62 +1,118 @@
-"""Keeps compiled grammars within a bound of bytes, and refusals for a while."""
+"""Keeps compiled grammars within a bound of bytes, refusals for a while, and what is being compiled for all who ask."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from concurrent.futures import Future
+from functools import partial
+from threading import RLock
 from weakref import WeakValueDictionary
 
-from ..errors import GrammarError
+from ..errors import CompileLateError, GrammarError
 from ..matchers.interface import Grammar
 
 ERROR_LIFE_S = 30.0
+LATE_LIFE_S = 5.0
+"""How long it is remembered that a constraint took too long: it may have been the others' fault."""
 MAX_ERRORS = 1_000
 
 
 class GrammarCache:
-    """Grammars by key, the least recently used dropped first. Not thread-safe.
+    """Grammars by key, the least recently used dropped first. Thread-safe; `lock` keeps others out for longer.
 
     A grammar that was dropped is still found while somebody uses it.
     """
 
     def __init__(self, max_bytes: int) -> None:
+        self.lock = RLock()
         self.num_bytes = 0
+        self.num_compiled = 0
+        self.num_hits = 0
         self._max_bytes = max_bytes
         self._grammars: OrderedDict[bytes, Grammar] = OrderedDict()
         self._in_use: WeakValueDictionary[bytes, Grammar] = WeakValueDictionary()
         self._errors: OrderedDict[bytes, tuple[float, GrammarError]] = OrderedDict()
+        self._under_way: dict[bytes, Future[Grammar]] = {}
 
     def __len__(self) -> int:
         return len(self._grammars)
 
+    @property
+    def untouched(self) -> bool:
+        """Nothing has been compiled, nor is being compiled."""
+        return not self.num_compiled and not self._under_way
+
+    def share(self, key: bytes) -> tuple[Future[Grammar], bool]:
+        """Returns the future of `key`, and True if it is new: the caller is then to settle it."""
+        with self.lock:
+            found = self.get(key)
+            future = self._under_way.get(key) if found is None else _settled(found)
+            if future is not None:
+                self.num_hits += 1
+                return future, False
+            future = self._under_way[key] = Future()
+            future.set_running_or_notify_cancel()
+        future.add_done_callback(partial(self._keep, key))
+        return future, True
+
+    def forget(self, future: Future[Grammar]) -> None:
+        """Does not keep what becomes of `future`."""
+        with self.lock:
+            self._under_way = {key: other for key, other in self._under_way.items() if other is not future}
+
     def get(self, key: bytes) -> Grammar | GrammarError | None:
         """What is known of `key`."""
-        if key in self._grammars:
-            self._grammars.move_to_end(key)
-            return self._grammars[key]
-        found = self._in_use.get(key)
-        if found is not None:
-            self.put(key, found)
-            return found
-        if key in self._errors:
-            expires, error = self._errors[key]
-            if time.monotonic() < expires:
-                return error
-            del self._errors[key]
-        return None
+        with self.lock:
+            if key in self._grammars:
+                self._grammars.move_to_end(key)
+                return self._grammars[key]
+            found = self._in_use.get(key)
+            if found is not None:
+                self.put(key, found)
+                return found
+            if key in self._errors:
+                expires, error = self._errors[key]
+                if time.monotonic() < expires:
+                    return error
+                del self._errors[key]
+            return None
 
     def put(self, key: bytes, grammar: Grammar) -> None:
         """Keeps `grammar`, if it is not too large by itself."""
-        replaced = self._grammars.pop(key, None)
-        self.num_bytes += grammar.num_bytes - (replaced.num_bytes if replaced is not None else 0)
-        self._grammars[key] = self._in_use[key] = grammar
-        while self.num_bytes > self._max_bytes:
-            _, dropped = self._grammars.popitem(last=False)
-            self.num_bytes -= dropped.num_bytes
+        with self.lock:
+            replaced = self._grammars.pop(key, None)
+            self.num_bytes += grammar.num_bytes - (replaced.num_bytes if replaced is not None else 0)
+            self._grammars[key] = self._in_use[key] = grammar
+            while self.num_bytes > self._max_bytes:
+                _, dropped = self._grammars.popitem(last=False)
+                self.num_bytes -= dropped.num_bytes
 
     def put_error(self, key: bytes, error: GrammarError, life_s: float = ERROR_LIFE_S) -> None:
         """Keeps a refusal for `life_s`."""
-        self._errors.pop(key, None)
-        self._errors[key] = (time.monotonic() + life_s, error.with_traceback(None))
-        if len(self._errors) > MAX_ERRORS:
-            self._errors.popitem(last=False)
+        with self.lock:
+            self._errors.pop(key, None)
+            self._errors[key] = (time.monotonic() + life_s, error.with_traceback(None))
+            if len(self._errors) > MAX_ERRORS:
+                self._errors.popitem(last=False)
+
+    def _keep(self, key: bytes, done: Future[Grammar]) -> None:
+        error = done.exception()
+        with self.lock:
+            if self._under_way.get(key) is not done:  # it was forgotten
+                return
+            del self._under_way[key]
+            if error is None:
+                self.num_compiled += 1
+                self.put(key, done.result())
+            elif isinstance(error, GrammarError):
+                self.put_error(key, error, LATE_LIFE_S if isinstance(error, CompileLateError) else ERROR_LIFE_S)
+
+
+def _settled(found: Grammar | GrammarError) -> Future[Grammar]:
+    future: Future[Grammar] = Future()
+    if isinstance(found, GrammarError):
+        future.set_exception(found)
+    else:
+        future.set_result(found)
+    return future

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
 
 from ...errors import GrammarTooComplexError
@@ -62,7 +63,6 @@ class Graph:
         self.expander = expander
         self._costs: dict[Node, float] = {}
         self.values: dict[Node, Values] = {}
-        self.finite = Finite(self.values)
         stack = [root]
         while stack:
             node = stack.pop()
@@ -136,6 +136,11 @@ class Graph:
         node = plan.rest | count.node
         number = self.count(node) if node in self.values else None
         return number is not None and number + max(len(plan.prefix) - count.start, 0) < count.low
+
+    @cached_property
+    def finite(self) -> Finite:
+        """The lists of values of those nodes that have few."""
+        return Finite(self.values)
 
     def count(self, node: Node, depth: int = 0) -> int | None:
         """At most so many values satisfy a node; None: more than `MAX_COUNT`, as far as is known."""

@@ -17,7 +17,7 @@ from ...receipt import Receipt
 from ...regex.automaton import Automaton, compile_parts, compile_words
 from ...vocabulary.token_table import Level, TokenTable, build_trie
 from ...vocabulary.vocabulary import MaskRow
-from ..interface import Grammar, Matcher, TableArrays
+from ..interface import Grammar, Matcher, TableArrays, Tabulation
 from .rows import FAR, TokenMoves, token_moves
 
 MAX_ROW_BYTES = 64 << 20
@@ -315,10 +315,9 @@ class RegularTables:
         self._trie: tuple[Level, ...] | None = None
         self._lock = threading.Lock()
 
-    def at_once(self, plain: Grammar) -> Grammar:
+    def at_once(self, plain: Grammar, tabulation: Tabulation) -> Grammar:
         """`plain` as a table, if that takes little; else as it is."""
-        tabulation = plain.tabulation
-        if tabulation is None or not is_small_job(tabulation.job):
+        if not is_small_job(tabulation.job):
             return plain
         try:
             return self.grammar(tabulate(tabulation.job), plain)
