@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from ..constrain.errors import REFUSALS, GrammarError
-from ..runtime.protocol.errors import BoughError, EngineStoppedError, ErrorInfo, OverloadedError, RequestError
+from ..runtime.protocol.errors import BoughError, ErrorInfo, RequestError
 
 INTERNAL_MESSAGE = "The server failed to process the request. Please name the x-request-id when you report it."
 
@@ -21,14 +21,6 @@ _HEADERS = {
     503: {"retry-after": "1"},
     504: {"x-should-retry": "false"},
 }
-
-STATUS: dict[type[Exception], int] = {
-    RequestError: 400,
-    GrammarError: 400,
-    OverloadedError: 503,
-    EngineStoppedError: 503,
-}
-"""Statuses of exceptions; any other is 500."""
 
 _STATUS_OF_CODE = {
     "engine_overloaded": 503,
@@ -103,11 +95,11 @@ def to_api_error(error: Exception, *, grammar_param: str = "response_format") ->
     """Returns the answer to `error`; `grammar_param` is the field that its constraint came from."""
     if isinstance(error, ApiError):
         return error
-    status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), None)
     if isinstance(error, GrammarError):
         return ApiError(400, error.code, str(error), param=grammar_param)
     if isinstance(error, BoughError):
         info = ErrorInfo(code=error.code, message=error.message, param=error.param)
+        status = 400 if isinstance(error, RequestError) else None  # a refusal, whatever its code
         return from_error_info(info, status=status, grammar_param=grammar_param)
     return ApiError(500, "internal_error", INTERNAL_MESSAGE)
 

@@ -1,4 +1,4 @@
-"""Messages: what templates get for what clients send."""
+"""Requests: the messages that templates get for those that clients send."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from bough.server.errors import ApiError
-from bough.server.openai.messages import to_messages
 from bough.server.openai.objects import Message
+from bough.server.openai.requests import to_messages
 from bough.server.openai.tools import Toolbox
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
