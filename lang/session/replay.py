@@ -1,4 +1,4 @@
-"""What really happened in a program with blocks: its instructions, done again with the values that have come."""
+"""Replay of a program with blocks: its instructions, done again with the values that have come."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Turn(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """What a join has made of a variable of its branches.
+    """Values that a join has made of a variable of its branches.
 
     entries   what it was in each branch; None: it was not there
     found     what each of these held
@@ -54,12 +54,12 @@ class Joined(NamedTuple):
 
 Piece = str | Turn | RoleOpen | RoleClose
 Outcome = str | Turn | Fixed | Derived | Gathered | None
-"""What a variable has come to hold: a text, a value, or an entry that is read as it is; None: nothing."""
+"""Content of a variable in the end: a text, a value, or an entry that is read as it is; None: nothing."""
 
 
 @dataclass(eq=False)
 class Line:
-    """How far a branch has come.
+    """Progress of a branch.
 
     pieces      what was appended
     made        all values in order, also those that were not appended; of joined branches, the lists of theirs
@@ -78,7 +78,7 @@ class Line:
 
 
 def text_of(found: Outcome) -> str:
-    """What a variable has come to hold, as text."""
+    """Returns the content of a variable, as text."""
     match found:
         case str():
             return found
@@ -114,14 +114,14 @@ class Replay:
             self._try(node)
 
     def knows(self, branch: int, entry: Slot | Kept) -> bool:
-        """What `entry` holds now is final: its value is there, or is known not to come."""
+        """Returns true if what `entry` holds now is final: its value is there, or is known not to come."""
         line = self._line(branch)
         if line.waits_for is None:
             return True
         return id(entry) in line.values and id(entry) not in line.unsure
 
     def outcome(self, entry: Entry | None) -> Outcome:
-        """What an entry holds."""
+        """Returns what an entry holds."""
         match entry:
             case None | Fixed() | Gathered() | Derived():
                 return entry
@@ -146,7 +146,7 @@ class Replay:
             self._stop(node, stall.slot)
 
     def _stop(self, node: Node, slot: Slot) -> None:
-        """All branches in `node` wait."""
+        """Has all branches in `node` wait."""
         for inner in walk_nodes([node]):
             line = self._line(inner.branch)
             line.waits_for = line.waits_for or slot
@@ -262,7 +262,7 @@ class Replay:
                 yield part
 
     def _holds(self, node: Node, lower: Callable[[Callable[[Operand], runtime.Operand]], runtime.Condition]) -> bool:
-        """Whether a condition holds; its operands get names that say what they stand for."""
+        """Returns true if a condition holds; its operands get names that say what they stand for."""
         operands: list[Operand] = []
 
         def named(operand: Operand) -> runtime.Operand:
@@ -277,14 +277,14 @@ class Replay:
         return holds(lower(named), _Known(self, operands))
 
     def text_of(self, operand: Operand) -> str:
-        """The text of an operand of a condition."""
+        """Returns the text of an operand of a condition."""
         if not isinstance(operand, EntryOf):
             return ""
         self._await(operand.entry)
         return text_of(self.outcome(operand.entry))
 
     def times_of(self, operand: Operand) -> int:
-        """How many values a slot has."""
+        """Counts the values of a slot."""
         assert isinstance(operand, TimesMade)
         return self._line(operand.slot.branch).counts[id(operand.slot)]
 
@@ -293,7 +293,7 @@ class Replay:
 
 
 class _Known:
-    """What a condition asks for."""
+    """Values that a condition asks for."""
 
     def __init__(self, replay: Replay, operands: Sequence[Operand]) -> None:
         self._replay = replay
