@@ -23,6 +23,7 @@ from ..session.branch import Branch
 from ..session.scope import Scope, current
 from ..session.session import Session, Settings
 from ..state.state import State
+from ..state.values import RunReading, Wait
 from ..types.schema import bare_options
 from .placeholder import CompileError, Marks, Placeholder, Probabilities, Unknown, clean, has_marks
 
@@ -186,22 +187,34 @@ class _Resolving:
         return self._marks.operand(operand) if isinstance(operand, str) else operand
 
 
-class _TracingSession(Session):
-    """Records, and sends nothing."""
+class _PlaceholderReading(RunReading):
+    """Reads placeholders, and waits for nothing."""
 
-    def __init__(self, settings: Settings, marks: Marks) -> None:
-        super().__init__(_Compiler(), _Never(), settings)
+    def __init__(self, marks: Marks) -> None:
         self._marks = marks
-        self.stand_in = self._stand_in
 
-    def _stand_in(
-        self, entry: Entry, what: Literal["value", "json", "probabilities"], kind: object = None
-    ) -> str | Probabilities:
-        if what != "probabilities":
-            return self._text(entry, Any if what == "json" else kind)
+    def value(self, branch: Branch, entry: Entry, convert: Callable[[str], Any] | None) -> Any:
+        return self._text(entry, None if convert is None else Any)
+
+    def of_kind(self, branch: Branch, name: str, value: Any, kind: Any) -> Any:
+        entry = branch.variables.get(name)
+        if isinstance(entry, Slot | Kept | Derived):
+            return self._text(entry, kind)
+        return super().of_kind(branch, name, value, kind)
+
+    def text(self, branch: Branch, entry: Slot | Kept) -> str:
+        return str(self._text(entry))
+
+    def waits(self, branch: Branch, entry: Entry) -> Iterator[Wait]:
+        return iter(())
+
+    def probabilities(self, branch: Branch, name: str, entry: Entry) -> Any:
         if not isinstance(entry, Slot) or entry.choices is None:
             raise CompileError("only the probabilities of a select can be read", place=caller())
         return Probabilities(entry)
+
+    def is_final(self, value: object) -> bool:
+        return not isinstance(value, str)  # it may hold placeholders
 
     def _text(self, entry: Entry, kind: object = None) -> str:
         match entry:
@@ -219,6 +232,13 @@ class _TracingSession(Session):
                 return "".join(mark if isinstance(mark, str) else self._text(mark) for mark in marks)
             case _:
                 _refuse("taking a value apart")
+
+
+class _TracingSession(Session):
+    """Records, and sends nothing."""
+
+    def __init__(self, settings: Settings, marks: Marks) -> None:
+        super().__init__(_Compiler(), _Never(), settings, _PlaceholderReading(marks))
 
     def cancel(self, branch: int) -> None:
         _refuse("cancelling a branch")

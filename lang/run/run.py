@@ -21,6 +21,7 @@ from ..session.scope import Scope, current
 from ..session.session import Session, Settings
 from ..session.waiting import background
 from ..state.state import State
+from ..state.values import RunReading
 
 _GRACE_S = 0.5
 """After a program's limit: in which the engine can say itself what has taken too long."""
@@ -52,7 +53,7 @@ class Run:
     def __init__(self, call: Call, driver: PullDriver | TaskDriver) -> None:
         self._call = call
         self._driver = driver
-        self.session = Session(call.backend, driver, call.settings)
+        self.session = Session(call.backend, driver, call.settings, RunReading())
         self.session.spans = observe.begin(call.name, self.session.id, call.backend)
         self.state: State[Any] = State(Branch(self.session, call.defaults))
         self.state.ret_value = None

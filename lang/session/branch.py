@@ -148,7 +148,7 @@ class Branch:
         recorder = self.recorder
         arguments = tuple((key, self._argument(value)) for key, value in item.arguments.items())
         for key, value in item.arguments.items() if isinstance(item.tool, Tool) else ():
-            if _is_constant(value) and (self.session.stand_in is None or not isinstance(value, str)):
+            if _is_constant(value) and self.session.reading.is_final(value):
                 item.tool.check_argument(key, value)
         name, sent = recorder.name_for(self.id, item.name, "use")
         slot = Slot(self.id, sent, str, leading_to(item.place), variable=name)

@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ...runtime.protocol.errors import BoughError
 from ...runtime.protocol.patterns import PatternCache
@@ -36,7 +36,7 @@ from ..diagnostics.errors import BackendError, ProgramError, UnsupportedError, e
 from ..diagnostics.source_lines import Place, place
 from ..observe.otel import RunSpans
 from ..record.recorder import Recorder
-from ..record.variables import Entry, Slot, Submission
+from ..record.variables import Entry, Kept, Slot, Submission
 from .replay import Replay
 from .scope import Awaited, inside
 from .waiting import Monitor, Waiter
@@ -126,10 +126,33 @@ class Arrivals:
             line = self._parents.get(line)
 
 
-class StandIn(Protocol):
-    """Gives, in a program that is being compiled, what stands for what only a run could know of a variable."""
+class Reading(Protocol):
+    """The way in which values are read that only a run makes. A program that is being compiled has one of its own.
 
-    def __call__(self, entry: Entry, what: Literal["value", "json", "probabilities"], kind: object = None) -> Any: ...
+    `branch` is the `Branch` that is read, `entry` what a variable of it holds.
+    """
+
+    def value(self, branch: Any, entry: Entry, convert: Callable[[str], Any] | None) -> Any:
+        """Returns the value, converted by `convert` or as its generation says."""
+
+    def of_kind(self, branch: Any, name: str, value: Any, kind: Any) -> Any:
+        """Returns the value of the variable `name`, which was read as `value`, as one of the type `kind`."""
+
+    def text(self, branch: Any, entry: Slot | Kept) -> str:
+        """Returns the text that was appended for it."""
+        ...
+
+    def waits(self, branch: Any, entry: Entry) -> Iterator[Any]:
+        """Yields what has to be waited for before."""
+        ...
+
+    def probabilities(self, branch: Any, name: str, entry: Entry) -> dict[str, float]:
+        """Returns the probability of each choice of a select."""
+        ...
+
+    def is_final(self, value: object) -> bool:
+        """Tells whether a value of the program will be the same in each run."""
+        ...
 
 
 class Driver(Protocol):
@@ -163,7 +186,7 @@ class Session:
     Everything else may be used from any thread. `changed` guards all that events change.
     """
 
-    def __init__(self, backend: Backend, driver: Driver, settings: Settings) -> None:
+    def __init__(self, backend: Backend, driver: Driver, settings: Settings, reading: Reading) -> None:
         self.backend = backend
         self.settings = settings
         self.id = secrets.token_hex(16)
@@ -181,7 +204,7 @@ class Session:
         self.watched = False
         """Somebody beside the body has the state before the program's end, and may want texts as they come."""
         self.state: object = None
-        self.stand_in: StandIn | None = None
+        self.reading = reading
         self._driver = driver
         self.arrivals = Arrivals(self.recorder)
         self.tools: dict[str, ToolCall] = {}

@@ -335,7 +335,7 @@ class State(Generic[Result]):
         >>> s.probabilities("verdict")
         {'positive': 0.93, 'negative': 0.07}
         """
-        return reader.probabilities(self._branch, name, reader.known(self._branch, name))
+        return self._branch.session.reading.probabilities(self._branch, name, reader.known(self._branch, name))
 
     @overload
     def stream(self, what: str, *, partial: Literal[False] = ...) -> Stream[str]: ...

@@ -115,11 +115,7 @@ def _awaited(branch: Branch) -> Slot | None:
 def _text(branch: Branch, mark: Any) -> str:
     if isinstance(mark, str):
         return mark
-    if branch.session.stand_in is not None:
-        return str(branch.session.stand_in(mark, "value"))
-    for wait in waits(branch, mark):
-        branch.session.wait(*wait)
-    return text_of(outcome(branch, mark))
+    return branch.session.reading.text(branch, mark)
 
 
 Item = TypeVar("Item")
@@ -200,7 +196,7 @@ async def aread(branch: Branch, name: str) -> Any:
     for wait in _until_known(branch, name):
         await session.await_until(wait.done)
     entry = branch.look_up(name)
-    for wait in () if session.stand_in is not None else waits(branch, entry):
+    for wait in session.reading.waits(branch, entry):
         await session.await_until(wait.done)
     return read(branch, entry)
 

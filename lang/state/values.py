@@ -28,6 +28,44 @@ class Wait(NamedTuple):
     submission: Callable[[], Submission | None]
 
 
+class RunReading:
+    """Reading of a program that runs: waits for what is not there yet."""
+
+    def value(self, branch: Branch, entry: Entry, convert: Callable[[str], Any] | None) -> Any:
+        return _from(branch, _settled(branch, entry), convert)
+
+    def of_kind(self, branch: Branch, name: str, value: Any, kind: Any) -> Any:
+        try:
+            return read_as(value, kind)
+        except (ValueError, TypeError, LookupError) as error:
+            raise _not_of(name, value, kind, str(error)) from error
+
+    def text(self, branch: Branch, entry: Slot | Kept) -> str:
+        return text_of(_settled(branch, entry))
+
+    def waits(self, branch: Branch, entry: Entry) -> Iterator[Wait]:
+        return waits(branch, entry)
+
+    def probabilities(self, branch: Branch, name: str, entry: Entry) -> dict[str, float]:
+        turn = _turn(branch, entry)
+        if turn is None or turn.slot.choices is None:
+            raise ProgramError(f"{name!r} was not chosen by a select", code="invalid_program", place=caller())
+        slot, value = turn
+        if value.probabilities is None:
+            raise ProgramError(f"the backend sent no probabilities for {name!r}", code="unsupported", place=slot.place)
+        return dict(zip(turn.slot.choices, value.probabilities, strict=True))
+
+    def is_final(self, value: object) -> bool:
+        return True
+
+
+def _settled(branch: Branch, entry: Entry) -> Outcome:
+    """Waits for a variable, and returns what it has come to hold."""
+    for wait in waits(branch, entry):
+        branch.session.wait(*wait)
+    return outcome(branch, entry)
+
+
 def read(branch: Branch, entry: Entry, convert: Callable[[str], Any] | None = None) -> Any:
     """Waits for a variable, and returns its text, converted by `convert` or as its generation says; for several samples
     or joined branches, a list. None for a value that a block might have made, and did not.
@@ -39,11 +77,7 @@ def read(branch: Branch, entry: Entry, convert: Callable[[str], Any] | None = No
         return [None if item is None else _gathered(branch, entry, item, convert) for item in entry.entries]
     if isinstance(entry, Fixed):
         return entry.value if convert is None else convert(str(entry.value))
-    if branch.session.stand_in is not None:
-        return branch.session.stand_in(entry, "value" if convert is None else "json")
-    for wait in waits(branch, entry):
-        branch.session.wait(*wait)
-    return _from(branch, outcome(branch, entry), convert)
+    return branch.session.reading.value(branch, entry, convert)
 
 
 def as_kind(branch: Branch, name: str, value: Any, kind: Any) -> Any:
@@ -55,12 +89,7 @@ def as_kind(branch: Branch, name: str, value: Any, kind: Any) -> Any:
     slot = branch.variables.get(name)
     if isinstance(slot, Slot) and slot.kind == kind:
         return value
-    if branch.session.stand_in is not None and isinstance(slot, Slot | Kept | Derived):
-        return branch.session.stand_in(slot, "value", kind)
-    try:
-        return read_as(value, kind)
-    except (ValueError, TypeError, LookupError) as error:
-        raise _not_of(name, value, kind, str(error)) from error
+    return branch.session.reading.of_kind(branch, name, value, kind)
 
 
 def read_as(value: Any, kind: Any) -> Any:
@@ -341,28 +370,13 @@ def meta_info(branch: Branch, entry: Entry) -> dict[str, Any]:
     return describe(branch.session.id, value, slot.choices)
 
 
-def probabilities(branch: Branch, name: str, entry: Entry) -> dict[str, float]:
-    """The probability of each choice of a select."""
-    if branch.session.stand_in is not None:
-        unknown: dict[str, float] = branch.session.stand_in(entry, "probabilities")
-        return unknown
-    turn = _turn(branch, entry)
-    if turn is None or turn.slot.choices is None:
-        raise ProgramError(f"{name!r} was not chosen by a select", code="invalid_program", place=caller())
-    if turn.value.probabilities is None:
-        raise ProgramError(f"the backend sent no probabilities for {name!r}", code="unsupported", place=turn.slot.place)
-    return dict(zip(turn.slot.choices, turn.value.probabilities, strict=True))
-
-
 def _turn(branch: Branch, entry: Entry) -> Turn | None:
     """The value of a variable that was generated."""
     if isinstance(entry, Derived):
         entry = entry.slot
     if not isinstance(entry, Slot | Kept):
         return None
-    for wait in waits(branch, entry):
-        branch.session.wait(*wait)
-    found = outcome(branch, entry)
+    found = _settled(branch, entry)
     return found if isinstance(found, Turn) else None
 
 
