@@ -15,7 +15,7 @@ from ...constrain import GrammarCompiler
 from ...radix import PrefixCache
 from ..protocol.config import EngineConfig
 from ..protocol.counters import Counters, EngineStats, ModelInfo
-from ..protocol.errors import BoughError, DeviceLostError, ErrorInfo
+from ..protocol.errors import BoughError, DeviceLostError, ErrorInfo, to_info
 from ..protocol.request import Request, RequestOutput
 from ..runner.runner import DrawSpec, Pass, PassRunner
 from ..sampler.rows import Row
@@ -285,9 +285,8 @@ class Engine:
         Raises:
             DeviceLostError: `error`, after which no other pass could run.
         """
-        info = ErrorInfo(code="internal_error", message="the forward pass failed")
-        if isinstance(error, BoughError):
-            info = ErrorInfo(code=error.code, message=error.message)
+        unknown = ErrorInfo(code="internal_error", message="the forward pass failed")
+        info = to_info(error) if isinstance(error, BoughError) else unknown
         self._scheduler.discard(plan)
         for work in plan.work:
             generation = self._live.get(work.sequence.id)

@@ -1,4 +1,4 @@
-"""What can go wrong in the runtime, and what a client is told.
+"""Errors of the runtime, as exceptions and as data for clients.
 
 BoughError
 ├── RequestError(ValueError)      the request is wrong: it was refused before any work
@@ -10,6 +10,8 @@ BoughError
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import msgspec
 
@@ -67,26 +69,34 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
     param: str | None = None
 
 
-_REFUSALS = (
-    "invalid",
-    "unsupported",
-    "context_length",
-    "empty_prompt",
-    "grammar_too_complex",
-    "state_not_found",
-    "unknown_tool",
-)
+CLASSES: Final[dict[str, type[BoughError]]] = {
+    **dict.fromkeys(
+        (
+            "context_length_exceeded", "empty_prompt", "grammar_too_complex", "invalid_grammar", "invalid_json_schema",
+            "invalid_output", "invalid_pattern", "invalid_program", "invalid_token_id", "invalid_tool_call",
+            "invalid_type", "invalid_value", "state_not_found", "unknown_tool", "unsupported_json_schema",
+            "unsupported_parameter", "unsupported_value",
+        ),
+        RequestError,
+    ),
+    **dict.fromkeys(
+        (
+            "aborted", "branch_failed", "cancelled", "condition_too_complex", "constraint_violated",
+            "generation_timeout", "grammar_dead_end", "internal_error", "nonfinite_logits", "program_too_long",
+            "result_too_long", "stop_regex_timeout", "tool_failed", "tool_timeout",
+        ),
+        EngineError,
+    ),
+    ModelError.code: ModelError,
+    OverloadedError.code: OverloadedError,
+    EngineStoppedError.code: EngineStoppedError,
+}  # fmt: skip
+"""All codes of the runtime and of constraints, each with the class that an error becomes which came back as data."""
 
 
 def to_exception(error: ErrorInfo) -> BoughError:
-    """The exception to raise for an error that came back as data."""
-    if error.code.startswith(_REFUSALS):
-        return RequestError(error.message, code=error.code, param=error.param)
-    if error.code == OverloadedError.code:
-        return OverloadedError(error.message)
-    if error.code == EngineStoppedError.code:
-        return EngineStoppedError(error.message)
-    return EngineError(error.message, code=error.code, param=error.param)
+    """The exception to raise for an error that came back as data; EngineError if its code is not known here."""
+    return CLASSES.get(error.code, EngineError)(error.message, code=error.code, param=error.param)
 
 
 MAX_MESSAGE_CHARS = 2000
@@ -94,6 +104,7 @@ MAX_MESSAGE_CHARS = 2000
 
 
 def to_info(error: BoughError) -> ErrorInfo:
+    """The error as data."""
     message = error.message
     if len(message) > MAX_MESSAGE_CHARS:
         message = f"{message[: MAX_MESSAGE_CHARS - 3]}..."

@@ -15,41 +15,11 @@ import pytest
 from bough.runtime.client.messages import Abort, AskStats, Drop, FrameWriter, Start, Submit, ToEngine, read_frames
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import (
-    BoughError,
-    EngineError,
-    EngineStoppedError,
-    ErrorInfo,
-    OverloadedError,
     RequestError,
-    to_exception,
-    to_info,
 )
 from bough.runtime.protocol.request import Request
 
 from ..asking import request
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (RequestError("m", param="p"), RequestError),
-        (RequestError("m", code="context_length_exceeded"), RequestError),
-        (RequestError("m", code="state_not_found"), RequestError),
-        (RequestError("m", code="unsupported_parameter"), RequestError),
-        (RequestError("m", code="empty_prompt"), RequestError),
-        (EngineError("m", code="generation_timeout"), EngineError),
-        (OverloadedError("m"), OverloadedError),
-        (EngineStoppedError("m"), EngineStoppedError),
-    ],
-)
-def test_errors_survive_the_way(error: BoughError, kind: type[BoughError]) -> None:
-    back = to_exception(to_info(error))
-    assert type(back) is kind
-    assert (back.code, back.message, back.param) == (error.code, error.message, error.param)
-
-
-def test_an_unknown_code_is_an_engine_error() -> None:
-    assert type(to_exception(ErrorInfo(code="surprise", message="m"))) is EngineError
 
 
 @pytest.fixture
