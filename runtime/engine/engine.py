@@ -23,9 +23,9 @@ from ..scheduler.scheduler import Advance, Plan, Scheduler, Work
 from ..tokenizer.tokenizer import Tokenizer
 from .admission import Admission
 from .checks import Checks
-from .drafts import DraftStage
 from .generation import Generation, Listener
 from .masks import LATE_MASK_SLEEP_S, MaskStage, StepMasks
+from .speculation import DraftStage
 
 logger = logging.getLogger("bough.engine")
 
@@ -164,11 +164,12 @@ class Engine:
 
     def _admit(self, now: float) -> None:
         """Brings in grammars that are compiled, values that are checked, and masks that were late."""
-        for generation, ended in self._admission.compiled(self._live, now):
-            if ended is not None:
-                self._emit(generation, ended)
-            else:
-                self._scheduler.add(generation.sequence)
+        if self._admission.compiling:
+            for generation, ended in self._admission.compiled(self._live, now):
+                if ended is not None:
+                    self._emit(generation, ended)
+                else:
+                    self._scheduler.add(generation.sequence)
         for generation, output in self._checks.take_done():
             self._emit(generation, output)
         self._masks.resume_ready()
@@ -264,6 +265,7 @@ class Engine:
                     continue
                 advance, output = generation.take(work, draws, flight.first_row[index], right.get(index), now)
                 advances.append(advance)
+                self._drafts.settle(generation, work, right.get(index), advance.tokens)
                 if generation.undecided is not None:
                     self._masks.foresee(generation, self._grammars.foresee)
                 if output is not None:
@@ -305,6 +307,7 @@ class Engine:
         if finish is not None:
             del self._live[request_id]
             self._admission.drop(request_id)
+            self._drafts.drop(generation)
             self._scheduler.remove(generation.sequence)
             self.counters.ended(finish)
         try:

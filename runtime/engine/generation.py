@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 
@@ -33,7 +33,6 @@ from ..sampler.rows import Draws, Row
 from ..scheduler.scheduler import Advance, Work
 from ..scheduler.sequence import Sequence
 from .detokenizer import Detokenizer
-from .speculation import Speculation
 
 logger = logging.getLogger("bough.engine")
 
@@ -80,7 +79,8 @@ class Generation:
         self.request = request
         self.sequence = sequence
         self.matcher: Matcher | None = None
-        self.speculation: Speculation | None = None
+        self.speculated: Container[int] = ()
+        """Offsets of those drafts in flight that nothing forces."""
         self.receipt: Receipt | None = None
         self.checked = False
         self.listener = listener
@@ -228,7 +228,6 @@ class Generation:
         """Accepts drawn tokens as long as each equals the draft it verifies, and one more; returns those accepted, and
         whether the last is not the one that was drawn."""
         keeps_logprobs = self.request.sampling.logprobs is not None
-        speculated = self.speculation.speculated if self.speculation is not None else {}
         untold = self._untold
         tokens: list[int] = []
         replaced = False
@@ -245,7 +244,7 @@ class Generation:
             replaced = token != drawn
             tokens.append(token)
             untold.tokens.append(token)
-            forced = replaced or (token == draft and offset not in speculated)
+            forced = replaced or (token == draft and offset not in self.speculated)
             untold.origins.append(FORCED if forced else SAMPLED)
             self._num_generated += 1
             self._num_forced += forced
@@ -261,8 +260,6 @@ class Generation:
             untold.texts.append(self._detokenizer.finish())
             if self.finish.reason == "length" and self._detokenizer.matched is not None:  # settled by the last text
                 self._end("stop", self._detokenizer.matched)
-        if self.speculation is not None:
-            self.speculation.settle(drafts, tokens)
         return tokens, replaced
 
     def _advance_matcher(self, drawn: int) -> int:

@@ -1,14 +1,30 @@
-"""Speculation: drafts that may follow, where the chance that they are right outweighs the rows they cost in a pass."""
+"""Drafts of each step: what grammars force next, and speculation where the chance to be right outweighs a row's cost.
+
+Speculation proposes what followed a sequence's last tokens before (prompt lookup), and what other answers under its
+JSON constraint have in common: their skeleton, place by place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from ...constrain import Matcher, MatcherError
+from ...constrain.spec import JsonSchema
+from ..protocol.config import EngineConfig
 from ..protocol.counters import Counters
-from .json_drafts import Place
+from ..protocol.request import Request
+from ..runner.runner import PassRunner
+from ..scheduler.scheduler import Advance, Plan, Scheduler, Work
+from .generation import Generation
 
+logger = logging.getLogger("bough.engine")
+
+MIN_DEVICE_DRAFTS = 8
+"""Fewer forced tokens are not worth a pass that the device cannot draw by itself."""
 SIZES = (6, 3)
 """Tokens that must have occurred before, the longest first."""
 MAX_DRAFTS = 32
@@ -29,6 +45,114 @@ _SHARED = 0
 """In place of a number of tokens: what other answers under the constraint went on with."""
 _LOOKUPS = 64
 """Tokens to take note of for each that may still come, at most: a long prompt is not worth it for a short answer."""
+
+TAIL = 16
+"""Bytes of the skeleton by which a place is known: a key and what stands around it."""
+MAX_CONTENT = 16
+"""Bytes of a value by which a place within it is known; within longer ones nothing is."""
+MAX_DEPTH = 16
+"""Open containers that are told apart, the innermost ones."""
+MAX_LINKS = 8192
+"""Of one constraint. A link and the place it leads to take some 700 bytes."""
+MAX_CONSTRAINTS = 16
+MAX_STREAK = 31
+STREAK_CHANCES = (0.0, 0.4, 0.65, 0.8, 0.9, 0.96)
+"""Before they are measured, by the streak's number of bits."""
+
+_VALUE, _AFTER_VALUE, _KEY, _SCALAR, _IN_STRING, _IN_KEY, _ESCAPE, _KEY_ESCAPE = range(8)
+_ESCAPED: Final = {_IN_STRING: _ESCAPE, _IN_KEY: _KEY_ESCAPE}
+_UNESCAPED: Final = {escape: string for string, escape in _ESCAPED.items()}
+_DECAY = 0.02
+_BITS = tuple(streak.bit_length() for streak in range(MAX_STREAK + 1))
+
+Shape = tuple[int, int, bytes, bytes | None]
+"""Where a text stands: what is read, the open containers (after a first 1 a bit each, 1 for an object), the last bytes
+of the skeleton, and what there is of the value (None: too much). The skeleton is the text without what its values
+hold: keys, quotation marks, brackets, commas, colons and whitespace. Digits of a value are all the same."""
+
+
+class DraftStage:
+    """Proposes drafts for the sequences of a scheduler. `texts` are the bytes of each token.
+
+    Drafts change how many tokens a pass gives, never which ones.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: PassRunner,
+        scheduler: Scheduler,
+        counters: Counters,
+        texts: Sequence[bytes | None],
+    ) -> None:
+        self.skeletons = Skeletons(texts)
+        self._scheduler = scheduler
+        self._jumps = config.jump_forward
+        self._speculates = config.speculation == "auto" and runner.exact and not runner.overlaps
+        self._draws_ahead = runner.max_steps > 1
+        self._costs, self._experience = PassCosts(), Experience(counters)
+        self._speculations: dict[Generation, Speculation] = {}
+
+    def begin(self, generation: Generation) -> None:
+        """Lets speculation look at what comes of `generation`, where that is done at all; until `drop`."""
+        if self._speculates:
+            place = self.skeletons.start(generation.request)
+            self._speculations[generation] = Speculation(self._experience, place)
+
+    def drop(self, generation: Generation) -> None:
+        """Forgets a generation that has ended."""
+        self._speculations.pop(generation, None)
+
+    def settle(self, generation: Generation, work: Work, num_right: int | None, tokens: Sequence[int]) -> None:
+        """`tokens` came of `work`, of whose rows `num_right` had a right mask (None: no grammar)."""
+        speculation = self._speculations.get(generation)
+        if speculation is not None and tokens:
+            speculation.settle(work.drafts if num_right is None else work.drafts[: num_right - 1], tokens)
+            generation.speculated = ()
+
+    def observe(self, plan: Plan, advances: Sequence[Advance], seconds: float) -> None:
+        """Learns from a pass, read `seconds` after its launch began, what rows cost."""
+        if self._speculates and all(work.samples and work.num_tokens == 1 + len(work.drafts) for work in plan.work):
+            self._costs.observe(plan.num_tokens, sum(len(advance.tokens) for advance in advances), seconds)
+
+    def propose(self, plan: Plan, generations: Sequence[Generation]) -> None:
+        """Gives the sequences of `plan`, which has been read, their drafts for the next step."""
+        price = self._costs.price(len(self._scheduler.running)) if self._speculates else 1.0
+        for work, generation in zip(plan.work, generations, strict=True):
+            if work.samples and work.live and not work.sequence.blocked:
+                self._scheduler.propose(work.sequence, self._drafts(generation, price))
+
+    def _drafts(self, generation: Generation, price: float) -> list[int]:
+        """Forced tokens, then speculative drafts whose chance of being right is at least `price`."""
+        sequence, matcher = generation.sequence, generation.matcher
+        num_pending = sequence.num_pending
+        room = generation.num_left - num_pending - 1
+        if room <= num_pending or not generation.takes_drafts:
+            return []
+        try:
+            drafts = self._forced(generation, min(room, MAX_DRAFTS)) if self._jumps else []
+            speculation = self._speculations.get(generation)
+            if speculation is not None and num_pending == 0:
+                ends, jumps = generation.ends, self._jumps
+                speculation.extend(drafts, sequence.tokens, matcher, price=price, room=room, ends=ends, jumps=jumps)
+                generation.speculated = speculation.speculated
+            return drafts
+        except Exception:  # it can do without
+            logger.exception("what may follow in request %s is not known", generation.request.id)
+            return []
+
+    def _forced(self, generation: Generation, room: int) -> list[int]:
+        """At most `room` tokens that the grammar forces next; none if they are too few to gain anything.
+
+        A token that is in flight already comes first in what is forced; the drafts follow it. The step after one with
+        drafts cannot be planned ahead, so then a single draft gains nothing.
+        """
+        if generation.matcher is None:
+            return []
+        num_pending = generation.sequence.num_pending
+        at_least = MIN_DEVICE_DRAFTS if self._draws_ahead and generation.table_matcher is not None else 1
+        forced = generation.matcher.forced_tokens()[num_pending:][:room]
+        return forced if len(forced) > num_pending and len(forced) >= at_least else []
 
 
 @dataclass(slots=True)
@@ -246,3 +370,143 @@ def _after(matcher: Matcher, drafts: Sequence[int]) -> Matcher:
     for draft in drafts:
         trial.accept(draft)
     return trial
+
+
+class Place:
+    """What came last in texts of one shape, how often in a row, and where each token leads that came."""
+
+    __slots__ = ("_after", "_known", "_shape", "_skeleton", "streak", "token")
+
+    def __init__(self, shape: Shape, skeleton: Skeleton) -> None:
+        self.token = -1
+        self.streak = 0
+        self._shape = shape
+        self._skeleton = skeleton
+        self._known = shape[3] is not None
+        self._after: dict[int, Place] = {}
+
+    @property
+    def chance(self) -> float:
+        """That `token` comes next: how often it was right after such a streak. 0.0 if nothing has come."""
+        return self._skeleton.chances[_BITS[self.streak]]
+
+    def follow(self, token: int) -> Place:
+        """The place after `token`."""
+        return self._after.get(token) or self._link(token)
+
+    def teach(self, tokens: Iterable[int]) -> Place:
+        """The place after `tokens`, which an answer went on with from here. They may be any: only drafts change."""
+        place, chances = self, self._skeleton.chances
+        for token in tokens:
+            if place._known:
+                bits, right = _BITS[place.streak], token == place.token
+                if bits:
+                    chances[bits] += _DECAY * (right - chances[bits])
+                if right:
+                    place.streak = min(place.streak + 1, MAX_STREAK)
+                else:
+                    place.streak >>= 2  # what came often is not forgotten at once
+                    if not place.streak:
+                        place.token, place.streak = token, 1
+            place = place._after.get(token) or place._link(token)
+        return place
+
+    def forget(self) -> None:
+        """Forgets where tokens lead."""
+        self._after.clear()
+
+    def _link(self, token: int) -> Place:
+        skeleton = self._skeleton
+        text = skeleton.texts[token] if 0 <= token < len(skeleton.texts) else None
+        shape = _advance(self._shape, text) if text else self._shape
+        if shape == self._shape:  # not to be kept: most of what a long value holds
+            return self
+        following = self._after[token] = skeleton.linked(shape)
+        return following
+
+
+class Skeleton:
+    """All places that answers under one constraint have come by. `texts` are the bytes of the tokens."""
+
+    def __init__(self, texts: Sequence[bytes | None], max_links: int = MAX_LINKS) -> None:
+        self.texts = texts
+        self.chances = list(STREAK_CHANCES)
+        """How often what came last came again, by the number of bits of the streak."""
+        self._max_links = max_links
+        self._num_links = 0
+        self._places: dict[Shape, Place] = {}
+
+    @property
+    def start(self) -> Place:
+        """Where an answer begins."""
+        return self.linked((_VALUE, 1, b"", b""))
+
+    def linked(self, shape: Shape) -> Place:
+        """The place of this shape, for one more link to it."""
+        if self._num_links >= self._max_links:
+            self._sweep()
+        self._num_links += 1
+        place = self._places.get(shape)
+        if place is None:
+            place = self._places[shape] = Place(shape, self)
+        return place
+
+    def _sweep(self) -> None:
+        """Forgets all links, and the places where nothing has come twice; the others too if they are many."""
+        for place in self._places.values():
+            place.forget()
+        often = {shape: place for shape, place in self._places.items() if place.streak > 1}
+        self._places = often if 2 * len(often) <= self._max_links else {}
+        self._num_links = len(self._places)
+
+
+class Skeletons:
+    """The skeletons of the constraints used last. Requests share one as they share prefixes: within a namespace."""
+
+    def __init__(self, texts: Sequence[bytes | None]) -> None:
+        self._texts = texts
+        self._of: OrderedDict[tuple[str, JsonSchema], Skeleton] = OrderedDict()
+
+    def start(self, request: Request) -> Place | None:
+        """Where the answer to `request` begins; None if it is not to be JSON by a schema."""
+        if not isinstance(request.grammar, JsonSchema):
+            return None
+        key = request.namespace, request.grammar
+        skeleton = self._of.pop(key, None) or Skeleton(self._texts)
+        self._of[key] = skeleton
+        if len(self._of) > MAX_CONSTRAINTS:
+            self._of.popitem(last=False)
+        return skeleton.start
+
+
+def _advance(shape: Shape, text: bytes) -> Shape:
+    """The shape after `text`, which may be any."""
+    mode, stack, tail_before, content = shape
+    if mode == _IN_STRING and content is None and b'"' not in text and b"\\" not in text:
+        return shape
+    tail, value, lost = bytearray(tail_before), bytearray(content or b""), content is None
+    for byte in text:
+        sign = chr(byte)
+        if mode in _UNESCAPED or (mode in _ESCAPED and sign != '"'):
+            (tail if mode in (_IN_KEY, _KEY_ESCAPE) else value).append(byte)
+            mode = _UNESCAPED[mode] if mode in _UNESCAPED else _ESCAPED[mode] if sign == "\\" else mode
+            continue
+        if sign not in '"{}[],: \t\r\n':
+            mode = _SCALAR
+            value.append(0x30 if sign.isdecimal() else byte)
+            continue
+        tail.append(byte)
+        if sign == '"':
+            mode = _AFTER_VALUE if mode in _ESCAPED else _IN_KEY if mode == _KEY else _IN_STRING
+        elif sign in "{[":
+            stack = (stack << 1 | (sign == "{")) & ((2 << MAX_DEPTH) - 1) | 1 << min(stack.bit_length(), MAX_DEPTH)
+            mode = _KEY if sign == "{" else _VALUE
+        elif sign in "}]":
+            stack, mode = max(stack >> 1, 1), _AFTER_VALUE
+        elif sign in ",:":
+            mode = _KEY if sign == "," and stack > 1 and stack & 1 else _VALUE
+        else:
+            continue
+        value.clear()
+        lost = False
+    return mode, stack, bytes(tail[-TAIL:]), None if lost or len(value) > MAX_CONTENT else bytes(value)

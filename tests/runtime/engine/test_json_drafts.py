@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.constrain.spec import Choice, GrammarSpec, JsonSchema
-from bough.runtime.engine.json_drafts import MAX_CONSTRAINTS, MAX_CONTENT, MAX_STREAK, Place, Skeleton, Skeletons
+from bough.runtime.engine.speculation import MAX_CONSTRAINTS, MAX_CONTENT, MAX_STREAK, Place, Skeleton, Skeletons
 from bough.runtime.protocol.request import Request
 
 TEXTS = [*(bytes([byte]) for byte in range(256)), None, b'", "', b'":', b"long enough to be no value", b"}]", b"\xff\\"]

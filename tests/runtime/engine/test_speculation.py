@@ -15,8 +15,15 @@ from bough.constrain import GrammarCompiler, Matcher
 from bough.constrain.matchers import completion
 from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex, Structural, Tag
 from bough.runtime.engine.engine import Engine
-from bough.runtime.engine.json_drafts import Place, Skeleton, Skeletons
-from bough.runtime.engine.speculation import MAX_SPECULATED, Experience, PassCosts, Speculation
+from bough.runtime.engine.speculation import (
+    MAX_SPECULATED,
+    Experience,
+    PassCosts,
+    Place,
+    Skeleton,
+    Skeletons,
+    Speculation,
+)
 from bough.runtime.protocol.counters import Counters
 from bough.runtime.protocol.request import FORCED, Request
 from bough.runtime.protocol.sampling_params import SamplingParams
