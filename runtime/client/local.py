@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -238,16 +239,16 @@ class LocalClient:
         return self._loop.alive
 
     def stream(self, request: Request) -> Iterator[RequestOutput]:
-        return iterate(lambda listen: self._loop.start_request(request, listen), lambda: self._loop.abort(request.id))
+        return iterate(partial(self._loop.start_request, request), partial(self._loop.abort, request.id))
 
     def astream(self, request: Request) -> AsyncIterator[RequestOutput]:
-        return aiterate(lambda listen: self._loop.start_request(request, listen), lambda: self._loop.abort(request.id))
+        return aiterate(partial(self._loop.start_request, request), partial(self._loop.abort, request.id))
 
     def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
-        return iterate(lambda listen: self._loop.start_program(program, listen, tools), lambda: self.drop(program.id))
+        return iterate(partial(self._loop.start_program, program, tools=tools), partial(self._loop.drop, program.id))
 
     def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]:
-        return aiterate(lambda listen: self._loop.start_program(program, listen, tools), lambda: self.drop(program.id))
+        return aiterate(partial(self._loop.start_program, program, tools=tools), partial(self._loop.drop, program.id))
 
     @property
     def tools(self) -> Mapping[str, ToolCall]:

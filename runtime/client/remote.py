@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -132,17 +133,17 @@ class RemoteClient:
         return self._process.pid
 
     def stream(self, request: Request) -> Iterator[RequestOutput]:
-        return iterate(lambda listen: self._start(request, listen), lambda: self._send(Abort(request.id)))
+        return iterate(partial(self._start, request), partial(self._send, Abort(request.id)))
 
     def astream(self, request: Request) -> AsyncIterator[RequestOutput]:
-        return aiterate(lambda listen: self._start(request, listen), lambda: self._send(Abort(request.id)))
+        return aiterate(partial(self._start, request), partial(self._send, Abort(request.id)))
 
     def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
         """Tools, the registered ones too, run in this process: only their names and results go to the engine's."""
-        return iterate(lambda listen: self._start_program(program, listen, tools), lambda: self.drop(program.id))
+        return iterate(partial(self._start_program, program, tools=tools), partial(self.drop, program.id))
 
     def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]:
-        return aiterate(lambda listen: self._start_program(program, listen, tools), lambda: self.drop(program.id))
+        return aiterate(partial(self._start_program, program, tools=tools), partial(self.drop, program.id))
 
     @property
     def tools(self) -> Mapping[str, ToolCall]:

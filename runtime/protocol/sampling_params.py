@@ -99,16 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             for bias in self.logit_bias.values():
                 _in_range("logit_bias", bias, -100.0, 100.0)
         if self.stop_regex is not None:
-            if len(self.stop_regex) > MAX_STOP_LENGTH:
-                raise RequestError(f"stop_regex must have at most {MAX_STOP_LENGTH} characters", param="stop_regex")
-            # A count is written out when the pattern is compiled, and those inside each other multiply.
-            counts = [int(count) for count in re.findall(r"\{\s*(\d+)", self.stop_regex)]
-            if math.prod(filter(None, counts)) * len(self.stop_regex) > MAX_STOP_REGEX_SIZE:
-                raise RequestError("stop_regex repeats too much: use smaller counts", param="stop_regex")
-            try:
-                regex.compile(self.stop_regex)
-            except regex.error as error:
-                raise RequestError(f"stop_regex is not a regular expression: {error}", param="stop_regex") from error
+            _check_stop_regex(self.stop_regex)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -136,3 +127,16 @@ def _in_range(name: str, value: float, low: float, high: float) -> None:
 def _at_most(name: str, values: object, limit: int) -> None:
     if len(values) > limit:  # type: ignore[arg-type]
         raise RequestError(f"{name} must have at most {limit} entries", param=name)
+
+
+def _check_stop_regex(pattern: str) -> None:
+    if len(pattern) > MAX_STOP_LENGTH:
+        raise RequestError(f"stop_regex must have at most {MAX_STOP_LENGTH} characters", param="stop_regex")
+    # A count is written out when the pattern is compiled, and those inside each other multiply.
+    counts = [int(count) for count in re.findall(r"\{\s*(\d+)", pattern)]
+    if math.prod(filter(None, counts)) * len(pattern) > MAX_STOP_REGEX_SIZE:
+        raise RequestError("stop_regex repeats too much: use smaller counts", param="stop_regex")
+    try:
+        regex.compile(pattern)
+    except regex.error as error:
+        raise RequestError(f"stop_regex is not a regular expression: {error}", param="stop_regex") from error

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from bough.constrain.spec import Choice, Regex
+from bough.constrain.spec import Choice
 from bough.runtime.client.llm import LLM
-from bough.runtime.client.local import EngineLoop, LocalClient
 from bough.runtime.engine.engine import Engine
 from bough.runtime.protocol.config import EngineConfig
-from bough.runtime.protocol.errors import BoughError, EngineError, RequestError
+from bough.runtime.protocol.errors import BoughError, RequestError
 from bough.runtime.protocol.program import Assign, Fork, Gen, Join, Program, Ref, Select, Text
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ...support.fakes import fake_engine
-from ..listening import ENDLESS, Clock, Heard, alone, assert_clean, drive, request
+from ..listening import ENDLESS, Heard, assert_clean, drive, request
 from ..programs.oracle import Heard as ProgramHeard
 from ..programs.oracle import executor_of
 
@@ -82,65 +79,7 @@ def test_drafts_of_some_do_not_take_the_turn_of_others() -> None:
     engine.close()
 
 
-# Deadlines
-
-
-def never(_: object) -> Future[Any]:
-    return Future()
-
-
-def test_a_deadline_passes_while_a_grammar_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _ = fake_engine()
-    clock = Clock()
-    engine._clock = clock
-    heard = Heard()
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._grammars, "submit", never)
-        engine.submit(request("r", grammar=Regex("a"), timeout_s=3.0), heard)
-    engine.step()
-    clock.now += 2.9
-    engine.step()
-    assert not heard.outputs
-    clock.now += 0.2
-    engine.step()
-    assert heard.code == "generation_timeout"
-    assert_clean(engine)
-
-
-def test_a_sleeping_engine_wakes_up_for_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _ = fake_engine()
-    client = LocalClient(EngineLoop(engine, EngineConfig()))
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._grammars, "submit", never)
-        started = time.monotonic()
-        with pytest.raises(EngineError) as caught:
-            list(client.stream(request("r", grammar=Regex("a"), timeout_s=0.3)))
-    assert caught.value.code == "generation_timeout"
-    assert 0.2 < time.monotonic() - started < 1.5
-    client.close()
-
-
-@pytest.mark.parametrize("timeout_s", [float("inf"), 1e300])
-def test_a_deadline_that_never_comes_does_not_hurt_a_sleeping_engine(
-    timeout_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, _ = fake_engine()
-    client = LocalClient(EngineLoop(engine, EngineConfig()))
-    ended = threading.Event()
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._grammars, "submit", never)
-        client._loop.start_request(request("r", grammar=Regex("a"), timeout_s=timeout_s), lambda _: ended.set())
-        assert client.stats().waiting == 1
-    assert [token for output in client.stream(request("other")) for token in output.tokens] == alone()
-    client.close()
-    assert ended.is_set()
-
-
-def test_a_deadline_that_is_no_number_is_refused() -> None:
-    engine, _ = fake_engine()
-    with pytest.raises(RequestError, match="timeout_s"):
-        engine.submit(request("r", timeout_s=float("nan")), Heard())
-    assert_clean(engine)
+# Searches for stops
 
 
 def test_a_search_for_a_stop_that_is_too_slow_cannot_stop_an_abort() -> None:
@@ -213,32 +152,6 @@ def test_a_program_cannot_ask_for_the_memory(ops: list[Any]) -> None:
     assert isinstance(heard.failed.error.code, str)
     assert heard.failed.error.code in ("context_length_exceeded", "invalid_value")
     assert executor.num_states == 0
-    assert_clean(engine)
-
-
-def test_compilations_that_nobody_waits_for_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _ = fake_engine()
-    release = threading.Event()
-    monkeypatch.setattr("bough.constrain.compiler.lower", lambda _: release.wait(10.0) and 1 / 0)
-    for index in range(300):
-        engine.submit(request(str(index), grammar=Regex(f"a{{{index}}}")), Heard())
-        engine.abort(str(index))
-    assert engine._grammars.num_waiting <= 4
-    shared = Regex("shared")
-    first, second = Heard(), Heard()
-    engine.submit(request("first", grammar=shared), first)
-    engine.submit(request("second", grammar=shared), second)
-    engine.abort("first")
-    assert any(True for _ in engine._admission.compiling)
-    monkeypatch.undo()
-    release.set()
-    drive(engine)
-    assert first.finish.reason == "abort"
-    assert second.code is None
-    third = Heard()
-    engine.submit(request("third", grammar=Regex("a{7}")), third)  # it was dropped, not remembered as wrong
-    drive(engine)
-    assert third.code is None
     assert_clean(engine)
 
 
