@@ -20,7 +20,7 @@ logger = logging.getLogger("bough.engine")
 
 
 @dataclass(eq=False, slots=True)
-class _Flight:
+class _RunningTool:
     frame: Frame
     op: Use
     ticket: Ticket
@@ -46,7 +46,7 @@ class ToolUses:
         self._post = post
         self._clock = clock
         self._append = append
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, _RunningTool] = {}
 
     def begin(self, frame: Frame, op: Use, texts: dict[str, str]) -> None:
         """Begins a call. Raises BoughError: nothing was begun."""
@@ -63,7 +63,7 @@ class ToolUses:
 
         owner = Owner.of(frame.state.namespace, frame.state.id)
         ticket = self._runner.start(tool, arguments, done, owner)
-        self._flights[call_id] = _Flight(frame, op, ticket, now, limit_s)
+        self._flights[call_id] = _RunningTool(frame, op, ticket, now, limit_s)
         frame.branch.running.add(call_id)
 
     def stop(self, call_id: str) -> bool:
@@ -106,7 +106,7 @@ class ToolUses:
         else:
             flight.frame.ended()
 
-    def _end(self, flight: _Flight, text: str) -> None:
+    def _end(self, flight: _RunningTool, text: str) -> None:
         frame, name = flight.frame, flight.op.name
         state, branch, run = frame.state, frame.branch, frame.run
         self._append(frame, flight.op, text)
@@ -121,7 +121,7 @@ class ToolUses:
             )
 
 
-def _late(flight: _Flight, now: float) -> ErrorInfo:
+def _late(flight: _RunningTool, now: float) -> ErrorInfo:
     """Returns the error of a call whose time is over, or its program's."""
     name = flight.ticket.tool.name
     try:

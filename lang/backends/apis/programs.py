@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import Protocol
 
 from ....runtime.client.streams import aiterate, iterate
@@ -60,19 +61,11 @@ class Programs:
 
     def run(self, program: Program, tools: Mapping[str, ToolCall]) -> Iterator[ProgramEvent]:
         thread = self._prepare(program, tools)
-
-        def start(put: Listener) -> None:
-            thread.start(program, tools, put)
-
-        yield from iterate(start, lambda: self.drop(program.id))
+        yield from iterate(partial(thread.start, program, tools), partial(self.drop, program.id))
 
     async def arun(self, program: Program, tools: Mapping[str, ToolCall]) -> AsyncIterator[ProgramEvent]:
         thread = self._prepare(program, tools)
-
-        def start(put: Listener) -> None:
-            thread.start(program, tools, put)
-
-        events = aiterate(start, lambda: self.drop(program.id))
+        events = aiterate(partial(thread.start, program, tools), partial(self.drop, program.id))
         try:
             async for event in events:
                 yield event
