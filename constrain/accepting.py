@@ -28,7 +28,7 @@ def accepts(
     property_order: Literal["any", "schema"] = "any",
     policy: Literal["exact", "best_effort"] = "exact",
 ) -> bool:
-    """Whether decoding under `schema` could end with `text`.
+    """Returns True if decoding under `schema` could end with `text`.
 
     Each token of `text` must be allowed in turn, and the end of sequence after the last; and what no mask can enforce
     is checked on the whole. `schema` is a JSON Schema or its text. `tokenizer` is a `Vocabulary`, a tokenizer of ours,
@@ -48,7 +48,7 @@ def accepts(
 
 
 def grammar_accepts(grammar: Grammar, text: str, tokenizer: Any) -> bool:
-    """Whether the masks of `grammar`, which was compiled for `tokenizer`, let `text` through."""
+    """Returns True if the masks of `grammar`, which was compiled for `tokenizer`, let `text` through."""
     return walk(grammar, text, as_vocabulary(tokenizer)) is None
 
 
@@ -81,7 +81,7 @@ MAX_ALLOWED = 300
 
 
 class Refusal(NamedTuple):
-    """Where a text is not let through.
+    """The place at which a text is not let through.
 
     offset         bytes of the text before the first token that is refused
     allowed        texts of tokens that are allowed there, the shortest first, at most `MAX_ALLOWED`
@@ -94,7 +94,7 @@ class Refusal(NamedTuple):
 
 
 def walk(grammar: Grammar, text: str, vocabulary: Vocabulary) -> Refusal | None:
-    """None if each token of `text` is allowed in turn, and then the end; else where it is refused."""
+    """Follows `text`: None if each token is allowed in turn, and then the end; else the refusal."""
     whole = text
     try:
         data = text.encode()

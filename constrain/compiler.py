@@ -88,7 +88,7 @@ class GrammarCompiler:
 
     @property
     def process_ids(self) -> list[int]:
-        """Of its worker processes."""
+        """Ids of its worker processes."""
         return self._service.process_ids
 
     def submit(self, spec: GrammarSpec) -> Future[Grammar]:
@@ -106,7 +106,7 @@ class GrammarCompiler:
         return self.submit(spec).result()
 
     def check(self, spec: GrammarSpec, text: str, receipt: Receipt | None) -> Future[list[Finding]]:
-        """What is wrong with a finished text by the schemas of `spec`, as a future: nothing, as a rule.
+        """Checks a finished text against the schemas of `spec`: findings as a future, none as a rule.
 
         Control tokens are spelt out in `text`. `receipt` is that of the grammar of `spec`: of `format` it names what
         is looked at. The future raises GrammarError if it cannot be told what is wrong, for one because that takes too
@@ -132,7 +132,7 @@ class GrammarCompiler:
         return done
 
     def abandon(self, future: Future[Grammar]) -> None:
-        """Nobody waits for `future`, which `submit` gave, any more: what has not begun is not compiled at all."""
+        """Gives up `future`, which `submit` gave and nobody waits for: what has not begun is not compiled."""
         with self._cache.lock:
             if not self._service.drop(future):
                 return
@@ -234,7 +234,7 @@ def compile_grammar(
 
 
 def compile_loosely(spec: JsonSchema, tokens: TokenTable) -> Grammar:
-    """Of a schema that is too much for us: its type is enforced, and all else is left to the check of the value.
+    """Compiles a schema that is too much for us: its type is enforced, all else is left to the check of the value.
 
     Raises:
         GrammarError: it is no schema, or passes a limit of size.
@@ -264,7 +264,7 @@ _LIMITS = LLParserLimits(verbose_errors=False)
 
 
 def _plain_receipt(spec: PlainSpec) -> Receipt:
-    """Of a constraint that its grammar says in full."""
+    """Returns the receipt of a constraint that its grammar says in full."""
     mode = spec.policy if isinstance(spec, JsonSchema) else "exact"
     return Receipt(mode=mode, enforced=(str(spec.__struct_config__.tag),))
 
@@ -280,7 +280,7 @@ def _check_start(state: GrammarState, tokens: TokenTable, spec: PlainSpec) -> No
 
 
 def _lower_elsewhere(spec: PlainSpec, turn: Turn) -> Lowered:
-    """What `lower` makes of `spec`, made in a process of its own unless that is plainly no work."""
+    """Lowers `spec` in a process of its own, unless that is plainly no work."""
     if is_small(spec):
         return lower(spec)
     try:
@@ -292,7 +292,7 @@ def _lower_elsewhere(spec: PlainSpec, turn: Turn) -> Lowered:
 
 
 def _check_parts(spec: GrammarSpec, text: str, pointers: Sequence[str], turn: Turn) -> list[Finding]:
-    """What is wrong with each part of `text` that fits none of its schemas: by the first, an exact one if any is."""
+    """Checks each part of `text`; one that fits none of its schemas is judged by the first, an exact one if any is."""
     formats = {schema: checked_formats(schema.schema, pointers) for schema in all_schemas(spec)}
     findings: list[Finding] = []
     for part in json_parts(spec, text):

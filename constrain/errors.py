@@ -53,7 +53,7 @@ class GrammarTooComplexError(GrammarError):
 
 
 class CompileLateError(GrammarTooComplexError):
-    """It was not compiled in time, be it its own fault or that of too many others."""
+    """The constraint was not compiled in time, be it its own fault or that of too many others."""
 
 
 REFUSALS: Final[dict[str, type[GrammarError]]] = {
@@ -67,4 +67,4 @@ class MatcherError(RuntimeError):
 
 
 class SearchLateError(MatcherError):
-    """Whether a token leaves a way to the end takes longer to find out than was allowed. The matcher is as before."""
+    """The search for a way to the end takes longer than was allowed. The matcher is as before."""

@@ -1,4 +1,4 @@
-"""What is told of a constraint: which keywords the mask enforces, and which are checked on the finished value."""
+"""Receipts of constraints: keywords that the mask enforces, and those that are checked on the finished value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Policy = Literal["exact", "best_effort"]
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """What is wrong with a value: where in it (a JSON pointer), and a sentence."""
+    """A fault of a value: where in it (a JSON pointer), and a sentence."""
 
     pointer: str
     message: str
@@ -24,7 +24,7 @@ class Finding(NamedTuple):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a constraint is kept.
+    """Account of how a constraint is kept.
 
     mode          its policy: what "exact" cannot keep it refuses; "best_effort" refuses no valid schema. A constraint
                   of several schemas is "best_effort" if one of them is

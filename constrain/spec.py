@@ -1,4 +1,4 @@
-"""What an output may be asked to conform to: small values that travel inside a request."""
+"""Specs of constraints: small values that travel inside a request."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class CharRanges:
 
 @dataclass(frozen=True)
 class Name:
-    """What the rule `name` derives."""
+    """The texts that the rule `name` derives."""
 
     name: str
 
@@ -102,7 +102,7 @@ def _least(rules: Mapping[str, Expression], holds: Callable[[Expression, set[str
 
 
 def has_word(expression: Expression, known: set[str]) -> bool:
-    """Whether an expression derives a text, if of all rules those in `known` do."""
+    """Returns whether an expression derives a text, if of all rules those in `known` do."""
     match expression:
         case CharRanges(ranges):
             return bool(ranges)
@@ -117,7 +117,7 @@ def has_word(expression: Expression, known: set[str]) -> bool:
 
 
 def is_nullable(expression: Expression, known: set[str]) -> bool:
-    """Whether an expression derives the empty text, if of all rules those in `known` do."""
+    """Returns whether an expression derives the empty text, if of all rules those in `known` do."""
     match expression:
         case Name(name):
             return name in known
@@ -136,7 +136,7 @@ def nullable_rules(rules: Mapping[str, Expression]) -> set[str]:
 
 
 def without_dead_ends(expression: Expression, known: set[str]) -> Expression:
-    """The same words without parts that derive none. The expression itself must have one."""
+    """Takes out parts that derive no word. The expression itself must derive one."""
     match expression:
         case Sequence(items):
             return Sequence(tuple(without_dead_ends(item, known) for item in items))

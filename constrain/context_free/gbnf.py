@@ -52,7 +52,7 @@ def to_lark(text: str) -> str:
 
 
 def is_gbnf(text: str) -> bool:
-    """Whether `text` is meant as GBNF rather than as Lark: its rules are written with `::=`."""
+    """Returns whether `text` is meant as GBNF rather than as Lark: its rules are written with `::=`."""
     return regex.match(r"(?:\s+|#[^\n]*|//[^\n]*)*[A-Za-z0-9_-]+\s*::=", text) is not None
 
 
@@ -236,7 +236,7 @@ class _GbnfParser:
 
 
 def follow(rules: Mapping[str, Expression], first: Mapping[str, int]) -> dict[str, int]:
-    """For each terminal the union of `first` of all terminals that may come right after it.
+    """Finds for each terminal the union of `first` of all terminals that may come right after it.
 
     Names in the rules are those of rules or of terminals; `first` has a set, as bits, for each terminal.
     """

@@ -24,7 +24,7 @@ _Token = tuple[str, str]
 
 
 def has_word(grammar: str) -> bool | None:
-    """Whether some text is a word of the grammar; None if it says things that are not understood here.
+    """Returns whether some text is a word of the grammar; None if it says things that are not understood here.
 
     Terminals are taken to match something.
     """
@@ -58,7 +58,7 @@ def _tokens(grammar: str) -> list[_Token]:
 
 
 def _after_braces(grammar: str, at: int) -> int:
-    """Where the object after `%json` ends."""
+    """Returns where the object after `%json` ends."""
     depth = 0
     for piece in regex.finditer(r'"(?:\\.|[^"\\])*"|[{}]', grammar, pos=at):
         depth += {"{": 1, "}": -1}.get(piece.group(), 0)
@@ -97,7 +97,7 @@ class _LarkReader:
         return rules
 
     def _definition(self) -> int | None:
-        """If a definition begins here, where its body does."""
+        """Returns where the body of the definition that begins here does; None if there is none."""
         if self._kind() != "name":
             return None
         at = self._at + 1

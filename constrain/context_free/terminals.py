@@ -20,7 +20,7 @@ MAX_TOTAL_POSITIONS = 3_000
 
 
 class Regular:
-    """Which rules are regular expressions once the rules they name are put in their place."""
+    """Rules that are regular expressions once the rules they name are put in their place."""
 
     def __init__(self, rules: Mapping[str, Expression]) -> None:
         self._rules = rules
@@ -31,7 +31,7 @@ class Regular:
             self._weights[name] = None
 
     def weight(self, expression: Expression) -> int | None:
-        """How many characters it is made of, repetitions written out; None if it is recursive or has too many."""
+        """Counts the characters it is made of, repetitions written out; None if it is recursive or has too many."""
         total = 0
         match expression:
             case CharRanges():
@@ -211,7 +211,7 @@ class _Atoms:
         return mask
 
     def blurred(self, mask: int) -> int:
-        """With all atoms that begin with the same bytes: a lexer goes on into a character before it has seen it all."""
+        """Adds all atoms that begin with the same bytes: a lexer goes on into a character before it has seen it all."""
         leads = _union(self._leads, mask)
         return mask | sum(1 << number for number, other in enumerate(self._leads) if other & leads)
 

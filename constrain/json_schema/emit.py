@@ -121,7 +121,7 @@ class Writer:
         return self.terminal(f'"\\"{name}\\"" {self.colon}')
 
     def key_of(self, language: Language) -> str:
-        """The same for the keys of a language."""
+        """Returns the name of the terminal for the keys of a language, with what stands before their values."""
         if language == Language.ANY:
             return self.terminal(f"{self.string(language)} {self.colon}")
         return self.string(language, self.colon)
@@ -584,7 +584,7 @@ class _InOrder:
         return empty, filled
 
     def _taken(self, index: int) -> list[str]:
-        """When a key may be written: there is room, and what it implies was not left out before it."""
+        """Returns when a key may be written: there is room, and what it implies was not left out before it."""
         named = self._plan.named
         key = named[index]
         conditions: list[str] = []
@@ -595,7 +595,7 @@ class _InOrder:
         return conditions
 
     def _left(self, index: int) -> list[str]:
-        """When a key may be left out: nothing before it implies it, and enough others are still to come."""
+        """Returns when a key may be left out: nothing before it implies it, and enough others are still to come."""
         named = self._plan.named
         conditions: list[str] = []
         num_left = sum(not key.required for key in named[index + 1 :])

@@ -111,7 +111,7 @@ class _Definitions:
         self._known: dict[str, _Union | None] = {}
 
     def definition(self, name: str) -> _Union:
-        """What a rule or terminal stands for."""
+        """Returns what a rule or terminal stands for."""
         if name not in self._known:
             if name not in self._bodies:
                 raise _IrregularError
@@ -229,7 +229,7 @@ def _both(first: _Union, second: _Union) -> _Union:
 
 
 def _not(union: _Union) -> _Union:
-    """What none of the conjunctions matches: of each, one part must fail."""
+    """Returns what none of the conjunctions matches: of each, one part must fail."""
     found: _Union = (Conjunction(()),)
     for part in union:
         fails = (*(Conjunction((), (pattern,)) for pattern in part.all), *(Conjunction((one,)) for one in part.none))

@@ -163,7 +163,7 @@ def _at_most_one(plan: ArrayPlan) -> bool:
 
 
 def _length(plan: ArrayPlan) -> int:
-    """From this element on all are alike."""
+    """Returns the number of the element from which on all are alike."""
     return max([len(plan.prefix), *(count.start for count in plan.counts)])
 
 

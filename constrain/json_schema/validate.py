@@ -163,7 +163,7 @@ def _unique_items(validator: Validator, wanted: Any, value: Any, schema: object)
 
 
 def _key(value: Any) -> Any:
-    """The same for equal values only: 1 is 1.0, but not true."""
+    """Returns a key that only equal values share: 1 is 1.0, but not true."""
     match value:
         case bool():
             return bool, value

@@ -128,7 +128,7 @@ class Frame(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """It is an array whose elements must differ."""
+        """True of an array whose elements must differ."""
         return self.seen is not None and not self.is_object
 
 

@@ -116,7 +116,7 @@ class Completer:
 
     @property
     def _around_quote(self) -> tuple[list[int], list[int]]:
-        """What ends values, up to the quotation mark, and what else stands between them."""
+        """Returns what ends values, up to the quotation mark, and what else stands between them."""
         between, in_string = self._tokens.between, self._tokens.in_string
         quote = between.index(in_string[-1]) + 1 if in_string else 0
         return between[:quote], between[quote:]
@@ -153,7 +153,7 @@ class Completer:
     def find(
         self, taken: Sequence[int], state: GrammarState, max_tokens: int, patience_s: float | None
     ) -> list[int] | None:
-        """At most `max_tokens` tokens that complete the word from `state`, to which the tokens `taken` led.
+        """Finds at most `max_tokens` tokens that complete the word from `state`, to which the tokens `taken` led.
 
         Raises SearchLateError if that takes, or is likely to take, longer than `patience_s`.
         """
@@ -194,12 +194,12 @@ class Completer:
         return tokens if tokens and self.completes(start, tokens) else self.search(start, max_tokens)
 
     def completes(self, matcher: GrammarState, tokens: list[int]) -> bool:
-        """Whether `tokens` complete the word."""
+        """Returns whether `tokens` complete the word."""
         trial = matcher.deep_copy()
         return trial.try_consume_tokens(tokens) == len(tokens) and trial.is_accepting()
 
     def _step(self, trial: GrammarState, used: Counter[str]) -> list[int]:
-        """What seems to lead to the end soonest; empty if there is nothing."""
+        """Returns what seems to lead to the end soonest; empty if there is nothing."""
         step = self._next(trial)
         if len(step) == 1 and step[0] in self._openings:
             return self._name(trial, used) or step
@@ -269,7 +269,7 @@ class Completer:
         return None
 
     def _leads_on(self, mask: Mask) -> bool:
-        """Whether a string or a number of a JSON text can end where `mask` is what is allowed."""
+        """Returns whether a string or a number of a JSON text can end where `mask` is what is allowed."""
         if self._quotes.allowed(mask).size:
             return True
         return bool(self._ends.allowed(mask).size) and not self._text.allowed(mask).size
@@ -306,6 +306,6 @@ class _Preference:
         self._bits = np.left_shift(np.uint32(1), (self._tokens & 31).astype(np.uint32))
 
     def allowed(self, mask: Mask) -> npt.NDArray[np.int64]:
-        """Those that `mask` allows, in order."""
+        """Returns the tokens that `mask` allows, in order."""
         allowed: npt.NDArray[np.int64] = self._tokens[(mask[self._words] & self._bits) != 0]
         return allowed

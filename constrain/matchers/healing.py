@@ -110,7 +110,7 @@ class Ahead:
         return np.concatenate(parts)
 
     def _allowed_after(self, taken: list[int], crossing: Crossing) -> Ids:
-        """The same after `taken`."""
+        """Returns the tokens that are allowed after `taken`."""
         for token in taken:
             self._matcher.accept(token)
         found = self.allowed(crossing)
@@ -126,7 +126,7 @@ MAX_CROSSINGS = 16
 
 
 class _Mark(NamedTuple):
-    """What one accepted token did: how many of the given bytes it wrote, how many tokens `inner` was fed for it."""
+    """An accepted token: how many of the given bytes it wrote, how many tokens `inner` was fed for it."""
 
     token: int
     num_bytes: int
@@ -284,7 +284,8 @@ class Healing(Matcher):
         return bool(text) and (self._rest.startswith(text) or text.startswith(self._rest))
 
     def _fits(self, text: bytes, remaining: int | None) -> bool:
-        """Whether what is left of the prefix, and then a word of `inner`, can be written after a token within it."""
+        """Returns whether what is left of the prefix, and then a word of `inner`, can be written after a token within
+        it."""
         if remaining is None or len(text) > len(self._rest):
             return True
         least = self.min_tokens() or 0

@@ -18,7 +18,7 @@ Int32 = npt.NDArray[np.int32]
 
 
 class Matcher(Protocol):
-    """Where one generation stands in its grammar. Not thread-safe; `fill_mask` releases the interpreter lock.
+    """Position of one generation in its grammar. Not thread-safe; `fill_mask` releases the interpreter lock.
 
     Errors are MatcherErrors, and only `fill_mask`, `accept` and `rollback` raise them. The matcher is then as it was
     before, so that another token may be tried; if the grammar's own engine has given up (it has limits of size), all
@@ -29,7 +29,7 @@ class Matcher(Protocol):
 
     @property
     def accepting(self) -> bool:
-        """What was generated so far is a complete word: the end of sequence is allowed here."""
+        """True where the text so far is a complete word: the end of sequence is allowed."""
 
     @property
     def finished(self) -> bool:
@@ -129,7 +129,7 @@ class Grammar(Protocol):
 
     @property
     def receipt(self) -> Receipt | None:
-        """What its masks enforce, and what must be checked on the finished value."""
+        """Keywords that its masks enforce, and those that must be checked on the finished value."""
 
     @property
     def tabulation(self) -> Tabulation | None:
@@ -213,7 +213,7 @@ class TableMatcher(Protocol):
 
 
 class GrammarState(Protocol):
-    """What we use of llguidance's `LLMatcher`. Nothing raises: after an error the state is void, and `is_error`.
+    """The part of llguidance's `LLMatcher` in use. Nothing raises: after an error the state is void, and `is_error`.
 
     It remembers its last mask by the number of lexemes before it, even if that place is rolled back: what is then
     written instead, with as many lexemes, gets that mask. So no tokens may be taken back after which a mask was made:
@@ -237,7 +237,7 @@ class GrammarState(Protocol):
         """Writes the mask of the next token to that address."""
 
     def validate_tokens(self, tokens: list[int]) -> int:
-        """How many of the tokens can be consumed one after another."""
+        """Returns how many of the tokens can be consumed one after another."""
 
     def consume_token(self, sampled_token: int) -> bool:
         """Advances; False is an error."""

@@ -65,7 +65,7 @@ class CompiledGrammar:
 
     @cached_property
     def missing_value(self) -> bytes:
-        """What stands for a value where one is missing, in few tokens."""
+        """Returns what stands for a value where one is missing, in few tokens."""
         return b"null" if self.tokens.known(["null"]) else b"0"
 
 
@@ -93,7 +93,7 @@ class TokenMatcher(Matcher):
 
     @property
     def accepting(self) -> bool:
-        """What was generated so far is a complete word, or a JSON text that was closed."""
+        """True where the text so far is a complete word, or a JSON text that was closed."""
         return not self._closing if self._closing is not None else bool(self.state.is_accepting())
 
     @property
@@ -173,7 +173,7 @@ class TokenMatcher(Matcher):
         self._keep(witness)
 
     def search(self, max_tokens: int, patience_s: float | None = None) -> list[int] | None:
-        """At most `max_tokens` tokens that complete the word, or None. Raises SearchLateError after `patience_s`."""
+        """Finds at most `max_tokens` tokens that complete the word. Raises SearchLateError after `patience_s`."""
         return self.grammar.completer.find(self._taken, self.state, max_tokens, patience_s)
 
     def give_up(self) -> None:
@@ -277,7 +277,8 @@ class TokenMatcher(Matcher):
         return self.search(remaining, patience_s)
 
     def _likely_ways(self, before: list[int]) -> Iterator[list[int]]:
-        """What may complete the word after the last token, if `before` did before it: a search takes much longer."""
+        """Returns what may complete the word after the last token, if `before` did before it: a search takes much
+        longer."""
         yield before  # the token was content; what follows it is as before
         yield before[1:]
         texts = self.grammar.tokens.vocabulary.tokens

@@ -107,7 +107,7 @@ class Chars(Node):
 
 
 class Concat(Node):
-    """At least two expressions one after another, none of them a `Concat`."""
+    """Two expressions or more one after another, none of them a `Concat`."""
 
     __slots__ = ("items",)
 
@@ -125,7 +125,7 @@ class Concat(Node):
 
 
 class Union(Node):
-    """At least two alternatives in order of their digests, none of them a `Union`."""
+    """Two alternatives or more in order of their digests, none of them a `Union`."""
 
     __slots__ = ("items",)
 

@@ -66,7 +66,7 @@ class Alternatives(Tree):
 
 @dataclass(frozen=True)
 class Repeated(Tree):
-    """From `low` to `high` times (None: without end)."""
+    """Repetition from `low` to `high` times (None: without end)."""
 
     item: Tree
     low: int
@@ -387,7 +387,7 @@ def _within(rest: Following, length: int | None) -> None:
 
 
 def _looks_on(tree: Tree) -> bool:
-    """It says something of the text that follows it."""
+    """Returns whether it says something of the text that follows it."""
     if (
         isinstance(tree, Boundary)
         or (isinstance(tree, Edge) and not tree.start)

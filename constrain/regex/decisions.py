@@ -64,7 +64,7 @@ class Derivatives:
         return self.follow(node, node.partition.number(char))
 
     def follow(self, node: Node, number: int) -> Node:
-        """The same for a character of class `number` of those that `node` tells apart."""
+        """Returns what may follow a character of class `number` of those that `node` tells apart."""
         key = (node, number)
         found = self._known.get(key)
         if found is None:
@@ -237,7 +237,7 @@ def _following(state: _State, derivatives: Derivatives) -> Iterable[tuple[str, _
 
 @lru_cache(maxsize=2048)
 def _moves(firsts: tuple[frozenset[CharSet], ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """For each class that some of the expressions tell apart an example, and its class in each of them."""
+    """Yields for each class that some of the expressions tell apart an example, and its class in each of them."""
     joint = partition(frozenset().union(*firsts))
     own = [partition(first) for first in firsts]
     return tuple((char, tuple([each.number(char) for each in own])) for char in reversed(joint.examples))

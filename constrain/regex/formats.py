@@ -123,13 +123,13 @@ def names(label: Callable[[int], Language]) -> Language:
 
 @cache
 def _label(longest: int) -> Language:
-    """At most so many letters, digits and inner hyphens."""
+    """A label of at most so many letters, digits and inner hyphens."""
     return parse_whole(f"[A-Za-z0-9](?:[A-Za-z0-9-]{{0,{longest - 2}}}[A-Za-z0-9])?")
 
 
 @cache
 def _plain_label(longest: int) -> Language:
-    """The same, but for what begins with `xn--`."""
+    """A label that does not begin with `xn--`."""
     after = [f"(?:[A-Za-z0-9-]{{0,{longest - length - 1}}}[A-Za-z0-9])" for length in range(5)]
     text = f"[A-WYZa-wyz0-9]{after[1]}?"
     text += f"|[Xx](?:[A-Za-z0-9]|[A-MO-Za-mo-z0-9-]{after[2]}"
@@ -139,7 +139,7 @@ def _plain_label(longest: int) -> Language:
 
 @cache
 def unreserved_label(longest: int) -> Language:
-    """The same, but for what has hyphens in its third and fourth place."""
+    """A label without hyphens in its third and fourth place."""
     text = f"[A-Za-z0-9-](?:[A-Za-z0-9](?:[A-Za-z0-9-]{{0,{longest - 4}}}[A-Za-z0-9])?"
     text += f"|-[A-Za-z0-9](?:[A-Za-z0-9-]{{0,{longest - 5}}}[A-Za-z0-9])?)"
     return parse_whole(f"[A-Za-z0-9](?:[A-Za-z0-9]|{text})?")

@@ -395,7 +395,7 @@ class NumberSet:
             yield from (end for end in (doubles.low, doubles.high) if end is not None)
 
     def _outward(self, unit: Fraction) -> Iterator[int]:
-        """Of the k for which k * `unit` lies in the span those nearest to zero, the shorter texts first."""
+        """Yields the k nearest to zero for which k * `unit` lies in the span, the shorter texts first."""
         least, greatest = self.span.integers(unit)
         limit = 1_000 if self.multiple else 20 + len(self.excluded)
         if (least is None or least <= 0) and (greatest is None or greatest >= 0):

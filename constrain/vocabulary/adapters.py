@@ -38,7 +38,7 @@ def byte_vocabulary() -> Vocabulary:
 
 
 def _of_fast(fast: Any, eos_id: int | None) -> Vocabulary:
-    """Of a tokenizer of the package `tokenizers`."""
+    """Adapts a tokenizer of the package `tokenizers`."""
     size = fast.get_vocab_size(with_added_tokens=True)
     if eos_id is None:
         known = (fast.token_to_id(name) for name in _ENDS)

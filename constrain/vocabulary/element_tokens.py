@@ -36,7 +36,7 @@ class TokenSet:
         self._bits = np.left_shift(np.uint32(1), (self._tokens & 31).astype(np.uint32))
 
     def allowed(self, row: Row) -> list[int]:
-        """Those that a mask row allows."""
+        """Returns the tokens that a mask row allows."""
         if not len(self._tokens):
             return []
         found: list[int] = self._tokens[(row[self._words] & self._bits) != 0].tolist()
@@ -90,7 +90,7 @@ class DistinctTokens:
 
 
 def _of_interest(texts: Sequence[bytes]) -> list[int]:
-    """Those that hold a sign or a digit, or that begin a literal: at their beginning, or after a space or a colon.
+    """Finds tokens that hold a sign or a digit, or that begin a literal: at their beginning, or after a space or colon.
 
     They are few, and looked for in all tokens at once: one after another they would take ten times as long.
     """
@@ -108,7 +108,7 @@ def _of_interest(texts: Sequence[bytes]) -> list[int]:
 
 
 def _one_of(signs: bytes) -> npt.NDArray[np.bool_]:
-    """Of each byte, whether it is one of `signs`."""
+    """Marks the bytes that are one of `signs`."""
     found = np.zeros(256, dtype=np.bool_)
     found[list(signs)] = True
     return found

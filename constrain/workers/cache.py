@@ -62,7 +62,7 @@ class GrammarCache:
             self._under_way = {key: other for key, other in self._under_way.items() if other is not future}
 
     def get(self, key: bytes) -> Grammar | GrammarError | None:
-        """What is known of `key`."""
+        """Returns what is known of `key`."""
         with self.lock:
             if key in self._grammars:
                 self._grammars.move_to_end(key)

@@ -1,4 +1,4 @@
-"""What a worker process is asked and what it answers: MessagePack in frames, each after 4 bytes of its length."""
+"""Messages to and from a worker process: MessagePack in frames, each after 4 bytes of its length."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ _SMALL_KEYWORDS = frozenset(
 
 
 def is_small(spec: JsonSchema | Regex | Choice | Lark | Gbnf) -> bool:
-    """Whether lowering `spec` is certain to take no time."""
+    """Returns whether lowering `spec` is certain to take no time."""
     match spec:
         case JsonSchema(schema=text):
             return len(text) <= MAX_SMALL_CHARS and _is_small_schema(text)

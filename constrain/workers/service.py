@@ -36,7 +36,7 @@ class _PreemptedError(Exception):
 
 @dataclass(eq=False)
 class _Task:
-    """What is to be done for a future.
+    """Work to be done for a future.
 
     level        how often it was preempted
     started      when it first ran
@@ -86,7 +86,7 @@ class CompileService:
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the processes that are there to be used or in use."""
+        """Ids of the processes that are there to be used or in use."""
         with self.lock:
             busy = [task.process.process_id for task in self._running if task.process is not None]
         return [*busy, *self.processes.idle_ids()]
@@ -128,7 +128,7 @@ class CompileService:
             self._close(wait_s=0.0)
 
     def _exit(self) -> None:
-        """At the interpreter's end: a thread that is cut off inside native code takes the whole process with it."""
+        """Ends all at the interpreter's end: a thread cut off inside native code takes the whole process with it."""
         self._close(wait_s=EXIT_TIMEOUT_S)
 
     def _close(self, wait_s: float) -> None:
@@ -197,7 +197,7 @@ class CompileService:
             return task
 
     def _settle(self, task: _Task, *, preempted: bool) -> bool:
-        """Whether the future of a task that has run is to be set now."""
+        """Returns whether the future of a task that has run is to be set now."""
         with self.lock:
             if task not in self._running:  # its time was over, or all is over
                 self._num_abandoned -= not self.closed
@@ -221,11 +221,11 @@ class CompileService:
     # Time
 
     def is_running(self, task: _Task) -> bool:
-        """Whether somebody still waits for `task`."""
+        """Returns whether somebody still waits for `task`."""
         return task in self._running
 
     def deadline(self, task: _Task) -> float:
-        """When `task` fails, once it has begun."""
+        """Returns when `task` fails, once it has begun."""
         assert task.started is not None
         submitted, started = (max(moment, self._timed_from) for moment in (task.submitted, task.started))
         return max(submitted + self._timeout_s, started + MIN_SHARE_S)
@@ -241,7 +241,7 @@ class CompileService:
         return CompileLateError(f"the constraint takes longer than {self._timeout_s:g} s to compile")
 
     def should_make_room(self, task: _Task) -> bool:
-        """Whether others should go before `task`, which has run for a slice."""
+        """Returns whether others should go before `task`, which has run for a slice."""
         with self.lock:
             if not self._waiting:
                 return False
@@ -276,12 +276,12 @@ class CompileService:
 
 
 def _is_watched(task: _Task) -> bool:
-    """Whether nobody else sees to it that `task` ends in time. The first start of a process is not its fault."""
+    """Returns whether `task` must be watched: nothing else ends it in time. A first start is not its fault."""
     return not task.remote or (task.process is None and task.level > 0)
 
 
 class Turn:
-    """What a task may ask of the service while it runs."""
+    """Services that a task may ask for while it runs."""
 
     def __init__(self, service: CompileService, task: _Task) -> None:
         self._service = service
@@ -323,7 +323,7 @@ class Turn:
             self._task.started = time.monotonic()
 
     def _ask_twice(self, job: Job) -> Answer:
-        """What ends a process need not be its job."""
+        """Asks again where a process ended: what ends it need not be its job."""
         try:
             return self._ask(job)
         except ProcessEndedError:

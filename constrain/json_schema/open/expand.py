@@ -433,7 +433,7 @@ class _Visit(AbstractContextManager[None]):
 
 
 def _simplified(shapes: list[Shape], *, keep_all: bool = False) -> list[Shape]:
-    """The same union without repetitions; everything, if one of them is that."""
+    """Drops repetitions from a union; returns everything if one member is that."""
     top = None if keep_all else next(filter(_is_top, shapes), None)
     return _distinct(shapes) if top is None else [top]
 

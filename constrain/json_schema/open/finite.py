@@ -57,7 +57,7 @@ class Finite:
         return self._known[node]
 
     def most_distinct(self, plan: ArrayPlan, depth: int = 0) -> int | None:
-        """At most so many elements of `plan` can all differ, by what each may be; None: no bound is known.
+        """Returns how many elements of `plan` can all differ at most, by what each may be; None: no bound is known.
 
         Whether the first n elements can differ is a matching of them with values.
         """
@@ -148,7 +148,7 @@ class Finite:
 
 
 def written(value: Any) -> str:
-    """The same for equal values, but for objects with their keys in another order."""
+    """Returns the same for equal values, but for objects with their keys in another order."""
     return value_key(value) if not isinstance(value, list | dict) else value_key(value) + json.dumps(value)
 
 
@@ -191,7 +191,7 @@ class DistinctItems:
 
     @classmethod
     def of(cls, finite: Finite, plan: ArrayPlan) -> DistinctItems | None:
-        """None if the values are too many, or known of too few."""
+        """Builds the automaton; None if the values are too many, or known of too few."""
         numbers: dict[str, int] = {}
         values: list[list[Any]] = []
         for node in dict.fromkeys(plan.nodes() if plan.counts else (*plan.prefix, plan.rest)):

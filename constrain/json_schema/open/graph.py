@@ -41,7 +41,7 @@ class Values:
     objects: list[ObjectPlan] = field(default_factory=list)
 
     def plans(self) -> list[ArrayPlan | ObjectPlan]:
-        """Those of arrays, then those of objects."""
+        """Returns the plans of arrays, then those of objects."""
         return [*self.arrays, *self.objects]
 
     def scalar_cost(self) -> float:
@@ -143,7 +143,7 @@ class Graph:
         return Finite(self.values)
 
     def count(self, node: Node, depth: int = 0) -> int | None:
-        """At most so many values satisfy a node; None: more than `MAX_COUNT`, as far as is known."""
+        """Returns how many values satisfy a node at most; None: more than `MAX_COUNT`, as far as is known."""
         values = self.values[node]
         if values.anything or depth > MAX_COUNT_DEPTH:
             return None
@@ -236,7 +236,7 @@ MAX_LENGTH = 20_000
 
 
 class _NoTextError(Exception):
-    """None was found with little effort, which says nothing of whether there is one."""
+    """No text was found with little effort; there may be one all the same."""
 
 
 def shortest_text(graph: Graph) -> str | None:
@@ -278,7 +278,7 @@ def _scalar(values: Values) -> str:
 
 
 def _least_length(string: StringShape) -> int:
-    """Of its texts, in quotes."""
+    """Returns the length of its shortest text, in quotes."""
     return 2 + string.language.bounds()[0]
 
 

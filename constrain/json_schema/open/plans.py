@@ -137,7 +137,7 @@ def plan_object(shape: ObjectShape) -> list[ObjectPlan]:
 
 
 def _without_implications(shape: ObjectShape) -> Iterator[ObjectShape]:
-    """The same objects, told apart by which of the keys that imply others they have."""
+    """Splits objects by which of the keys that imply others they have."""
     if len(shape.implications) > MAX_IMPLICATIONS:
         raise GrammarTooComplexError(f"more than {MAX_IMPLICATIONS} keys imply others, beside maxProperties")
     for present in product((True, False), repeat=len(shape.implications)):
@@ -290,7 +290,7 @@ class ArrayPlan:
                     yield node
 
     def live(self, cost: Cost) -> ArrayPlan | None:
-        """With the length that elements without a value leave; None if that is too short."""
+        """Cuts the plan to the length that elements without a value leave; None if that is too short."""
         high = self.high
         if high is None and cost(self.rest) < math.inf and all(cost(node) < math.inf for node in self.prefix):
             return self

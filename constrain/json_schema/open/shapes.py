@@ -138,7 +138,7 @@ class KeySet:
 
     @cached_property
     def language(self) -> Language:
-        """The same set as a language."""
+        """Returns the set as a language."""
         parts = [Language.one_of(sorted(self.names))] if self.names else []
         parts += self.languages
         union = Language.union(parts)
@@ -607,7 +607,7 @@ class Keywords:
 
     @staticmethod
     def _some(literal: int, keyword: str, keys: KeySet, child: int) -> ObjectShape:
-        """At least one key of a set has a value of `child`."""
+        """Demands that at least one key of a set has a value of `child`."""
         return ObjectShape(some=((keys, frozenset({child})),), counted=frozenset({(literal, keyword)}))
 
 

@@ -205,7 +205,7 @@ class Subschemas:
         self.checked.add(pointer)
 
     def refuse_pattern(self, literal: int, keyword: str, pattern: str, error: PatternError) -> None:
-        """The same for a pattern that cannot be read as a regular expression, or is none."""
+        """Refuses a pattern that cannot be read as a regular expression, or is none."""
         pointer = pointer_to(pointer_of(self.place(literal)[0]), keyword)
         if keyword == "patternProperties":
             pointer = pointer_to(pointer, pattern)

@@ -1,4 +1,4 @@
-"""What an automaton over bytes does to whole tokens: the moves of each state, and how far from the end it is."""
+"""Moves of an automaton over bytes by whole tokens, and how far from the end each state is."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TokenMoves:
 
 
 def token_moves(automaton: Automaton, trie: Sequence[Level], vocab_size: int) -> TokenMoves:
-    """What `automaton` does to the tokens of `trie`, exactly.
+    """Returns what `automaton` does to the tokens of `trie`, exactly.
 
     A token is a partial function from states to states. Those of a trie's nodes are composed level by level, each
     distinct one once: there are few, or they are defined for few states.
@@ -138,7 +138,8 @@ class _Functions:
         return found
 
     def pairs(self, functions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Int32, npt.NDArray[np.int64]]:
-        """Where `functions` are defined, one after the other: states, their images, and how many there are of each."""
+        """Returns where `functions` are defined, one after the other: states, their images, and how many there are of
+        each."""
         sizes = np.diff(self._start)[functions]
         if sizes.sum() > MAX_MOVES:
             raise GrammarTooComplexError("the constraint takes too much memory as a table")

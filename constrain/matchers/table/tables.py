@@ -99,7 +99,8 @@ class RegularGrammar:
         return self.moves.row(state, self.tokens.eos_ids, self.tokens.num_words)
 
     def edges(self, state: int) -> slice:
-        """Where the moves hold the classes of tokens that lead on from `state`, rising, and the states after them."""
+        """Returns where the moves hold the classes of tokens that lead on from `state`, rising, and the states after
+        them."""
         return slice(int(self.moves.first[state]), int(self.moves.first[state + 1]))
 
     def following(self, state: int, token: int) -> int:
@@ -200,7 +201,7 @@ class RegularMatcher(Matcher):
 
     @property
     def accepting(self) -> bool:
-        """What was generated so far is a complete word."""
+        """True where the text so far is a complete word."""
         return self._plain.accepting if self._plain is not None else self.grammar.ends[self._states[-1]]
 
     @property
@@ -300,7 +301,7 @@ def tabulate(job: Tabulate) -> Automaton:
 
 
 def is_small_job(job: Tabulate) -> bool:
-    """Whether the job is certain to take little time and memory: it needs no process of its own."""
+    """Returns whether the job is certain to take little time and memory: it needs no process of its own."""
     if job.parts:
         first = job.parts[0]
         return len(job.parts) == len(first.all) == 1 and not first.none and is_small_pattern(first.all[0])
@@ -345,10 +346,10 @@ _ENDLESS = 1 << 20
 
 
 def is_small_pattern(pattern: str) -> bool:
-    """Whether the automaton of `pattern` is certainly small: it has few places for characters, or few short texts.
+    """Returns whether the automaton of `pattern` is certainly small.
 
-    The pattern is read as Python reads it. What it reads differently from Rust's regex crate (classes in classes,
-    Unicode classes) is not small.
+    It is if the pattern has few places for characters, or few short texts. The pattern is read as Python reads it; what
+    that reads differently from Rust's regex crate (classes in classes, Unicode classes) is not small.
     """
     if len(pattern) > MAX_PATTERN or "[[" in pattern or "&&" in pattern:
         return False
@@ -395,7 +396,7 @@ def _positions(parsed: Any) -> int:
 
 
 def _texts(parsed: Any) -> tuple[float, float]:
-    """At most how many texts `parsed` has, and how many bytes the longest; infinite where that is not plain."""
+    """Bounds how many texts `parsed` has, and how many bytes the longest; infinite where that is not plain."""
     number = 1.0
     length = 0.0
     for kind, value in parsed:
@@ -420,7 +421,7 @@ def _texts(parsed: Any) -> tuple[float, float]:
 
 
 def _is_plain_class(parts: Any) -> bool:
-    """Whether a class holds ASCII characters and ranges of them alone."""
+    """Returns whether a class holds ASCII characters and ranges of them alone."""
     return all(
         (kind == _constants.LITERAL and value < 128) or (kind == _constants.RANGE and value[1] < 128)
         for kind, value in parts

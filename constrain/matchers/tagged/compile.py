@@ -384,7 +384,7 @@ def _check_tag(index: int, tag: Tag, spec: Structural) -> None:
 
 
 def _receipt(parts: Iterable[Lowered | None]) -> Receipt | None:
-    """How all the parts are kept. That elements differ is seen to only where a grammar has the text to itself."""
+    """Joins the parts' receipts. That elements differ is seen to only where a grammar has the text to itself."""
     written = [part for part in parts if part is not None]
     receipts = [part.receipt for part in written if part.receipt is not None]
     if not receipts:

@@ -1,4 +1,4 @@
-"""Where a generation stands in a text with marked parts: free, armed (a trigger has begun), or inside of a part."""
+"""Matches texts with marked parts: free text, in which triggers are looked for, and bodies under grammars."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ class StructuralGrammar:
         return self.sections[self.start].num_needed(self.tokens)
 
     def symbols(self, token: int) -> Symbols:
-        """What `token` adds to the text."""
+        """Returns what `token` adds to the text."""
         table = self.tokens.vocabulary.tokens
         return (table[token] if token < len(table) else None) or (FIRST_CONTROL + token,)
 
     def row(self, section: int, state: int) -> MaskRow | None:
-        """What is allowed at a state of a `FreeText`; None: everything."""
+        """Returns what is allowed at a state of a `FreeText`; None: everything."""
         free = self.sections[section]
         assert isinstance(free, FreeText)
         try:
@@ -160,7 +160,7 @@ class StructuralGrammar:
         return {*self._index.crossing(free.triggers, state), *free.suspects}
 
     def known_free(self, section: int, state: int) -> bool:
-        """Whether everything is allowed at a state of a `FreeText`, and that has been seen before."""
+        """Returns whether everything is allowed at a state of a `FreeText`, and that has been seen before."""
         free = self.sections[section]
         assert isinstance(free, FreeText)
         return free.rows.get(state, self.everything) is None
@@ -207,7 +207,7 @@ class _Checkpoint(NamedTuple):
 
 
 class StructuralMatcher(Matcher):
-    """In free text it only looks for triggers in the bytes that go by, and nothing is masked."""
+    """Matcher of a text with marked parts; where it is free, triggers are looked for and nothing is masked."""
 
     def __init__(self, grammar: StructuralGrammar, section: int | None = None, state: int = 0) -> None:
         self.grammar = grammar
@@ -423,7 +423,7 @@ class StructuralMatcher(Matcher):
         return taken
 
     def _rest_after_end(self, inside: _Inside, token: int) -> Symbols:
-        """What is left of the token with which a part became complete."""
+        """Returns what is left of the token with which a part became complete."""
         symbols = self.grammar.symbols(token)
         if len(symbols) == 1:
             return ()
@@ -450,7 +450,7 @@ class StructuralMatcher(Matcher):
         return taken
 
     def _fits(self, remaining: int | None, patience_s: float | None) -> bool:
-        """Whether what must still come fits into `remaining` tokens, as far as that is known."""
+        """Returns whether what must still come fits into `remaining` tokens, as far as that is known."""
         if remaining is None:
             return True
         body = self._body

@@ -49,7 +49,7 @@ class _Alike(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """Those of `among` whose next child, or child `name`, begins with `text`."""
+    """Members of `among` whose next child, or child `name`, begins with `text`."""
 
     among: list[Value]
     name: bytes
@@ -67,7 +67,7 @@ class Likeness:
         self._begun: _Begun | None = None
 
     def known(self, seen: Seen) -> Known:
-        """What is in `seen`."""
+        """Returns what is in `seen`."""
         found = self._known.get(id(seen))
         if found is None:
             if len(self._known) >= MAX_REMEMBERED:
@@ -99,11 +99,13 @@ class Likeness:
         return found
 
     def may_close(self, frame: Frame, child: Frame) -> bool:
-        """Whether `child`, which is not complete, can equal an element of `frame` once the child of it at hand is."""
+        """Returns whether `child`, which is not complete, can equal an element of `frame` once the child of it at hand
+        is."""
         return self._alike_of(frame, child).close
 
     def is_similar(self, frame: Frame, child: Frame, scan: Scan) -> bool:
-        """Whether `child` is so far like an element of `frame`, and something of it is there or not much is to come."""
+        """Returns whether `child` is so far like an element of `frame`, and something of it is there or not much is to
+        come."""
         if frame.seen and not self.known(frame.seen).has_container:
             return False
         alike = self._alike_of(frame, child)
@@ -116,7 +118,7 @@ class Likeness:
         return bool(child.children) or any(len(value) <= 1 for value in alike.values)
 
     def is_any_similar(self, scan: Scan) -> bool:
-        """The same for any array whose elements must differ and the element of it that is not complete."""
+        """Returns `is_similar` of any array whose elements must differ and its element that is not complete."""
         return any(self.is_similar(frame, child, scan) for frame, child in pairs(scan.frame))
 
     def _alike_of(self, frame: Frame, child: Frame) -> _Alike:
@@ -173,7 +175,7 @@ def _alike_objects(frame: Frame, child: Frame, values: list[Value]) -> _Alike:
 
 
 def _num_different(members: dict[bytes, Value], value: frozenset[tuple[bytes, Value]]) -> int:
-    """How many of the pairs of `value` are not among `members`; many if there is one more in these."""
+    """Returns how many of the pairs of `value` are not among `members`; many if there is one more in these."""
     others = dict(value)
     if not members.keys() <= others.keys():
         return len(others) + 2
@@ -188,7 +190,7 @@ def _next_child(value: Value, child: Frame) -> Value:
 
 
 def _begins(scan: Scan, value: Value) -> bool:
-    """Whether the string or number at hand is the beginning of `value`."""
+    """Returns whether the string or number at hand is the beginning of `value`."""
     if scan.mode == Mode.STRING:
         return isinstance(value, bytes) and value.startswith(scan.text)
     if not isinstance(value, str):
@@ -322,7 +324,7 @@ class DistinctState:
         return forced
 
     def _follow(self, token: int) -> Scan | None:
-        """Where the text is after `token`; None if it repeats something."""
+        """Returns where the text is after `token`; None if it repeats something."""
         scan, known = self._scans[-1], self._followed
         if known is not None and known[0] is scan and known[1] == token:
             return known[2]
@@ -365,7 +367,7 @@ class DistinctState:
         return [token for token in dict.fromkeys(leading) if row[token >> 5] >> (token & 31) & 1]
 
     def _is_clear(self, scan: Scan) -> bool:
-        """Whether a string, which no string before it begins like, has nothing to be compared with any more."""
+        """Returns whether a string, which no string before it begins like, has nothing to be compared with any more."""
         frame = scan.frame
         assert frame.below is not None
         alone = frame.seen is not None and not frame.below.watched and not _is_scarce(frame)
@@ -432,7 +434,7 @@ class DistinctState:
         return found
 
     def _rests(self, scan: Scan) -> Iterator[bytes]:
-        """How what has begun goes on where it is the beginning of something that is there."""
+        """Returns how what has begun goes on where it is the beginning of something that is there."""
         frame, mode, text, _, _ = scan
         assert frame.seen is not None
         longest = self._classes.longest
@@ -452,7 +454,7 @@ class DistinctState:
                 yield rest
 
     def _openings_of(self, frame: Frame, mode: Mode) -> Iterator[bytes]:
-        """How an element may begin that is there already, with what comes before it."""
+        """Returns how an element may begin that is there already, with what comes before it."""
         assert frame.seen is not None
         longest = self._classes.longest
         scarce = _is_scarce(frame)
@@ -470,7 +472,7 @@ class DistinctState:
         return [*numbers, "-0", "-"] if "0" in numbers else numbers
 
     def _is_dead_after(self, token: int, depth: int) -> bool:
-        """Whether all that can follow `token`, which is allowed, repeats something; found with bounded effort."""
+        """Returns whether all that can follow `token`, which is allowed, repeats something; with bounded effort."""
         scan = self._follow(token)
         if scan is None or self._num_trials >= MAX_TRIALS or not self._is_endangered(scan):
             return scan is None
@@ -482,7 +484,7 @@ class DistinctState:
         return dead
 
     def _is_dead(self, depth: int) -> bool:
-        """The same from here on. Goes on from here, as far as what follows is forced but for spaces."""
+        """Returns whether all that can follow repeats something; goes on as far as text is forced but for spaces."""
         for _ in range(MAX_STEPS):
             forced = self._inner.compute_ff_bytes()
             if forced:
@@ -511,7 +513,7 @@ class DistinctState:
         return all(self._is_dead_after(token, depth - 1) for token in leading)
 
     def _has_way(self, tokens: list[int]) -> bool:
-        """Whether one of `tokens` leads to what plainly is not there."""
+        """Returns whether one of `tokens` leads to what plainly is not there."""
         for token in tokens:
             if self._inner.validate_tokens([token]) == 1:  # before it is read: it must be JSON
                 scan = self._follow(token)
@@ -520,7 +522,7 @@ class DistinctState:
         return False
 
     def _is_endangered(self, scan: Scan) -> bool:
-        """Whether what has begun may still become a repetition, as far as it matters."""
+        """Returns whether what has begun may still become a repetition, as far as it matters."""
         frame, mode, text, _, _ = scan
         if frame.differs and _is_scarce(frame) and mode in (Mode.NUMBER, Mode.NEXT):
             return True
@@ -529,14 +531,15 @@ class DistinctState:
         return bool(self._likeness.matches(scan)) or self._likeness.is_any_similar(scan)
 
     def _is_critical(self, scan: Scan) -> bool:
-        """Whether it is not plain that what follows, which is not forced, can be something new."""
+        """Returns whether it is not plain that what follows, which is not forced, can be something new."""
         matches = self._likeness.matches(scan)
         if len(matches) == 1:
             return matches[0] == scan.text or not matches[0].isascii()
         return self._is_endangered(scan)
 
     def _is_narrow(self, scan: Scan) -> bool:
-        """Whether to look at each token if there are few: elements are running out, or like ones before them so far."""
+        """Returns whether to look at each token if there are few: elements are running out, or like ones before them so
+        far."""
         frame = scan.frame
         if frame.seen is not None:
             if _is_scarce(frame) or (not _is_open(frame) and self._likeness.matches(scan)):
