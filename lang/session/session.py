@@ -50,6 +50,8 @@ class Arrivals:
         self._slots: dict[tuple[int, str], Slot] = {}
         self._parents: dict[int, int] = {}
         self._failures: dict[int, ProgramError] = {}
+        self.texts: dict[int, str] = {}
+        self._texts_at: dict[int, int] = {}
         self._num_events = 0
         self._patterns: PatternCache | None = None
         self._replay: tuple[tuple[int, int], Replay] | None = None
@@ -79,6 +81,12 @@ class Arrivals:
                 self._num_events += 1
             case Skipped():
                 slot.skipped = True
+
+    def take_texts(self, index: int, texts: Mapping[int, str]) -> None:
+        """Takes what the submission `index` says branches hold at its end, unless a later one has said it already."""
+        for branch, text in texts.items():
+            if index >= self._texts_at.get(branch, 0):
+                self.texts[branch], self._texts_at[branch] = text, index
 
     def fail(self, branch: int, error: ProgramError) -> None:
         """A branch has ended early, and so have those forked from it."""
@@ -193,8 +201,6 @@ class Session:
         self.recorder = Recorder()
         self.changed = Monitor()
         self.submissions: list[Submission] = []
-        self.texts: dict[int, str] = {}
-        self._texts_at: dict[int, int] = {}
         self.usage = Usage()
         self.num_requests = 0
         self.log: list[ProgramEvent] = []
@@ -380,7 +386,7 @@ class Session:
                     submission.ended = True
                     self.usage += usage
                     self.num_requests += num_requests
-                    self._take_texts(self.submissions.index(submission), texts)
+                    self.arrivals.take_texts(self.submissions.index(submission), texts)
                 case Failed(error=info, branch=branch, index=index):
                     if not (submission.cancels and info.code == "state_not_found"):  # nothing was left to be cancelled
                         self._fail(explain(submission.program, submission.places, info, branch, index))
@@ -391,12 +397,6 @@ class Session:
             if self.settings.log or (self.settings.trace and not isinstance(event, Delta)):
                 self.log.append(event)
             self.notify()
-
-    def _take_texts(self, index: int, texts: Mapping[int, str]) -> None:
-        """Keeps what the submission `index` says branches hold at its end, unless a later one has said it already."""
-        for branch, text in texts.items():
-            if index >= self._texts_at.get(branch, 0):
-                self.texts[branch], self._texts_at[branch] = text, index
 
     def end(self, submission: Submission, error: BaseException | None = None) -> None:
         """No more comes from a submission. Without a terminal event that is an error."""

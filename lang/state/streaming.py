@@ -48,7 +48,7 @@ def text(branch: Branch) -> str:
         return text_so_far(branch)[0]
     session.raise_error()
     try:
-        return session.texts[branch.id]
+        return session.arrivals.texts[branch.id]
     except KeyError:
         failure = session.arrivals.failure_of(branch.id)
         raise failure or ProgramError(

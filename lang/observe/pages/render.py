@@ -44,6 +44,7 @@ def _environment() -> jinja2.Environment:
     import jinja2  # noqa: PLC0415  once somebody looks
     import markupsafe  # noqa: PLC0415  as above
 
+    @functools.lru_cache(maxsize=8192)  # the texts of tokens repeat
     def marked(text: str) -> markupsafe.Markup:
         """A token, with the white space that it is made of to be seen."""
         return markupsafe.Markup(str(markupsafe.escape(text or "∅")).translate(_MARKED))
