@@ -41,7 +41,6 @@ UNFINISHED = frozenset({"benchmarks", "kernels/native/source", "tests/benchmarks
 
 ALONE: Mapping[str, str] = {
     "constrain/matchers/tagged/matcher.py": "test_compile.py beside it tests both the matcher and its compiler",
-    "constrain/workers/worker.py": "what a worker process runs; the service starts it by its module's name",
     "radix/audit.py": "the tree's invariants, checked by tests and on demand; nothing on the way of a request needs it",
     "server/openai/constraint.py": "a stage of a request of its own: what its body constrains",
     "server/openai/readers.py": "a stage of a request of its own: tool calls and reasoning out of the text",
@@ -49,10 +48,11 @@ ALONE: Mapping[str, str] = {
 }
 """Modules that would be fragments, and why each is one nevertheless."""
 
-ENTRY_POINTS = frozenset(
-    {"lang/backends/testing.py", "kernels/compile_check.py"} | {f"cli/{command}.py" for command in COMMANDS}
-)
-"""What is started by name: pytest's plugin, `python -m bough.kernels.compile_check`, the commands of `bough`."""
+ENTRY_POINTS = frozenset({
+    "constrain/workers/worker.py", "kernels/compile_check.py", "lang/backends/testing.py",
+    "runtime/client/engine_process.py", *(f"cli/{command}.py" for command in COMMANDS),
+})  # fmt: skip
+"""Modules that are started by name: with `python -m`, as pytest's plugin, as commands of `bough`."""
 
 
 @dataclass

@@ -27,8 +27,10 @@ House = Callable[..., Any]
 
 
 @pytest.fixture
-def house(script: ModuleType, tmp_path: Path) -> House:
+def house(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
     """A house in which nothing is wrong, but for the files that are given as `path: source`."""
+
+    monkeypatch.setattr(script, "ALONE", {})
 
     def build(changes: dict[str, str] | None = None) -> Any:
         files = {
@@ -147,6 +149,14 @@ def test_what_two_import_or_a_test_knows_is_none(house: House, reason: dict[str,
 
 def test_the_test_of_another_folder_s_module_does_not_count(house: House) -> None:
     assert house({"lang/piece.py": "", "tests/runtime/test_piece.py": ""}).fragments() == ["lang/piece.py"]
+
+
+def test_a_reason_lets_a_fragment_stand_and_is_no_reason_for_anything_else(
+    house: House, script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "ALONE", {"lang/piece.py": "why"})
+    assert not broken(house({"lang/piece.py": ""}), script)
+    assert broken(house({"tests/lang/test_piece.py": ""}), script)
 
 
 # What is listed
