@@ -190,7 +190,7 @@ def _record_when(branch: Branch, condition: Condition, then: Record, otherwise: 
             after[name] = first
         else:
             after[name] = _either(branch.id, name, first, second, blocks, here)
-    branch.recorder.add_node(WhenNode(branch.id, asked, blocks[0].nodes, blocks[1].nodes, here))
+    branch.recorder.add(WhenNode(branch.id, asked, blocks[0].nodes, blocks[1].nodes, here))
     branch.end_block(after)
 
 
@@ -233,7 +233,7 @@ def _record_repeat(branch: Branch, body: Record, until: Condition, at_most: int)
                 refer(kept.before)
             continue
         recorded.nodes.append(_assigned(kept, entry, here))
-        branch.recorder.add_node(AssignNode(kept, kept.before, here))
+        branch.recorder.add(AssignNode(kept, kept.before, here))
         if kept.looked_at:
             raise ProgramError(
                 f"{name!r} was read in a loop that sets it: it would be the same in every turn; use s.ref({name!r})",
@@ -246,7 +246,7 @@ def _record_repeat(branch: Branch, body: Record, until: Condition, at_most: int)
                 code="invalid_program",
                 place=here,
             )
-    branch.recorder.add_node(RepeatNode(branch.id, recorded.nodes, asked[0], at_most, here))
+    branch.recorder.add(RepeatNode(branch.id, recorded.nodes, asked[0], at_most, here))
     branch.end_block(after)
 
 
@@ -300,7 +300,7 @@ def _operand(branch: Branch, name: str, entry: Entry, here: Place) -> EntryOf:
     marks = marks_of(name, entry)  # raises if it is no text
     if isinstance(entry, Passage) and len(marks) != 1:
         kept = Kept(branch.id, name, referred=True)
-        branch.recorder.add_node(_assigned(kept, entry, here))
+        branch.recorder.add(_assigned(kept, entry, here))
         return EntryOf(kept)
     return EntryOf(entry)
 

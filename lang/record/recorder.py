@@ -15,6 +15,8 @@ from ..diagnostics.source_lines import Place
 from .condition import Condition, CountOf, Operand, literal
 from .variables import Entry, Fixed, Gathered, Kept, Piece, Slot, marks_of, parts_of, refer
 
+_NOTHING: Mapping[str, Gathered] = {}
+
 
 @dataclass(eq=False, slots=True)
 class TextNode:
@@ -44,7 +46,7 @@ class OpNode:
     op: Op
     place: Place
     slot: Slot | None = None
-    gathered: Mapping[str, Gathered] = field(default_factory=dict)
+    gathered: Mapping[str, Gathered] = field(default_factory=lambda: _NOTHING)
 
     @property
     def branch(self) -> int:
@@ -238,9 +240,6 @@ def slots_in(nodes: Iterable[Node]) -> Iterator[Slot]:
             yield node.slot
 
 
-NOTHING: Mapping[str, Gathered] = {}
-
-
 @dataclass(eq=False, slots=True)
 class Recording:
     """Instructions that belong together: those of the whole program, or of a block.
@@ -319,21 +318,18 @@ class Recorder:
         for part in parts:
             text.add(part)
 
-    def add(self, op: Op, place: Place, slot: Slot | None = None, gathered: Mapping[str, Gathered] = NOTHING) -> None:
-        recording = self._recordings[-1]
-        recording.check(op.branch, place)
-        if isinstance(op, Join):
-            for child in op.children:
-                recording.check(child, place)
-            recording.unjoined.difference_update(op.children)
-        elif isinstance(op, Fork):
-            recording.branches.update(op.children)
-            recording.unjoined.update(op.children)
-        self.add_node(OpNode(op, place, slot, gathered))
-
-    def add_node(self, node: Node) -> None:
+    def add(self, node: Node) -> None:
+        """Adds an instruction of the branch that it names. Raises if it cannot stand here."""
         recording = self._recordings[-1]
         recording.check(node.branch, node.place)
+        match node:
+            case OpNode(op=Join(children=children)):
+                for child in children:
+                    recording.check(child, node.place)
+                recording.unjoined.difference_update(children)
+            case OpNode(op=Fork(children=children)):
+                recording.branches.update(children)
+                recording.unjoined.update(children)
         recording.open_texts.pop(node.branch, None)
         recording.nodes.append(node)
         if isinstance(node, OpNode | UseNode) and node.slot is not None:

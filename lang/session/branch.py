@@ -18,7 +18,7 @@ from ..record.condition import Condition, Operand
 from ..record.expression import Choose, Control, Expression, Generate, Picture, RoleClose, RoleOpen, items_of
 from ..record.options import merge_options
 from ..record.reasoning import Reasoned
-from ..record.recorder import AssignNode, Recorder, UseNode
+from ..record.recorder import AssignNode, OpNode, Recorder, UseNode
 from ..record.variables import BLOCK, Block, Derived, Entry, Fixed, Gathered, Kept, Mark, Passage, Piece, Slot, marks_of
 from ..tools.tool import Tool, Using
 from ..types.annotations import as_json
@@ -135,13 +135,13 @@ class Branch:
         name, sent = self.recorder.name_for(self.id, item.name, "gen")
         slot = Slot(self.id, sent, item.convert, leading_to(item.place), kind=item.kind, variable=name)
         sampling = merge_options(self.defaults, item.options)
-        self.recorder.add(Gen(self.id, sent, sampling, item.grammar, item.timeout_s), slot.place, slot)
+        self.recorder.add(OpNode(Gen(self.id, sent, sampling, item.grammar, item.timeout_s), slot.place, slot))
         return self._add_slot(slot)
 
     def _choose(self, item: Choose) -> None:
         name, sent = self.recorder.name_for(self.id, item.name, "select")
         slot = Slot(self.id, sent, str, leading_to(item.place), choices=item.choices, variable=name)
-        self.recorder.add(Select(self.id, sent, item.choices, item.method), slot.place, slot)
+        self.recorder.add(OpNode(Select(self.id, sent, item.choices, item.method), slot.place, slot))
         self._add_slot(slot)
 
     def _use(self, item: Using) -> None:
@@ -153,7 +153,7 @@ class Branch:
         name, sent = recorder.name_for(self.id, item.name, "use")
         slot = Slot(self.id, sent, str, leading_to(item.place), variable=name)
         self.session.add_tool(item.tool)
-        recorder.add_node(UseNode(slot, item.tool_name, arguments, item.append, item.timeout_s, slot.place))
+        recorder.add(UseNode(slot, item.tool_name, arguments, item.append, item.timeout_s, slot.place))
         self._add_slot(slot, appended=item.append)
 
     def _argument(self, value: object) -> tuple[Piece, ...]:
@@ -201,7 +201,7 @@ class Branch:
                 code="invalid_program",
                 place=place(),
             )
-        self.recorder.add(RoleBegin(self.id, role), place())
+        self.recorder.add(OpNode(RoleBegin(self.id, role), place()))
         self.open_role = role
         self.marks.append(RoleOpen(role))
 
@@ -211,7 +211,7 @@ class Branch:
             raise ProgramError(
                 f"{_a(role)} message cannot end here: {there} open", code="invalid_program", place=place()
             )
-        self.recorder.add(RoleEnd(self.id), place())
+        self.recorder.add(OpNode(RoleEnd(self.id), place()))
         self.open_role = None
         self.marks.append(RoleClose(role))
 
@@ -244,7 +244,7 @@ class Branch:
         if not any(isinstance(mark, Kept) and mark.carried for mark in marks):
             return entry
         kept = Kept(self.id, name, sources=[entry])
-        self.recorder.add_node(AssignNode(kept, entry, place()))
+        self.recorder.add(AssignNode(kept, entry, place()))
         return kept
 
     def entry_of(self, reference: Reference) -> Entry:
@@ -354,7 +354,7 @@ class Branch:
             raise ProgramError(f"retries must be {reason}", code="invalid_program", param="retries", place=place())
         recorder = self.recorder
         ids = recorder.new_branches(count)
-        recorder.add(Fork(self.id, ids, isolated, retries), place())
+        recorder.add(OpNode(Fork(self.id, ids, isolated, retries), place()))
         self.session.arrivals.add_branches(self.id, ids)
         children = []
         for branch_id in ids:
@@ -385,7 +385,7 @@ class Branch:
             for name in dict.fromkeys(name for entries in changed for name in entries)
         }
         join = Join(self.id, tuple(child.id for child in children), mode)
-        self.recorder.add(join, place(), gathered=gathered)
+        self.recorder.add(OpNode(join, place(), gathered=gathered))
         for name, entry in gathered.items():
             self._set(name, entry)
         for child in children:
