@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .cache import CacheCounts, Lease, PrefixCache
-from .pool import PagePool
-from .tree import RadixTree
+from .cache import CacheCounts, Lease, PagePool, PrefixCache
+from .tree import RadixTree, first_difference
 
-__all__ = ["CacheCounts", "Lease", "PagePool", "PrefixCache", "RadixTree"]
+__all__ = ["CacheCounts", "Lease", "PagePool", "PrefixCache", "RadixTree", "first_difference"]

@@ -3,13 +3,47 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .audit import audit
-from .edge import pack
-from .pool import PagePool
-from .tree import Node, RadixTree
+from .tree import Node, RadixTree, pack
+
+NULL_PAGE = 0
+"""Never handed out, so that padding in a page table can point at it."""
+
+
+class PagePool:
+    """Hands out the page ids 1 .. num_pages - 1.
+
+    Last freed, first out; a run of pages is handed out again in the order in which it was given back. A fresh pool
+    hands out 1, 2, 3, ... So the pages of one sequence mostly lie side by side, and equal calls get equal pages.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 2:
+            raise ValueError(f"num_pages must be at least 2 (page {NULL_PAGE} is never used), got {num_pages}")
+        self.num_pages = num_pages
+        self.free_pages = array("i", range(num_pages - 1, NULL_PAGE, -1))  # a stack: the next page is its last
+
+    @property
+    def num_free(self) -> int:
+        return len(self.free_pages)
+
+    def allocate(self, count: int) -> array[int]:
+        """Takes `count` pages out of the pool; at most `num_free`."""
+        if not 0 <= count <= len(self.free_pages):
+            raise ValueError(f"count must be 0 .. {len(self.free_pages)} (the free pages), got {count}")
+        start = len(self.free_pages) - count
+        pages = self.free_pages[start:]
+        del self.free_pages[start:]
+        pages.reverse()
+        return pages
+
+    def free(self, pages: array[int]) -> None:
+        """Takes back pages that `allocate` handed out; each once."""
+        self.free_pages.extend(pages[::-1])
+        assert len(self.free_pages) < self.num_pages, "a page was freed twice"
 
 
 @dataclass(eq=False, slots=True)
@@ -164,3 +198,73 @@ class PrefixCache:
         pages = self.tree.evict(num_pages)
         self.pool.free(pages)
         return len(pages)
+
+
+def audit(tree: RadixTree, pool: PagePool, claims: Sequence[Lease]) -> None:
+    """Raises AssertionError, naming what is wrong, unless tree, pool and open leases fit together."""
+    nodes = list(tree.nodes())
+    _check_shape(tree, nodes)
+    _check_owners(nodes, pool, claims)
+    _check_locks(tree, nodes, claims)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:  # not `assert`: these checks are asked for by name, with python -O too
+        raise AssertionError(message)
+
+
+def _check_shape(tree: RadixTree, nodes: list[Node]) -> None:
+    for node in nodes:
+        _require(len(node.tokens) == len(node.pages) * tree.page_size, "an edge is not whole pages")
+        if node.parent is None:
+            _require(tree.roots.get(node.namespace) is node and not node.pages, "a root is not its namespace's root")
+            _require(bool(node.children) or node.lock > 0, f"the empty namespace {node.namespace!r} was not dropped")
+        else:
+            _require(len(node.pages) > 0, "a node has no pages")
+        if not node.children and node.lock == 0:
+            _require(node.queued, "an unlocked leaf can never be evicted")
+        for key, child in node.children.items():
+            first = child.tokens[: tree.page_size]
+            _require(child.parent is node, "a child does not know its parent")
+            _require(child.namespace == node.namespace, "a page is shared between namespaces")
+            _require(key == (first[0] if tree.page_size == 1 else tuple(first)), "a child has the wrong key")
+
+
+def _check_owners(nodes: list[Node], pool: PagePool, claims: Sequence[Lease]) -> None:
+    """Free, cached and private pages are disjoint, and together they are all pages but the null page."""
+    owned = pool.free_pages[:]
+    for node in nodes:
+        owned.extend(node.pages)
+    for claim in claims:
+        owned.extend(claim.pages[claim.num_shared :])
+    counted = set(owned)
+    if len(counted) != len(owned):
+        twice = [page for page, count in Counter(owned).items() if count > 1]
+        raise AssertionError(f"pages with more than one owner: {twice}")
+    if len(counted) != pool.num_pages - 1 or min(counted) != 1 or max(counted) != pool.num_pages - 1:
+        lost = sorted(set(range(1, pool.num_pages)) - counted)
+        foreign = sorted(counted - set(range(1, pool.num_pages)))
+        raise AssertionError(f"pages without an owner: {lost}; unknown pages: {foreign}")
+
+
+def _check_locks(tree: RadixTree, nodes: list[Node], claims: Sequence[Lease]) -> None:
+    """The lock of a node is the number of leases that end there or below, and a lease's shared pages are its path."""
+    locks: dict[Node, int] = dict.fromkeys(nodes, 0)
+    for claim in claims:
+        node = claim.node
+        _require(node in locks, "an open lease ends at a node that is not in the tree")
+        path = array("i")
+        while node is not None:
+            locks[node] += 1
+            path[:0] = node.pages
+            node = node.parent
+        _require(path == claim.pages[: claim.num_shared], "a page table differs from the path that it locks")
+    num_cached = num_locked = 0
+    for node, lock in locks.items():
+        _require(node.lock == lock, f"a lock is {node.lock}, but {lock} leases end there or below")
+        if lock:
+            num_locked += len(node.pages)
+        else:
+            num_cached += len(node.pages)
+    _require(tree.num_cached == num_cached, f"num_cached is {tree.num_cached}, but {num_cached} pages are unlocked")
+    _require(tree.num_locked == num_locked, f"num_locked is {tree.num_locked}, but {num_locked} pages are locked")

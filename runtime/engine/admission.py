@@ -15,7 +15,7 @@ from ..protocol.counters import Counters, ModelInfo
 from ..protocol.errors import EngineStoppedError, ErrorInfo, OverloadedError, RequestError
 from ..protocol.request import Request, RequestOutput
 from ..sampler.random_numbers import derive
-from ..scheduler.sequence import Sequence
+from ..scheduler.scheduler import Sequence
 from ..scheduler.token_tree import TreeLayout
 from ..tokenizer.tokenizer import Tokenizer
 from .detokenizer import Detokenizer

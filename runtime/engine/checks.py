@@ -27,15 +27,15 @@ class Checks:
     def __init__(self, check: Check, wake: Callable[[], None]) -> None:
         self._check = check
         self._wake = wake
-        self._under_way: dict[Generation, tuple[Future[list[Finding]], Finish]] = {}
+        self.under_way: dict[Generation, tuple[Future[list[Finding]], Finish]] = {}
 
     @property
     def any_done(self) -> bool:
-        return any(future.done() for future, _ in self._under_way.values())
+        return any(future.done() for future, _ in self.under_way.values())
 
     @property
     def futures(self) -> Iterable[Future[list[Finding]]]:
-        return [future for future, _ in self._under_way.values()]
+        return [future for future, _ in self.under_way.values()]
 
     def begin(self, generation: Generation, finish: Finish) -> None:
         """Has the text of `generation` checked, which ends with `finish` if nothing is wrong with it."""
@@ -45,16 +45,16 @@ class Checks:
         except Exception as error:  # noqa: BLE001  it is told as what the check found
             future = Future()
             future.set_exception(error)
-        self._under_way[generation] = future, finish
+        self.under_way[generation] = future, finish
         future.add_done_callback(lambda _: self._wake())
 
     def drop(self, generation: Generation) -> bool:
         """Forgets the check of `generation`; False if there is none."""
-        return self._under_way.pop(generation, None) is not None
+        return self.under_way.pop(generation, None) is not None
 
     def take_done(self) -> Iterator[tuple[Generation, RequestOutput]]:
         """The last events of those that have been checked."""
-        for generation, (future, finish) in list(self._under_way.items()):
+        for generation, (future, finish) in list(self.under_way.items()):
             if future.done() and self.drop(generation):  # who hears of one end may drop another
                 finish = _judge(finish, future, generation.request.grammar)
                 generation.finish, generation.checked = finish, True

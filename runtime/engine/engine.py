@@ -170,8 +170,9 @@ class Engine:
                     self._emit(generation, ended)
                 else:
                     self._scheduler.add(generation.sequence)
-        for generation, output in self._checks.take_done():
-            self._emit(generation, output)
+        if self._checks.under_way:
+            for generation, output in self._checks.take_done():
+                self._emit(generation, output)
         self._masks.resume_ready()
 
     def _schedule(self, now: float) -> Plan:

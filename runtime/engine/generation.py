@@ -30,8 +30,7 @@ from ..protocol.request import (
 from ..runner.runner import DrawSpec
 from ..sampler.random_numbers import uniform
 from ..sampler.rows import Draws, Row
-from ..scheduler.scheduler import Advance, Work
-from ..scheduler.sequence import Sequence
+from ..scheduler.scheduler import Advance, Sequence, Work
 from .detokenizer import Detokenizer
 
 logger = logging.getLogger("bough.engine")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ...kernels.decode_step.grammar_table import TablePlace
 from ...radix import Lease
-from ..scheduler.sequence import Sequence
+from ..scheduler.scheduler import Sequence
 from .runner import DrawSpec
 
 Int32 = npt.NDArray[np.int32]

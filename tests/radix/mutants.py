@@ -6,8 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from bough.radix import Lease, PrefixCache, RadixTree
-from bough.radix.edge import pack
-from bough.radix.tree import Node
+from bough.radix.tree import Node, pack
 
 
 class LockSkipsSelfTree(RadixTree):

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from bough.radix.edge import common_prefix, pack
+from bough.radix.tree import common_prefix, pack
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 1000])

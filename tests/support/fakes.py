@@ -22,8 +22,7 @@ from bough.runtime.runner.runner import DirectPasses, DrawSpec
 from bough.runtime.sampler.random_numbers import uniform
 from bough.runtime.sampler.rows import Draws, Row, sample
 from bough.runtime.scheduler.batch import Batch, build_batch
-from bough.runtime.scheduler.scheduler import Advance, Plan, Work
-from bough.runtime.scheduler.sequence import Sequence
+from bough.runtime.scheduler.scheduler import Advance, Plan, Sequence, Work
 from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 _MASK = (1 << 61) - 1

@@ -15,8 +15,7 @@ from bough.runtime.protocol.config import SchedulerLimits
 from bough.runtime.protocol.request import Finish, Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.runner.gpu_runner import _in_plan_order
-from bough.runtime.scheduler.scheduler import Advance, Plan, Scheduler, Work
-from bough.runtime.scheduler.sequence import Sequence
+from bough.runtime.scheduler.scheduler import Advance, Plan, Scheduler, Sequence, Work
 
 from ...support.fakes import fake_engine
 

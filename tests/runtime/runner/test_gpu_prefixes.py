@@ -21,7 +21,7 @@ from bough.runtime.load.load_torch import load_engine  # isort: skip
 from bough.runtime.protocol.request import Request, RequestOutput  # isort: skip
 from bough.runtime.protocol.sampling_params import SamplingParams  # isort: skip
 from bough.runtime.scheduler.scheduler import Work  # isort: skip
-from bough.runtime.scheduler.sequence import Sequence  # isort: skip
+from bough.runtime.scheduler.scheduler import Sequence  # isort: skip
 from bough.radix import PrefixCache  # isort: skip
 
 from ...support.tiny_model import write_tiny_model

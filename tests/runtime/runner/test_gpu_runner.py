@@ -31,7 +31,7 @@ from bough.runtime.runner.gpu_runner import GpuPasses
 from bough.runtime.runner.gpu_slots import SlotTable, page_changes
 from bough.runtime.runner.runner import DirectPasses
 from bough.runtime.runner.torch_runner import ModelRunner
-from bough.runtime.scheduler.sequence import Sequence
+from bough.runtime.scheduler.scheduler import Sequence
 from bough.runtime.tokenizer.tokenizer import load_tokenizer
 
 from ...support.fakes import model_info

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from bough.radix import PrefixCache
 from bough.runtime.protocol.config import SchedulerLimits
-from bough.runtime.scheduler.scheduler import Advance, Plan, Scheduler, Work
-from bough.runtime.scheduler.sequence import Sequence
+from bough.runtime.scheduler.scheduler import Advance, Plan, Scheduler, Sequence, Work
 
 from ...support.fakes import FakeModel, advance, reference
 
