@@ -13,7 +13,7 @@ from ..tools.registry import ToolCall
 
 
 class EngineClient(Protocol):
-    """What programs, the server and scripts hold. Safe to use from many threads.
+    """Interface to an engine for programs, the server and scripts. Safe to use from many threads.
 
     `stream` and `run` (and their async forms) yield events until the terminal one. Leaving the iterator early
     (`close`, `aclose`, cancellation) aborts the work. Refusals (RequestError, OverloadedError, GrammarError) are

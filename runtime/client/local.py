@@ -176,8 +176,8 @@ class EngineLoop:
         return True
 
     def _sleep_s(self) -> float | None:
-        """How long the idle loop may sleep: until the first deadline of a constraint that is compiled, or of a tool, or
-        until it has rested long enough to get ready for what may come.
+        """Seconds that the idle loop may sleep: until the first deadline of a constraint that is compiled, or of a
+        tool, or until it has rested long enough to get ready for what may come.
         """
         ends = [end for end in (self.engine.sleep_s(), self._machine.sleep_s(), self._rest_s) if end is not None]
         if self._warm_at < math.inf:

@@ -1,4 +1,4 @@
-"""What the engine process and its client say to each other: MessagePack frames over a socket pair.
+"""Messages between the engine process and its client: MessagePack frames over a socket pair.
 
 A frame is its length, 4 bytes little-endian, and a message. Streams are told apart by a key that the client gives.
 """
@@ -52,7 +52,7 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
 
 
 class ToolResult(msgspec.Struct, frozen=True, tag="tool_result"):
-    """What a tool returned, or why it failed; `call` is the engine's."""
+    """The result of a tool, or why it failed; `call` is the engine's."""
 
     call: int
     text: str = ""
@@ -85,7 +85,7 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
 
 
 class Located(msgspec.Struct, frozen=True, tag="located"):
-    """Where the model's files lie: they are all there."""
+    """The folder of the model's files, which are all there."""
 
     path: str
 
@@ -128,7 +128,7 @@ class UseTool(msgspec.Struct, frozen=True, tag="use_tool"):
 
 
 class LeaveTool(msgspec.Struct, frozen=True, tag="leave_tool"):
-    """Nobody waits for this call any more."""
+    """The engine no longer waits for this call."""
 
     call: int
 
@@ -216,7 +216,7 @@ class FrameWriter:
 
 
 def _unsendable(message: msgspec.Struct) -> str:
-    """Where in a message a value is that no frame can hold: "sampling.seed"; "" if that is not known."""
+    """The path in a message to a value that no frame can hold: "sampling.seed"; "" if that is not known."""
     stack: list[tuple[str, Any]] = [("", message)]
     while stack:
         place, value = stack.pop()

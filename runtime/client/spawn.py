@@ -17,7 +17,7 @@ class EngineProcess(NamedTuple):
 
 
 def spawn_engine() -> EngineProcess:
-    """Who calls it sees to the process's end."""
+    """Starts the process, which the caller has to end."""
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-P", "-m", "bough.runtime.client.engine_process", str(theirs.fileno())]

@@ -41,7 +41,7 @@ def iterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[],
 
 
 async def aiterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[], None]) -> AsyncIterator[Event]:
-    """The same for asyncio."""
+    """Does for asyncio what `iterate` does for threads."""
     events: _Arrivals[Event] = _Arrivals()
     start(events.put)
     over = False

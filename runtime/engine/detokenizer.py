@@ -117,7 +117,7 @@ class Detokenizer:
         return self._take(self._decoder.decode(data), stops_count=stops_count)
 
     def flush(self) -> str:
-        """What `at_end` has kept back so far."""
+        """Returns the text that `at_end` has kept back so far."""
         waiting, self._waiting = self._waiting or [], None
         return self._push(waiting, stops_count=True) if waiting else ""
 
@@ -246,7 +246,7 @@ class _RegexSearch:
 
 
 class StopState(NamedTuple):
-    """Where a search stands: `depth` characters at the end of the text begin a stop string, the longest such.
+    """A position in a search: `depth` characters at the end of the text begin a stop string, the longest such.
 
     `found` is the longest stop string that ends here.
     """

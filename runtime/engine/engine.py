@@ -228,7 +228,7 @@ class Engine:
         self.counters.sample_seconds += self._clock() - masked
 
     def _device_specs(self, work: list[Work], generations: list[Generation]) -> list[DrawSpec] | None:
-        """How the device is to draw by itself; None if it cannot draw all of `work`."""
+        """The rules by which the device draws by itself; None if it cannot draw all of `work`."""
         specs = []
         for item, generation in zip(work, generations, strict=True):
             if self._runner.max_steps == 1:

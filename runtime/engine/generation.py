@@ -43,7 +43,7 @@ Foresee = Callable[[Matcher, int, int], tuple[Matcher, int]]
 
 
 class _Untold(msgspec.Struct):
-    """What has come since the last output."""
+    """Tokens and texts that have come since the last output."""
 
     tokens: list[int] = []
     origins: list[int] = []
@@ -53,7 +53,7 @@ class _Untold(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Foreseen:
-    """What accepting a drawn token with so many left came to: the matcher after it and the token taken, or an error."""
+    """The outcome of accepting a token with so many left: the matcher after it and the token taken, or an error."""
 
     drawn: int
     remaining: int
@@ -105,12 +105,12 @@ class Generation:
 
     @property
     def must_be_checked(self) -> bool:
-        """Whether its text, which is finished, may violate the constraint in ways that no mask prevents."""
+        """True if its text, which is finished, may violate the constraint in ways that no mask prevents."""
         return not self.checked and self.receipt is not None and bool(self.receipt.checked) and self._is_whole
 
     @property
     def _is_whole(self) -> bool:
-        """Whether the text ended where a word of the grammar does: not at a stop, and not cut short by the budget."""
+        """True if the text ended where a word of the grammar does: not at a stop, and not cut short by the budget."""
         finish, matcher = self.finish, self.matcher
         if finish is None or matcher is None or finish.reason not in ("stop", "length"):
             return False
@@ -120,7 +120,7 @@ class Generation:
 
     @property
     def judged_text(self) -> str:
-        """What a check looks at: all the text, with control tokens, which may be what marks its parts."""
+        """The text that is checked: all of it, with control tokens, which may mark its parts."""
         return "" if self._judged is None else self._judged.text + self._judged.finish()
 
     @property
@@ -140,8 +140,10 @@ class Generation:
         return self.matcher.on_table if self.matcher is not None else None
 
     def spec(self, work: Work, num_steps: int) -> DrawSpec | None:
-        """How a device draws the token of `work`, and those of the steps after it, by itself, `num_steps` in all; None
-        if it takes more than sampling parameters and a table."""
+        """The rule by which a device draws the token of `work` and those of later steps by itself, `num_steps` in all.
+
+        None if it takes more than sampling parameters and a table.
+        """
         params, matcher = self.request.sampling, self.table_matcher
         plain = work.samples and work.num_tokens == 1 and not work.drafts
         if matcher is not None:  # near its limit tokens are chosen that lead to the end in time
@@ -154,7 +156,7 @@ class Generation:
         return DrawSpec(params, self._seed, matcher) if plain and not early else None
 
     def rows(self, work: Work, first_mask: int | None) -> list[Row]:
-        """How each logits row of `work` is to be drawn from; masks are `first_mask` and the rows after it."""
+        """Rules for drawing from each logits row of `work`; masks are `first_mask` and the rows after it."""
         sequence, params = self.sequence, self.request.sampling
         if sequence.score_from is not None:
             if sequence.tree is not None:
@@ -342,7 +344,7 @@ class Generation:
         return self._tell(now)
 
     def _tell(self, now: float) -> RequestOutput:
-        """What has come since the last output, and the end if it has."""
+        """The next output: all that has come since the last one, and the end if it has."""
         untold, self._untold = self._untold, _Untold()
         begins = self._first is not None and not self._has_told
         self._has_told |= begins

@@ -100,7 +100,7 @@ class Filling:
                 self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether all jobs have ended, within that time."""
+        """Waits for all jobs to end; False if they take longer than `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._num_left == 0, timeout_s)
 
@@ -121,7 +121,7 @@ class Filling:
 
 
 class MaskFiller:
-    """Some threads and two buffers: a buffer is reused only after the step that read it has ended."""
+    """Threads and two buffers for masks: a buffer is reused only after the step that read it has ended."""
 
     def __init__(self, vocab_size: int, num_threads: int | None = None) -> None:
         self.num_threads = num_threads or max(1, min(8, (os.cpu_count() or 2) // 2))

@@ -157,7 +157,7 @@ class DraftStage:
 
 @dataclass(slots=True)
 class Repeats:
-    """Where the runs of `SIZES` tokens occurred last in one sequence, which only grows.
+    """The last place of each run of `SIZES` tokens in one sequence, which only grows.
 
     A token costs the same whenever it comes: one entry a size, and where there are more than `max_tokens`, the later
     half of them is entered again. `num_known` tokens have been.
@@ -352,7 +352,7 @@ class Speculation:
         return min((self._right[size] + self._experience.chances[size]) / (self._tried[size] + 1.0), _BEST_CHANCE)
 
     def _forget(self, share: float) -> None:
-        """What was in vain may be worth another trial some day."""
+        """Forgets a little of how drafts did: those that were in vain may be worth another trial some day."""
         for size in SIZES:
             self._right[size] *= share
             self._tried[size] *= share
@@ -373,7 +373,7 @@ def _after(matcher: Matcher, drafts: Sequence[int]) -> Matcher:
 
 
 class Place:
-    """What came last in texts of one shape, how often in a row, and where each token leads that came."""
+    """The token that came last in texts of one shape, how often in a row, and where each token that came leads."""
 
     __slots__ = ("_after", "_known", "_shape", "_skeleton", "streak", "token")
 
@@ -438,7 +438,7 @@ class Skeleton:
 
     @property
     def start(self) -> Place:
-        """Where an answer begins."""
+        """The place at which an answer begins."""
         return self.linked((_VALUE, 1, b"", b""))
 
     def linked(self, shape: Shape) -> Place:
@@ -468,7 +468,7 @@ class Skeletons:
         self._of: OrderedDict[tuple[str, JsonSchema], Skeleton] = OrderedDict()
 
     def start(self, request: Request) -> Place | None:
-        """Where the answer to `request` begins; None if it is not to be JSON by a schema."""
+        """The place at which the answer to `request` begins; None if it is not to be JSON by a schema."""
         if not isinstance(request.grammar, JsonSchema):
             return None
         key = request.namespace, request.grammar

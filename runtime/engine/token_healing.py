@@ -22,7 +22,7 @@ class Healed(NamedTuple):
 
 
 def take_back(prompt: Sequence[int], tokenizer: Tokenizer, *, limit: int | None = None) -> Healed:
-    """How much of the end of `prompt`, at most `limit` tokens, some longer token begins with.
+    """Finds how much of the end of `prompt`, at most `limit` tokens, some longer token begins with.
 
     The most that there is: from further back, more tokens can be chosen anew. Control tokens stay, and one token does,
     so that there is a prompt. Nothing is taken back if no token goes on from where the prompt ends.

@@ -38,14 +38,14 @@ class Hole(msgspec.Struct, frozen=True, tag="hole"):
 
 
 class Times(msgspec.Struct, frozen=True, tag="times"):
-    """How many values of this name the branch has made."""
+    """The number of values of this name that the branch has made."""
 
     branch: Int
     name: Name
 
 
 class Count(msgspec.Struct, frozen=True, tag="count"):
-    """How many of the conditions hold."""
+    """The number of the conditions that hold."""
 
     of: tuple[Condition, ...]
 
@@ -109,7 +109,7 @@ class NotYetError(Exception):
 
 
 class Values(Protocol):
-    """What a condition may ask for. `text` and `times` raise NotYetError while the answer may still change."""
+    """Values that a condition may ask for. `text` and `times` raise NotYetError while the answer may still change."""
 
     def text(self, ref: Ref) -> str: ...
 
@@ -119,7 +119,7 @@ class Values(Protocol):
 
 
 def holds(condition: Condition, values: Values) -> bool:
-    """Whether `condition` holds. What is not needed for that, from left to right, is not asked for.
+    """Decides whether `condition` holds, from left to right; values that do not matter any more are not asked for.
 
     Raises:
         NotYetError: a value that decides is still to come.
@@ -191,7 +191,7 @@ def _value(operand: Operand, values: Values) -> str | float:
 
 
 def _count(of: tuple[Condition, ...], values: Values) -> int:
-    """How many hold. All of them have to be known, so that what is still to come is asked for together."""
+    """Counts those that hold. All have to be known, so that values still to come are asked for together."""
     number, lacking = 0, list[Ref | Times]()
     waits = False
     for each in of:

@@ -10,7 +10,7 @@ from .errors import RequestError
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an engine is made of. Every default needs no thought.
+    """Settings of an engine. Every default needs no thought.
 
     model                   name ("smollm2-135m"), folder, .gguf file, or hub id
     dtype                   of weights and activations: "auto", "float32", "bfloat16", "float16"
@@ -30,7 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                             weights, activations and cache (None: 0.9)
     enable_prefix_caching   share computed prefixes between requests
     max_waiting             requests in the queue at most; more are refused
-    max_states              program states kept between stretches at most; the oldest is dropped
+    max_states              program states kept between submissions at most; the oldest is dropped
     seed                    of requests that bring none
     jump_forward            propose what a grammar forces as drafts, verified in one forward pass
     speculation             "auto": guess what repeats the text so far, or other answers under the same JSON Schema,

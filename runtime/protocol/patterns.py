@@ -33,7 +33,7 @@ _TOKEN = re.compile(r"\\[xuUpP]\{[^}]*\}|\\.|\{[0-9]+(?:,[0-9]*)?\}|\[\^?\]?|.",
 _COUNT = re.compile(r"[*+?]|\{([0-9]{1,9})(,?)([0-9]{0,9})\}")
 _VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
 _COMMENT = re.compile(r"#[^\n]*")
-_STRETCH = 64
+_CHUNK = 64
 """Bytes after which a comparison looks at the time."""
 
 _LIMITS = LLParserLimits(
@@ -71,7 +71,7 @@ class Pattern:
         return self._start.deep_copy()
 
     def matches(self, text: str) -> bool:
-        """Whether it matches the whole of `text`.
+        """Decides whether it matches the whole of `text`.
 
         Raises:
             EngineError: the text is too long, or the pattern too complex for it.
@@ -97,14 +97,14 @@ class Matching:
         self._found: bool | None = None
 
     def done_by(self, until: float) -> bool | None:
-        """Whether the whole text matches; None if that is not known at `until`, by `time.monotonic`."""
+        """True if the whole text matches; None if that is not known at `until`, by `time.monotonic`."""
         while self._found is None:
-            stretch = self._rest[self._position : self._position + _STRETCH]
-            whole = self._state.try_consume_tokens(stretch) == len(stretch)
+            chunk = self._rest[self._position : self._position + _CHUNK]
+            whole = self._state.try_consume_tokens(chunk) == len(chunk)
             if self._state.is_error():
                 message = f"the pattern {_shown(self._pattern.source)} is too complex for the text it is compared with"
                 raise EngineError(message, code="condition_too_complex", param="ops")
-            self._position += len(stretch)
+            self._position += len(chunk)
             if not whole or self._position == len(self._rest):
                 self._found = whole and self._state.is_accepting()
                 self._rest = []
@@ -175,7 +175,7 @@ def _joined(items: list[_Item]) -> _Item:
 
 
 def _bounds(count: re.Match[str]) -> tuple[int, float]:
-    """How often: at least and at most."""
+    """Bounds of a repetition: at least and at most."""
     token, low, comma, high = count.group(0, 1, 2, 3)
     if low is None:
         return int(token == "+"), 1 if token == "?" else math.inf

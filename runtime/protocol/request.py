@@ -108,7 +108,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a step, or all of them, added to a request: text (always whole characters), tokens, their origins, logprobs.
+    """Output of a step, or of all of them: text (always whole characters), tokens, their origins, logprobs.
 
     The first one that follows a computed prompt has `cached_tokens`; the last one, and only it, has `finish`. Deltas
     of text and tokens need not line up: text is held back while it could become part of a stop string or of an

@@ -1,4 +1,4 @@
-"""How the tokens of a generation are chosen, and when it ends."""
+"""Rules by which the tokens of a generation are chosen, and by which it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_STOP_REGEX_SIZE = 250_000
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How to choose tokens; validated when made.
+    """Rules for choosing tokens; validated when made.
 
     max_tokens          tokens generated at most; None: as many as the context holds
     min_tokens          the end of sequence and stops count only after so many
@@ -111,7 +111,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def cuts(self) -> bool:
-        """Whether top-k, top-p or min-p may leave tokens out of the draw."""
+        """True if top-k, top-p or min-p may leave tokens out of the draw."""
         return not self.greedy and ((self.top_k or 0) > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
 

@@ -23,7 +23,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ResultPart(msgspec.Struct, frozen=True):
-    """What a model wrote before it answered, or the answer alone: `begin` and `end` are around the reasoning, `opened`
+    """The text of a model before its answer, or the answer alone: `begin` and `end` are around the reasoning, `opened`
     says that `begin` was written before."""
 
     which: Literal["reasoning", "answer"]
@@ -59,7 +59,7 @@ class ResultText(msgspec.Struct, frozen=True, tag="text"):
 
 
 class ResultConstant(msgspec.Struct, frozen=True, tag="constant"):
-    """What does not depend on any value, as JSON text."""
+    """The part that does not depend on any value, as JSON text."""
 
     json: str
 
@@ -108,7 +108,7 @@ def refs_of(result: Result) -> Iterator[Ref]:
 
 
 def replace_leaves(result: Result, change: Callable[[Result], Result]) -> Result:
-    """The same lists and objects, with all else in them passed through `change`."""
+    """Rebuilds lists and objects, with all else in them passed through `change`."""
     match result:
         case ResultList(items=items):
             return ResultList(tuple(replace_leaves(item, change) for item in items))

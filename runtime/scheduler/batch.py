@@ -38,7 +38,7 @@ def build_batch(
     table_row: npt.NDArray[np.int32] | None = None,
     shared: tuple[SharedPrefix, ...] = (),
 ) -> Batch:
-    """Lays the plan's work out in order, one stretch of query tokens a sequence, or several of one that ends as a tree.
+    """Lays the plan's work out in order, one segment of query tokens a sequence, or several of one that ends as a tree.
 
     With `table_row`, where each work's page table is on the device, the page tables themselves are left out. `shared`
     is as AttentionBatch has it, of the plan's work.
@@ -101,7 +101,7 @@ def build_batch(
 
 
 def _slots(pages: array[int], start: int, stop: int, page_size: int) -> Iterable[int]:
-    """Where the cache has a sequence's tokens start .. stop."""
+    """The slots of the cache that hold a sequence's tokens start .. stop."""
     if page_size == 1:
         return pages[start:stop]
     page, within = np.divmod(np.arange(start, stop), page_size)

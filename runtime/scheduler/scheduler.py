@@ -80,7 +80,7 @@ class Sequence:
 
     @property
     def ready(self) -> bool:
-        """Whether a further step can be planned now."""
+        """True if a further step can be planned now."""
         if self.score_from is not None:
             return self.num_computed < self.num_to_score
         return not self.blocked and self.length < self.limit
@@ -156,7 +156,7 @@ class Plan:
 
 
 class Advance(msgspec.Struct, frozen=True):
-    """What a step did to one sequence.
+    """Progress of one sequence in a step.
 
     `tokens` were accepted (drafts that proved right first, then one that was drawn); `finished` ends the sequence;
     `poisoned` ends it and keeps what it computed out of the prefix cache. `replaced`: the last token is not the one

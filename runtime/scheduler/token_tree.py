@@ -14,7 +14,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 class TreeLayout:
-    """Where the tokens of a prompt that ends as a tree stand: in stretches, each on one path.
+    """Layout of a prompt that ends as a tree of tokens: segments, each on one path.
 
     `num_linear`: so many tokens at the beginning follow one another, as those of a plain prompt do.
     """
@@ -38,7 +38,7 @@ class TreeLayout:
         self.num_linear = self._bounds[1]
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, int, Int64]]:
-        """The stretches of tokens start .. stop (half open): each with the indices of all tokens on its path, itself
+        """The segments of tokens start .. stop (half open): each with the indices of all tokens on its path, itself
         included, of which its own come last."""
         for index, before in enumerate(self._before):
             low, high = max(start, self._bounds[index]), min(stop, self._bounds[index + 1])
@@ -53,7 +53,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class ChoiceTree:
-    """Some choices as the end of one prompt. `choices` are their indices, `paths` of each the (entry, target) that say
+    """Choices as the end of one prompt. `choices` are their indices, `paths` of each the (entry, target) that say
     the log-probability of each of its tokens: target `t` after the `entry`-th position that is asked for."""
 
     tokens: list[int]

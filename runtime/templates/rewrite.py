@@ -25,7 +25,7 @@ class Rewriter(Protocol):
 
 
 def rewrite(ops: Iterable[Op], rewriter: Rewriter) -> tuple[Op, ...]:
-    """The same instructions, also those in blocks, with what they hold passed through `rewriter`."""
+    """Rebuilds instructions, also those in blocks, with what they hold passed through `rewriter`."""
     return tuple(_rewrite(op, rewriter) for op in ops)
 
 
@@ -109,7 +109,7 @@ def refs_in(op: Op) -> Iterator[Ref]:
 
 
 def joined(parts: Iterable[Part]) -> Parts:
-    """The same parts, with texts that follow each other made one, and empty ones left out."""
+    """Joins texts that follow each other, and leaves empty ones out."""
     found: list[Part] = []
     for is_text, run in groupby(parts, lambda part: isinstance(part, str)):
         if not is_text:

@@ -146,7 +146,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[str | int]:
-        """The rendered chat as stretches of plain text and ids of the control tokens that the template wrote.
+        """The rendered chat as pieces of plain text and ids of the control tokens that the template wrote.
 
         Whatever messages, tools and `template_kwargs` contain is plain text, control tokens' texts included.
         `continue_final_message` ends the text with the last message's content (and implies no generation prompt).

@@ -31,7 +31,7 @@ class ControlTokens:
         self._longest_beginning = max(map(len, self._beginnings), default=0)
 
     def split(self, text: str) -> list[str | int]:
-        """The text cut at control tokens: their ids, and the stretches between them (never empty)."""
+        """The text cut at control tokens: their ids, and the pieces between them (never empty)."""
         pieces: list[str | int] = []
         start, strip = 0, False
         for match in self._pattern.finditer(text):
