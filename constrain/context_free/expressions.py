@@ -103,31 +103,26 @@ def _least(rules: Mapping[str, Expression], holds: Callable[[Expression, set[str
 
 def has_word(expression: Expression, known: set[str]) -> bool:
     """Returns whether an expression derives a text, if of all rules those in `known` do."""
-    match expression:
-        case CharRanges(ranges):
-            return bool(ranges)
-        case Name(name):
-            return name in known
-        case Sequence(items):
-            return all(has_word(item, known) for item in items)
-        case OneOf(options):
-            return any(has_word(option, known) for option in options)
-        case Repetition(item, low, _):
-            return low == 0 or has_word(item, known)
+    return _derives(expression, known, with_chars=True)
 
 
 def is_nullable(expression: Expression, known: set[str]) -> bool:
     """Returns whether an expression derives the empty text, if of all rules those in `known` do."""
+    return _derives(expression, known, with_chars=False)
+
+
+def _derives(expression: Expression, known: set[str], *, with_chars: bool) -> bool:
     match expression:
+        case CharRanges(ranges):
+            return with_chars and bool(ranges)
         case Name(name):
             return name in known
         case Sequence(items):
-            return all(is_nullable(item, known) for item in items)
+            return all(_derives(item, known, with_chars=with_chars) for item in items)
         case OneOf(options):
-            return any(is_nullable(option, known) for option in options)
+            return any(_derives(option, known, with_chars=with_chars) for option in options)
         case Repetition(item, low, _):
-            return low == 0 or is_nullable(item, known)
-    return False
+            return low == 0 or _derives(item, known, with_chars=with_chars)
 
 
 def nullable_rules(rules: Mapping[str, Expression]) -> set[str]:

@@ -31,6 +31,21 @@ def to_symbols(text: str, control: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(symbols)
 
 
+def runs(symbols: Symbols) -> Iterator[bytes | int]:
+    """Yields the texts, none of them empty, and the control tokens that `symbols` are made of."""
+    text = bytearray()
+    for symbol in symbols:
+        if symbol < FIRST_CONTROL:
+            text.append(symbol)
+            continue
+        if text:
+            yield bytes(text)
+            text.clear()
+        yield symbol - FIRST_CONTROL
+    if text:
+        yield bytes(text)
+
+
 class Triggers:
     """Looks for several patterns at once (Aho-Corasick). States are numbers, 0 is the start; immutable."""
 

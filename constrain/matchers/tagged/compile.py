@@ -16,7 +16,7 @@ from ...lowered import Lowered
 from ...receipt import Receipt
 from ...spec import Choice, Gbnf, JsonSchema, Lark, Regex, Structural, Tag
 from ...vocabulary.token_table import TokenTable
-from ...vocabulary.triggers import FIRST_CONTROL, Symbols, Triggers, to_symbols
+from ...vocabulary.triggers import FIRST_CONTROL, Symbols, Triggers, runs, to_symbols
 from ..completion import Completer
 from ..interface import GrammarState
 from ..token_matcher import CompiledGrammar
@@ -114,17 +114,7 @@ class Source:
 
 def literal(symbols: Symbols) -> str:
     """A text, with control tokens in it, as the grammar compiler writes it; nothing for an empty one."""
-    pieces: list[str] = []
-    text = bytearray()
-    for symbol in symbols:
-        if symbol < FIRST_CONTROL:
-            text.append(symbol)
-            continue
-        if text:
-            pieces.append(_quoted(text.decode()))
-            text.clear()
-        pieces.append(f"<[{symbol - FIRST_CONTROL}]>")
-    return " ".join([*pieces, _quoted(text.decode())] if text else pieces)
+    return " ".join(f"<[{run}]>" if isinstance(run, int) else _quoted(run.decode()) for run in runs(symbols))
 
 
 def _terminal(tag: Tag, lowered: Lowered | None) -> str | None:

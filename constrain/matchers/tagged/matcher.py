@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import MatcherError
 from ...receipt import Receipt
 from ...vocabulary.token_table import TokenTable
-from ...vocabulary.triggers import FIRST_CONTROL, Symbols, TokenIndex, Triggers
+from ...vocabulary.triggers import FIRST_CONTROL, Symbols, TokenIndex, Triggers, runs
 from ...vocabulary.vocabulary import MaskRow
 from ..interface import Matcher
 from ..token_matcher import CompiledGrammar, TokenMatcher
@@ -75,15 +75,7 @@ Section = FreeText | Body
 
 def encode(tokens: TokenTable, symbols: Symbols) -> list[int]:
     """The model's tokens for a text with control tokens in it."""
-    result: list[int] = []
-    text = bytearray()
-    for symbol in symbols:
-        if symbol < FIRST_CONTROL:
-            text.append(symbol)
-            continue
-        result += [*tokens.encode(bytes(text)), symbol - FIRST_CONTROL] if text else [symbol - FIRST_CONTROL]
-        text.clear()
-    return result + tokens.encode(bytes(text)) if text else result
+    return [token for run in runs(symbols) for token in ([run] if isinstance(run, int) else tokens.encode(run))]
 
 
 MAX_ROWS = 128

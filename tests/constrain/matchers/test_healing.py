@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from bough.constrain import Choice, GrammarCompiler, Matcher, MatcherError, Regex, Vocabulary
+from bough.constrain.compiler import compile_grammar
 from bough.constrain.matchers.healing import Healer
 from bough.constrain.matchers.interface import Grammar
-from bough.constrain.matchers.table.tables import RegularGrammar
+from bough.constrain.matchers.table.tables import RegularGrammar, RegularMatcher
+from bough.constrain.matchers.token_matcher import TokenMatcher
 from bough.constrain.spec import GrammarSpec
 from bough.constrain.vocabulary.token_table import TokenTable
 
@@ -191,3 +193,18 @@ def test_a_small_budget_still_holds_the_prefix_and_a_word(
 def test_a_prefix_must_not_be_empty(table: TokenTable) -> None:
     with pytest.raises(ValueError, match="nothing to heal"):
         Healer(table).matcher(b"")
+
+
+def test_room_is_left_for_a_word_after_the_prefix(compiler: GrammarCompiler) -> None:
+    """Be the constraint a table or not: what the prefix takes is not taken from the shortest word."""
+    tokens = compiler.tokens
+    for pattern, kind in (("[0-9]{3}", RegularMatcher), ("[0-9]{3}( [a-z]{40})?", TokenMatcher)):
+        grammar = compile_grammar(Regex(pattern), tokens) if kind is TokenMatcher else compiler.compile(Regex(pattern))
+        least = grammar.min_tokens()
+        inner = grammar.matcher()
+        assert least and isinstance(inner, kind)
+        (whole,) = tokens.encode(b"the")
+        first = tokens.prefix(b"t")
+        assert first is not None and first != whole
+        assert Healer(tokens).matcher(b"the", inner.copy()).accept(first, least + 2) == first
+        assert Healer(tokens).matcher(b"the", inner.copy()).accept(first, least) == whole
