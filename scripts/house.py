@@ -41,7 +41,6 @@ UNFINISHED = frozenset({"benchmarks", "kernels/native/source", "tests/benchmarks
 
 ALONE: Mapping[str, str] = {
     "constrain/matchers/tagged/matcher.py": "test_compile.py beside it tests both the matcher and its compiler",
-    "radix/audit.py": "the tree's invariants, checked by tests and on demand; nothing on the way of a request needs it",
     "server/openai/constraint.py": "a stage of a request of its own: what its body constrains",
     "server/openai/readers.py": "a stage of a request of its own: tool calls and reasoning out of the text",
     "server/openai/replies.py": "a stage of a request of its own: the objects that answer it",

@@ -65,7 +65,7 @@ def test_a_wrong_import_is_seen(source: str, package: tuple[str, ...]) -> None:
     ("source", "package"),
     [
         ("from ..runtime.request import Request\nfrom .errors import ProgramError", ("bough", "lang")),
-        ("import heapq\nfrom .pool import PagePool", ("bough", "radix")),
+        ("import heapq\nfrom .tree import RadixTree", ("bough", "radix")),
         ("import numpy as np", ("bough", "constrain")),
         ("from .. import __version__", ("bough", "cli")),
         ("from .. import errors", ("bough", "lang", "backends")),
