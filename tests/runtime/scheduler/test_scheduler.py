@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bough
 from bough.radix import PrefixCache
 from bough.runtime.protocol.config import SchedulerLimits
 from bough.runtime.scheduler.scheduler import Advance, Plan, Scheduler, Sequence, Work
@@ -304,3 +307,25 @@ def test_a_last_token_in_place_of_the_drawn_one_is_not_published_as_computed() -
     assert simulation.cache.cached_tokens([1] * 8 + [7, 7]) == 8
     scheduler.apply(in_flight, [Advance()])
     simulation.assert_all_free()
+
+
+# Who changes what
+
+
+def test_a_sequence_checks_its_counts_at_birth_and_after_a_rewind() -> None:
+    with pytest.raises(AssertionError):
+        Sequence("s", [1, 2, 3], 3, 0, num_computed=1, num_settled=2)
+    with pytest.raises(AssertionError):
+        Sequence("s", [1, 2, 3], 3, 0, num_computed=4)
+    sequence = Sequence("s", [1, 2, 3], 3, 0, num_computed=3, num_settled=2)
+    with pytest.raises(AssertionError):
+        sequence.rewind(4)
+
+
+def test_the_scheduler_alone_changes_a_sequence() -> None:
+    fields = "|".join(Sequence.__dataclass_fields__)
+    change = re.compile(rf"\bsequence\.(?:(?:{fields})(?:\[.*\])? *[-+]?= |tokens\.\w+\(|drafts\.\w+\(|rewind\()")
+    assert change.search("work.sequence.num_computed = 3") and change.search("sequence.drafts.clear()")
+    runtime = Path(bough.__file__).parent / "runtime"
+    files = [file for file in runtime.rglob("*.py") if file.parent.name != "scheduler"]
+    assert not [file.name for file in files if change.search(file.read_text())]
