@@ -43,7 +43,7 @@ from .workers.service import CompileService, Turn
 PlainSpec = JsonSchema | Regex | Choice | Lark | Gbnf
 
 TABLE_PATIENCE_S = 1.0
-"""What a table may take that spares a generation the search for a way to its end."""
+"""Limits of a table that spares a generation the search for a way to its end."""
 
 
 class GrammarCompiler:

@@ -30,7 +30,7 @@ _ORDERED = ("lt", "le", "gt", "ge")
 MAX_TURNS = 10_000
 
 Body = str | Expression | State[Any] | Callable[[State[Any]], object]
-"""What a block holds: text, an expression, or a function that records into it."""
+"""Content of a block: text, an expression, or a function that records into it."""
 
 
 def when(condition: Condition, then: Body, otherwise: Body | None = None) -> Expression:

@@ -18,7 +18,7 @@ _TOKENS = regex.compile(
     regex.VERBOSE,
 )
 _WORD = Sequence(())
-"""What surely has a word: which one does not matter here."""
+"""Stands for what surely has a word: which one does not matter here."""
 
 _Token = tuple[str, str]
 

@@ -23,7 +23,7 @@ MAX_WORDS = 24
 MAX_NAMES = 64
 """Names that are tried for a key, of those that objects need."""
 SEARCH_TIME_S = 1.0
-"""What one search may take: where items must differ, each state costs a millisecond."""
+"""Limits of one search: where items must differ, each state costs a millisecond."""
 MAX_EXPANSIONS = 1_500
 MAX_AIMLESS_STEPS = 4
 """Steps of mere content after which the greedy search looks around for a way out."""

@@ -14,7 +14,7 @@ from ..matchers.interface import Grammar
 
 ERROR_LIFE_S = 30.0
 LATE_LIFE_S = 5.0
-"""How long it is remembered that a constraint took too long: it may have been the others' fault."""
+"""Time for which it is remembered that a constraint took too long: other work may have been the reason."""
 MAX_ERRORS = 1_000
 
 

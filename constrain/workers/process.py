@@ -24,7 +24,7 @@ START_TIMEOUT_S = 30.0
 RETRY_START_S = 60.0
 """After a process could not be started, how long none is tried."""
 INTERRUPT_TIMEOUT_S = 0.5
-"""How long an interrupted process may go on, in native code, before it is killed."""
+"""Time that an interrupted process may go on, in native code, before it is killed."""
 EXIT_TIMEOUT_S = 1.0
 
 

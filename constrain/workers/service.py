@@ -19,9 +19,9 @@ from .process import LateError, ProcessEndedError, Processes, WorkerProcess
 logger = logging.getLogger("bough.constrain")
 
 SLICE_S = 0.1
-"""What a task may run before it makes room for others, if others wait; four times as much each time it comes again."""
+"""Time a task may run before it makes room for others, if others wait; four times as much each time it comes again."""
 MIN_SHARE_S = 0.3
-"""What each task gets, however long it waited."""
+"""Time that each task gets, however long it waited."""
 EXIT_TIMEOUT_S = 5.0
 MAX_EXTRA_THREADS = 8
 """Threads beside the regular ones while those are held by native code."""

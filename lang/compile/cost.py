@@ -33,7 +33,7 @@ class Encoder(Protocol):
 
 
 _ROLE_TOKENS = 4
-"""What a chat template writes before and after a message, if no tokenizer is there to say."""
+"""Assumed texts of a chat template before and after a message, if there is no tokenizer."""
 _BYTES_PER_TOKEN = 4
 
 

@@ -21,7 +21,7 @@ from ..record.variables import Derived, Kept, Slot, parts_of
 _OPEN, _CLOSE = "\ue0b0", "\ue0b1"
 _MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 _TRACES = (_OPEN.encode(), rb"\ue0b0")
-"""What is left of a mark in encoded text: as it is, or escaped in JSON within JSON."""
+"""Forms of a mark in encoded text: as it is, or escaped in JSON within JSON."""
 
 
 class CompileError(ProgramError):

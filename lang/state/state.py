@@ -48,7 +48,7 @@ _MEANT = {
     "join": "the group that s.fork(...) gives is joined, branches.join()",
     "run": "a program is run, f.run(...), not its state",
 }
-"""What was probably meant by attributes that there are not."""
+"""Likely meanings of attributes that do not exist."""
 
 
 class State(Generic[Result]):
@@ -62,7 +62,7 @@ class State(Generic[Result]):
     """
 
     ret_value: Result
-    """What the body returned; None before it has."""
+    """The body's result; None before it has returned."""
 
     _group: Group[State[Any]] | None = None
     """Of a copy: ends with its block."""

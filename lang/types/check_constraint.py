@@ -22,7 +22,7 @@ _LOWERED = frozenset(
     | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems"}
     | {"pattern", "format", "$defs", "definitions", "$ref"}
 )
-"""What schemas of types are made of. Each says something about one place: writing its grammar takes no search."""
+"""Keywords of schemas of types. Each is about one place only: writing its grammar takes no search."""
 
 
 def check_constraint(spec: GrammarSpec | None, param: str) -> None:

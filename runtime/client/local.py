@@ -30,10 +30,10 @@ from .streams import aiterate, iterate
 logger = logging.getLogger("bough.engine")
 
 QUIET_S = 1.0
-"""How long an engine that serves others has nothing to do before it gets ready for their first constraint."""
+"""Idle time after which an engine that serves others gets ready for their first constraint."""
 
 REST_S = 0.02
-"""How long an engine has had nothing to do before it gets ready for passes to come."""
+"""Idle time after which an engine gets ready for passes to come."""
 
 Answer = TypeVar("Answer")
 

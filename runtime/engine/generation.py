@@ -37,7 +37,7 @@ logger = logging.getLogger("bough.engine")
 
 Listener = Callable[[RequestOutput], None]
 SEARCH_PATIENCE_S = 0.002
-"""What the engine's thread waits for a way to a word's end near the end of a budget; past it others seek it."""
+"""Time the engine's thread spends on a way to a word's end near the end of a budget; then other threads seek it."""
 
 Foresee = Callable[[Matcher, int, int], tuple[Matcher, int]]
 

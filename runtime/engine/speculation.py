@@ -66,7 +66,7 @@ _DECAY = 0.02
 _BITS = tuple(streak.bit_length() for streak in range(MAX_STREAK + 1))
 
 Shape = tuple[int, int, bytes, bytes | None]
-"""Where a text stands: what is read, the open containers (after a first 1 a bit each, 1 for an object), the last bytes
+"""State of a text: what is read, the open containers (after a first 1 a bit each, 1 for an object), the last bytes
 of the skeleton, and what there is of the value (None: too much). The skeleton is the text without what its values
 hold: keys, quotation marks, brackets, commas, colons and whitespace. Digits of a value are all the same."""
 
@@ -431,7 +431,7 @@ class Skeleton:
     def __init__(self, texts: Sequence[bytes | None], max_links: int = MAX_LINKS) -> None:
         self.texts = texts
         self.chances = list(STREAK_CHANCES)
-        """How often what came last came again, by the number of bits of the streak."""
+        """Frequencies with which what came last came again, by the number of bits of the streak."""
         self._max_links = max_links
         self._num_links = 0
         self._places: dict[Shape, Place] = {}

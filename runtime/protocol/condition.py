@@ -20,7 +20,7 @@ Name = Annotated[str, msgspec.Meta(max_length=256)]
 """Of a value, a tool, an argument; errors quote names. The bound holds where programs come in as data."""
 
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""What goes into a message between processes."""
+"""Integers that fit into a message between processes."""
 
 
 class Ref(msgspec.Struct, frozen=True, tag="ref"):

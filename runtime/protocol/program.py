@@ -150,7 +150,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 STATE_LIFE_S = 600.0
-"""How long a kept state is there without being used."""
+"""Time for which a kept state that is not used stays."""
 
 Op = Text | RoleBegin | RoleEnd | Gen | Select | Assign | Use | Fork | Join | When | Repeat | Cancel
 

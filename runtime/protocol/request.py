@@ -14,7 +14,7 @@ from .sampling_params import SamplingParams
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 CACHED, PREFILLED, SAMPLED, FORCED, UNUSED = 0, 1, 2, 3, 4
-"""Where a token came from: found in the prefix cache, computed as prompt, chosen by the model, forced by the grammar;
+"""Origin of a token: found in the prefix cache, computed as prompt, chosen by the model, forced by the grammar;
 or appended by a program and never computed, since nothing was generated after it."""
 
 

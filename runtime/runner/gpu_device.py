@@ -1,4 +1,4 @@
-"""What surrounds all calls of a GPU: it is the thread's current one, and an error that it does not survive is named."""
+"""Context of all calls of a GPU: makes it the thread's current one, and names an error that it does not survive."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class DeviceGrammars:
         weakref.finalize(self, self._builder.shutdown, wait=False, cancel_futures=True)
 
     def place(self, grammar: Table) -> TablePlace | None:
-        """Where the table of `grammar` lies, which it does until `launched`; None if it is not there (yet)."""
+        """Returns the place of `grammar`'s table, which stays until `launched`; None if it is not there (yet)."""
         placed = self._placed.get(grammar)
         if placed is not None:
             placed.used = self._launch
@@ -106,7 +106,7 @@ class DeviceGrammars:
         return place
 
     def launched(self) -> None:
-        """What was asked for until now has been launched: tables that nobody asks for again may go."""
+        """Notes that everything asked for until now has been launched: tables that nobody asks for again may go."""
         self._launch += 1
         last = self._launch - MAX_LAUNCHES_UNASKED
         for grammar, building in list(self._building.items()):

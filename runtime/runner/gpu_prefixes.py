@@ -1,4 +1,4 @@
-"""Which prefixes the sequences of a decode step share, kept on the device as work that reads each of them once."""
+"""Prefixes that the sequences of a decode step share, kept on the device as work that reads each of them once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SharedReads:
         self._work: PaddedWork[torch.Tensor] | None = None
 
     def update(self, works: AbstractSequence[Work], slots: AbstractSequence[Slot]) -> PaddedWork[torch.Tensor] | None:
-        """How the rows are attended to, in tensors that stay where they are; None: nothing worth it is shared."""
+        """Plans the rows' attention, in tensors that stay where they are; None: nothing worth it is shared."""
         rows = [slot.index for slot in slots]
         changed = self._follow(works, rows)
         length = works[0].stop

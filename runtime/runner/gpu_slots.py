@@ -1,4 +1,4 @@
-"""Who sits where on the device: a row of the page table, of the last tokens and of the sampling parameters each."""
+"""Slots of the device: a row of the page table, of the last tokens and of the sampling parameters for each sequence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Int32 = npt.NDArray[np.int32]
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """What the device holds for one sequence, as the host knows it.
+    """The device's state of one sequence, as the host knows it.
 
     position   where the token drawn last goes: the device has it, and its own count agrees; -1: neither is so
     epoch      of the sequence when that was so

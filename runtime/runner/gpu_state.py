@@ -1,4 +1,4 @@
-"""What stays on the device between steps: of each slot the last token, where it goes, and how it is drawn."""
+"""State on the device between steps: of each slot the last token, where it goes, and how it is drawn."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class DeviceState:
         self._floats.index_copy_(1, where, values)
 
     def sample_rows(self, slots: torch.Tensor, draw_positions: torch.Tensor, off: SampleRows) -> SampleRows:
-        """How the rows of the sequences in `slots` int64 [B] are drawn; `off` has what is not used, for B rows."""
+        """Returns sampling parameters of the sequences in `slots` int64 [B]; `off` has what is not used, for B rows."""
         floats = self._floats.index_select(1, slots)
         return replace(
             off,

@@ -1,4 +1,4 @@
-"""What this machine has, without asking torch: free memory, cores, and whether a GPU may be there."""
+"""Facts about this machine, without asking torch: free memory, cores, and whether a GPU may be there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNKNOWN = 4 << 30
 """Bytes, on a system that does not tell: what any machine that runs a language model has."""
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""What a driver of a GPU that torch computes on puts there: of NVIDIA, the same through Windows, and of AMD."""
+"""Files of the drivers of GPUs that torch computes on: NVIDIA's, the same through Windows, and AMD's."""
 
 
 def free_memory() -> int:
@@ -34,7 +34,7 @@ def may_have_gpu() -> bool:
 
 
 def num_threads() -> int:
-    """How many threads should compute: OMP_NUM_THREADS, or one for each core that this process may use."""
+    """Returns how many threads should compute: OMP_NUM_THREADS, or one for each core that this process may use."""
     named = os.environ.get("OMP_NUM_THREADS", "")
     if named.isdigit() and int(named) > 0:
         return int(named)
@@ -45,7 +45,7 @@ def num_threads() -> int:
 
 
 def _core(processor: int) -> str:
-    """What the processors that share a core have in common."""
+    """Returns a key that the processors of one core share."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{processor}/topology/core_cpus_list").read_text()
     except OSError:

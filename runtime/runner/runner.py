@@ -25,7 +25,7 @@ Masks = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class DrawSpec:
-    """How a sequence's tokens are drawn, for a device that draws them by itself: the same rule at every position.
+    """Rule by which a device draws a sequence's tokens by itself: the same at every position.
 
     `matcher` follows the sequence's constraint, if it has one: it stands where the tokens that the host knows end.
     """
@@ -42,7 +42,7 @@ class Pass(Protocol):
         """Draws one token for each row of logits, in the order of the plan."""
 
     def read(self) -> list[Draws]:
-        """What was drawn, one entry a plan; waits until it is there."""
+        """Returns what was drawn, one entry a plan; waits until it is there."""
 
     def done(self) -> bool:
         """True if `read` would not wait."""
@@ -70,7 +70,7 @@ class PassRunner(Protocol):
         """
 
     def draws(self, spec: DrawSpec, work: Work) -> bool:
-        """Whether the device can draw the token of `work`, to be launched now, and those after it by itself."""
+        """Tells whether the device can draw the token of `work`, to be launched now, and those after it by itself."""
 
     def prepare(self) -> bool:
         """Does a little of what makes passes to come faster, when there is nothing else to do. False: none is left."""

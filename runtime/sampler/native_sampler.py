@@ -33,7 +33,7 @@ class NativeSampler:
         self._workspace = aligned(0)
 
     def sample(self, logits: Logits, rows: Sequence[Row], masks: npt.NDArray[np.int32] | None) -> Draws:
-        """As runtime.sampler.rows.sample.
+        """Samples as runtime.sampler.rows.sample does.
 
         Raises:
             IndexError: a penalty or bias is of a token that the model does not have.
@@ -121,7 +121,7 @@ def _fill(memory: bytearray, offset: int, row: Row, edits: _Edits) -> None:
 
 
 def _logprob(draw: np.void, row: Row, line: Logits, top: Iterable[tuple[int, float]]) -> TokenLogprob:
-    """What the library found of a row that asks for log-probabilities."""
+    """Returns what the library found for a row that asks for log-probabilities."""
     if draw["token"] < 0:
         return TokenLogprob(0 if row.target is None else row.target, math.nan, (), None)
     log_sum = float(draw["raw_top"]) + math.log(draw["raw_sum"])

@@ -20,18 +20,18 @@ from ..protocol.sampling_params import SamplingParams
 Logits = npt.NDArray[np.float32]
 
 NARROW_WORDS = 64
-"""Where a mask has tokens in so few of its words, only they are looked at."""
+"""Number of words with tokens up to which only those words of a mask are looked at."""
 
 _SLOW_ROWS = 4
 """Rows that are not just the likeliest token, for which a further thread is worth it."""
 
 _FORBIDDEN = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf)
 _FORBIDDEN = _FORBIDDEN.astype(np.float32)
-"""What each byte of a mask adds to the logits of its eight tokens."""
+"""Added to the logits of eight tokens, for each byte of a mask."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """How one row of logits is drawn from.
+    """Parameters of a draw from one row of logits.
 
     uniform      in [0, 1): the row's random number, that of (seed, position)
     counts       generated token id -> times, for frequency and presence penalties; read only
@@ -57,7 +57,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def bias(self) -> dict[int, float]:
-        """What is added to the logits of single tokens: the request's own, and -inf for what is banned."""
+        """Returns what is added to the logits of single tokens: the request's own, and -inf for what is banned."""
         return {**(self.params.logit_bias or {}), **dict.fromkeys(self.banned, -math.inf)}
 
 
@@ -180,7 +180,7 @@ def _penalise(line: Logits, row: Row) -> bool:
 
 
 def added(row: Row) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.float32]]]:
-    """What is added to the logits of some tokens, one after the other: penalties, then bias and bans."""
+    """Returns what is added to the logits of some tokens, one after the other: penalties, then bias and bans."""
     params = row.params
     if row.counts and (params.frequency_penalty or params.presence_penalty):
         times = np.fromiter(row.counts.values(), np.float32, len(row.counts))
@@ -206,7 +206,7 @@ def forbid(line: Logits, mask: npt.NDArray[np.int32]) -> None:
 
 
 def _draw(line: Logits, row: Row) -> int:
-    """As kernels.sampling.reference draws: in whole numbers, in the order of the vocabulary."""
+    """Draws as kernels.sampling.reference does: in whole numbers, in the order of the vocabulary."""
     params, bits = row.params, random_bits(row)
     numbers = np.array([params.temperature, params.top_p, params.min_p], np.float32)
     temperature, top_p, min_p = numbers.tolist()

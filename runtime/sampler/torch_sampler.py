@@ -171,7 +171,7 @@ def _narrow(rows: Sequence[Row], masks: npt.NDArray[np.int32] | None) -> dict[in
 def _draw_narrow(
     logits: torch.Tensor, chosen: Mapping[int, tuple[Row, npt.NDArray[np.intp]]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `_draw`, or the likeliest for a greedy row, gives among few tokens of some rows; and the largest logits."""
+    """Draws as `_draw` does, or takes a greedy row's likeliest, among few tokens; returns the largest logits, too."""
     widest = max((len(ids) for _, ids in chosen.values()), default=0)
     ids = np.zeros((len(chosen), max(widest, 1)), np.int64)
     absent = np.ones(ids.shape, np.bool_)
