@@ -41,9 +41,9 @@ UNFINISHED = frozenset({"benchmarks", "kernels/native/source", "tests/benchmarks
 
 ALONE: Mapping[str, str] = {
     "constrain/matchers/tagged/matcher.py": "test_compile.py beside it tests both the matcher and its compiler",
-    "server/openai/constraint.py": "a stage of a request of its own: what its body constrains",
+    "constrain/regex/assertions.py": "with patterns.py, which alone imports it, over 700 lines",
+    "constrain/regex/number_texts.py": "with numbers.py, which alone imports it, over 700 lines",
     "server/openai/readers.py": "a stage of a request of its own: tool calls and reasoning out of the text",
-    "server/openai/replies.py": "a stage of a request of its own: the objects that answer it",
 }
 """Modules that would be fragments, and why each is one nevertheless."""
 
@@ -130,6 +130,12 @@ class House:
     def fragments(self) -> list[str]:
         """Modules that hold no idea of their own; see the module's docstring."""
         return [path for path in self.alone() if path not in ALONE]
+
+    def described(self, fragment: str) -> str:
+        """A fragment's lines, and those that it would have with the module that alone imports it."""
+        users = [path for path, targets in self.imports.items() if fragment in targets]
+        total = self.lines(fragment) + sum(map(self.lines, users))
+        return f"{fragment}: {self.lines(fragment)} lines" + "".join(f"; {total} with {user}" for user in users)
 
     def alone(self) -> list[str]:
         """Fragments, and what would be one without its reason in ALONE."""
@@ -299,7 +305,7 @@ def report_rules(house: House, *, strict: bool) -> bool:
     cycles, fragments = house.cycles(), house.fragments()
     show(f"Folders with more than {MAX_ENTRIES} entries", [f"{folder}: {count}" for folder, count in crowded.items()])
     show("Circles of imports", [" <-> ".join(circle) for circle in cycles])
-    show("Fragments", [f"{path}: {lines} lines" for lines, path in sorted((house.lines(f), f) for f in fragments)])
+    show("Fragments", [house.described(path) for path in sorted(fragments, key=house.lines)])
     show("Unnecessary reasons in ALONE", stale := [path for path in ALONE if path not in house.alone()])
     waiting = set() if strict else UNFINISHED
     return bool(crowded.keys() - waiting or cycles or (strict and (fragments or stale)))
