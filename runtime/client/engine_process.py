@@ -29,7 +29,7 @@ from .messages import (
     Located,
     Output,
     Ready,
-    Run,
+    RunProgram,
     Start,
     Stats,
     Submit,
@@ -95,7 +95,7 @@ def _serve(message: object, loop: EngineLoop, writer: FrameWriter, tools: Remote
     match message:
         case Submit(key=key, request=request):
             loop.start_request(request, lambda output: writer.put(Output(key, output)))
-        case Run(key=key, program=program, tools=infos):
+        case RunProgram(key=key, program=program, tools=infos):
             loop.start_program(program, lambda event: _tell(writer, key, event), tools.of(key, infos))
         case ToolResult():
             tools.take(message)

@@ -45,7 +45,7 @@ class ToolInfo(msgspec.Struct, frozen=True):
     parameters: dict[str, Any] | None
 
 
-class Run(msgspec.Struct, frozen=True, tag="run"):
+class RunProgram(msgspec.Struct, frozen=True, tag="run"):
     key: int
     program: Program
     tools: tuple[ToolInfo, ...] = ()
@@ -75,7 +75,7 @@ class AskFlush(msgspec.Struct, frozen=True, tag="ask_flush"):
     key: int
 
 
-ToEngine = Start | Submit | Run | ToolResult | Abort | Drop | AskStats | AskFlush
+ToEngine = Start | Submit | RunProgram | ToolResult | Abort | Drop | AskStats | AskFlush
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):

@@ -37,7 +37,7 @@ from .messages import (
     Located,
     Output,
     Ready,
-    Run,
+    RunProgram,
     Start,
     Stats,
     Submit,
@@ -201,7 +201,7 @@ class RemoteClient:
             self._check()
             self._programs[key] = listen
         try:
-            self._send(Run(key, program, infos))
+            self._send(RunProgram(key, program, infos))
         except RequestError:
             self._programs.pop(key, None)
             self._tools.over(key)

@@ -33,7 +33,7 @@ Outputs = list[tuple[Generation, RequestOutput]]
 
 
 @dataclass
-class _Flight:
+class _LaunchedSteps:
     """Steps that were launched and not read yet. All plans are of the same sequences, in the same order.
 
     masks       of the step, unless the device draws by itself; None until the flight before it has been read
@@ -83,7 +83,7 @@ class Engine:
         self._drafts = DraftStage(config, runner, self._scheduler, self.counters, grammars.tokens.vocabulary.tokens)
         self._checks = Checks(grammars.check, lambda: self.wake())
         self._live: dict[str, Generation] = {}
-        self._flight: _Flight | None = None
+        self._flight: _LaunchedSteps | None = None
         self._num_steps = 1
 
     # Requests
@@ -185,7 +185,7 @@ class Engine:
         # Who heard of that may have ended others, which were planned.
         return Plan([work for work in plan.work if work.live], plan.retracted, plan.expired)
 
-    def _launch(self, plan: Plan, before: _Flight | None, now: float, outputs: Outputs) -> _Flight:
+    def _launch(self, plan: Plan, before: _LaunchedSteps | None, now: float, outputs: Outputs) -> _LaunchedSteps:
         """Launches `plan`; meanwhile reads the flight before it into `outputs`, and fills the masks."""
         generations = [self._live[work.sequence.id] for work in plan.work]
         for generation in generations:
@@ -204,11 +204,11 @@ class Engine:
         finally:
             if before is not None:
                 outputs += self._read(before)
-        flight = _Flight(plans, generations, launched, now, specs is not None, masks)
+        flight = _LaunchedSteps(plans, generations, launched, now, specs is not None, masks)
         self._draw(flight)
         return flight
 
-    def _draw(self, flight: _Flight) -> None:
+    def _draw(self, flight: _LaunchedSteps) -> None:
         """Has tokens drawn from the logits of `flight`, under its masks, unless the device does so by itself."""
         work, generations = flight.plans[0].work, flight.generations
         if flight.drawn:
@@ -239,7 +239,7 @@ class Engine:
             specs.append(spec)
         return specs
 
-    def _steps_ahead(self, before: _Flight | None) -> int:
+    def _steps_ahead(self, before: _LaunchedSteps | None) -> int:
         """Steps to launch at once: more while the device is found idle, one while somebody waits to be admitted."""
         if self._scheduler.waiting or self._admission.compiling:
             self._num_steps = 1
@@ -247,7 +247,7 @@ class Engine:
             self._num_steps = min(2 * self._num_steps, self._runner.max_steps)
         return self._num_steps
 
-    def _read(self, flight: _Flight) -> Outputs:
+    def _read(self, flight: _LaunchedSteps) -> Outputs:
         """Waits for what was drawn, takes it in, and proposes drafts for the next pass."""
         try:
             draws_of = flight.launched.read()

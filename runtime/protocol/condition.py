@@ -108,7 +108,7 @@ class NotYetError(Exception):
         self.of = of
 
 
-class Values(Protocol):
+class KnownValues(Protocol):
     """Values that a condition may ask for. `text` and `times` raise NotYetError while the answer may still change."""
 
     def text(self, ref: Ref) -> str: ...
@@ -118,7 +118,7 @@ class Values(Protocol):
     def matches(self, pattern: str, text: str) -> bool: ...
 
 
-def holds(condition: Condition, values: Values) -> bool:
+def holds(condition: Condition, values: KnownValues) -> bool:
     """Decides whether `condition` holds, from left to right; values that do not matter any more are not asked for.
 
     Raises:
@@ -176,7 +176,7 @@ def as_text(value: str | float) -> str:
     return str(int(value)) if whole else repr(value)
 
 
-def _value(operand: Operand, values: Values) -> str | float:
+def _value(operand: Operand, values: KnownValues) -> str | float:
     match operand:
         case Ref():
             return values.text(operand)
@@ -190,7 +190,7 @@ def _value(operand: Operand, values: Values) -> str | float:
             return operand
 
 
-def _count(of: tuple[Condition, ...], values: Values) -> int:
+def _count(of: tuple[Condition, ...], values: KnownValues) -> int:
     """Counts those that hold. All have to be known, so that values still to come are asked for together."""
     number, lacking = 0, list[Ref | Times]()
     waits = False

@@ -33,7 +33,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_states              program states kept between submissions at most; the oldest is dropped
     seed                    of requests that bring none
     jump_forward            propose what a grammar forces as drafts, verified in one forward pass
-    speculation             "auto": guess what repeats the text so far, or other answers under the same JSON Schema,
+    speculation             "auto": draft what repeats the text so far, or other answers under the same JSON Schema,
                             verified in one forward pass, where that saves time ("native"); "off": never. What is
                             generated is the same
     attention_backend       "auto": Triton kernels on a GPU. On a CPU "native", the library in C, for quantised models

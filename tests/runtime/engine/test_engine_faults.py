@@ -18,7 +18,7 @@ from bough.constrain import Matcher, MatcherError
 from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
 from bough.runtime.client import engine_process
 from bough.runtime.client.local import EngineLoop, LocalClient
-from bough.runtime.client.messages import FrameWriter, FromEngine, Output, Ready, Run, Start, Submit, read_frames
+from bough.runtime.client.messages import FrameWriter, FromEngine, Output, Ready, RunProgram, Start, Submit, read_frames
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import BoughError, DeviceLostError, EngineStoppedError, RequestError
 from bough.runtime.protocol.program import Failed, Fork, Gen, Program, ProgramEvent, Text
@@ -387,7 +387,7 @@ def test_a_message_of_the_wrong_type_is_refused_and_the_process_lives(monkeypatc
     assert isinstance(next(messages), Ready)
     wrong: Any = "five"
     writer.put(Submit(1, Request(id="a", prompt=(1, 2), timeout_s=wrong)))
-    writer.put(Run(2, Program(id="b", ops=(Text(0, (wrong, 7)),))))  # type: ignore[arg-type]
+    writer.put(RunProgram(2, Program(id="b", ops=(Text(0, (wrong, 7)),))))  # type: ignore[arg-type]
     answers = {message.key: message for message in itertools.islice(messages, 2)}
     assert answers[1].output.finish.error.code == answers[2].event.error.code == "invalid_type"
     writer.put(Submit(3, request("good")))
