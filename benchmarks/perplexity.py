@@ -35,7 +35,7 @@ from ..runtime.runner.runner import LogitsRunner
 from ..runtime.runner.torch_runner import ModelRunner
 from ..runtime.scheduler.batch import Batch
 from ..runtime.tokenizer.tokenizer import load_tokenizer
-from .passage import PASSAGE
+from .workloads.passage import PASSAGE
 
 _CHUNK = 256  # tokens of one forward pass
 _PAGE_SIZE = 16

@@ -19,13 +19,13 @@ from ..runtime.client.client import EngineClient
 from ..runtime.client.local import LocalClient
 from ..runtime.protocol.config import EngineConfig
 from ..runtime.protocol.errors import BoughError
-from .measure import Measurement, best_hit_rate, measure
-from .real_data import RealDataError, real_workloads
-from .workload import Size, Workload
-from .workloads_agent import generative_agents, react, retrieval
-from .workloads_choice import hellaswag, mmlu
-from .workloads_reasoning import judge, skeleton_of_thought, tree_of_thought
-from .workloads_text import chat_long, chat_short, json_fields
+from .harness.measure import Measurement, best_hit_rate, measure
+from .workloads.agent import generative_agents, react, retrieval
+from .workloads.choice import hellaswag, mmlu
+from .workloads.real_data import RealDataError, real_workloads
+from .workloads.reasoning import judge, skeleton_of_thought, tree_of_thought
+from .workloads.text import chat_long, chat_short, json_fields
+from .workloads.workload import Size, Workload
 
 WORKLOADS: dict[str, Callable[[Size], Workload]] = {
     "mmlu": mmlu,

@@ -22,7 +22,7 @@ from ..runtime.models.load import locate, resolve_dtype
 from ..runtime.protocol.config import EngineConfig
 from ..runtime.protocol.errors import BoughError
 from ..runtime.tokenizer.tokenizer import load_tokenizer
-from .prose import Prose
+from .workloads.prose import Prose
 
 _START_S = 180.0
 
@@ -30,7 +30,7 @@ _START_S = 180.0
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
-        from .transformers_reference import TransformersReference
+        from .harness.transformers_reference import TransformersReference
 
         dtype = resolve_dtype(arguments.dtype, "cpu")
         reference = TransformersReference(arguments.model, dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from types import ModuleType
 
 _BENCHMARKS = {
     "programs": "ten multi-call workloads: hit rate, throughput, latency, with the cache off and on",
@@ -18,6 +19,14 @@ _BENCHMARKS = {
     "gpu": "on a GPU: ceilings, kernels, decode steps, and vLLM, SGLang and others on the same work",
 }
 
+_IN_FOLDERS = {
+    "constrain": "constrain.constrain",
+    "gpu": "gpu.gpu",
+    "language": "language.language",
+    "live_states": "language.live_states",
+    "peers": "peers.peers",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = "\n".join(f"  {name:12} {text}" for name, text in _BENCHMARKS.items())
@@ -27,7 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("options", nargs=argparse.REMAINDER, help="its options")
 
 
+def module_of(name: str) -> ModuleType:
+    """Imports the benchmark `name`: a module of benchmarks/, or the module of that name in a folder of that name."""
+    path = _IN_FOLDERS.get(name, name)
+    return importlib.import_module(f"bough.benchmarks.{path}")
+
+
 def run(arguments: argparse.Namespace) -> int:
-    module = importlib.import_module(f"bough.benchmarks.{arguments.name}")
+    module = module_of(arguments.name)
     status: int = module.main(arguments.options)
     return status

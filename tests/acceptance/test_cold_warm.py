@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bough.benchmarks.prose import Prose
+from bough.benchmarks.workloads.prose import Prose
 from bough.runtime.client.llm import LLM
 from bough.runtime.protocol.counters import EngineStats
 from bough.runtime.protocol.request import TokenLogprob

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bough.benchmarks.passage import PASSAGE
 from bough.benchmarks.perplexity import compare, log_probabilities, main
+from bough.benchmarks.workloads.passage import PASSAGE
 from bough.runtime.models.load import load_model
 from bough.runtime.tokenizer.tokenizer import load_tokenizer
 

@@ -127,7 +127,7 @@ def parse(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def _parse_bench(parsed: argparse.Namespace) -> int:
-    importlib.import_module(f"bough.benchmarks.{parsed.name}")._parser().parse_args(parsed.options)
+    bench.module_of(parsed.name)._parser().parse_args(parsed.options)
     return 0
 
 

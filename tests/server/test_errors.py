@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from bough.benchmarks.constrain_hostile import expanded
+from bough.benchmarks.constrain.search.hostile import expanded
 from bough.constrain.errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError
 from bough.runtime.protocol.errors import EngineError, EngineStoppedError, ErrorInfo, OverloadedError, RequestError
 from bough.server.config import ServerConfig

@@ -11,10 +11,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bough.benchmarks.constrain_fuzz import Fuzzer, Tally, run
-from bough.benchmarks.constrain_random import DRAFTS, Schemas
-from bough.benchmarks.constrain_shrink import shrink
-from bough.benchmarks.constrain_values import Values, layouts
+from bough.benchmarks.constrain.search.fuzz import Fuzzer, Tally, run
+from bough.benchmarks.constrain.search.random_schemas import DRAFTS, Schemas
+from bough.benchmarks.constrain.search.shrink import shrink
+from bough.benchmarks.constrain.search.values import Values, layouts
 from bough.constrain import Vocabulary
 
 FULL = os.environ.get("BOUGH_ACCEPTANCE") == "full"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bough.benchmarks.constrain_cases import suite_cases
-from bough.benchmarks.constrain_judge import Outcome, judge, score
-from bough.benchmarks.constrain_ours import Ours
+from bough.benchmarks.constrain.cases import suite_cases
+from bough.benchmarks.constrain.judge import Outcome, judge, score
+from bough.benchmarks.constrain.ours import Ours
 from bough.constrain import Vocabulary
 
 SUITE = Path(__file__).parents[2] / "data" / "json_schema_test_suite" / "draft2020-12"

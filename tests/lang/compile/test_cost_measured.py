@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import bough
-from bough.benchmarks import language_programs
-from bough.benchmarks.prose import Prose
+from bough.benchmarks.language import programs as language_programs
+from bough.benchmarks.workloads.prose import Prose
 from bough.runtime.protocol.program import Done
 from bough.runtime.tokenizer.tokenizer import load_tokenizer
 

@@ -1,0 +1,174 @@
+"""What constraints cost a long-lived process: memory under many distinct schemas, and time that the lock is held."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ....constrain import GrammarCompiler, GrammarError, JsonSchema, Vocabulary
+from ....constrain.compiler import compile_grammar
+from ....constrain.vocabulary.token_table import TokenTable
+from ..cases import Case
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
+
+
+class Memory(msgspec.Struct):
+    """Resident megabytes of this process and its children: at the start, and after each tenth of the schemas."""
+
+    num_schemas: int
+    start_mb: float
+    after_mb: list[float]
+    seconds: float
+
+    @property
+    def growth_mb(self) -> float:
+        """Over the second half, in which the cache is full."""
+        return self.after_mb[-1] - self.after_mb[len(self.after_mb) // 2]
+
+
+def measure_memory(vocabulary: Vocabulary, num_schemas: int, *, cache_bytes: int = 64 << 20) -> Memory:
+    """Compiles distinct schemas with one compiler, a few at a time."""
+    compiler = GrammarCompiler(vocabulary, cache_bytes=cache_bytes)
+    try:
+        compiler.compile(JsonSchema("{}"))
+        memory = Memory(num_schemas, resident_mb(), [], 0.0)
+        started = time.perf_counter()
+        step = max(1, num_schemas // 10)
+        for first in range(0, num_schemas, step):
+            for begin in range(first, min(first + step, num_schemas), 16):
+                futures = [compiler.submit(_distinct(number)) for number in range(begin, begin + 16)]
+                for future in futures:
+                    future.exception()
+            gc.collect()
+            memory.after_mb.append(resident_mb())
+        memory.seconds = time.perf_counter() - started
+        return memory
+    finally:
+        compiler.close()
+
+
+def measure_service(cases: Sequence[Case], vocabulary: Vocabulary) -> list[float]:
+    """Milliseconds until each case's grammar is there, one after another, as a server's first request waits for it."""
+    compiler = GrammarCompiler(vocabulary)
+    times_ms = []
+    try:
+        compiler.compile(JsonSchema("{}"))  # starts what is started once
+        for case in cases:
+            started = time.perf_counter()
+            error = compiler.submit(JsonSchema(case.schema)).exception()
+            if error is None:
+                times_ms.append((time.perf_counter() - started) * 1e3)
+    finally:
+        compiler.close()
+    return times_ms
+
+
+def _distinct(number: int) -> JsonSchema:
+    return JsonSchema(
+        f'{{"type": "object", "properties": {{"id{number}": {{"type": "string", "pattern": "^[a-f]{{2}}-{number}$"}}, '
+        f'"kind": {{"enum": ["a{number}", "b", "c"]}}, "count": {{"type": "integer", "maximum": {number}}}}}, '
+        f'"required": ["id{number}", "kind"], "additionalProperties": false}}'
+    )
+
+
+def resident_mb() -> float:
+    """Of this process and its children, on Linux; NaN elsewhere."""
+    total = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+            if os.getpid() in (int(stat.parent.name), int(fields[1])):
+                total += int(fields[21]) * _PAGE
+        except OSError:  # it has just ended
+            continue
+    return total / 1e6 if total else float("nan")
+
+
+class Held(msgspec.Struct):
+    """For how long one call held the interpreter's lock at most, in microseconds, over all calls of its kind.
+
+    calls_us    of the processor's time, so that what else runs on the machine does not count
+    waits_us    how much later than it asked a second thread ran beside the walk; it also holds what the system's
+                scheduler adds, which `idle_us` shows: the same beside a thread that only sleeps
+    """
+
+    calls_us: dict[str, list[float]]
+    waits_us: list[float]
+    idle_us: list[float]
+
+
+def measure_held(cases: Sequence[Case], vocabulary: Vocabulary) -> Held:
+    """Walks the cases' instances as decoding does: filled masks, tokens taken, forced tokens asked for."""
+    held = Held({"accept": [], "forced": [], "copy": [], "rollback": []}, [], [])
+    with _watch(held.idle_us):
+        time.sleep(1.0)
+    table = TokenTable(vocabulary)
+    grammars = []
+    for case in cases:
+        try:
+            grammars.append((compile_grammar(JsonSchema(case.schema), table), case))
+        except GrammarError:
+            continue
+    mask = np.zeros((vocabulary.size + 31) // 32, dtype=np.int32)
+    with _watch(held.waits_us):
+        for grammar, case in grammars:
+            for instance in case.instances[:4]:
+                matcher = grammar.matcher()
+                for count, token in enumerate(vocabulary.encode(instance.text)):
+                    if matcher.finished:
+                        break
+                    matcher.fill_mask(mask)
+                    if not mask[token // 32] >> (token % 32) & 1:
+                        break
+                    started = time.thread_time()
+                    matcher.accept(token)
+                    accepted = time.thread_time()
+                    matcher.forced_tokens()
+                    forced = time.thread_time()
+                    held.calls_us["accept"].append((accepted - started) * 1e6)
+                    held.calls_us["forced"].append((forced - accepted) * 1e6)
+                    if count % 8 == 7:
+                        _rewind(matcher, token, held)
+    return held
+
+
+def _rewind(matcher: object, token: int, held: Held) -> None:
+    started = time.thread_time()
+    other = matcher.copy()  # type: ignore[attr-defined]
+    copied = time.thread_time()
+    other.rollback(1)
+    held.calls_us["copy"].append((copied - started) * 1e6)
+    held.calls_us["rollback"].append((time.thread_time() - copied) * 1e6)
+
+
+@contextmanager
+def _watch(late_us: list[float]) -> Iterator[None]:
+    """Notes how late a thread wakes that sleeps again and again; the lock is given up as soon as Python can."""
+    over = threading.Event()
+
+    def tick() -> None:
+        while not over.is_set():
+            asked = time.perf_counter()
+            time.sleep(50e-6)
+            late_us.append((time.perf_counter() - asked) * 1e6 - 50)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(interval)

@@ -1,0 +1,212 @@
+"""The kernels around attention at the sizes that matter: norms, gates, rotary positions, sampling, weight products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ....kernels.attention.interface import HeadNorm
+from ....kernels.decoder import reference
+from ....kernels.sampling.reference import SampleRows, SampleTables
+from ....kernels.sampling.reference import sample_rows as sample_reference
+from .. import roofline
+from . import ours as gpu_ours
+from . import rivals as gpu_rivals
+from .case import Case, Settings
+from .ours import RopeInputs, SampleInputs
+from .problem import AbsentError, Launch, Problem, measure, poison
+
+Tensors = tuple[torch.Tensor, ...]
+
+_EPS = 1e-6
+
+
+def _dtype(settings: Settings) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, settings.dtype_name)
+    return dtype
+
+
+def _normal(settings: Settings, seed: int, *shapes: tuple[int, ...]) -> Tensors:
+    generator = torch.Generator(settings.device).manual_seed(seed)
+    return tuple(
+        torch.randn(shape, dtype=_dtype(settings), device=settings.device, generator=generator) for shape in shapes
+    )
+
+
+def _case(settings: Settings, problem: Problem[Any], estimate_s: float = 1.5) -> Case:
+    label = f"{problem.name} {' '.join(map(str, problem.cfg.values()))}"
+    return Case(label, partial(measure, problem, settings), estimate_s)
+
+
+# -- Norms, gates, rotary positions ------------------------------------------------------------------------------------
+
+
+def small_cases(settings: Settings) -> list[Case]:
+    found = []
+    for num_tokens in (3,) if settings.tiny else (1, 64, 8192):
+        problems: list[Problem[Any]] = [
+            _add_norm(settings, num_tokens, "flashinfer", gpu_rivals.flashinfer_add_norm),
+            _silu(settings, num_tokens, "flashinfer", gpu_rivals.flashinfer_silu),
+            _rope(settings, num_tokens),
+        ]
+        found += [_case(settings, problem) for problem in problems]
+    return found
+
+
+def compiled_cases(settings: Settings) -> list[Case]:
+    """The same beside torch.compile, where bandwidth is what counts; compiling takes seconds."""
+    num_tokens = 3 if settings.tiny else 8192
+
+    def add_norm(hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return F.rms_norm(hidden.add_(delta), weight.shape, weight, eps)
+
+    def silu(gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    problems = [
+        _add_norm(settings, num_tokens, "compile", partial(gpu_rivals.compiled, add_norm)),
+        _silu(settings, num_tokens, "compile", partial(gpu_rivals.compiled, silu)),
+    ]
+    return [_case(settings, problem, 15.0) for problem in problems]
+
+
+def _add_norm(settings: Settings, num_tokens: int, peer: str, bind: Callable[..., Launch]) -> Problem[Tensors]:
+    """`bind` takes hidden, delta, weight, eps. Each kernel adds into copies: the next finds the inputs as they were."""
+    hidden_size = 96 if settings.tiny else 4096
+    work = roofline.add_norm(num_tokens, hidden_size, _dtype(settings).itemsize)
+
+    def make(seed: int) -> Tensors:
+        rows = (num_tokens, hidden_size)
+        hidden, delta, weight = _normal(settings, seed, rows, rows, (hidden_size,))
+        return hidden, delta, 1 + weight / 8
+
+    def wanted(inputs: Tensors) -> torch.Tensor:
+        hidden, delta, weight = (tensor.double() for tensor in inputs)
+        total = (hidden + delta).to(_dtype(settings)).double()  # the residual is kept as it is rounded
+        return reference.rms_norm(total, weight, _EPS)
+
+    def on_copies(bind: Callable[..., Launch], inputs: Tensors) -> Launch:
+        return bind(*(tensor.clone() for tensor in inputs), _EPS)
+
+    return Problem(
+        name="add_norm",
+        cfg=_settings(num_tokens, peer),
+        work=work,
+        num_bytes=work.bytes,
+        make=make,
+        ours=partial(on_copies, gpu_ours.add_norm),
+        peers={peer: partial(on_copies, bind)},
+        reference=wanted,
+    )
+
+
+def _silu(settings: Settings, num_tokens: int, peer: str, bind: Callable[..., Launch]) -> Problem[Tensors]:
+    inner = 96 if settings.tiny else 12_288
+    work = roofline.silu_multiply(num_tokens, inner, _dtype(settings).itemsize)
+    return Problem(
+        name="silu",
+        cfg=_settings(num_tokens, peer),
+        work=work,
+        num_bytes=work.bytes,
+        make=lambda seed: _normal(settings, seed, (num_tokens, 2 * inner)),
+        ours=lambda inputs: gpu_ours.silu(inputs[0]),
+        peers={peer: lambda inputs: bind(inputs[0])},
+        reference=lambda inputs: reference.silu_multiply(inputs[0].double()),
+    )
+
+
+def _settings(num_tokens: int, peer: str) -> dict[str, Any]:
+    """What tells a row from the one beside another peer."""
+    return {"T": num_tokens} if peer == "flashinfer" else {"T": num_tokens, "peer": peer}
+
+
+def _rope(settings: Settings, num_tokens: int) -> Problem[RopeInputs]:
+    """Queries are compared; nobody fuses head norm, rotation and both writes in one launch as a library call."""
+    itemsize = _dtype(settings).itemsize
+    heads = roofline.Heads(4, 2, 64, itemsize, itemsize) if settings.tiny else roofline.Heads(32, 8, 128)
+    width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+    work = roofline.rope_store(heads, num_tokens)
+
+    def make(seed: int) -> RopeInputs:
+        cache = (2 * num_tokens + 16, heads.num_kv_heads, heads.head_dim)
+        qkv, query, key, keys, values = _normal(
+            settings, seed, (num_tokens, width), (heads.head_dim,), (heads.head_dim,), cache, cache
+        )
+        angles = torch.rand(num_tokens, 1, heads.head_dim // 2, device=settings.device) * 6.28
+        cos, sin = angles.cos(), angles.sin()
+        out = torch.empty(num_tokens, heads.num_heads, heads.head_dim, dtype=qkv.dtype, device=settings.device)
+        slots = torch.randperm(2 * num_tokens, device=settings.device)[:num_tokens] + 16
+        rotation = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        norm = HeadNorm(1 + query / 8, 1 + key / 8, _EPS)
+        return RopeInputs(qkv, heads.num_heads, norm, rotation, keys, values, slots, poison(out))
+
+    def wanted(inputs: RopeInputs) -> torch.Tensor:
+        q = inputs.qkv.double()[:, : heads.num_heads * heads.head_dim].view(num_tokens, heads.num_heads, -1)
+        normed = reference.rms_norm(q, inputs.norm.query.double(), _EPS)
+        return reference.rotate(normed, *(part.double() for part in inputs.rotation))
+
+    return Problem(
+        name="rope_store", cfg={"T": num_tokens}, work=work, num_bytes=work.bytes, make=make, ours=gpu_ours.rope,
+        reference=wanted,
+    )  # fmt: skip
+
+
+# -- Sampling ----------------------------------------------------------------------------------------------------------
+
+
+def sampler_cases(settings: Settings) -> list[Case]:
+    kinds = ("greedy", "greedy, mask", "temperature", "all filters")
+    batches = (3,) if settings.tiny else (1, 64, 256)
+    return [_case(settings, _sampler(settings, batch, kind), 3.0) for batch in batches for kind in kinds]
+
+
+def _sampler(settings: Settings, batch: int, kind: str) -> Problem[SampleInputs]:
+    vocab_size = 700 if settings.tiny else 151_936
+    masked = kind in ("greedy, mask", "all filters")
+    work = roofline.sampler(batch, vocab_size, masked=masked, itemsize=_dtype(settings).itemsize)
+
+    def make(seed: int) -> SampleInputs:
+        (logits,) = _normal(settings, seed, (batch, vocab_size))
+        rows = SampleRows.greedy(batch, settings.device)
+        rows.seed.copy_(torch.arange(batch) * 7919 + seed)
+        rows.position.copy_(torch.arange(batch) + 100)
+        mask = None
+        if masked:
+            words = (batch, -(-vocab_size // 32))
+            mask = torch.randint(-(1 << 31), 1 << 31, words, dtype=torch.int32, device=settings.device)
+            rows.mask_row.copy_(torch.arange(batch))
+        if kind in ("temperature", "all filters"):
+            rows.temperature.fill_(0.8)
+        if kind == "all filters":
+            rows.top_k.fill_(50)
+            rows.top_p.fill_(0.9)
+            rows.min_p.fill_(0.05)
+        return SampleInputs(4 * logits, rows, SampleTables(mask=mask), kind == "all filters")
+
+    def check(inputs: SampleInputs, out: torch.Tensor) -> None:
+        """The first rows must be the reference's tokens: the draw is exact."""
+        few = slice(0, 4)
+        expected = torch.empty(len(out[few]), dtype=torch.int64, device=out.device)
+        sample_reference(inputs.logits[few], inputs.rows.select(few), inputs.tables, expected)
+        if not torch.equal(out[few], expected):
+            raise ValueError(f"drew {out[few].tolist()}, the reference {expected.tolist()}")
+
+    def flashinfer(inputs: SampleInputs) -> Launch:
+        if kind != "all filters":
+            raise AbsentError("it has no fused greedy choice")
+        return gpu_rivals.flashinfer_sample(
+            inputs.logits, inputs.rows.temperature, inputs.rows.top_k, inputs.rows.top_p
+        )
+
+    def plain(inputs: SampleInputs) -> Launch:
+        return gpu_rivals.torch_sample(inputs.logits, inputs.rows, inputs.tables.mask, filters=inputs.filters)
+
+    return Problem(
+        name="sampler", cfg={"B": batch, "kind": kind}, work=work, num_bytes=work.bytes, make=make,
+        ours=gpu_ours.sample, peers={"flashinfer": flashinfer, "torch": plain}, check=check,
+    )  # fmt: skip

@@ -1,0 +1,191 @@
+"""Floors: the time below which no kernel, decode step or list of requests can run, from bytes and operations counted.
+
+The roofline model (Williams, Waterman, Patterson 2009): work that moves `bytes` through device memory and does `flops`
+operations takes at least max(bytes / bandwidth, flops / rate). Each input counts once, and so does each output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ...runtime.checkpoints.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a device reaches: bytes a second of a large copy (read plus written), bfloat16 operations a second."""
+
+    name: str
+    bandwidth: float
+    flops: float
+
+    @property
+    def ridge(self) -> float:
+        """Operations a byte from which on arithmetic is the limit."""
+        return self.flops / self.bandwidth
+
+
+H200 = Machine("H200", bandwidth=4.3e12, flops=780e12)
+"""The rates that floors are counted with, fixed so that they compare between runs."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes through device memory and floating-point operations of one launch, or of several done one after another."""
+
+    bytes: float
+    flops: float
+
+    def floor_s(self, machine: Machine = H200) -> float:
+        return max(self.bytes / machine.bandwidth, self.flops / machine.flops)
+
+    @property
+    def intensity(self) -> float:
+        return self.flops / self.bytes
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention of one layer. `itemsize`: bytes of an element of queries and outputs; `kv_itemsize`: of the cache."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    itemsize: int = 2
+    kv_itemsize: int = 2
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of one token's key and value."""
+        return 2 * self.num_kv_heads * self.head_dim * self.kv_itemsize
+
+    def query_bytes(self, num_tokens: int) -> int:
+        """Bytes of the queries and the outputs of so many tokens."""
+        return 2 * num_tokens * self.num_heads * self.head_dim * self.itemsize
+
+
+# -- Kernels -----------------------------------------------------------------------------------------------------------
+
+
+def decode_attention(heads: Heads, contexts: Iterable[int], distinct_tokens: int | None = None) -> Work:
+    """One query a sequence over its context. `distinct_tokens`: cached tokens in all, each shared one counted once."""
+    lengths = list(contexts)
+    num_keys = sum(lengths)
+    num_read = num_keys if distinct_tokens is None else distinct_tokens
+    return Work(
+        num_read * heads.kv_bytes + heads.query_bytes(len(lengths)), 4.0 * heads.num_heads * heads.head_dim * num_keys
+    )
+
+
+def extend_attention(heads: Heads, num_tokens: int, num_prefix: int) -> Work:
+    """`num_tokens` new tokens of one sequence, causally, after `num_prefix` cached ones."""
+    num_scores = num_tokens * num_prefix + num_tokens * (num_tokens + 1) / 2
+    num_read = (num_prefix + num_tokens) * heads.kv_bytes
+    return Work(num_read + heads.query_bytes(num_tokens), 4.0 * heads.num_heads * heads.head_dim * num_scores)
+
+
+def linear(num_tokens: int, num_inputs: int, num_outputs: int, *, weight_bits: float = 16, itemsize: int = 2) -> Work:
+    """x W^T of [num_tokens, num_inputs] and [num_outputs, num_inputs]."""
+    weights = num_inputs * num_outputs * weight_bits / 8
+    return Work(
+        weights + num_tokens * (num_inputs + num_outputs) * itemsize, 2.0 * num_tokens * num_inputs * num_outputs
+    )
+
+
+def add_norm(num_tokens: int, hidden_size: int, itemsize: int = 2) -> Work:
+    """Residual added, then RMSNorm: both read, both written."""
+    return Work(4.0 * num_tokens * hidden_size * itemsize, 6.0 * num_tokens * hidden_size)
+
+
+def silu_multiply(num_tokens: int, inner_size: int, itemsize: int = 2) -> Work:
+    return Work(3.0 * num_tokens * inner_size * itemsize, 6.0 * num_tokens * inner_size)
+
+
+def rope_store(heads: Heads, num_tokens: int) -> Work:
+    """Head norm, rotation and the write to the cache: the projection's output is read once, all of it written once."""
+    read = num_tokens * (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim * heads.itemsize
+    written = num_tokens * heads.num_heads * heads.head_dim * heads.itemsize + num_tokens * heads.kv_bytes
+    return Work(read + written, 10.0 * num_tokens * (heads.num_heads + heads.num_kv_heads) * heads.head_dim)
+
+
+def sampler(num_rows: int, vocab_size: int, *, masked: bool, itemsize: int = 2) -> Work:
+    """One token a row: the logits are read once, and the mask's bit of each."""
+    return Work(num_rows * vocab_size * (itemsize + masked / 8), 2.0 * num_rows * vocab_size)
+
+
+# -- A whole model -----------------------------------------------------------------------------------------------------
+
+
+def linear_parameters(config: ModelConfig) -> tuple[int, int]:
+    """Weights of all layers' projections, and of the head. The embedding is a look-up: it is not streamed."""
+    hidden, heads = config.hidden_size, config.num_heads
+    qkv = hidden * (heads + 2 * config.num_kv_heads) * config.head_dim
+    layer = qkv + heads * config.head_dim * hidden + 3 * hidden * config.intermediate_size
+    return config.num_layers * layer, config.vocab_size * hidden
+
+
+def kv_bytes(config: ModelConfig, itemsize: float = 2) -> float:
+    """Bytes that one token takes in the cache, over all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+
+
+def decode_step(
+    config: ModelConfig,
+    contexts: Sequence[int],
+    *,
+    distinct_tokens: int | None = None,
+    weight_bits: float = 16,
+    kv_itemsize: float = 2,
+) -> tuple[Work, Work]:
+    """One token for each sequence: the work of all projections and of all attention, which cannot overlap.
+
+    contexts          tokens in the cache of each sequence
+    distinct_tokens   tokens in the cache in all, shared ones counted once; None: nothing is shared
+    weight_bits       of a projection's weight; the head's have 16
+    """
+    body, head = linear_parameters(config)
+    num_keys = sum(contexts)
+    num_read = num_keys if distinct_tokens is None else distinct_tokens
+    projections = Work(body * weight_bits / 8 + head * 2, 2.0 * len(contexts) * (body + head))
+    scores = 4.0 * config.num_layers * config.num_heads * config.head_dim * num_keys
+    return projections, Work(num_read * kv_bytes(config, kv_itemsize), scores)
+
+
+def decode_step_s(
+    config: ModelConfig,
+    contexts: Sequence[int],
+    machine: Machine = H200,
+    *,
+    distinct_tokens: int | None = None,
+    weight_bits: float = 16,
+    kv_itemsize: float = 2,
+) -> float:
+    """Seconds that one decode step takes at least."""
+    works = decode_step(
+        config, contexts, distinct_tokens=distinct_tokens, weight_bits=weight_bits, kv_itemsize=kv_itemsize
+    )
+    return sum(work.floor_s(machine) for work in works)
+
+
+def prefill_s(config: ModelConfig, num_tokens: int, num_prefix: int = 0, machine: Machine = H200) -> float:
+    """Seconds to compute `num_tokens` of one prompt after `num_prefix` cached ones, and the last one's logits."""
+    body, head = linear_parameters(config)
+    projections = Work(body * 2.0, 2.0 * num_tokens * body)
+    heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+    attention = extend_attention(heads, num_tokens, num_prefix)
+    last = Work(head * 2.0, 2.0 * head)
+    return projections.floor_s(machine) + config.num_layers * attention.floor_s(machine) + last.floor_s(machine)
+
+
+def generation_s(config: ModelConfig, requests: Sequence[tuple[int, int]], machine: Machine = H200) -> float:
+    """Seconds to answer (prompt tokens, output tokens) requests that all fit at once: prefill, then decode together."""
+    body, head = linear_parameters(config)
+    heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+    num_prompt = sum(prompt for prompt, _ in requests)
+    total = Work(body * 2.0, 2.0 * (num_prompt * body + len(requests) * head)).floor_s(machine)
+    for prompt, _ in requests:
+        total += config.num_layers * extend_attention(heads, prompt, 0).floor_s(machine)
+    for step in range(1, max(output for _, output in requests)):  # prefill gives the first token
+        total += decode_step_s(config, [prompt + step for prompt, output in requests if output > step], machine)
+    return total

@@ -1,0 +1,129 @@
+"""Rounds in which ways to do the same take turns on one server: times, and what the server counted."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..harness.server_process import Counters, ServerProcess
+
+Job = Callable[[], Awaitable[object]]
+
+_LOOK_S = 0.02
+
+
+@dataclass(frozen=True)
+class Round:
+    """All jobs done once, on a cache that was empty before. `client_cpu_s`: processor seconds of this process."""
+
+    wall_s: float
+    client_cpu_s: float
+    counted: Counters
+
+    @property
+    def idle_s(self) -> float:
+        """In which the engine waited for something to do."""
+        return max(0.0, self.wall_s - self.counted.step_s)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The rounds of one way to do `num_programs` programs."""
+
+    num_programs: int
+    rounds: tuple[Round, ...]
+
+    @property
+    def median(self) -> Round:
+        """The round whose time is the median (of an even number, the faster of the two)."""
+        return sorted(self.rounds, key=lambda each: each.wall_s)[(len(self.rounds) - 1) // 2]
+
+    @property
+    def wall_s(self) -> float:
+        return statistics.median(each.wall_s for each in self.rounds)
+
+    @property
+    def forward_s(self) -> float:
+        return statistics.median(each.counted.forward_s for each in self.rounds)
+
+    @property
+    def requests(self) -> float:
+        """A program."""
+        return self.rounds[0].counted.num_requests / self.num_programs
+
+    def numbers(self) -> dict[str, Any]:
+        """All there is, for a file."""
+        median = self.median
+        return {
+            "programs": self.num_programs,
+            "walls_s": [each.wall_s for each in self.rounds],
+            "wall_s": self.wall_s,
+            "forward_s": self.forward_s,
+            "requests_per_program": self.requests,
+            "client_cpu_s": median.client_cpu_s,
+            "engine_idle_s": median.idle_s,
+            "hit_rate": median.counted.hit_rate,
+            "mean_batch": median.counted.mean_batch,
+            "counted": asdict(median.counted),
+        }
+
+
+async def run_round(server: ServerProcess, jobs: Sequence[Job], at_once: int) -> Round:
+    """Does all jobs, `at_once` at a time, on an emptied cache."""
+    places = asyncio.Semaphore(at_once)
+
+    async def do(job: Job) -> None:
+        async with places:
+            await job()
+
+    server.flush()
+    before, cpu, started = server.counters(), time.process_time(), time.perf_counter()
+    await asyncio.gather(*(do(job) for job in jobs))
+    wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
+    return Round(wall_s, cpu_s, server.counters() - before)
+
+
+async def take_turns(
+    server: ServerProcess,
+    ways: Mapping[str, Sequence[Job]],
+    *,
+    at_once: int,
+    num_rounds: int,
+    on_round: Callable[[], object],
+) -> dict[str, Rounds]:
+    """`num_rounds` rounds of each way, in turn; who begins changes from round to round."""
+    names = list(ways)
+    found: dict[str, list[Round]] = {name: [] for name in names}
+    for number in range(num_rounds):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            found[name].append(await run_round(server, ways[name], at_once))
+            on_round()
+    return {name: Rounds(len(ways[name]), tuple(rounds)) for name, rounds in found.items()}
+
+
+async def watch_batch(server: ServerProcess, jobs: Sequence[Job]) -> list[tuple[float, int]]:
+    """How many generations ran at a time, by seconds since the beginning. Looking costs time: no round to be timed."""
+    looks: list[tuple[float, int]] = []
+    over = threading.Event()
+
+    def look() -> None:
+        started = time.perf_counter()
+        while not over.is_set():
+            looks.append((time.perf_counter() - started, server.running()))
+            time.sleep(_LOOK_S)
+
+    server.flush()
+    watcher = threading.Thread(target=look, name="bough-watch", daemon=True)
+    watcher.start()
+    try:
+        await asyncio.gather(*(job() for job in jobs))
+    finally:
+        over.set()
+        await asyncio.to_thread(watcher.join)
+    return looks

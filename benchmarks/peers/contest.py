@@ -1,0 +1,187 @@
+"""One peer from its environment to its rows: set up, fresh processes, rounds, quality."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..workloads.passage import PASSAGE
+from ..workloads.prompts import Prompts, Sizes, Workload
+from .process import OURS, Side, side_command
+from .quality import judge
+from .report import FLOAT32, Report, Row, memory_row, row_of, start_row
+from .rounds import Rounds, Turns
+from .setup.environments import PeerError, make_environment
+from .setup.models import KINDS, make_model
+from .setup.progress import Progress
+from .starts import Starts, take_turns
+
+_MAX_STARTS = 3
+_START_SHARE = 0.3  # of a peer's time, for fresh processes
+_READY_S = 600.0
+_JUDGE_S = 300.0
+_NUM_SCORED = 1500  # tokens of the passage
+_NUMBERS_OF_A_PEER = 10_000  # more rounds than any peer has: all have prompts of their own
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class PeerRun:
+    """What all parts of a run need to know.
+
+    extras        of "start", "quality", "programs": which to measure
+    limit_s       seconds for each peer, beside making its environment and model and loading
+    log           gets what all processes print
+    goals         (workload, peer) -> the ratio asked for
+    settings      of ours: fields of EngineConfig
+    peers         those that were chosen
+    """
+
+    model: str
+    prompts: Prompts
+    sizes: Sizes
+    workloads: Sequence[Workload]
+    extras: set[str]
+    num_rounds: int
+    threads: int
+    limit_s: float
+    python: str | None
+    log: Path
+    goals: Mapping[tuple[str, str], float]
+    quick: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    peers: Sequence[str] = tuple(KINDS)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of progress for each peer."""
+        return 3 + self.num_rounds * len(self.workloads)
+
+    @property
+    def passage(self) -> list[int]:
+        """What is read for the quality."""
+        return self.prompts.tokenizer.encode_prompt(PASSAGE)[: _NUM_SCORED // (5 if self.quick else 1)]
+
+    def ours(self, *, alone: bool = False, dtype: str = "auto") -> Side:
+        """Our engine, loading. `alone`: for one sequence."""
+        settings = self.settings if dtype == "auto" else {}
+        options = {"model": self.model, "config": {"dtype": dtype, **settings}}
+        return self._side(OURS, None, options | {"max_num_seqs": 1 if alone else self._max_seqs})
+
+    def theirs(self, name: str, interpreter: Path, model_file: Path, *, alone: bool = False) -> Side:
+        """A peer's engine, loading."""
+        num_seqs = 1 if alone else self._max_seqs
+        options = {
+            "model_file": str(model_file),
+            "threads": self.threads,
+            "max_num_seqs": num_seqs,
+            "max_model_len": self.sizes.context_tokens,
+            "cache_gib": 1 if alone else 4,
+        }
+        return self._side(name, interpreter, options)
+
+    @property
+    def _max_seqs(self) -> int:
+        return max(1, *self.sizes.batches, self.sizes.num_shared, self.sizes.num_json, self.sizes.num_chats)
+
+    def _side(self, name: str, interpreter: Path | None, options: Mapping[str, Any]) -> Side:
+        variables = {"OMP_NUM_THREADS": str(self.threads)}
+        return Side(name, side_command(name, interpreter, options), log=self.log, variables=variables)
+
+
+def measure_quality_of_ours(run: PeerRun, report: Report, progress: Progress) -> None:
+    """The model as it is, in float32, and as our engine computes it.
+
+    Raises:
+        PeerError: our engine failed.
+    """
+    for name, dtype in ((FLOAT32, "float32"), (OURS, "auto")):
+        progress.say(f"quality of {name}")
+        side = run.ours(dtype=dtype)
+        try:
+            side.wait_ready(_READY_S)
+            report.quality[name] = judge(side, run.passage, _JUDGE_S)
+        finally:
+            side.end()
+
+
+def measure_peer(name: str, number: int, run: PeerRun, report: Report, progress: Progress) -> None:
+    """All there is to measure against one peer; `report` gets its rows. `number` is the peer's, for prompts of its own.
+
+    Raises:
+        PeerError: the peer cannot be had, or our own side failed. Rows found before are kept.
+    """
+    progress.say(f"{name}: environment")
+    interpreter = make_environment(name, python=run.python, say=progress.detail)
+    progress.step()
+    progress.say(f"{name}: model")
+    model_file = make_model(KINDS[name], run.model, interpreter, say=progress.detail)
+    progress.step()
+
+    def start(*, alone: bool = False) -> Side:
+        return run.theirs(name, interpreter, model_file, alone=alone)
+
+    if "start" in run.extras:
+        progress.say(f"{name}: fresh processes")
+        _measure_starts(name, start, run, report)
+    progress.step()
+    progress.say(f"{name}: loading")
+    with ExitStack() as stack:
+        ours = run.ours()
+        stack.callback(ours.end)
+        theirs = start()
+        stack.callback(theirs.end)
+        for side in (ours, theirs):
+            side.wait_ready(_READY_S)
+            _warm_up(side, run)
+        if "quality" in run.extras:
+            progress.say(f"{name}: quality")
+            _measure_quality(theirs, run, report)
+        _measure_rounds(ours, theirs, (number + 1) * _NUMBERS_OF_A_PEER, run, report, progress)
+
+
+def _measure_rounds(
+    ours: Side, theirs: Side, first_number: int, run: PeerRun, report: Report, progress: Progress
+) -> None:
+    deadline = time.monotonic() + run.limit_s * (1 - _START_SHARE)
+    turns = Turns(ours, theirs, deadline)
+    rounds = Rounds(turns, run.workloads, prompts=run.prompts, first_number=first_number)
+    name = theirs.name
+    try:
+        rounds.run(run.num_rounds, begin=lambda workload: progress.say(f"{name}: {workload}"), end=progress.step)
+    finally:
+        report.rows += [row_of(contest, run.goals) for contest in rounds.contests.values()]
+
+
+def _measure_starts(name: str, start: Callable[..., Side], run: PeerRun, report: Report) -> None:
+    ours, theirs = Starts(OURS), Starts(name)
+    starters = [(ours, lambda: run.ours(alone=True)), (theirs, lambda: start(alone=True))]
+    try:
+        num_rounds = min(run.num_rounds, _MAX_STARTS)
+        take_turns(starters, num_rounds, run.prompts, run.sizes, run.limit_s * _START_SHARE)
+    except PeerError as error:
+        report.left_out.append(f"{name}, fresh processes: {error}")
+    report.starts[name] = theirs
+    report.starts[f"{OURS} beside {name}"] = ours
+    report.rows += [row for row in (start_row(ours, theirs), memory_row(ours, theirs)) if _says_something(row)]
+
+
+def _says_something(row: Row) -> bool:
+    return bool(row.ratios)
+
+
+def _measure_quality(theirs: Side, run: PeerRun, report: Report) -> None:
+    try:
+        report.quality[theirs.name] = judge(theirs, run.passage, _JUDGE_S)
+    except PeerError as error:
+        report.left_out.append(f"{theirs.name}, quality: {error}")
+
+
+def _warm_up(side: Side, run: PeerRun) -> None:
+    prompts = run.prompts.draw(2, 2, run.sizes.prompt)
+    for some in (prompts[:1], prompts):
+        side.ask("generate", _READY_S, prompts=some, num_tokens=_WARM_UP_TOKENS)

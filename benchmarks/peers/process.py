@@ -1,0 +1,79 @@
+"""A side of a comparison as the benchmark sees it: a process that does one job after the other, and is idle between."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..harness.child import Child, GoneError, python_command
+from .setup.environments import PeerError
+from .sides import peer_side
+
+OURS = "bough"
+
+
+class Side:
+    """A running side. Its first message says that it is ready. Whoever makes it calls `end`.
+
+    name      what to call it
+    command   what to run: it speaks the protocol of `peer_side`
+    log       gets all that is printed beside it
+
+    Raises:
+        PeerError: there is no such program.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, log: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self._log = log
+        offline = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+        try:
+            self._child = Child(command, mark=peer_side.MARK, log=log, environment=offline | dict(variables or {}))
+        except OSError as error:
+            raise PeerError(f"{command[0]}: {error.strerror}") from error
+
+    def wait_ready(self, limit_s: float) -> dict[str, Any]:
+        """What it says when it is ready: `ready`, the seconds that it took to load.
+
+        Raises:
+            PeerError: it ended, said otherwise, or was not ready in time (and is ended).
+        """
+        return self._receive(limit_s)
+
+    def ask(self, job: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
+        """The answer to a job.
+
+        Raises:
+            PeerError: the job failed, the process ended, or took too long (and is ended).
+        """
+        try:
+            self._child.send(json.dumps({"job": job, **arguments}))
+        except GoneError as error:
+            raise PeerError(f"{self.name} has ended; its output is in {self._log}") from error
+        return self._receive(limit_s)
+
+    def end(self) -> None:
+        self._child.end()
+
+    def _receive(self, limit_s: float) -> dict[str, Any]:
+        try:
+            line = self._child.receive(limit_s)
+        except GoneError as error:
+            raise PeerError(f"{self.name}: {error}") from error
+        if line is None:
+            raise PeerError(f"{self.name} ended with status {self._child.wait()}; its output is in {self._log}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise PeerError(f"{self.name}: {answer['error']}")
+        return answer
+
+
+def side_command(engine: str, interpreter: Path | None, options: Mapping[str, Any]) -> list[str]:
+    """How to run a side of `peer_side.ENGINES`. `interpreter`: of the peer's environment; None: ours, as a module."""
+    script = str(Path(peer_side.__file__).resolve())
+    command = python_command("peers.sides.peer_side") if interpreter is None else [str(interpreter), "-P", "-u", script]
+    return [*command, engine, json.dumps(options)]

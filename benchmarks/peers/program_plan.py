@@ -1,0 +1,175 @@
+"""The workloads of programs as all sides of a comparison get them: plain data, new texts for each round."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...constrain.spec import Regex
+from ...runtime.protocol.program import Fork, Gen, Hole, Join, Op, Ref, RoleBegin, RoleEnd, Select, Text
+from ...runtime.tokenizer.tokenizer import Tokenizer
+from ..programs import WORKLOADS
+from ..workloads.workload import Size
+from .sides.peer_program_walk import Plan, first_texts
+
+
+@dataclass(frozen=True)
+class Level:
+    """So many programs, so many of them at once."""
+
+    name: str
+    num_programs: int
+    at_once: int
+
+
+@dataclass(frozen=True)
+class ProgramSizes:
+    """`scale` is that of the workloads' lengths; see `workload.Size`."""
+
+    scale: float
+    levels: tuple[Level, ...]
+
+    @property
+    def most(self) -> int:
+        return max(level.num_programs for level in self.levels)
+
+
+ONE_BY_ONE = "one by one"
+SIZES = ProgramSizes(0.5, (Level("32 at once", 32, 32), Level(ONE_BY_ONE, 4, 1)))
+QUICK_SIZES = ProgramSizes(0.05, (Level("4 at once", 4, 4), Level(ONE_BY_ONE, 1, 1)))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a side made of a batch of programs.
+
+    seconds       for those that it finished, which may be fewer than it was given
+    num_tokens    generated, those of choices not counted
+    num_short     generations of other lengths than asked for
+    num_matching  of `num_patterned` answers under a regular expression, those that satisfy it
+    """
+
+    seconds: float
+    num_programs: int
+    num_tokens: int
+    num_short: int
+    num_matching: int
+    num_patterned: int
+
+    @property
+    def rate(self) -> float:
+        """Programs a second."""
+        return self.num_programs / self.seconds
+
+
+class Plans:
+    """Programs of all workloads, at the sizes of a run."""
+
+    def __init__(self, tokenizer: Tokenizer, sizes: ProgramSizes) -> None:
+        self._tokenizer = tokenizer
+        size = Size(sizes.scale, sizes.most)
+        self._programs = {name: make(size).programs[: sizes.most] for name, make in WORKLOADS.items()}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._programs)
+
+    def make(self, name: str, number: int, count: int, *, roles: bool) -> list[Plan]:
+        """The first `count` programs of a workload for round `number`.
+
+        Each round's texts begin with other words, so that no cache holds anything of the rounds before. With `roles`,
+        messages are instructions of their own; else they are text as the model's chat template writes it.
+        """
+        plans = [plan_of(ops) for ops in self._programs[name][:count]]
+        for plan in plans:
+            for op in first_texts(plan):
+                op[2][0] = f"Round {number}. {op[2][0]}"
+        return plans if roles else [self._written(plan) for plan in plans]
+
+    def _written(self, plan: Plan) -> Plan:
+        """The same with text in place of roles."""
+        written: Plan = []
+        roles: dict[int, tuple[str, ...]] = {0: ()}
+        suffixes: dict[int, str] = {}
+        for op in plan:
+            kind, branch = op[0], op[1]
+            if kind == "role":
+                pieces = self._tokenizer.chat.role_pieces(roles[branch], op[2])
+                roles[branch] = (*roles[branch], op[2])
+                suffixes[branch] = pieces.suffix
+                written.append(["text", branch, [pieces.prefix]])
+            elif kind == "end":
+                written.append(["text", branch, [suffixes[branch]]])
+            else:
+                written.append(op)
+                if kind == "fork":
+                    roles |= dict.fromkeys(op[2], roles[branch])
+        return written
+
+
+def plan_of(ops: Sequence[Op]) -> Plan:
+    """A recorded program as data."""
+    return [_instruction(op) for op in ops]
+
+
+def _instruction(op: Op) -> list[Any]:
+    match op:
+        case Text():
+            parts = [part if isinstance(part, str) else [part.branch, part.name] for part in _known(op)]
+            return ["text", op.branch, parts]
+        case Gen():
+            pattern = op.grammar.pattern if isinstance(op.grammar, Regex) else None
+            return ["gen", op.branch, op.name, op.sampling.max_tokens, pattern]
+        case Select():
+            return ["select", op.branch, op.name, list(op.choices)]
+        case Fork():
+            return ["fork", op.branch, list(op.children)]
+        case Join():
+            return ["join", op.branch, list(op.children)]
+        case RoleBegin():
+            return ["role", op.branch, op.role]
+        case RoleEnd():
+            return ["end", op.branch]
+    raise NotImplementedError(f"the workloads have no {type(op).__name__}")
+
+
+def _known(op: Text) -> list[str | Ref]:
+    """Programs have no holes: templates have."""
+    return [part for part in op.parts if not isinstance(part, Hole)]
+
+
+def check(plans: Sequence[Plan], answer: Mapping[str, Any]) -> Found:
+    """What a side's answer to `plans` amounts to.
+
+    answer   {"seconds", "programs"}: of each program None if it was not finished, else [branch, name, text, number of
+             tokens or None] for each value
+
+    Raises:
+        ValueError: values are missing, or a choice is none of those given.
+    """
+    num_tokens = num_short = num_matching = num_patterned = 0
+    finished = [(plan, values) for plan, values in zip(plans, answer["programs"], strict=True) if values is not None]
+    if not finished:
+        raise ValueError("no program was finished in time")
+    for plan, values in finished:
+        found = {(branch, name): (text, count) for branch, name, text, count in values}
+        for op in plan:
+            if op[0] not in ("gen", "select"):
+                continue
+            if (op[1], op[2]) not in found:
+                raise ValueError(f"there is no {op[2]} of branch {op[1]}")
+            text, count = found[op[1], op[2]]
+            if op[0] == "select":
+                if text not in op[3]:
+                    raise ValueError(f"{text!r} is none of the choices")
+                continue
+            asked, pattern = op[3], op[4]
+            num_tokens += asked if count is None else count
+            if pattern is None:
+                num_short += count is not None and count != asked
+            else:
+                num_patterned += 1
+                num_matching += re.fullmatch(pattern, text) is not None
+    return Found(answer["seconds"], len(finished), num_tokens, num_short, num_matching, num_patterned)

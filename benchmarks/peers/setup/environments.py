@@ -1,0 +1,143 @@
+"""Environments of peers: a virtual environment each, made once by pip, kept in the cache folder of `bough pull`."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from ....runtime.checkpoints.fetch import default_cache
+from ...harness.child import Child, GoneError
+from .requirements import RECIPES, TORCH, Recipe
+
+Say = Callable[[str], object]
+"""Called with what is being done just now, a line at a time."""
+
+INSTALL_S = 3600.0
+"""Seconds that making one environment may take: some packages are compiled."""
+
+_READY = "ready.json"
+_ENDED_BADLY = "{what} ended with status {status}; its output is in {log}"
+
+
+class PeerError(Exception):
+    """A peer cannot be measured: its environment, model or process could not be had. The text says why."""
+
+
+def make_environment(
+    name: str,
+    *,
+    recipe: Recipe | None = None,
+    python: str | None = None,
+    cache_dir: str | Path | None = None,
+    say: Say = lambda line: None,
+    limit_s: float = INSTALL_S,
+) -> Path:
+    """The interpreter of a peer's environment, which is made first if it is not there.
+
+    name       of the peer; `recipe` is RECIPES[name] if not given
+    python     the interpreter to make it with; None: this one
+
+    Two processes may ask for the same environment at once: one makes it, the other waits. What was begun and not
+    finished is begun anew.
+
+    Raises:
+        PeerError: it could not be made.
+    """
+    recipe = recipe or RECIPES[name]
+    base = python or sys.executable
+    folder = environment_folder(name, recipe, base, cache_dir)
+    interpreter = folder / "bin" / "python"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        if not (folder / _READY).is_file():
+            _make(folder, interpreter, recipe, base, say, time.monotonic() + limit_s)
+    return interpreter
+
+
+def environment_folder(name: str, recipe: Recipe, python: str, cache_dir: str | Path | None = None) -> Path:
+    """Where the environment lies: its name changes with what is in it and with the interpreter."""
+    content = json.dumps([asdict(recipe), os.path.realpath(python)], sort_keys=True, default=dict)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:10]
+    return peers_folder(cache_dir) / f"{name}-{digest}"
+
+
+def peers_folder(cache_dir: str | Path | None = None) -> Path:
+    """Where all that is made for peers is kept."""
+    return (Path(cache_dir).expanduser() if cache_dir else default_cache()) / "peers"
+
+
+def log_file(folder: Path) -> Path:
+    """What was said while a folder was made."""
+    return folder.with_name(folder.name + ".log")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes from making the same folder."""
+    with folder.with_name(folder.name + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def run_command(
+    command: Sequence[str],
+    what: str,
+    *,
+    log: Path,
+    deadline: float,
+    say: Say = lambda line: None,
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Runs a command to its end, telling each line that it prints. `deadline` is in `time.monotonic` seconds.
+
+    Raises:
+        PeerError: it failed or did not end in time.
+    """
+    try:
+        child = Child(command, mark="", log=log, environment=variables)
+    except OSError as error:
+        raise PeerError(f"{command[0]}: {error.strerror}") from error
+    try:
+        while (line := child.receive(deadline - time.monotonic())) is not None:
+            if line.strip():
+                say(line.strip())
+        status = child.wait()
+    except GoneError as error:
+        raise PeerError(f"{what} took too long; its output is in {log}") from error
+    finally:
+        child.end()
+    if status != 0:
+        raise PeerError(_ENDED_BADLY.format(what=what, status=status, log=log))
+
+
+def _make(folder: Path, interpreter: Path, recipe: Recipe, base: str, say: Say, deadline: float) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    log = log_file(folder)
+    log.unlink(missing_ok=True)
+
+    def run(*arguments: str, program: str = str(interpreter)) -> None:
+        what = " ".join(arguments[1:])
+        run_command([program, *arguments], what, log=log, deadline=deadline, say=say, variables=recipe.variables)
+
+    run("-m", "venv", str(folder), program=base)
+    for requirements in recipe.steps:
+        run("-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", *_where(requirements))
+    if recipe.removed:
+        run("-m", "pip", "uninstall", "--yes", *recipe.removed)
+    run("-P", "-c", "".join(f"import {module}; " for module in recipe.imports))
+    (folder / _READY).write_text(json.dumps(asdict(recipe), default=dict, indent=1) + "\n")
+
+
+def _where(requirements: Sequence[str]) -> list[str]:
+    """The requirements, with the index to ask where torch alone is wanted and the user has named one for it."""
+    index = os.environ.get("TORCH_INDEX_URL") if tuple(requirements) == (TORCH,) else None
+    return [*requirements, *(["--index-url", index] if index else [])]

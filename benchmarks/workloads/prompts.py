@@ -1,0 +1,217 @@
+"""What sides of a comparison on the CPU are asked to do: one table of workloads, made anew for each round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...runtime.tokenizer.tokenizer import Tokenizer
+from .prose import Prose
+
+Maker = Callable[["Prompts", int], dict[str, Any]]
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 40},
+            "description": {"type": "string", "maxLength": 80},
+            "role": {"enum": ["hero", "villain", "guide", "rival"]},
+            "home": {
+                "type": "object",
+                "properties": {
+                    "town": {"type": "string", "maxLength": 30},
+                    "climate": {"enum": ["cold", "mild", "hot"]},
+                },
+                "required": ["town", "climate"],
+                "additionalProperties": False,
+            },
+            "age": {"type": "integer", "minimum": 1, "maximum": 120},
+            "alive": {"type": "boolean"},
+        },
+        "required": ["name", "description", "role", "home", "age", "alive"],
+        "additionalProperties": False,
+    }
+)
+
+
+_QUESTIONS = (
+    "Write a short story about {} and {}.",
+    "Explain to a child what {} has to do with {}.",
+    "Give me five ideas for a birthday party with the motto {} and {}.",
+    "Which is more important, {} or {}? Give reasons for both.",
+    "Write a letter in which {} thanks {} for a book.",
+    "How would a day in a town called {} {} go by?",
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Tokens and counts of all workloads."""
+
+    answer: int = 128
+    prompt: int = 40
+    prefill: int = 1400
+    prefix: int = 2000
+    num_shared: int = 64
+    own: int = 32
+    short_answer: int = 16
+    json_answer: int = 160
+    num_json: int = 16
+    num_chats: int = 8
+    num_turns: int = 4
+    turn: int = 40
+    batches: tuple[int, ...] = (8, 16, 32, 64)
+
+    @property
+    def context_tokens(self) -> int:
+        """What the longest sequence may need, with room."""
+        chat = self.num_turns * (self.turn + self.answer)
+        return max(self.prefill, self.prefix + self.own, self.prompt + self.json_answer, chat) + self.answer + 128
+
+
+QUICK = Sizes(
+    answer=32,
+    prefill=512,
+    prefix=512,
+    num_shared=16,
+    json_answer=96,
+    num_json=4,
+    num_chats=2,
+    num_turns=2,
+    batches=(8,),
+)
+"""For a look at whether everything works: ratios of so little work say little."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Something that is timed.
+
+    job       of `peer_side.JOBS`
+    make      its arguments for a round of that number; no two rounds have prompts in common
+    counts    the tokens that a rate is of: computed prompt tokens, or generated ones
+    """
+
+    name: str
+    job: Literal["generate", "constrained", "chat", "shared"]
+    make: Maker
+    counts: Literal["prompt", "output"] = "output"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One round of one side.
+
+    cpu_s      processor seconds of its processes: much less than `seconds` times threads, and others were at work
+    num_valid  answers that satisfy the schema, where there is one
+    """
+
+    seconds: float
+    num_tokens: int
+    cpu_s: float = 0.0
+    num_valid: int | None = None
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.num_tokens / self.seconds
+
+
+class Prompts:
+    """Draws prompts as token ids: of prose, of as many tokens as asked for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def draw(self, number: int, count: int, length: int) -> list[list[int]]:
+        """`count` prompts of `length` tokens; each `number` gives others."""
+        prose = Prose(number)
+        return [self.tokenizer.encode(prose.text(2 * length + 8))[:length] for _ in range(count)]
+
+    def questions(self, number: int, count: int) -> list[list[int]]:
+        """Short chat prompts as people write them, of about 40 tokens."""
+        prose = Prose(number)
+        texts = [prose.random.choice(_QUESTIONS).format(prose.name(), prose.name()) for _ in range(count)]
+        return [self.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
+
+    def about_someone(self, number: int, count: int) -> list[list[int]]:
+        """Chat prompts that ask for a character as JSON."""
+        prose = Prose(number)
+        texts = [f"Describe the character {prose.name()} {prose.name()} as JSON." for _ in range(count)]
+        return [self.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
+
+
+def workloads(sizes: Sizes) -> list[Workload]:
+    """All there are, in the order of the report."""
+    many = [_decode(f"batch {count} decode", count, sizes) for count in sizes.batches]
+    return [
+        _decode("single stream decode", 1, sizes),
+        *many,
+        Workload(
+            f"prefill, {sizes.prefill:,} tokens",
+            "generate",
+            lambda prompts, number: {"prompts": prompts.draw(number, 1, sizes.prefill), "num_tokens": 1},
+            counts="prompt",
+        ),
+        Workload(
+            f"{sizes.num_shared} requests, one prefix of {sizes.prefix:,}",
+            "shared",
+            lambda prompts, number: {"prompts": _shared(prompts, number, sizes), "num_tokens": sizes.short_answer},
+        ),
+        Workload(
+            f"JSON schema, batch {sizes.num_json}",
+            "constrained",
+            lambda prompts, number: {
+                "prompts": prompts.about_someone(number, sizes.num_json),
+                "schema": SCHEMA,
+                "num_tokens": sizes.json_answer,
+            },
+        ),
+        Workload(
+            f"{sizes.num_chats} chats of {sizes.num_turns} turns",
+            "chat",
+            lambda prompts, number: {
+                "chats": [
+                    prompts.draw(number * 1000 + chat, sizes.num_turns, sizes.turn) for chat in range(sizes.num_chats)
+                ],
+                "num_tokens": sizes.turn,
+            },
+        ),
+    ]
+
+
+def _decode(name: str, count: int, sizes: Sizes) -> Workload:
+    return Workload(
+        name,
+        "generate",
+        lambda prompts, number: {"prompts": prompts.questions(number, count), "num_tokens": sizes.answer},
+    )
+
+
+def _shared(prompts: Prompts, number: int, sizes: Sizes) -> list[list[int]]:
+    (prefix,) = prompts.draw(number, 1, sizes.prefix)
+    return [prefix + own for own in prompts.draw(-1 - number, sizes.num_shared, sizes.own)]
+
+
+def count(
+    workload: Workload, arguments: Mapping[str, Any], answer: Mapping[str, Any], is_valid: Callable[[list[int]], bool]
+) -> Timing:
+    """What a side's answer amounts to.
+
+    Raises:
+        ValueError: it has fewer tokens than it was asked for, so that its time would not be that of the same work.
+    """
+    outputs: Sequence[list[int]] = answer["tokens"]
+    asked, cpu_s = arguments["num_tokens"], answer["cpu_s"]
+    if workload.job == "constrained":
+        num_valid = sum(is_valid(output) for output in outputs)
+        return Timing(answer["seconds"], sum(map(len, outputs)), cpu_s, num_valid)
+    if any(len(output) != asked for output in outputs):
+        raise ValueError(f"answers of {sorted({len(output) for output in outputs})} tokens instead of {asked}")
+    if workload.counts == "prompt":
+        return Timing(answer["seconds"], sum(map(len, arguments["prompts"])), cpu_s)
+    num_turns = len(arguments["chats"][0]) if workload.job == "chat" else 1
+    return Timing(answer["seconds"], num_turns * asked * len(outputs), cpu_s)

@@ -1,0 +1,80 @@
+"""Our kernels bound to a benchmark's inputs, interpreted where there is no GPU."""
+
+import numpy as np
+import pytest
+import torch
+
+from ....support.triton_interpreter import DEVICE
+
+pytest.importorskip("triton")
+
+from bough.benchmarks.gpu.cases import kernels as gpu_kernels
+from bough.benchmarks.gpu.cases import ours as gpu_ours
+from bough.benchmarks.gpu.cases import rivals as gpu_rivals
+from bough.benchmarks.gpu.cases.attention import PAGE_SIZE, make_inputs, reference
+from bough.benchmarks.gpu.cases.case import Settings
+from bough.benchmarks.gpu.cases.problem import AbsentError
+from bough.benchmarks.gpu.cases.timing import relative_error
+from bough.benchmarks.gpu.roofline import Heads
+from bough.kernels.attention.plan.tree_cost import HeadShape, Machine
+from bough.kernels.attention.plan.tree_plan import TreePlanner
+
+QUICK = Settings(DEVICE, quick=True)
+FAMILIES = ("decode", "tree", "extend", "sampler", "small", "linear", "compiled")
+
+
+@pytest.mark.parametrize("family", ["decode", "extend", "small", "linear"])
+def test_every_row_of_a_family_is_right(family):
+    for case in gpu_kernels.cases(QUICK, family):
+        *_, row = case.run()
+        assert row.us is not None and row.us > 0
+        assert row.err is not None and row.err < (5e-2 if row.cfg.get("kind") == "fp8" else 1e-4)
+        assert row.pct_floor is None or 0 < row.pct_floor < 150
+
+
+def test_the_sampler_draws_the_references_tokens():
+    labels = {case.label: case for case in gpu_kernels.cases(QUICK, "sampler")}
+    *_, row = labels["sampler 3 greedy, mask"].run()
+    assert row.us is not None and row.us > 0
+
+
+def test_a_tree_is_read_as_a_tree():
+    """On a machine whose memory is so slow that whatever is shared is worth it."""
+    slow = Machine(bandwidth=1e9, flops=1e15, num_sms=4, item_overhead_s=0.0, launch_s=0.0)
+    paths = [[("system", 64), (f"tool {row // 2}", 64), (row, 5 + row)] for row in range(4)]
+    inputs = make_inputs(paths, Heads(4, 2, 64), device=DEVICE, dtype=torch.float32, seed=1)
+    planner = TreePlanner(HeadShape(PAGE_SIZE, 2, 2, 64, 4), slow, {16: 8, 64: 4})
+    batch = inputs.batch
+    plan = planner.plan(batch.query_start, batch.context_len, np.arange(4, dtype=np.int32), batch.shared)
+    assert plan.num_levels == 3
+    assert relative_error(gpu_ours.listed(inputs, plan.work)(), reference(inputs)) < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_full_sizes_are_listed_and_distinct(family):
+    labels = [case.label for case in gpu_kernels.cases(Settings("cuda"), family)]
+    assert labels and len(labels) == len(set(labels))
+    assert all(case.estimate_s > 0 for case in gpu_kernels.cases(Settings("cuda"), family))
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="what happens without a GPU")
+def test_peers_are_absent_without_a_gpu():
+    inputs = make_inputs([[(0, 20)]], Heads(4, 2, 64), device="cpu", dtype=torch.float32, seed=0)
+    for bind in (gpu_rivals.flashinfer_decode, gpu_rivals.flashinfer_cascade, gpu_rivals.cudnn_prefill):
+        with pytest.raises(AbsentError):
+            bind(inputs)
+
+
+def test_levels_of_a_cascade():
+    paths = [[("system", 32), (f"tool {row // 2}", 16), (row, 20)] for row in range(4)]
+    inputs = make_inputs(paths, Heads(4, 2, 8), device="cpu", dtype=torch.float32, seed=0)
+    levels = gpu_rivals._levels(inputs)
+    assert [rows for rows, _, _ in levels] == [[0, 4], [0, 2, 4], [0, 1, 2, 3, 4]]
+    assert [lengths for _, _, lengths in levels] == [[32], [16, 16], [20] * 4]
+    for row in range(4):
+        pages = [*levels[0][1][0], *levels[1][1][row // 2], *levels[2][1][row]]
+        assert pages == inputs.batch.page_table[row].tolist()
+    paths = [[("a", 32), (0, 4)], [("a", 32), (1, 4)], [(2, 9)]]
+    uneven = make_inputs(paths, Heads(4, 2, 8), device="cpu", dtype=torch.float32, seed=0)
+    with pytest.raises(AbsentError):
+        gpu_rivals._levels(uneven)

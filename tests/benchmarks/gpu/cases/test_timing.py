@@ -1,0 +1,117 @@
+"""Timing and checking of launches."""
+
+import math
+
+import pytest
+import torch
+
+from bough.benchmarks.gpu.cases.case import Case, Settings
+from bough.benchmarks.gpu.cases.problem import AbsentError, Problem, measure, poison
+from bough.benchmarks.gpu.cases.timing import num_input_sets, relative_error, time_calls
+from bough.benchmarks.gpu.roofline import Work
+
+CPU = Settings("cpu", quick=True)
+
+
+def test_calls_take_turns():
+    called = []
+    timing = time_calls([lambda: called.append(0), lambda: called.append(1)], device="cpu")
+    assert called[:4] == [0, 1, 0, 1]
+    assert 0 < timing.us_p10 <= timing.us <= timing.us_p90
+    assert not timing.graphed
+
+
+@pytest.mark.gpu
+def test_launches_are_timed_in_graphs():
+    x = torch.randn(1 << 26, device="cuda")
+    timing = time_calls([lambda: x.mul_(1.0)], device="cuda")
+    assert timing.graphed
+    assert 50 < timing.us < 5000  # 512 MB
+    waits = time_calls([lambda: float(x[0])], device="cuda")
+    assert not waits.graphed
+
+
+def test_small_inputs_rotate_over_more_than_the_cache():
+    assert num_input_sets(1e9, quick=False) == 1
+    assert num_input_sets(10e6, quick=False) == 20
+    assert num_input_sets(1e3, quick=False) == 64
+    assert num_input_sets(1e3, quick=True) == 2
+
+
+def test_relative_errors():
+    reference = torch.tensor([3.0, 4.0])
+    assert relative_error(reference, reference) == 0
+    assert relative_error(torch.tensor([3.0, 4.5]), reference) == pytest.approx(0.1)
+    assert relative_error(torch.tensor([3.0, math.nan]), reference) == math.inf
+    assert relative_error(torch.zeros(3), reference) == math.inf
+
+
+def test_poison_shows():
+    assert poison(torch.zeros(3)).isnan().all()
+    assert (poison(torch.zeros(3, dtype=torch.int64)) < 0).all()
+
+
+def doubling(ours=lambda x: lambda: 2 * x, **peers):
+    return Problem(
+        name="double",
+        cfg={"T": 8},
+        work=Work(64.0, 8.0),
+        num_bytes=64,
+        make=lambda seed: torch.arange(8.0) + seed,
+        ours=ours,
+        peers=peers,
+        reference=lambda x: x.double() + x.double(),
+    )
+
+
+def test_ours_comes_first_and_again_with_the_peers():
+    tried: list[str] = []
+    settings = Settings("cpu", quick=True, announce=tried.append)
+    alone, both = (row.peers.copy() for row in measure(doubling(other=lambda x: lambda: x + x), settings))
+    assert alone == {} and set(both) == {"other"} and tried == ["other"]
+
+
+def test_peers_that_cannot_have_no_time():
+    def absent(x):
+        raise AbsentError("not here")
+
+    def broken(x):
+        raise RuntimeError("no such size")
+
+    problem = doubling(absent=absent, broken=broken, wrong=lambda x: lambda: 3 * x, right=lambda x: lambda: x * 2)
+    *_, row = measure(problem, CPU)
+    assert {name: us is None for name, us in row.peers.items()} == {
+        "absent": True,
+        "broken": True,
+        "wrong": True,
+        "right": False,
+    }
+    assert "no such size" in row.note and "wrong" in row.note and "absent" not in row.note
+    assert row.err == 0
+    assert row.noise is not None and row.noise >= 0
+    assert row.ratio_peer is not None and row.ratio_peer > 0
+
+
+def test_a_peer_can_be_left_alone():
+    settings = Settings("cpu", quick=True, without=frozenset({"hangs"}))
+
+    def hangs(x):
+        raise AssertionError("it was tried")
+
+    *_, row = measure(doubling(hangs=hangs), settings)
+    assert row.peers == {"hangs": None} and row.note == ""
+
+
+def test_a_wrong_kernel_of_ours_has_no_row():
+    with pytest.raises(ValueError, match="wrong"):
+        list(measure(doubling(ours=lambda x: lambda: 2.1 * x), CPU))
+    unwritten = poison(torch.empty(8))
+    with pytest.raises(ValueError, match="inf"):
+        list(measure(doubling(ours=lambda x: lambda: unwritten), CPU))
+
+
+def test_settings_tell_what_is_left():
+    assert Settings("cuda").left_s() == math.inf
+    assert not Settings("cuda").tiny and Settings("cpu").tiny and Settings("cuda", quick=True).tiny
+    assert Case("x", list, 90.0).takes_s(Settings("cuda")) == 90.0
+    assert Case("x", list, 90.0).takes_s(CPU) <= 2.0

@@ -1,0 +1,350 @@
+"""One request against many: what is sent and counted, that rivals see the same prompts, and what is made of numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bough import MockBackend
+from bough.benchmarks.harness.light_model import write_light_model
+from bough.benchmarks.harness.plain_http import PlainClient, read_head
+from bough.benchmarks.harness.server_process import Counters, ServerProcess, count_answers
+from bough.benchmarks.language import language
+from bough.benchmarks.language import openai_client as language_openai
+from bough.benchmarks.language import programs as language_programs
+from bough.benchmarks.language.contests import OURS, THEIRS, ContestResult
+from bough.benchmarks.language.report import ModelResults, draw, reached, tables
+from bough.benchmarks.language.rounds import Round, Rounds
+from bough.benchmarks.language.ways import (
+    GenByGen,
+    OneRequest,
+    OpenAICalls,
+    Record,
+    Way,
+    is_chat,
+    logprobs_after,
+    options_of,
+    prompts_of,
+    texts_in,
+    texts_of,
+)
+from bough.benchmarks.language.workloads import Agreement, Traffic, WorkloadResult, agreement
+from bough.benchmarks.programs import WORKLOADS
+from bough.benchmarks.workloads.workload import Script, Size
+from bough.constrain.spec import Regex
+from bough.runtime.protocol.errors import EngineError
+from bough.runtime.protocol.program import Gen, Piece
+from bough.runtime.protocol.request import PREFILLED, SAMPLED
+from bough.runtime.tokenizer.tokenizer import load_tokenizer
+
+from ...support.tiny_model import write_tiny_model
+
+PLACES = ("one request", "gen by gen", "openai client")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = write_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=4096)
+    return folder
+
+
+def chat() -> Script:
+    script = Script()
+    script.message("user", "Hello.")
+    for branch in script.fork(2):
+        script.message("user", f"Idea {branch}.", branch=branch)
+        script.answer(3, branch=branch)
+    return script
+
+
+def text() -> Script:
+    script = Script()
+    script.text("One, two")
+    script.gen(3, grammar=Regex("[a-z]{2,5}"))
+    script.text(" and")
+    script.select([" three", " four"])
+    return script
+
+
+# Ways
+
+
+def test_all_ways_generate_the_same_texts_and_count_what_they_send(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+
+    async def run_all(url: str, model: str) -> dict[tuple[str, str], Record]:
+        ways: list[Way] = [OneRequest(url, tokenizer), GenByGen(url, model, tokenizer)]
+        ways.append(OpenAICalls(url, model, tokenizer))
+        found = {}
+        for kind, script in (("chat", chat()), ("text", text())):
+            for way in ways:
+                if kind == "text" and isinstance(way, OpenAICalls):
+                    continue
+                found[kind, way.name] = record = Record()
+                await way.run(script.ops, record, full=True)
+        for way in ways:
+            await way.aclose()
+        return found
+
+    with ServerProcess(["--model", str(folder)]) as server:
+        before = server.counters()
+        found = asyncio.run(run_all(server.url, server.model))
+        counted = server.counters() - before
+    for kind in ("chat", "text"):
+        one, *others = (record for (k, _), record in found.items() if k == kind)
+        assert len(one.values) == 2 and all(one.values.values())
+        for other in others:
+            assert (other.values, other.prompts) == (one.values, one.prompts)  # each token is a byte
+            assert other.tokenised > one.tokenised
+            assert sum(map(len, other.texts)) > sum(map(len, one.texts))
+            assert other.num_bytes > sum(map(len, other.texts))
+    assert counted.num_requests == 2 + 2 * 2 + 2  # a request a program; a call a value
+    assert counted.generated_tokens >= 3 * 2 * 3
+    assert 0 < counted.forward_s <= counted.step_s
+
+
+def test_a_refusal_ends_the_program(folder: Path) -> None:
+    async def run(url: str) -> None:
+        way = GenByGen(url, "no-such-model", load_tokenizer(folder))
+        try:
+            await way.run(text().ops, Record())
+        finally:
+            await way.aclose()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = json.dumps({"error": {"message": "no such model", "code": "model_not_found"}})
+        writer.write(
+            f"HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+            await run(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+    with pytest.raises(EngineError, match="no such model"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_connections_are_kept_until_the_server_closes_them(says_so: bool) -> None:
+    num_connections = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        for number in range(2):
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(read_head(b"POST 0 x\r\n" + head.partition(b"\r\n")[2])[1]["content-length"]))
+            close = "Connection: close\r\n" if number and says_so else ""
+            writer.write(f"HTTP/1.1 200 OK\r\n{close}content-length: 2\r\n\r\n[]".encode())
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            client = PlainClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            assert [await client.post("/x", b"{}") for _ in range(4)] == [(200, [])] * 4
+            await client.aclose()
+
+    asyncio.run(main())
+    assert num_connections == 2
+
+
+# What ways send
+
+
+def test_chats_are_those_of_which_each_answer_is_a_whole_message() -> None:
+    chats = {name for name, make in WORKLOADS.items() if all(is_chat(ops) for ops in make(Size(0.02, 2)).programs)}
+    assert chats == {"tree", "judge", "chat-short", "chat-long"}
+    begun = Script()
+    begun.message("user", "Hello.")
+    begun.answer(3)
+    assert is_chat(begun.ops)
+    begun.text("loose")
+    assert not is_chat(begun.ops)
+
+
+def test_texts_of_bodies_and_programs() -> None:
+    assert texts_in({"prompt": "a"}) == ["a"]
+    assert texts_in({"prompt": ["a", "b"], "messages": []}) == ["a", "b"]
+    assert texts_in({"messages": [{"role": "user", "content": "c"}]}) == ["c"]
+    assert texts_of(text().ops) == ["One, two", " and", " three", " four"]
+
+
+def test_options_in_the_apis_words() -> None:
+    free, constrained = (next(op for op in script.ops if isinstance(op, Gen)) for script in (chat(), text()))
+    assert options_of(free) == {"max_tokens": 3, "temperature": 0.0, "ignore_eos": True}
+    assert options_of(constrained) == {"max_tokens": 3, "temperature": 0.0, "regex": "[a-z]{2,5}"}
+
+
+def test_only_tokens_that_reach_into_the_choice_are_scored() -> None:
+    logprobs = {"text_offset": [0, 2, 5], "tokens": ["ab", "cde", "f"], "token_logprobs": [None, -2.0, -3.0]}
+    assert logprobs_after(4, logprobs) == [-2.0, -3.0]
+    assert logprobs_after(5, logprobs) == [-3.0]
+
+
+def test_prompts_of_a_traced_program() -> None:
+    ops = chat().ops
+    pieces = [
+        Piece(branch=0, op=1, kind="text", texts=("Hello", "."), origins=(PREFILLED,) * 2),
+        Piece(branch=1, op=1, kind="text", texts=("Idea 1",), origins=(PREFILLED,)),
+        Piece(branch=1, op=4, kind="gen", name="value1", texts=("x",), origins=(SAMPLED,)),
+    ]
+    assert prompts_of(ops, pieces) == {(1, "value1"): ("Hello", ".", "Idea 1"), (2, "value2"): ("Hello", ".")}
+
+
+# Numbers
+
+
+def test_texts_that_differ_are_wrong_only_after_the_same_tokens() -> None:
+    one = Record({(0, "a"): "x", (0, "b"): "y", (0, "c"): "z"}, {(0, "b"): ("p", "q"), (0, "c"): ("r",)})
+    other = Record({(0, "a"): "x", (0, "b"): "Y", (0, "c"): "Z"}, {(0, "b"): ("pq",), (0, "c"): ("r",)})
+    assert agreement([one], [other]) == Agreement(same=1, retokenised=1, different=1)
+    one.prompts[0, "c"] = other.prompts[0, "c"] = ("r\ufffd",)  # which part of a character is not told
+    assert agreement([one], [other]) == Agreement(same=1, retokenised=2, different=0)
+
+
+def test_metrics_count_answers_of_the_api_only() -> None:
+    metrics = """\
+bough_http_responses_total{path="/health",status="200"} 7
+bough_http_responses_total{path="/v1/completions",status="200"} 5
+bough_http_responses_total{path="/v1/programs",status="404"} 2
+bough_http_responses_total{path="/v1/models",status="200"} 1
+bough_requests_total 9
+"""
+    assert count_answers(metrics) == 7
+
+
+def rounds(*walls_s: float, num_requests: int = 2, forward_s: float = 0.5) -> Rounds:
+    counted = Counters(num_requests, 100, 75, 40, 15, 4, 0.75, forward_s)
+    return Rounds(2, tuple(Round(wall_s, 0.1, counted) for wall_s in walls_s))
+
+
+def test_a_median_is_of_one_round() -> None:
+    three = rounds(3.0, 1.0, 2.0)
+    assert (three.wall_s, three.median.wall_s, three.requests) == (2.0, 2.0, 1.0)
+    assert three.median.idle_s == 1.25
+    assert three.median.counted.hit_rate == 0.75
+    assert three.median.counted.mean_batch == 10.0
+    assert (Counters(5, step_s=2.0) - Counters(2, step_s=0.5)) == Counters(3, step_s=1.5)
+
+
+@pytest.fixture
+def results() -> ModelResults:
+    walls = dict(zip(PLACES, (1.0, 2.0, 8.0), strict=True))
+    workload = WorkloadResult(
+        name="Some workload",
+        num_programs=2,
+        rounds={n: {way: rounds(wall_s, num_requests=6) for way, wall_s in walls.items()} for n in (1, 2)},
+        traffic={way: Traffic(1500.0, 10.0 * number, 20.0) for number, way in enumerate(walls, start=1)},
+        agreement={way: Agreement(4, 0, 0) for way in walls},
+    )
+    sides = {OURS: rounds(1.0), THEIRS: rounds(1.5, forward_s=1.0)}
+    batches = {side: [(0.0, 1), (0.5, 2)] for side in sides}
+    return ModelResults("tiny", "random", [workload], [ContestResult("a judge", "short", 2, sides, 2, batches)])
+
+
+def test_tables_say_times_as_multiples_of_one_request(results: ModelResults) -> None:
+    lines = tables([results], markdown=True).splitlines()
+    row = next(line for line in lines if line.startswith("| Some workload"))
+    assert "| 3 / 3 / 3 | 1.5 / 1.5 / 1.5 | 10 / 20 / 30 |" in row
+    assert "| 1.00 / 2.00 / 8.00 | 1.00 / 2.00 / 8.00 | 2.00 / 8.00 | 2.00 / 8.00 | 4 same |" in row
+    assert "| 1.50 | 3.00 | 50% / 67% |" in next(line for line in lines if line.startswith("| a judge"))
+    assert "Some workload" in tables([results], markdown=False)
+    json.dumps(results.numbers())
+
+
+def test_the_goal_is_reached_or_the_models_time_is_the_reason(results: ModelResults) -> None:
+    (contest,) = results.contests
+    assert "1.50x; the model's own time allows 3.00x at most" in reached([results])
+    faster = replace(contest, rounds={OURS: rounds(1.0, forward_s=0.1), THEIRS: rounds(1.5)})
+    assert "1.50x of 4x; the model's own time would allow 15.00x" in reached([replace(results, contests=[faster])])
+    best = replace(contest, rounds={OURS: rounds(1.0), THEIRS: rounds(4.0)})
+    assert "the goal of 4x is reached" in reached([replace(results, contests=[best])])
+
+
+def test_texts_that_are_wrong_are_named_and_fail(
+    results: ModelResults, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(language, "_measure", lambda arguments, plan: results)
+    assert language.main(["--light"]) == 0
+    results.workloads[0].agreement["gen by gen"] = Agreement(3, 90, 1)
+    assert language.main(["--light"]) == 1
+    assert "3 same, 90 retokenised, 1 DIFFERENT" in capsys.readouterr().out
+    results.workloads[0].agreement["gen by gen"] = Agreement(300, 0, 1)  # a tie
+    assert language.main(["--light"]) == 0
+
+
+def test_the_picture_is_drawn(results: ModelResults, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw([results, replace(results, contests=[])], str(tmp_path / "p.png"))
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+
+
+def test_plans_shrink_and_grow() -> None:
+    parse = language._parser().parse_args
+    assert [plan.levels for plan in language.plans_of(parse([]))] == [(1, 4), (1, 32)]
+    assert all(plan.num_rounds == 3 for plan in language.plans_of(parse([])))
+    assert all(plan.num_rounds == 1 for plan in language.plans_of(parse(["--quick"])))
+    large = language.plans_of(parse(["--at-once", "32", "--rounds", "5"]))
+    assert {(plan.levels, plan.num_rounds) for plan in large} == {((1, 32), 5)}
+
+
+# Models and programs
+
+
+def test_a_light_model_has_the_others_tokenizer(folder: Path, tmp_path: Path) -> None:
+    light = write_light_model(str(folder), tmp_path / "light")
+    message = [{"role": "user", "content": "hello"}]
+    assert load_tokenizer(light).encode_chat(message) == load_tokenizer(folder).encode_chat(message)
+    assert json.loads((light / "config.json").read_text())["vocab_size"] == 258
+
+
+class FakeCaller:
+    """Answers as `answer` does, and counts."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def chat(self, messages: list[dict[str, str]], max_tokens: int, **options: Any) -> list[str]:
+        self.calls += 1
+        return [answer(messages[-1]["content"]) for _ in range(options.get("n", 1))]
+
+    async def complete(self, prompt: str, max_tokens: int, regex: str) -> str:
+        self.calls += 1
+        return complete(prompt)
+
+
+def answer(asked: str) -> str:
+    return f"({asked[-12:]})"
+
+
+def complete(prompt: str) -> str:
+    return "a town]" if prompt.endswith("Finish[") else " That is odd.\nAction: Search[a town]\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "num_calls"),
+    [("tree_of_thought", 30), ("judge", 7), ("self_consistency", 16), ("self_consistency_n", 1), ("react", 5)],
+)
+def test_programs_by_hand_do_what_the_programs_do(name: str, num_calls: int) -> None:
+    def scripted(prompt: str, _: str) -> str:
+        if prompt.endswith("<|assistant|>\n"):
+            return answer(prompt.removesuffix("<|end|>\n<|assistant|>\n"))
+        return complete(prompt)
+
+    backend = MockBackend(scripted)
+    arguments: tuple[Any, ...] = ("Why is the sky blue?",) if name == "react" else ("Why is the sky blue?", 4)
+    state = getattr(language_programs, name.removesuffix("_n")).run(*arguments, backend=backend)
+    caller = FakeCaller()
+    assert asyncio.run(getattr(language_openai, name)(caller, *arguments)) == state.ret_value
+    assert caller.calls == num_calls
+    assert len(backend.requests) == 1

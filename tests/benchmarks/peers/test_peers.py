@@ -1,0 +1,401 @@
+"""The comparison with peers: environments, the protocol, rounds, ratios, tables, with sides that are made up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bough.benchmarks.peers import peers
+from bough.benchmarks.peers import rounds as peer_rounds
+from bough.benchmarks.peers.contest import PeerRun
+from bough.benchmarks.peers.pictures import draw
+from bough.benchmarks.peers.process import Side, side_command
+from bough.benchmarks.peers.quality import Quality, judge
+from bough.benchmarks.peers.report import GOALS, LARGER_GOALS, Report, Row, asked, memory_row, row_of, start_row, tables
+from bough.benchmarks.peers.rounds import Contest, Rounds, Turns
+from bough.benchmarks.peers.setup import environments as peer_environments
+from bough.benchmarks.peers.setup import models as peer_models
+from bough.benchmarks.peers.setup.environments import PeerError, environment_folder, make_environment, run_command
+from bough.benchmarks.peers.setup.requirements import RECIPES, TORCH, Recipe
+from bough.benchmarks.peers.sides import peer_side
+from bough.benchmarks.peers.starts import Starts, take_turns
+from bough.benchmarks.workloads.prompts import QUICK, Prompts, Sizes, Timing, Workload, count, workloads
+
+FAKE = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("side", sys.argv[1])
+side = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(side)
+
+class Fake:
+    def generate(self, prompts, num_tokens):
+        print("chatter of a library")
+        return [[sum(prompt) % 7] * num_tokens for prompt in prompts]
+    def constrained(self, prompts, schema, num_tokens):
+        raise NotImplementedError("no constraints here")
+    def score(self, tokens):
+        return [-1.0] * (len(tokens) - 1), None
+
+side.send({"ready": 0.5})
+side.serve(Fake())
+"""
+
+
+class Letters:
+    """A tokenizer whose tokens are the characters."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    encode_prompt = encode
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return self.encode(messages[0]["content"])
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(map(chr, tokens))
+
+
+class FakeSide:
+    """A side that answers at once and says how long it took."""
+
+    def __init__(self, name: str, seconds: float, fails: str = "") -> None:
+        self.name, self.seconds, self.fails = name, seconds, fails
+        self.asked: list[dict[str, Any]] = []
+
+    def ask(self, job: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
+        self.asked.append({"job": job, **arguments})
+        if job == self.fails:
+            raise PeerError(f"{self.name}: cannot")
+        lists = arguments.get("prompts") or arguments["chats"]
+        length = 5 if job == "constrained" else arguments["num_tokens"]
+        return {"seconds": self.seconds, "cpu_s": self.seconds, "tokens": [[ord("x")] * length for _ in lists]}
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_rounds, "REST_S", 0.0)
+
+
+@pytest.fixture
+def prompts() -> Prompts:
+    return Prompts(Letters())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def fake(tmp_path):
+    command = [sys.executable, "-P", "-u", "-c", FAKE, str(Path(peer_side.__file__))]
+    side = Side("fake", command, log=tmp_path / "log")
+    yield side
+    side.end()
+
+
+# Environments
+
+
+def test_every_engine_has_a_recipe_and_a_form_of_the_model():
+    assert set(RECIPES) == set(peer_models.KINDS) == set(peer_side.ENGINES) - {"bough"}
+    for recipe in RECIPES.values():
+        assert all("==" in requirement for step in recipe.steps for requirement in step)
+        if TORCH in (requirement for step in recipe.steps for requirement in step):
+            assert recipe.steps[0] == (TORCH,) and all(TORCH in step for step in recipe.steps)
+    for file in peer_side.ENGINES.values():
+        assert Path(peer_side.__file__).with_name(f"{file}.py").is_file()
+
+
+def test_a_folder_is_named_after_what_is_in_it(tmp_path):
+    one, two = Recipe((("a==1",),)), Recipe((("a==2",),))
+    names = {environment_folder("x", recipe, sys.executable, tmp_path) for recipe in (one, two, Recipe((("a==1",),)))}
+    assert len(names) == 2 and {name.parent for name in names} == {tmp_path / "peers"}
+    assert environment_folder("x", one, "/elsewhere/python", tmp_path) not in names
+
+
+def test_an_environment_is_made_once(tmp_path, monkeypatch):
+    ran: list[tuple[str, ...]] = []
+
+    def run(command, what, *, log, deadline, say, variables):
+        ran.append(tuple(command[1:]))
+        say("a line")
+        if "venv" in command:
+            Path(command[-1]).mkdir()
+
+    monkeypatch.setattr(peer_environments, "run_command", run)
+    monkeypatch.setenv("TORCH_INDEX_URL", "https://example.invalid/cpu")
+    recipe = Recipe(((TORCH,), (TORCH, "thing==1")), removed=("torchvision",), imports=("thing",))
+    said: list[str] = []
+    interpreter = make_environment("thing", recipe=recipe, cache_dir=tmp_path, say=said.append)
+    assert interpreter.parent.parent.parent == tmp_path / "peers" and said
+    assert ["venv" in each for each in ran] == [True, False, False, False, False]
+    assert ran[1][-3:] == (TORCH, "--index-url", "https://example.invalid/cpu") and ran[2][-2:] == (TORCH, "thing==1")
+    assert ran[3][-1] == "torchvision" and "import thing" in ran[4][-1]
+    assert make_environment("thing", recipe=recipe, cache_dir=tmp_path) == interpreter and len(ran) == 5
+
+
+def test_what_was_not_finished_is_begun_anew(tmp_path, monkeypatch):
+    def fail(command, *others, **named):
+        Path(environment_folder("x", recipe, sys.executable, tmp_path) / "half").mkdir(parents=True)
+        raise PeerError("no network")
+
+    recipe = Recipe((("a==1",),))
+    monkeypatch.setattr(peer_environments, "run_command", fail)
+    for _ in range(2):  # mkdir would fail if the folder were still there
+        with pytest.raises(PeerError, match="no network"):
+            make_environment("x", recipe=recipe, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [("print(1); raise SystemExit(3)", "status 3"), ("import time; time.sleep(60)", "too long")],
+)
+def test_a_command_that_fails_names_its_log(tmp_path, code, message):
+    with pytest.raises(PeerError, match=message) as caught:
+        run_command([sys.executable, "-c", code], "it", log=tmp_path / "log", deadline=time.monotonic() + 2)
+    assert str(tmp_path / "log") in str(caught.value)
+
+
+def test_only_files_are_made_into_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(peer_models, "locate", lambda model: tmp_path)
+    with pytest.raises(PeerError, match=r"no \.gguf file"):
+        peer_models.make_model("folder", "thing", Path(sys.executable))
+
+
+def test_a_form_is_made_once_and_of_another(tmp_path, monkeypatch):
+    source = tmp_path / "model.gguf"
+    source.write_bytes(b"x")
+    made: list[str] = []
+
+    def run(command, what, **named):
+        made.append(what)
+        Path(command[-1]).mkdir()
+
+    monkeypatch.setattr(peer_models, "locate", lambda model: source)
+    monkeypatch.setattr(peer_models, "run_command", run)
+    for _ in range(2):
+        found = peer_models.make_model("openvino-int8", "m", Path("python"), cache_dir=tmp_path)
+        assert found.is_dir() and found.name == "openvino-int8"
+    assert made == ["making folder", "making openvino-int8"]
+    assert peer_models.make_model("gguf", "m", Path("python")) == source
+
+
+# The protocol
+
+
+def test_a_side_answers(fake):
+    assert fake.wait_ready(20) == {"ready": 0.5}
+    answer = fake.ask("generate", 20, prompts=[[1, 2], [3]], num_tokens=2)
+    assert answer["tokens"] == [[3, 3], [3, 3]] and answer["seconds"] >= 0 and answer["cpu_s"] >= 0
+    chat = fake.ask("chat", 20, chats=[[[1], [1]]], num_tokens=1)
+    assert chat["tokens"] == [[(1 + 1 + 1) % 7]]  # the second turn follows the first and its answer
+    assert fake.ask("shared", 20, prompts=[[1], [2]], num_tokens=1)["tokens"] == [[1], [2]]
+    if sys.platform == "linux":
+        assert fake.ask("memory", 20)["peak_bytes"] > 1 << 20
+    with pytest.raises(PeerError, match="fake: NotImplementedError: no constraints here"):
+        fake.ask("constrained", 20, prompts=[[1]], schema="{}", num_tokens=1)
+    assert judge(fake, range(9), 20) == Quality((-1.0,) * 8, {4: 6, 8: 0})
+
+
+def test_a_side_that_ends_or_is_not_there(tmp_path):
+    side = Side("gone", [sys.executable, "-c", "pass"], log=tmp_path / "log")
+    with pytest.raises(PeerError, match="gone ended"):
+        side.wait_ready(20)
+    side.end()
+    with pytest.raises(PeerError):
+        Side("none", [str(tmp_path / "nothing")], log=tmp_path / "log")
+
+
+def test_a_peer_runs_the_file_and_not_the_package():
+    ours, theirs = side_command("bough", None, {}), side_command("vllm", Path("/x/python"), {"a": 1})
+    assert ours[-3:-1] == ["bough.benchmarks.peers.sides.peer_side", "bough"]
+    assert theirs[0] == "/x/python" and theirs[3].endswith("peer_side.py") and json.loads(theirs[-1]) == {"a": 1}
+    done = subprocess.run([sys.executable, "-I", theirs[3], "--help"], capture_output=True, text=True, check=True)
+    assert "engine" in done.stdout
+
+
+# Workloads and rounds
+
+
+@pytest.mark.parametrize("sizes", [Sizes(), QUICK])
+def test_no_two_rounds_share_prompts(prompts, sizes):
+    for workload in workloads(sizes):
+        one, two = (workload.make(prompts, number) for number in (1, 2))
+        assert one == workload.make(prompts, 1) and one != two
+        json.dumps(one)
+        if workload.job == "shared":
+            assert len({tuple(prompt[: sizes.prefix]) for prompt in one["prompts"]}) == 1
+            assert len({tuple(prompt) for prompt in one["prompts"]}) == sizes.num_shared
+    assert {name for name, _ in GOALS} - {"ten workloads of programs"} <= {each.name for each in workloads(Sizes())}
+    assert {name for name, _ in LARGER_GOALS} <= {each.name for each in workloads(Sizes())}
+
+
+def test_tokens_are_counted():
+    one = Workload("w", "generate", lambda prompts, number: {})
+    answer = {"seconds": 2.0, "cpu_s": 1.0, "tokens": [[1, 2], [3, 4]]}
+    asked_for = {"prompts": [[1] * 10, [2] * 10], "num_tokens": 2}
+    assert count(one, asked_for, answer, bool) == Timing(2.0, 4, 1.0)
+    prefill = Workload("p", "generate", lambda prompts, number: {}, counts="prompt")
+    assert count(prefill, asked_for, answer, bool).rate == 10.0
+    chat = Workload("c", "chat", lambda prompts, number: {})
+    assert count(chat, {"chats": [[[1]] * 3] * 2, "num_tokens": 2}, answer, bool).num_tokens == 12
+    bound = Workload("j", "constrained", lambda prompts, number: {})
+    judged = count(bound, {"num_tokens": 9}, answer, lambda tokens: tokens == [1, 2])
+    assert (judged.num_tokens, judged.num_valid) == (4, 1)
+    with pytest.raises(ValueError, match="answers of"):
+        count(one, asked_for | {"num_tokens": 3}, answer, bool)
+
+
+def test_sides_take_turns_on_the_same_work(prompts):
+    ours, theirs = FakeSide("bough", 1.0), FakeSide("them", 3.0)
+    begun: list[str] = []
+    ended: list[int] = []
+    chosen = workloads(QUICK)
+    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), chosen, prompts=prompts, first_number=7)
+    rounds.run(3, begin=begun.append, end=lambda: ended.append(1))
+    assert ours.asked == theirs.asked and len(ours.asked) == len(ended) == 3 * len(chosen)
+    assert begun[: len(chosen)] == [each.name for each in chosen]  # each once before any a second time
+    for contest in rounds.contests.values():
+        assert contest.ratios == pytest.approx([3.0] * 3)
+
+
+def test_who_begins_changes(prompts):
+    order: list[str] = []
+
+    class Noting(FakeSide):
+        def ask(self, job: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
+            order.append(self.name)
+            return super().ask(job, limit_s, **arguments)
+
+    sides = Noting("bough", 1.0), Noting("them", 1.0)
+    rounds = Rounds(Turns(*sides, time.monotonic() + 60), workloads(QUICK)[:1], prompts=prompts, first_number=0)
+    rounds.run(2, begin=str, end=int)
+    assert order == ["bough", "them", "them", "bough"]
+
+
+def test_what_a_peer_cannot_do_is_left_out(prompts):
+    ours, theirs = FakeSide("bough", 1.0), FakeSide("them", 1.0, fails="constrained")
+    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), workloads(QUICK), prompts=prompts, first_number=0)
+    rounds.run(2, begin=str, end=int)
+    notes = {name: contest.note for name, contest in rounds.contests.items() if contest.note}
+    assert notes == {f"JSON schema, batch {QUICK.num_json}": "them: cannot"}
+    assert Counter(each["job"] for each in theirs.asked)["constrained"] == 1  # not tried again
+
+
+def test_our_own_failure_is_told(prompts):
+    ours, theirs = FakeSide("bough", 1.0, fails="generate"), FakeSide("them", 1.0)
+    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), workloads(QUICK), prompts=prompts, first_number=0)
+    with pytest.raises(PeerError, match="single stream decode: bough: cannot"):
+        rounds.run(1, begin=str, end=int)
+
+
+def test_no_time_is_told(prompts):
+    sides = FakeSide("bough", 1.0), FakeSide("them", 1.0)
+    rounds = Rounds(Turns(*sides, time.monotonic() - 1), workloads(QUICK)[:1], prompts=prompts, first_number=0)
+    rounds.run(1, begin=str, end=int)
+    (contest,) = rounds.contests.values()
+    assert contest.note == "no time for more than 0 rounds" and not sides[0].asked
+
+
+def test_answers_are_checked_against_the_schema(prompts):
+    rounds = Rounds(Turns(FakeSide("a", 1.0), FakeSide("b", 1.0), 0.0), [], prompts=prompts, first_number=0)
+    town = {"town": "Rye", "climate": "mild"}
+    value = {"name": "A", "description": "", "role": "hero", "home": town, "age": 3, "alive": True}
+    for text, valid in ((json.dumps(value), True), (json.dumps(value | {"age": 0}), False), ('{"name": "', False)):
+        assert rounds._is_valid([ord(letter) for letter in text]) is valid
+
+
+def test_fresh_processes(prompts, tmp_path):
+    command = [sys.executable, "-P", "-u", "-c", FAKE, str(Path(peer_side.__file__))]
+    sides = [Starts("a"), Starts("b")]
+    starters = [(each, lambda: Side("fake", command, log=tmp_path / "log")) for each in sides]
+    take_turns(starters, 2, prompts, QUICK, limit_s=60)
+    assert [len(each.first_token_s) for each in sides] == [2, 2] and all(t > 0 for t in sides[0].first_token_s)
+    assert start_row(*sides).ratios and start_row(*sides).workload == "start to first token"
+    if sys.platform == "linux":
+        assert memory_row(*sides).ratio == pytest.approx(1.0, rel=0.2)
+
+
+# Tables
+
+
+def test_goals():
+    assert asked(GOALS, "single stream decode", "llama.cpp") == 1.3
+    assert asked(GOALS, "single stream decode", "vllm") is None
+    assert asked(GOALS, "JSON schema, batch 16", "whoever") == 2.0
+
+
+def made_report() -> Report:
+    fast, slow = (
+        [Timing(seconds, 100, 0.1, valid) for seconds, valid in rounds]
+        for rounds in (((1.0, 4), (1.0, 3), (2.0, 4)), ((3.0, 0), (4.0, 0), (5.0, 1)))
+    )
+    report = Report({"model": "m"})
+    report.rows.append(row_of(Contest(fast, slow, workload="JSON schema, batch 16", peer="openvino"), GOALS))
+    report.rows.append(row_of(Contest(note="it ended", workload="prefill, 1,400 tokens", peer="llama.cpp"), GOALS))
+    report.rows.append(Row("batch 8 decode", "vllm", None, [0.5, 0.7, 0.6], "5 tok/s", "9 tok/s"))
+    report.quality["float32"] = Quality((-1.0, -2.0), {1: 5, 2: 6})
+    report.quality["bough"] = Quality((-1.1, -2.0), {1: 5, 2: 7})
+    report.quality["openvino"] = Quality((), {2: 6})
+    report.left_out.append("vllm: no network")
+    return report
+
+
+def test_the_table():
+    text = tables(made_report())
+    lines = text.splitlines()
+    assert lines[2].startswith(
+        "| JSON schema, batch 16 | openvino | 100 tok/s | 25 tok/s | 2x | 3.00x (reached) | 2.50 | 4.00"
+    )
+    assert "valid answers a round: 3.67 / 0.333" in lines[2]
+    assert "| 8x | - |" in lines[3] and "it ended" in lines[3]
+    assert "0.60x |" in lines[4]
+    assert "| bough | 4.711 | +5.13% | 50.0% of 2 |" in text and "| openvino | - | - | 100.0% of 1 |" in text
+    assert text.endswith("- vllm: no network")
+    assert "|" not in tables(made_report(), markdown=False)
+
+
+def test_the_file_and_the_picture(tmp_path):
+    report = made_report()
+    arguments = argparse.Namespace(markdown=str(tmp_path / "t.md"), out=str(tmp_path / "out"))
+    pytest.importorskip("matplotlib")
+    assert peers.write(report, arguments) == 0
+    numbers = json.loads((tmp_path / "out" / "peers.json").read_text())
+    assert numbers["rows"][0]["ratio"] == 3.0 and numbers["rows"][0]["reached"] is True
+    assert numbers["rows"][1]["ratio"] is None and numbers["quality"]["bough"]["agreement"] == 0.5
+    assert (tmp_path / "t.md").read_text() == (tmp_path / "out" / "peers.md").read_text() == tables(report) + "\n"
+    assert (tmp_path / "out" / "peers.png").stat().st_size > 1000
+    draw(report, str(tmp_path / "p.svg"))
+
+
+def test_options(capsys):
+    parser = peers._parser()
+    assert parser.parse_args(["--peers", "vllm, openvino"]).peers == ["vllm", "openvino"]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--peers", "nobody"])
+    assert "unknown: nobody" in capsys.readouterr().err
+
+
+def run_of(words: str, default_model: Path, tmp_path: Path) -> PeerRun:
+    arguments = ["--workloads", words, "--quick", "--model", str(default_model), "--log", str(tmp_path / "log")]
+    return peers.make_run(peers._parser().parse_args(arguments))
+
+
+@pytest.mark.model
+def test_workloads_are_chosen_by_words_in_whatever_case(default_model, tmp_path):
+    run = run_of("json, PREFILL,Start", default_model, tmp_path)
+    names = [each.name for each in run.workloads]
+    assert len(names) == 2 and names[0].startswith("prefill") and names[1].startswith("JSON schema")
+    assert run.extras == {"start"}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("words", ["jsno", "json,jsno"])
+def test_a_word_that_no_workload_has_is_an_error(words, default_model, tmp_path):
+    with pytest.raises(PeerError, match="jsno"):
+        run_of(words, default_model, tmp_path)

@@ -1,0 +1,441 @@
+"""Programs on peers: plans and how they are walked, checks of answers, rows of a report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from bough.benchmarks.peers import rounds as peer_rounds
+from bough.benchmarks.peers.program_plan import Found, Level, Plans, ProgramSizes, check
+from bough.benchmarks.peers.programs import (
+    BEST,
+    BEST_CLIENT,
+    WORKLOAD,
+    Results,
+    best_peer,
+    failures,
+    geometric_means,
+    rows_of,
+)
+from bough.benchmarks.peers.report import ANY
+from bough.benchmarks.peers.rounds import Pairs
+from bough.benchmarks.peers.setup.tokenizer import described
+from bough.benchmarks.peers.sides import peer_program_side as side_script
+from bough.benchmarks.peers.sides.peer_program_bough import BoughClient
+from bough.benchmarks.peers.sides.peer_program_gbnf import gbnf, gbnf_of_choices
+from bough.benchmarks.peers.sides.peer_program_walk import (
+    PRIMED_CHARS,
+    Answer,
+    Call,
+    Crew,
+    Plan,
+    run_async,
+    run_serially,
+    run_stepping,
+    shared_heads,
+)
+from bough.runtime.tokenizer.from_gguf import build_gguf_tokenizer
+from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+from ...support.tiny_model import write_tiny_model
+
+LONG = "word " * PRIMED_CHARS
+SIZES = ProgramSizes(0.05, (Level("2 at once", 2, 2), Level("one by one", 1, 1)))
+
+FORKING: Plan = [
+    ["text", 0, ["Topic."]],
+    ["fork", 0, [1, 2]],
+    ["gen", 0, "tip", 3, None],
+    ["text", 1, ["One: ", [0, "tip"]]],
+    ["gen", 1, "a", 3, None],
+    ["text", 2, [" Two."]],
+    ["gen", 2, "b", 3, None],
+    ["join", 0, [1, 2]],
+    ["text", 0, [" Both: ", [1, "a"], [2, "b"]]],
+    ["gen", 0, "end", 3, None],
+]
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_rounds, "REST_S", 0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = write_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=4096)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def plans(tokenizer: Tokenizer) -> Plans:
+    return Plans(tokenizer, SIZES)
+
+
+def named(call: Call) -> Answer:
+    return Answer(f"<{call.name}>", call.num_tokens)
+
+
+def prompts_of(plans: Sequence[Plan]) -> tuple[list[str], dict[str, Any]]:
+    prompts = []
+
+    def answer(call: Call) -> Answer:
+        prompts.append(call.prompt)
+        return named(call)
+
+    result = run_serially(plans, 60.0, answer)
+    return prompts, result
+
+
+class Engine:
+    """Ends calls a step after they came, the latest first; keeps how many it had at once."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.seen: list[Call] = []
+        self.most = 0
+
+    def add(self, call: Call) -> None:
+        self.calls.append(call)
+        self.seen.append(call)
+
+    def step(self) -> list[tuple[Call, Answer]]:
+        self.most = max(self.most, len(self.calls))
+        ended, self.calls = self.calls[::-1], []
+        return [(call, named(call)) for call in ended]
+
+
+class TestWalk:
+    def test_prompts_are_what_the_program_says(self) -> None:
+        prompts, result = prompts_of([FORKING])
+        assert set(prompts) == {
+            "Topic.",
+            "Topic.One: <tip>",
+            "Topic. Two.",
+            "Topic.<tip> Both: <a><b>",
+        }
+        assert {(value[0], value[1]) for value in result["programs"][0]} == {(0, "tip"), (1, "a"), (2, "b"), (0, "end")}
+
+    def test_what_can_run_side_by_side_does(self) -> None:
+        engine = Engine()
+        run_stepping([FORKING], 1, 60.0, engine)
+        assert engine.most == 2
+
+    def test_all_drivers_find_the_same(self) -> None:
+        async def answer(call: Call) -> Answer:
+            await asyncio.sleep(0)
+            return named(call)
+
+        plans = [FORKING, FORKING]
+        found = [
+            prompts_of(plans)[1],
+            run_stepping(plans, 2, 60.0, Engine()),
+            asyncio.run(run_async(plans, 2, 60.0, answer)),
+        ]
+        assert [[sorted(values) for values in each["programs"]] for each in found] == [
+            [sorted(values) for values in found[0]["programs"]]
+        ] * 3
+
+    def test_a_failure_of_the_engine_is_raised(self) -> None:
+        async def fail(call: Call) -> Answer:
+            raise RuntimeError("no")
+
+        with pytest.raises(RuntimeError, match="no"):
+            asyncio.run(run_async([FORKING], 1, 60.0, fail))
+
+    def test_no_more_than_so_many_programs_at_once(self) -> None:
+        single: Plan = [["text", 0, ["A"]], ["gen", 0, "x", 1, None]]
+        engine = Engine()
+        result = run_stepping([single] * 5, 2, 60.0, engine)
+        assert engine.most == 2
+        assert all(result["programs"])
+
+    def test_without_time_only_what_was_begun_is_finished(self) -> None:
+        single: Plan = [["text", 0, ["A"]], ["gen", 0, "x", 1, None]]
+        result = run_serially([single] * 3, 0.0, named)
+        assert [values is not None for values in result["programs"]] == [True, False, False]
+
+    def test_a_choice_goes_on_with_the_choice(self) -> None:
+        plan: Plan = [
+            ["text", 0, ["A"]],
+            ["select", 0, "x", [" b", " c"]],
+            ["gen", 0, "y", 1, None],
+        ]
+        prompts = []
+
+        def answer(call: Call) -> Answer:
+            prompts.append(call.prompt)
+            return Answer(call.choices[1]) if call.choices else Answer("!", 1)
+
+        run_serially([plan], 60.0, answer)
+        assert prompts == ["A", "A c"]
+
+
+class TestPriming:
+    def test_a_long_text_is_computed_before_its_branches(self) -> None:
+        plan: Plan = [
+            ["text", 0, [LONG]],
+            ["fork", 0, [1, 2]],
+            ["gen", 1, "a", 1, None],
+            ["gen", 2, "b", 1, None],
+        ]
+        engine = Engine()
+        run_stepping([plan], 1, 60.0, engine)
+        assert [call.is_prime for call in engine.seen] == [True, False, False]
+        assert engine.seen[0].prompt == LONG
+
+    def test_a_short_text_is_not(self) -> None:
+        engine = Engine()
+        run_stepping([FORKING], 1, 60.0, engine)
+        assert not any(call.is_prime for call in engine.seen)
+
+    def test_nor_one_that_a_generation_has_computed(self) -> None:
+        plan: Plan = [
+            ["text", 0, [LONG]],
+            ["gen", 0, "x", 1, None],
+            ["fork", 0, [1, 2]],
+            ["gen", 1, "a", 1, None],
+            ["gen", 2, "b", 1, None],
+        ]
+        engine = Engine()
+        run_stepping([plan], 1, 60.0, engine)
+        assert not any(call.is_prime for call in engine.seen)
+
+    def test_heads_of_several_programs(self) -> None:
+        def program(head: str, question: str) -> Plan:
+            return [["text", 0, [head]], ["text", 0, [question]], ["gen", 0, "x", 1, None]]
+
+        plans = [program(LONG, "1"), program(LONG, "2"), program("own " * PRIMED_CHARS, "3"), program("short", "4")]
+        assert shared_heads([*plans, program("short", "5")]) == [LONG]
+        engine = Engine()
+        result = run_stepping(plans, 4, 60.0, engine)
+        assert [call.prompt for call in engine.seen if call.is_prime] == [LONG]
+        assert engine.seen[0].is_prime
+        assert all(result["programs"])
+
+    def test_heads_of_branches_that_begin_empty(self) -> None:
+        plan: Plan = [["fork", 0, [1]], ["text", 1, [LONG]], ["gen", 1, "x", 1, None]]
+        assert shared_heads([plan, plan]) == [LONG]
+
+    def test_one_by_one_nothing_is_computed_before(self) -> None:
+        plan: Plan = [["text", 0, [LONG]], ["gen", 0, "x", 1, None]]
+        crew = Crew([plan, plan], 1, 60.0)
+        assert [call.is_prime for call in crew.ready] == [False]
+
+
+class TestPlans:
+    def test_all_workloads_can_be_walked(self, plans: Plans) -> None:
+        for name in plans.names:
+            made = plans.make(name, 1, 2, roles=False)
+            answer = run_serially(
+                made, 60.0, lambda call: Answer(call.choices[0]) if call.choices else Answer("x", call.num_tokens)
+            )
+            found = check(made, answer)
+            assert found.num_programs == len(made)
+            assert found.num_short == 0
+
+    def test_no_two_rounds_have_a_beginning_in_common(self, plans: Plans) -> None:
+        for name in ("mmlu", "react", "rag", "skeleton"):
+            first, second = (prompts_of(plans.make(name, number, 1, roles=False))[0][0] for number in (1, 2))
+            assert first != second
+            assert first[:8] != second[:8]
+            assert first[8:] == second[8:]
+
+    def test_what_programs_share_is_one_text(self, plans: Plans) -> None:
+        made = {name: plans.make(name, 7, 2, roles=False) for name in ("hellaswag", "react", "rag")}
+        for name, programs in made.items():
+            first, second = (program[0][2] for program in programs)
+            assert first == second, name
+            assert len(first) == 1
+
+    def test_messages_as_text_are_what_the_template_writes(self, plans: Plans, tokenizer: Tokenizer) -> None:
+        (plan,) = plans.make("chat-short", 3, 1, roles=False)
+        (spoken,) = plans.make("chat-short", 3, 1, roles=True)
+        question = next(op[2][0] for op in spoken if op[0] == "text")
+        prompt = prompts_of([plan])[0][0]
+        tokens = tokenizer.encode_chat([{"role": "user", "content": question}])
+        assert tokenizer.encode(prompt, special=True) == tokens
+        assert not any(op[0] in ("role", "end") for op in plan)
+
+
+class TestOurs:
+    def test_programs_of_the_language_say_what_plans_say(self, folder: Path, plans: Plans) -> None:
+        client = BoughClient({"model": str(folder), "settings": {"max_num_seqs": 8}})
+        for name in ("hellaswag", "tree", "skeleton", "json", "chat-short"):
+            for at_once, count in ((1, 1), (2, 2)):
+                made = plans.make(name, at_once, count, roles=True)
+                found = check(made, client.run(made, at_once, 60.0))
+                assert found.num_programs == count
+                assert found.num_short == 0
+                assert found.num_patterned == (5 * count if name == "json" else 0)
+
+
+PLAN: Plan = [
+    ["gen", 0, "x", 4, None],
+    ["gen", 0, "y", 4, "[0-9]+"],
+    ["select", 0, "z", ["a", "b"]],
+]
+
+
+class TestCheck:
+    def test_counts(self) -> None:
+        values = [[0, "x", "some", 3], [0, "y", "12a", 2], [0, "z", "a", None]]
+        found = check([PLAN, PLAN], {"seconds": 2.0, "programs": [values, None]})
+        assert found == Found(2.0, 1, 5, 1, 0, 1)
+        assert found.rate == 0.5
+
+    def test_tokens_that_nobody_counted_are_those_asked_for(self) -> None:
+        values = [[0, "x", "some", None], [0, "y", "12", 1], [0, "z", "b", None]]
+        found = check([PLAN], {"seconds": 1.0, "programs": [values]})
+        assert (found.num_tokens, found.num_short, found.num_matching) == (5, 0, 1)
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ([[0, "x", "some", 4]], "there is no y"),
+            ([[0, "x", "some", 4], [0, "y", "1", 1], [0, "z", "c", None]], "none of the choices"),
+        ],
+    )
+    def test_what_is_missing_or_wrong(self, values: Any, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            check([PLAN], {"seconds": 1.0, "programs": [values]})
+
+    def test_nothing_in_time(self) -> None:
+        with pytest.raises(ValueError, match="no program was finished"):
+            check([PLAN], {"seconds": 1.0, "programs": [None]})
+
+
+class TestGbnf:
+    @pytest.mark.parametrize(
+        ("pattern", "grammar"),
+        [
+            (r"-?[0-9]{1,2}\.[0-9]{1,4}", '"-"? [0-9]{1,2} "." [0-9]{1,4}'),
+            (r'"[A-Z]( [a-z]+)?"', r'"\"" [A-Z] ( " " [a-z]+ )? "\""'),
+            (r"\[a|b\]", '"[" "a" | "b" "]"'),
+        ],
+    )
+    def test_patterns(self, pattern: str, grammar: str) -> None:
+        assert gbnf(pattern) == grammar
+
+    def test_choices(self) -> None:
+        assert gbnf_of_choices([" a.", 'b"\n\\']) == r'" a." | "b\"\n\\"'
+
+
+def pairs_of(*ratios: float, num_matching: int = 0) -> Pairs[Found]:
+    """Rounds in which ours takes a second for two programs."""
+    ours = [Found(1.0, 2, 8, 0, num_matching, num_matching) for _ in ratios]
+    return Pairs(ours, [Found(ratio, 2, 8, 0, 0, num_matching) for ratio in ratios])
+
+
+class TestRows:
+    def test_the_best_peer_is_the_one_we_are_least_ahead_of(self) -> None:
+        key = ("mmlu", "2 at once")
+        results: Results = {
+            "slow": {key: pairs_of(9.0, 8.0)},
+            "fast": {key: pairs_of(1.5, 2.0, 1.8)},
+            "none": {key: Pairs(note="cannot")},
+        }
+        assert best_peer(results, key) == "fast"
+        row, mean = rows_of(results, SIZES, {(WORKLOAD, ANY): 3.0})
+        assert (row.workload, row.peer, row.reached) == ("mmlu, 2 at once", "fast", True)
+        assert row.ratio == pytest.approx(1.8)
+        assert "slow 8.5x" in row.note
+        assert (mean.workload, mean.peer, mean.asked, mean.reached) == (WORKLOAD, BEST, 3.0, False)
+
+    def test_the_mean_is_over_the_best_of_each(self) -> None:
+        one, two = ("a", "2 at once"), ("b", "2 at once")
+        results: Results = {
+            "x": {one: pairs_of(2.0), two: pairs_of(50.0)},
+            "y": {one: pairs_of(3.0), two: pairs_of(8.0)},
+        }
+        mean = list(rows_of(results, SIZES, {}))[-1]
+        assert mean.ratio == pytest.approx(4.0)
+        assert "the least is 2.00x" in mean.note
+
+    def test_peers_that_nobody_can_have_so_have_a_mean_of_their_own(self) -> None:
+        one, two = ("a", "2 at once"), ("b", "2 at once")
+        results: Results = {
+            "openvino": {one: pairs_of(2.0), two: pairs_of(3.0)},
+            "vllm": {one: pairs_of(4.0), two: pairs_of(40.0)},
+            "guidance": {one: pairs_of(8.0), two: pairs_of(9.0)},
+        }
+        *_, best, client = rows_of(results, SIZES, {(WORKLOAD, ANY): 3.0})
+        assert (best.peer, best.reached, client.peer, client.reached) == (BEST, False, BEST_CLIENT, True)
+        assert (best.ratio, client.ratio) == pytest.approx((6.0**0.5, 6.0))
+        results["vllm"][two] = results["guidance"][two] = Pairs(note="cannot")
+        assert "geometric mean over 1" in list(rows_of(results, SIZES, {}))[-1].note
+
+    def test_levels_have_means_of_their_own(self) -> None:
+        results: Results = {"x": {("a", "2 at once"): pairs_of(2.0), ("a", "one by one"): pairs_of(5.0)}}
+        rows = list(rows_of(results, SIZES, {(WORKLOAD, ANY): 3.0}))
+        assert [(row.workload, row.asked) for row in rows] == [
+            ("a, 2 at once", 1.0),
+            (WORKLOAD, 3.0),
+            ("a, one by one", 1.0),
+            (f"{WORKLOAD}, one by one", None),
+        ]
+
+    def test_sglangs_language_is_no_peer(self) -> None:
+        key = ("a", "2 at once")
+        results: Results = {"x": {key: pairs_of(2.0)}, "sglang": {key: pairs_of(1.1)}}
+        rows = list(rows_of(results, SIZES, {}))
+        assert rows[0].peer == "x"
+        assert rows[-1].ratio == pytest.approx(1.1)
+        assert rows[-1].asked is None
+
+    def test_answers_that_match_are_told(self) -> None:
+        results: Results = {"x": {("json", "2 at once"): pairs_of(2.0, num_matching=5)}}
+        assert "answers that match: 5 of 5, the peer's 0 of 5" in next(rows_of(results, SIZES, {})).note
+
+    def test_what_could_not_be_run(self) -> None:
+        results: Results = {
+            "x": {("a", "l"): Pairs(note="cannot"), ("b", "l"): Pairs(note="cannot"), ("c", "l"): pairs_of(1.0)}
+        }
+        assert failures(results) == ["programs, x: a, l; b, l: cannot"]
+
+    def test_means_have_as_many_rounds_as_all(self) -> None:
+        assert geometric_means([[2.0, 3.0, 9.0], [8.0, 3.0]]) == pytest.approx([4.0, 3.0])
+
+
+class TestSide:
+    def test_files_that_peers_run_import_nothing_of_the_package(self) -> None:
+        folder = Path(side_script.__file__).parent
+        files = {*side_script.CLIENTS.values(), "peer_program_walk", "peer_program_gbnf", "peer_program_side"}
+        for name in files - {side_script.CLIENTS["bough"]}:
+            assert not re.search(r"^\s*from \.", (folder / f"{name}.py").read_text(), re.MULTILINE), name
+
+
+class TestTokenizer:
+    def test_what_peers_read_says_the_same(self) -> None:
+        controls = ["<|im_start|>", "<|im_end|>"]
+        tokens = [*controls, *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), "ab", "abc", "12"]
+        parts = build_gguf_tokenizer(
+            {
+                "tokenizer.ggml.model": "gpt2",
+                "tokenizer.ggml.pre": "smollm",
+                "tokenizer.ggml.tokens": tokens,
+                "tokenizer.ggml.token_type": [3, 3, *[1] * (len(tokens) - 2)],
+                "tokenizer.ggml.merges": ["a b", "ab c", "1 2"],
+                "tokenizer.ggml.bos_token_id": 0,
+                "tokenizer.ggml.eos_token_id": 1,
+            }
+        )
+        document, settings = described(parts)
+        theirs, ours = tokenizers.Tokenizer.from_str(json.dumps(document)), Tokenizer(parts)
+        for text in ("ab abc", "12 é\n\n ab", "<|im_start|>abc<|im_end|>\n"):
+            found = theirs.encode(text, add_special_tokens=False).ids
+            assert found == ours.encode(text, special=True)
+            assert theirs.decode(found, skip_special_tokens=False) == text
+        assert settings["eos_token"] == "<|im_end|>"
