@@ -113,6 +113,9 @@ class Child:
 
 
 def python_command(module: str) -> list[str]:
-    """This interpreter on a module of the benchmarks, such as "gpu.side". -P: the folder it is started in must not hide other packages."""
+    """This interpreter on a module of the benchmarks, such as "gpu.side".
+
+    -P: the folder that it is started in must not hide other packages.
+    """
     benchmarks = __package__.rpartition(".")[0]
     return [sys.executable, "-P", "-u", "-m", f"{benchmarks}.{module}"]
