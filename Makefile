@@ -13,7 +13,7 @@ export PYTHONSAFEPATH := 1
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip install --disable-pip-version-check
 # An environment is as old as what it was made from: pyproject.toml, and the C that is compiled into it.
-SUM   := $(shell cat pyproject.toml kernels/native/source/* | cksum | tr ' ' '-')
+SUM   := $(shell cat pyproject.toml kernels/native/source/*.* kernels/native/source/*/* | cksum | tr ' ' '-')
 USE   := $(VENV)/.stamp-use-$(SUM)
 DEV   := $(VENV)/.stamp-dev-$(SUM)
 

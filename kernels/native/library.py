@@ -14,7 +14,7 @@ ALIGNMENT = 64
 """Bytes: of weights and workspaces."""
 
 BITS8, MINIMUM, WIDE, HADAMARD = 1, 2, 4, 128
-"""Parts of a weight's format; source/tiles.h says what they mean."""
+"""Parts of a weight's format; source/linear/tiles.h says what they mean."""
 
 GREEDY, SCORE, TARGET = 1, 2, 4
 """Parts of what `Draw.asks`: the likeliest token instead of a draw, log-probabilities, and nothing but these."""

@@ -2,8 +2,7 @@
  *
  * Numbers of a token never depend on what else is in the batch: every product sums its groups of 32 inputs in order,
  * every attention sums its keys in order, in chunks that begin at multiples of CHUNK positions. */
-#ifndef BOUGH_CPU_H
-#define BOUGH_CPU_H
+#pragma once
 
 #include <stdint.h>
 
@@ -126,5 +125,3 @@ int64_t bough_sampling_bytes(int32_t num_threads, int32_t vocab); /* of its work
 /* Writes the batch's keys and values, and logits float[num_logits][vocab]. `workspace` is aligned to 64 bytes. */
 void bough_forward(bough_pool *pool, const bough_model *model, const bough_cache *cache, const bough_batch *batch,
                    uint8_t *workspace, float *logits);
-
-#endif

@@ -1,4 +1,21 @@
 /* All layers over a batch: what each thread does between one barrier and the next. */
+#pragma once
+
+#include "bough_cpu.h"
+#include "pool.h"
+#include "simd/simd.h"
+#include "simd/functions.h"
+#include "linear/tiles.h"
+#include "linear/hadamard.h"
+#include "linear/rounded.h"
+#include "linear/linear.h"
+#include "attention/chunk.h"
+#include "attention/plan.h"
+#include "attention/attention.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

@@ -1,6 +1,5 @@
 /* GGUF's blocks, and plain codes, put into tiles. */
-#ifndef BOUGH_PACK_H
-#define BOUGH_PACK_H
+#pragma once
 
 #include "bough_cpu.h"
 
@@ -15,5 +14,3 @@ void bough_pack_blocks(bough_pool *pool, int32_t type, const uint8_t *blocks, co
  * format of BOUGH_WIDE or of float16. */
 void bough_pack_codes(bough_pool *pool, int32_t format, const uint8_t *codes, const float *scales, const float *minimums,
                       int32_t rows, int32_t columns, uint8_t *tiles);
-
-#endif

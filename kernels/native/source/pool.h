@@ -1,8 +1,9 @@
 /* Threads that run one function together, with a barrier between its phases. */
-#ifndef BOUGH_POOL_H
-#define BOUGH_POOL_H
+#pragma once
 
 #include "bough_cpu.h"
+
+#include <stdint.h>
 
 typedef void (*bough_task)(void *context, int32_t thread);
 
@@ -14,5 +15,3 @@ void bough_pool_wait(bough_pool *pool);
 /* Within a task: the next of items 0 .. num_items that the threads share since the last wait, or num_items: at first every
  * size-th from its own number on, the same each time, and then what others have not begun. */
 int32_t bough_pool_next(bough_pool *pool, int32_t thread, int32_t num_items);
-
-#endif

@@ -1,5 +1,5 @@
 /* Which variant of the library this processor runs. */
-#include "variants.h"
+#include "variant.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,6 +5,16 @@
  * transposed, so that lanes are keys. Few queries multiply its keys as they are: lanes are dimensions, to be summed up.
  *
  * Sums of values, and states, have a head's dimensions in the order in which unpacking two rows leaves them. */
+#pragma once
+
+#include "../simd/simd.h"
+#include "../simd/functions.h"
+#include "../linear/hadamard.h"
+#include "../linear/rounded.h"
+#include "../linear/linear.h"
+
+#include <math.h>
+#include <stdint.h>
 
 enum { CHUNK = 64, MOST_HEAD_DIM = 256 };
 enum { STATE = 2 }; /* a state is the largest score, the sum, and [head_dim] */

@@ -1,4 +1,6 @@
 /* The same library for several processors. */
+#pragma once
+
 #include "bough_cpu.h"
 
 typedef struct {

@@ -13,6 +13,12 @@
  *
  * While many rows are multiplied by a strip, it is UNPACKED: eight vectors of codes a tile, whatever their bits were, and
  * scales and minimums of float32 with their heads' factors. */
+#pragma once
+
+#include "../bough_cpu.h"
+#include "../simd/simd.h"
+
+#include <stdint.h>
 
 enum { HEAD_TILES = 8 };
 

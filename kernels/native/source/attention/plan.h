@@ -1,4 +1,10 @@
 /* Which queries are attended to together: sequences sorted so that those with a common prefix are neighbours. */
+#pragma once
+
+#include "../bough_cpu.h"
+#include "chunk.h"
+
+#include <stdint.h>
 
 enum { SPLIT = 16, BLOCK_ROWS = 32, FEW = 2 * TOGETHER };
 

@@ -7,6 +7,14 @@
  *
  * Bound: one row reads the weight once, so memory; from some 8 rows on, two byte products a cycle (on processors with
  * VNNI), of which the scaling of each group's sum leaves about two thirds, and of each block's eight ninths. */
+#pragma once
+
+#include "../bough_cpu.h"
+#include "../simd/simd.h"
+#include "tiles.h"
+#include "rounded.h"
+
+#include <stdint.h>
 
 /* An integer below 2^22 in size, added to these bits, makes the float MAGIC + integer: no conversion is needed. */
 #define MAGIC_BITS 0x4b400000

@@ -1,6 +1,14 @@
 /* Whole numbers that logits are drawn by: e^((x - top) / temperature) in units of 2^-42, the rest cut off.
  *
  * They are the same to the bit in all variants of the library, and by 1 of 2^42 at most other ones than numpy's. */
+#pragma once
+
+#include "../simd/simd.h"
+#include "../simd/functions.h"
+#include "../linear/rounded.h"
+
+#include <math.h>
+#include <stdint.h>
 
 #define ONE 0x1p42 /* the weight of the likeliest */
 

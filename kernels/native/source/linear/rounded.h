@@ -1,5 +1,12 @@
 /* Activations rounded to 8 bits in groups of 32, or mixed (see hadamard.h) and rounded in blocks of 64, each by a scale of
  * its own: a row's codes depend on that row alone. */
+#pragma once
+
+#include "../bough_cpu.h"
+#include "../simd/simd.h"
+#include "hadamard.h"
+
+#include <stdint.h>
 
 /* 32 numbers of each of four rows. */
 typedef struct {

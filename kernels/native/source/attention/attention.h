@@ -6,6 +6,18 @@
  * Flash-Decoding).
  *
  * Bound: memory, for few queries a key; else two vectors of pairs multiplied a cycle (on processors with VNNI). */
+#pragma once
+
+#include "../bough_cpu.h"
+#include "../simd/simd.h"
+#include "../linear/hadamard.h"
+#include "../linear/rounded.h"
+#include "../linear/linear.h"
+#include "chunk.h"
+#include "plan.h"
+
+#include <math.h>
+#include <stdint.h>
 
 typedef struct {
     const bough_model *model;

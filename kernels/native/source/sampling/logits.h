@@ -1,4 +1,11 @@
 /* What is asked of every row of logits. */
+#pragma once
+
+#include "../simd/simd.h"
+#include "../simd/functions.h"
+
+#include <math.h>
+#include <stdint.h>
 
 /* The largest of `num` numbers, of equals the first; returns its place. `finite`: whether all of them are, which must be
  * so unless the others are -infinity. */

@@ -1,5 +1,9 @@
 /* Functions of vectors. */
-#include <math.h>
+#pragma once
+
+#include "simd.h"
+
+#include <stdint.h>
 
 /* e^x to 2 units in the last place, for -87.3 <= x <= 88; at least 1e-38. Cody-Waite reduction and the polynomial of Cephes' expf. */
 INLINE vf vf_exp(vf x) {

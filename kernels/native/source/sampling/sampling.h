@@ -1,4 +1,21 @@
 /* Tokens drawn from rows of logits, as kernels/sampling/host_sampling.py and runtime/sampler/rows.py draw them. */
+#pragma once
+
+#include "../bough_cpu.h"
+#include "../pool.h"
+#include "../simd/simd.h"
+#include "../linear/hadamard.h"
+#include "../linear/rounded.h"
+#include "../linear/linear.h"
+#include "../attention/chunk.h"
+#include "../attention/plan.h"
+#include "../attention/attention.h"
+#include "logits.h"
+#include "weigh.h"
+#include "choose.h"
+
+#include <math.h>
+#include <stdint.h>
 
 typedef unsigned __int128 wide_int;
 

@@ -1,4 +1,17 @@
 /* Which of many logits matter, without putting them into order. */
+#pragma once
+
+#include "../simd/simd.h"
+#include "../linear/hadamard.h"
+#include "../linear/rounded.h"
+#include "../linear/linear.h"
+#include "../attention/chunk.h"
+#include "../attention/plan.h"
+#include "logits.h"
+#include "weigh.h"
+
+#include <math.h>
+#include <stdint.h>
 
 /* What a thread chooses among `num` numbers with; all arrays have room for LANES more. */
 typedef struct {

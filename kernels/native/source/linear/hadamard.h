@@ -6,6 +6,16 @@
  *
  * A strip has float32 [LANES] scales, and then for each block 16 vectors of codes, of which vector i has inputs 4 i ..
  * 4 i + 4, each 128 too large. */
+#pragma once
+
+#include "../bough_cpu.h"
+#include "../pool.h"
+#include "../simd/simd.h"
+#include "tiles.h"
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
 
 enum { BLOCK_VECTORS = BOUGH_BLOCK / LANES };
 
