@@ -7,7 +7,8 @@ depth; no module is a fragment, that is, each is imported by two others, or has 
 its folder (named like it, `__init__`, `__main__`, or an entry point), or stands in ALONE with its reason.
 
 Warnings: files over 700 lines, classes over 15 attributes of state, class names that one folder tree uses twice. How
-complex a function may be is ruff's affair. With `--strict`, fragments break the rules too. `--against` shows the lines of each folder beside those of a revision.
+complex a function may be is ruff's affair. With `--strict`, fragments break the rules too. `--against` shows the
+lines of each folder beside those of a revision.
 """
 
 from __future__ import annotations
