@@ -46,7 +46,7 @@ PARTS = tuple(f"{ROOT}{part}/" for part in ("cli", "server", "lang", "runtime", 
 AT_MOST = (50, 40, 16, 22, 2)
 STAGES = tuple(f"constrain/{stage}" for stage in ("compiler", "lower", "matchers/", "workers/"))
 """Where a compilation passes by; the rest (json_schema/, regex/, vocabulary/) is entered for each part of a schema."""
-WORKERS = ("constrain/workers/", "constrain/service/")
+WORKERS = ("constrain/workers/",)
 
 
 @dataclass
