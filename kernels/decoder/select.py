@@ -1,13 +1,50 @@
-"""Chooses the implementation of the decoder's operations for a device."""
+"""A decoder's operations between its matrix products: their interface, and which implementation a device is given."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from .ops import DecoderOps
-from .torch_ops import TorchOps
+from . import reference
+
+
+@dataclass(frozen=True)
+class DecoderOps:
+    """Functions that allocate their results and never wait for the device: all may be recorded in a CUDA graph.
+
+    rms_norm(x, weight, eps)
+        x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32 at least.
+        x [T, N]; weight [N], the dtype of `x`; returns [T, N], the dtype of `x`.
+    add_rms_norm(hidden, delta, weight, eps)
+        `hidden += delta` in place, rounded to its dtype; returns `rms_norm` of the sum, as rounded.
+        hidden, delta, result [T, N].
+    silu_multiply(gate_up)
+        silu(gate) * up. gate_up [T, 2 * N], the gate's half, then the up half; returns [T, N].
+    """
+
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    add_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+    silu_multiply: Callable[[torch.Tensor], torch.Tensor]
+
+
+def _add_rms_norm(hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    hidden += delta
+    return reference.rms_norm(hidden, weight, eps)
+
+
+TORCH_OPS = DecoderOps(reference.rms_norm, _add_rms_norm, reference.silu_multiply)
+"""Torch operators, for any device and dtype: the reference operations, which allocate their intermediate results."""
+
+
+def triton_ops() -> DecoderOps:
+    """Triton kernels, one launch each, for float16, bfloat16 and float32. A row's results do not depend, to the bit, on
+    the other rows."""
+    from . import norm, silu
+
+    return DecoderOps(norm.rms_norm, norm.add_rms_norm, silu.silu_multiply)
 
 
 def select_ops(device: str | torch.device, backend: str = "auto") -> DecoderOps:
@@ -22,7 +59,5 @@ def select_ops(device: str | torch.device, backend: str = "auto") -> DecoderOps:
         raise ValueError(f"backend must be auto, torch or triton, got {backend!r}")
     on_gpu = torch.device(device).type == "cuda"
     if backend == "triton" or (backend == "auto" and on_gpu and importlib.util.find_spec("triton") is not None):
-        from .triton_ops import TritonOps
-
-        return TritonOps()
-    return TorchOps()
+        return triton_ops()
+    return TORCH_OPS

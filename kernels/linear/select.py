@@ -1,10 +1,11 @@
-"""Chooses the implementation that multiplies by a quantised weight on a device."""
+"""Chooses how a device multiplies: by a quantised weight, or in bits that do not depend on the batch."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -88,3 +89,16 @@ def _with_counters(
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
     return product(x, weight, bias, arrived)
+
+
+class InvariantProduct(Protocol):
+    """x weight^T + bias, a row of it depending on that row of x alone, to the bit; see invariant_matmul."""
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor: ...
+
+
+def select_invariant_product() -> InvariantProduct:
+    """The one that there is, for GPUs and for Triton's interpreter."""
+    from .invariant_matmul import invariant_linear
+
+    return invariant_linear

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels.attention.interface import AttentionBackend, HeadNorm
-from ...kernels.decoder.ops import DecoderOps
-from ...kernels.decoder.torch_ops import TorchOps
+from ...kernels.decoder.select import TORCH_OPS, DecoderOps
 from ..checkpoints.config import ModelConfig
 from .rope import RotaryPositions
 
@@ -63,7 +62,7 @@ class Decoder:
         projections: Mapping[str, Projection] | None = None,
     ) -> None:
         self.config = config
-        self.ops: DecoderOps = TorchOps() if ops is None else ops
+        self.ops = TORCH_OPS if ops is None else ops
         self.num_layers = config.num_layers
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...kernels.linear.select_invariant import InvariantProduct, select_invariant_product
+from ...kernels.linear.select import InvariantProduct, select_invariant_product
 from .decoder import Decoder, Linear, Projection
 from .quantise import QuantisedLinear, StackedLinear
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from ...kernels.decoder.ops import DecoderOps
-from ...kernels.decoder.select import select_ops
+from ...kernels.decoder.select import DecoderOps, select_ops
 from ...kernels.linear.select import has_kernels
 from ..checkpoints.config import ModelConfig, ModelShape, UnsupportedModelError, read_config
 from ..checkpoints.gguf_file import GGUFFile

@@ -30,8 +30,7 @@ from .gpu_grammars import DeviceGrammars
 from .gpu_graphs import Replays, graph_sizes
 from .gpu_prefixes import SharedReads, arrange
 from .gpu_sampler import draw_rows
-from .gpu_slots import Slot, SlotTable, page_changes
-from .gpu_state import DeviceState
+from .gpu_slots import DeviceState, Slot, SlotTable, page_changes
 from .runner import DrawSpec, Masks, Pass
 
 

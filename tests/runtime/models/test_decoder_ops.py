@@ -12,8 +12,7 @@ import transformers
 
 from bough.kernels.attention.interface import AttentionBatch, HeadNorm, KVShape
 from bough.kernels.attention.reference import ReferenceAttention
-from bough.kernels.decoder.ops import DecoderOps
-from bough.kernels.decoder.torch_ops import TorchOps
+from bough.kernels.decoder.select import TORCH_OPS, DecoderOps, triton_ops
 from bough.runtime.checkpoints.config import ModelConfig, read_config
 from bough.runtime.checkpoints.weights import list_parameters
 from bough.runtime.models.decoder import Decoder
@@ -22,8 +21,9 @@ from bough.runtime.models.rope import RotaryPositions
 
 from ...support.triton_interpreter import DEVICE, HAS_GPU
 
-from bough.kernels.decoder.triton_ops import TritonOps  # isort: skip  after the interpreter
-from bough.kernels.attention.rope_store import rope_store  # isort: skip
+from bough.kernels.attention.rope_store import rope_store  # isort: skip  after the interpreter
+
+TRITON_OPS = triton_ops()
 
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
@@ -72,7 +72,7 @@ def prefill(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
 def test_the_operations_may_be_exchanged(architecture: str) -> None:
     config = make_config(architecture)
     parameters = make_parameters(config, torch.float32)
-    plain, fast = Decoder(config, parameters), Decoder(config, parameters, TritonOps())
+    plain, fast = Decoder(config, parameters), Decoder(config, parameters, TRITON_OPS)
     tokens = [3, 60, 7, 7, 0, 41]
     expected = prefill(plain, tokens)
     assert expected.std() > 0.1
@@ -144,7 +144,7 @@ class _OneKey:
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_a_cuda_graph_replays_the_decoder(architecture: str) -> None:
     config, dtype, num_tokens = make_config(architecture), torch.bfloat16, 8
-    decoder = Decoder(config, make_parameters(config, dtype), TritonOps())
+    decoder = Decoder(config, make_parameters(config, dtype), TRITON_OPS)
     attention: Any = _OneKey(config, num_tokens, dtype)
     tokens, positions = (torch.zeros(num_tokens, dtype=torch.int64, device=DEVICE) for _ in range(2))
 
@@ -170,17 +170,17 @@ def test_a_cuda_graph_replays_the_decoder(architecture: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "kind"),
+    ("options", "ops"),
     [
-        ({"dtype": "float32"}, TritonOps if HAS_GPU else TorchOps),
-        ({"dtype": "float32", "backend": "triton"}, TritonOps),
-        ({"dtype": "float32", "backend": "torch"}, TorchOps),
-        ({"dtype": "float64"}, TorchOps),  # the kernels compute in float32
+        ({"dtype": "float32"}, TRITON_OPS if HAS_GPU else TORCH_OPS),
+        ({"dtype": "float32", "backend": "triton"}, TRITON_OPS),
+        ({"dtype": "float32", "backend": "torch"}, TORCH_OPS),
+        ({"dtype": "float64"}, TORCH_OPS),  # the kernels compute in float32
     ],
 )
 def test_loading_chooses_the_operations(
-    options: dict[str, Any], kind: type[DecoderOps], tmp_path: Path, save_checkpoint: Any
+    options: dict[str, Any], ops: DecoderOps, tmp_path: Path, save_checkpoint: Any
 ) -> None:
     save_checkpoint(transformers.LlamaConfig(**SIZES), tmp_path)
     model = load_model(tmp_path, device=DEVICE, **options).model
-    assert isinstance(model, Decoder) and isinstance(model.ops, kind)
+    assert isinstance(model, Decoder) and model.ops == ops

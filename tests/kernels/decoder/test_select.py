@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from bough.kernels.decoder import reference
-from bough.kernels.decoder.ops import DecoderOps
-from bough.kernels.decoder.select import select_ops
-from bough.kernels.decoder.torch_ops import TorchOps
+from bough.kernels.decoder.select import TORCH_OPS, DecoderOps, select_ops, triton_ops
 
 from ...support.triton_interpreter import DEVICE
 
-from bough.kernels.decoder.triton_ops import TritonOps  # isort: skip  after the interpreter
+TRITON_OPS = triton_ops()  # after the interpreter
 
 
 def noise(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -23,7 +21,7 @@ def noise(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_torch_ops_are_the_reference(dtype: torch.dtype) -> None:
-    ops = TorchOps()
+    ops = TORCH_OPS
     hidden, delta, weight = (noise(*shape, dtype=dtype, seed=i) for i, shape in enumerate([(5, 48), (5, 48), (48,)]))
     total = hidden + delta
     assert torch.equal(ops.rms_norm(hidden, weight, 1e-5), reference.rms_norm(hidden, weight, 1e-5))
@@ -34,7 +32,7 @@ def test_torch_ops_are_the_reference(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_triton_ops_agree(dtype: torch.dtype) -> None:
-    plain, fast = TorchOps(), TritonOps()
+    plain, fast = TORCH_OPS, TRITON_OPS
     mine, other = (noise(5, 48, dtype=dtype) for _ in range(2))
     delta, weight = noise(5, 48, dtype=dtype, seed=1), noise(48, dtype=dtype, seed=2)
     torch.testing.assert_close(fast.rms_norm(mine, weight, 1e-5), plain.rms_norm(mine, weight, 1e-5))
@@ -46,23 +44,23 @@ def test_triton_ops_agree(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "backend", "kind"),
+    ("device", "backend", "ops"),
     [
-        ("cpu", "auto", TorchOps),
-        ("cpu", "torch", TorchOps),
-        ("cpu", "triton", TritonOps),
-        ("cuda", "auto", TritonOps),
-        ("cuda:1", "auto", TritonOps),
-        (torch.device("cuda"), "torch", TorchOps),
+        ("cpu", "auto", TORCH_OPS),
+        ("cpu", "torch", TORCH_OPS),
+        ("cpu", "triton", TRITON_OPS),
+        ("cuda", "auto", TRITON_OPS),
+        ("cuda:1", "auto", TRITON_OPS),
+        (torch.device("cuda"), "torch", TORCH_OPS),
     ],
 )
-def test_selection(device: str | torch.device, backend: str, kind: type[DecoderOps]) -> None:
-    assert isinstance(select_ops(device, backend), kind)
+def test_selection(device: str | torch.device, backend: str, ops: DecoderOps) -> None:
+    assert select_ops(device, backend) == ops
 
 
 def test_without_triton_a_gpu_gets_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert isinstance(select_ops("cuda"), TorchOps)
+    assert select_ops("cuda") == TORCH_OPS
 
 
 def test_an_unknown_backend_is_refused() -> None:
