@@ -295,7 +295,7 @@ def closing(scan: Scan, tail: bytes, value: bytes = b"null") -> bytes:
 
 
 _SECOND_BYTES = {0xE0: b"\xa0", 0xED: b"\x80", 0xF0: b"\x90", 0xF4: b"\x80"}
-"""Of characters in UTF-8 whose second byte is not free, a right one."""
+"""A right second byte for each first byte of UTF-8 after which it is not free."""
 
 
 def _rest_of_character(tail: bytes) -> bytes:

@@ -156,7 +156,7 @@ def routes() -> dict[str, list[str]]:
 
 
 WIRE = ("bough.runtime", "bough.server", "bough.constrain.spec")
-"""Where the structs are defined that go over the wire, or that users write."""
+"""Modules that define the structs of the wire, and those that users write."""
 
 
 def wire() -> dict[str, dict[str, str]]:

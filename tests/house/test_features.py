@@ -16,7 +16,7 @@ from .features import RECORD, collect, merged
 TAKEN_BY_REST = {
     "facade/Engine/generate": "its options are those of async_generate: tests/lang/sglang/test_engine.py asks for each",
 }
-"""Where options that had names of their own are now among `**others`."""
+"""Functions that now take options by `**others` which had names of their own."""
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ def encode(tokens: TokenTable, symbols: Symbols) -> list[int]:
 MAX_ROWS = 128
 """Rows that are kept for a `FreeText`."""
 MAX_EFFORT = 4_000
-"""Of preparing the rows of a `FreeText`, in tokens that are tried (12 us)."""
+"""Cost of preparing the rows of a `FreeText`, in tokens that are tried (12 us)."""
 SEARCH_EFFORT = 10
 """Of looking for the tokens that begin with a text."""
 
