@@ -45,7 +45,7 @@ ROOT = f"{Path(bough.__file__).parent}/"
 PARTS = tuple(f"{ROOT}{part}/" for part in ("cli", "server", "lang", "runtime", "constrain", "kernels", "radix"))
 AT_MOST = (50, 40, 16, 22, 2)
 STAGES = tuple(f"constrain/{stage}" for stage in ("compiler", "lower", "matchers/", "workers/"))
-"""Stages that a compilation passes; the rest (json_schema/, regex/, vocabulary/) is entered for each part of a schema."""
+"""Stages of a compilation; the rest (json_schema/, regex/, vocabulary/) is entered for each part of a schema."""
 WORKERS = ("constrain/workers/",)
 
 
