@@ -180,8 +180,6 @@ class Library:
     mix: Callable[..., int]
     read_rows: Callable[..., None]
     multiply: Callable[..., None]
-    find_peak: Callable[[int, int], int]
-    sum_exp: Callable[[int, int, float], float]
     sample: Callable[[int | None, int], None]
     sampling_bytes: Callable[[int, int], int]
     workspace_bytes: Callable[..., int]
@@ -199,8 +197,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mix": (_INT, (_POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
     "read_rows": (None, (_POINTER, _POINTER, _INT, _POINTER)),
     "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
-    "find_peak": (_INT, (_POINTER, _INT)),
-    "sum_exp": (ctypes.c_double, (_POINTER, _INT, ctypes.c_float)),
     "sample": (None, (_POINTER, _POINTER)),
     "sampling_bytes": (ctypes.c_int64, (_INT, _INT)),
     "workspace_bytes": (ctypes.c_int64, (_POINTER, _INT, _INT, _INT)),

@@ -9,8 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .host_sampling import COLDEST, ONE
-from .reference import NONE_ALLOWED, NOT_FINITE
+from .reference import COLDEST, NONE_ALLOWED, NOT_FINITE, ONE
 
 BLOCK_LINES = 128
 NUM_BINS = 32

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...runtime.sampler.random_numbers import derive
+from ...runtime.sampler.seeds import derive
 from ..diagnostics.check_options import refuse_unknown
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller

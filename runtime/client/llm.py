@@ -19,7 +19,7 @@ from ..protocol.counters import EngineStats
 from ..protocol.errors import RequestError, to_exception
 from ..protocol.request import FinishReason, Request, RequestOutput, TokenLogprob, Usage
 from ..protocol.sampling_params import SamplingParams
-from ..sampler.random_numbers import derive
+from ..sampler.seeds import derive
 
 Prompt = str | Sequence[int] | dict[str, Any]
 Messages = Sequence[dict[str, Any]]

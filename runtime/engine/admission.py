@@ -14,7 +14,7 @@ from ..protocol.config import EngineConfig
 from ..protocol.counters import Counters, ModelInfo
 from ..protocol.errors import EngineStoppedError, ErrorInfo, OverloadedError, RequestError
 from ..protocol.request import Request, RequestOutput
-from ..sampler.random_numbers import derive
+from ..sampler.seeds import derive
 from ..scheduler.scheduler import Sequence
 from ..scheduler.token_tree import TreeLayout
 from ..tokenizer.tokenizer import Tokenizer

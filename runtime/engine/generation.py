@@ -28,7 +28,6 @@ from ..protocol.request import (
     Usage,
 )
 from ..runner.runner import DrawSpec
-from ..sampler.random_numbers import uniform
 from ..sampler.rows import Draws, Row
 from ..scheduler.scheduler import Advance, Sequence, Work
 from .detokenizer import Detokenizer
@@ -173,7 +172,6 @@ class Generation:
             rows.append(
                 Row(
                     params,
-                    uniform=0.0 if params.greedy else uniform(self._seed, work.logits_start + offset + 1),
                     seed=self._seed,
                     position=work.logits_start + offset + 1,
                     counts=self._counts,

@@ -22,6 +22,7 @@ from ..protocol.errors import RequestError
 from ..runner.host import free_memory, may_have_gpu, num_threads
 from ..runner.native_runner import NativeRunner
 from ..runner.runner import DirectPasses
+from ..sampler.native_sampler import NativeSampler
 from ..tokenizer.tokenizer import Tokenizer, gguf_tokenizer
 from .pages import check_pages, host_pages, max_model_len, named_pages
 
@@ -96,10 +97,11 @@ def native_engine(
         num_pages=num_pages,
     )
     runner = NativeRunner(decoder, num_pages, page_size, kv_bits)
+    sampler = NativeSampler(decoder.library, decoder.threads)
     return Engine(
         config=config,
         info=info,
-        runner=DirectPasses(runner, page_size, exact=True, threads=decoder.threads, prepare=runner.prepare),
+        runner=DirectPasses(runner, page_size, sampler, exact=True, prepare=runner.prepare),
         tokenizer=tokenizer,
         grammars=grammars or GrammarCompiler(tokenizer.vocabulary(info.vocab_size)),
         clock=time.monotonic,

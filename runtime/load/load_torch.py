@@ -13,6 +13,8 @@ from ...kernels.attention.interface import KVShape
 from ...kernels.attention.plan.planner import WorkPlanner
 from ...kernels.attention.select import select_attention
 from ...kernels.decode_step.select import triton_drawing
+from ...kernels.native.library import load_library
+from ...kernels.native.threads import Threads
 from ..engine.engine import Engine
 from ..models.decoder import Decoder
 from ..models.invariant import make_invariant
@@ -27,8 +29,11 @@ from ..runner.gpu_grammars import DeviceGrammars
 from ..runner.gpu_graphs import CudaGraphs, Eager
 from ..runner.gpu_prefixes import SharedReads
 from ..runner.gpu_runner import GpuPasses
+from ..runner.host import num_threads
 from ..runner.runner import DirectPasses, PassRunner
 from ..runner.torch_runner import ModelRunner
+from ..sampler.native_sampler import NativeSampler
+from ..sampler.torch_sampler import TorchSampler
 from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .calibrate import TEXT, kv_scales
 from .load_native import native_engine, native_target, obstacle_to_native
@@ -215,7 +220,9 @@ def _runner(
     assert not isinstance(loaded.model, NativeDecoder)
     if backend == "torch":
         plain = select_attention(shape, str(device), backend="torch")
-        return DirectPasses(ModelRunner(loaded.model, plain, str(device)), shape.page_size)
+        library = load_library()
+        sampler = TorchSampler() if library is None else NativeSampler(library, Threads(library, num_threads()))
+        return DirectPasses(ModelRunner(loaded.model, plain, str(device)), shape.page_size, sampler)
     attention = select_attention(
         shape,
         str(device),

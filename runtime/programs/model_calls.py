@@ -17,7 +17,7 @@ from ..protocol.errors import ErrorInfo, RequestError
 from ..protocol.program import Delta, Gen, Piece, Select, Value
 from ..protocol.request import SAMPLED, UNUSED, Request, RequestOutput, Timings, TokenLogprob, Usage
 from ..protocol.sampling_params import SamplingParams
-from ..sampler.random_numbers import derive, derive_again
+from ..sampler.seeds import derive, derive_again
 from ..scheduler.token_tree import ChoiceTree, plant
 from ..tokenizer.tokenizer import Tokenizer
 from .choices import probabilities, score_choices

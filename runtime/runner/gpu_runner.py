@@ -22,16 +22,16 @@ from ...kernels.sampling.reference import SampleRows, SampleTables
 from ...kernels.staging import Download, upload
 from ..models.model import Model
 from ..protocol.sampling_params import SamplingParams
-from ..sampler.rows import Draws, Row
+from ..sampler.rows import Draws, Masks, Row
+from ..sampler.torch_sampler import draw_rows, to_draws
 from ..scheduler.batch import build_batch
 from ..scheduler.scheduler import Plan, Work
 from .gpu_device import on_device
 from .gpu_grammars import DeviceGrammars
 from .gpu_graphs import Replays, graph_sizes
 from .gpu_prefixes import SharedReads, arrange
-from .gpu_sampler import draw_rows
 from .gpu_slots import DeviceState, Slot, SlotTable, page_changes
-from .runner import DrawSpec, Masks, Pass
+from .runner import DrawSpec, Pass
 
 
 class GpuPasses:
@@ -242,7 +242,7 @@ class GpuPasses:
         return drawn
 
     def draw(self, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None) -> tuple[torch.Tensor, Draws | None]:
-        """See gpu_sampler.draw_rows."""
+        """See torch_sampler.draw_rows."""
         return draw_rows(self._drawing, logits, rows, masks, self._off.select(slice(0, len(rows))))
 
     def keep(self, plan: Plan, slots: list[Slot], tokens: torch.Tensor, rows: Sequence[Row]) -> None:
@@ -307,12 +307,12 @@ class GpuPass:
                 self._download = Download([tokens])
             else:
                 pairs = zip(drawn, parts, strict=True)
-                self._draws = _join([draws or _to_draws(part.cpu().numpy()) for draws, part in pairs])
+                self._draws = _join([draws or to_draws(part.tolist()) for draws, part in pairs])
 
     def read(self) -> list[Draws]:
         if self._download is not None:
             with on_device(self._runner.device):
-                self._draws = _to_draws(self._download.wait()[0])
+                self._draws = to_draws(self._download.wait()[0].tolist())
         return [self._draws]
 
     def done(self) -> bool:
@@ -331,7 +331,7 @@ class DrawnPass:
 
     def read(self) -> list[Draws]:
         with on_device(self._device):
-            return [_to_draws(tokens) for tokens in self._download.wait()]
+            return [to_draws(tokens.tolist()) for tokens in self._download.wait()]
 
     def done(self) -> bool:
         return self._download.done()
@@ -354,9 +354,3 @@ def _in_plan_order(
     parts = np.split(logit_rows, stops[:-1])
     place = np.argsort(order)
     return np.concatenate([parts[index] for index in place])
-
-
-def _to_draws(tokens: np.ndarray) -> Draws:
-    """Negative tokens say that none could be drawn."""
-    drawn = tokens.tolist()
-    return Draws(drawn, [None] * len(drawn), [token < 0 for token in drawn])

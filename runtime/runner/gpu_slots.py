@@ -14,8 +14,8 @@ from ...kernels.decode_step.grammar_table import TablePlace
 from ...kernels.sampling.reference import SampleRows
 from ...kernels.staging import upload
 from ...radix import Lease
+from ..sampler.torch_sampler import sampling_numbers, seed_bits
 from ..scheduler.scheduler import Sequence
-from .gpu_sampler import sampling_numbers, seed_bits
 from .runner import DrawSpec
 
 Int32 = npt.NDArray[np.int32]

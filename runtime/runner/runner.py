@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from ...constrain.matchers.interface import TableMatcher
-from ...kernels.native.library import load_library
-from ...kernels.native.threads import Threads
 from ..protocol.sampling_params import SamplingParams
-from ..sampler.native_sampler import NativeSampler
-from ..sampler.rows import Draws, Logits, Row, SampleThreads, sample
+from ..sampler.rows import Draws, Logits, Masks, Row, Sampler
 from ..scheduler.batch import Batch, build_batch
 from ..scheduler.scheduler import Plan, Work
-from .host import num_threads
-
-Masks = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +82,19 @@ class DirectPasses:
         self,
         model: LogitsRunner,
         page_size: int,
+        sampler: Sampler,
         *,
         exact: bool = False,
-        threads: Threads | None = None,
         prepare: Callable[[], bool] = lambda: False,
     ) -> None:
         """
-        threads    of the CPU library, if the model has some: tokens are drawn on them as well
         prepare    see PassRunner; of itself, there is nothing to do
         """
         self.model = model
         self.trees = page_size == 1
         self.exact = exact
         self._page_size = page_size
-        self._sampler = _sampler(threads)
+        self._sampler = sampler
         self.prepare = prepare
 
     def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> DirectPass:
@@ -116,27 +105,17 @@ class DirectPasses:
         return False
 
 
-_Sampler = Callable[[Logits, Sequence[Row], Masks | None], Draws]
-
-
-def _sampler(threads: Threads | None) -> _Sampler:
-    library = load_library()
-    if library is None:
-        return functools.partial(sample, threads=SampleThreads(num_threads()))
-    return NativeSampler(library, threads or Threads(library, num_threads())).sample
-
-
 class DirectPass:
     """Logits that are there already."""
 
-    def __init__(self, logits: Logits | None, sampler: _Sampler) -> None:
+    def __init__(self, logits: Logits | None, sampler: Sampler) -> None:
         self._sampler = sampler
         self._logits = logits
         self._draws = Draws([], [], [])
 
     def draw(self, rows: Sequence[Row], masks: Masks | None) -> None:
         if self._logits is not None:
-            self._draws = self._sampler(self._logits, rows, masks)
+            self._draws = self._sampler.sample(self._logits, rows, masks)
             self._logits = None
 
     def read(self) -> list[Draws]:

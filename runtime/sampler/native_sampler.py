@@ -15,7 +15,8 @@ from ...kernels.native import library as native
 from ...kernels.native.threads import Threads
 from ...kernels.native.weights import aligned
 from ..protocol.request import TokenLogprob
-from .rows import Draws, Logits, Row, added, random_bits
+from .rows import Draws, Logits, Masks, Row
+from .seeds import random_bits
 
 _ROW = struct.Struct("=Q3f7i")
 """The part of bough_draw that a caller fills in."""
@@ -25,19 +26,15 @@ _NO_ROW = np.empty(0, np.int32)
 
 
 class NativeSampler:
-    """Draws the tokens that runtime.sampler.rows draws, to the bit, on `threads`."""
+    """`Sampler` in C, on `threads`."""
 
     def __init__(self, library: native.Library, threads: Threads) -> None:
         self._library = library
         self._threads = threads
         self._workspace = aligned(0)
 
-    def sample(self, logits: Logits, rows: Sequence[Row], masks: npt.NDArray[np.int32] | None) -> Draws:
-        """Samples as runtime.sampler.rows.sample does.
-
-        Raises:
-            IndexError: a penalty or bias is of a token that the model does not have.
-        """
+    def sample(self, logits: Logits, rows: Sequence[Row], masks: Masks | None) -> Draws:
+        """See Sampler."""
         logits = np.ascontiguousarray(logits)
         vocab = logits.shape[1]
         needed = self._library.sampling_bytes(self._threads.num, vocab)
@@ -88,25 +85,25 @@ class _Edits:
 
 def _fill(memory: bytearray, offset: int, row: Row, edits: _Edits) -> None:
     params, first = row.params, edits.num
-    asks, bits = 0, 0
+    first_added = first
     if row.target is not None:
-        asks = native.TARGET | native.SCORE
+        asks = native.TARGET | native.SCORE | native.GREEDY
     else:
-        asks = native.SCORE if params.logprobs is not None else 0
-        if params.greedy:
-            asks |= native.GREEDY
-        else:
-            bits = random_bits(row)
+        asks = (native.SCORE if params.logprobs is not None else 0) | (native.GREEDY if params.greedy else 0)
         if params.repetition_penalty != 1.0 and row.seen:
             edits.add(np.asarray(row.seen), params.repetition_penalty)
-    first_added = edits.num
-    if row.target is None:
-        for tokens, amounts in added(row):
-            edits.add(tokens, amounts)
+            first_added = edits.num
+        if row.counts and (params.frequency_penalty or params.presence_penalty):
+            times = np.fromiter(row.counts.values(), np.float32, len(row.counts))
+            amounts = times * np.float32(params.frequency_penalty) + np.float32(params.presence_penalty)
+            edits.add(np.fromiter(row.counts, np.intp, len(row.counts)), -amounts)
+        if params.logit_bias or row.banned:
+            bias = row.bias
+            edits.add(np.fromiter(bias, np.intp, len(bias)), np.fromiter(bias.values(), np.float32, len(bias)))
     _ROW.pack_into(
         memory,
         offset,
-        bits,
+        0 if asks & native.GREEDY else random_bits(row.seed, row.position),
         params.temperature,
         params.top_p,
         params.min_p,

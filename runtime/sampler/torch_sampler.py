@@ -1,100 +1,103 @@
-"""Logits on any device to tokens, in torch: what runtime.sampler.rows draws, all rows at once."""
+"""Logits on any device to tokens and log-probabilities: rows become the tensors of kernels/sampling, drawn by them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...kernels.sampling.host_sampling import COLDEST, ONE
+from ...kernels.decode_step.select import Drawing, torch_drawing
 from ...kernels.sampling.mask_logits import mask_logits_
-from ...kernels.sampling.reference import kept, pick
+from ...kernels.sampling.reference import COLDEST, SampleRows, SampleTables, likeliest
 from ...kernels.staging import upload
 from ..protocol.request import TokenLogprob
 from ..protocol.sampling_params import SamplingParams
-from .rows import Draws, Row, narrow, random_bits
+from .rows import Draws, Logits, Masks, Row
+
+_WORD = (1 << 64) - 1
 
 
-@torch.inference_mode()
-def sample(logits: torch.Tensor, rows: Sequence[Row], masks: npt.NDArray[np.int32] | None) -> Draws:
-    """Draws a token from each row of `logits` [R, V] float32, which is overwritten.
+class TorchSampler:
+    """`Sampler` where the CPU library is not: the reference that the others are compared with."""
 
-    `masks` int32 [M, ceil(V / 32)] holds the rows that `Row.masked` points into.
+    def __init__(self) -> None:
+        self._drawing = torch_drawing()
+
+    @torch.inference_mode()
+    def sample(self, logits: Logits, rows: Sequence[Row], masks: Masks | None) -> Draws:
+        """See Sampler."""
+        tensor = torch.from_numpy(np.array(logits))
+        tokens, draws = draw_rows(self._drawing, tensor, rows, masks, SampleRows.greedy(len(rows), "cpu"))
+        return draws or to_draws(tokens.tolist())
+
+
+def to_draws(tokens: list[int]) -> Draws:
+    """Returns the draws that were only told as tokens: a negative one says that none could be drawn."""
+    return Draws(tokens, [None] * len(tokens), [token < 0 for token in tokens])
+
+
+def draw_rows(
+    drawing: Drawing, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None, off: SampleRows
+) -> tuple[torch.Tensor, Draws | None]:
+    """Tokens int64 [R] on the device, negative where none can be drawn; `logits` [R, V] may be overwritten.
+
+    off    as many rows, for what of them is not used
+
+    Draws are given as well where they had to be waited for: log-probabilities are put together on the host.
     """
-    bad = ~torch.isfinite(logits.sum(dim=1))
-    raw = _raw_logprobs(logits, rows)
-    _adjust(logits, rows)
-    narrow = _narrow(rows, masks)
-    wide = [index for index in range(len(rows)) if index not in narrow]
-    masked = [(index, row.masked) for index in wide if (row := rows[index]).masked is not None]
-    if masked:
-        assert masks is not None
-        where = torch.tensor([index for index, _ in masked], device=logits.device)
-        chosen = torch.from_numpy(masks[[row for _, row in masked]])
-        mask_logits_(logits, chosen.to(logits.device), where)
-    tokens = logits.argmax(dim=1) if not narrow else torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
-    if narrow and wide:
-        where = torch.tensor(wide, device=logits.device)
-        tokens[where] = logits[where].argmax(dim=1)
-    top = logits.gather(1, tokens[:, None])[:, 0]
-    if narrow:
-        where = torch.tensor(list(narrow), device=logits.device)
-        tokens[where], top[where] = _draw_narrow(logits, {index: (rows[index], ids) for index, ids in narrow.items()})
-    bad |= ~torch.isfinite(top)
-    drawn = [index for index in wide if not rows[index].params.greedy and rows[index].target is None]
-    drawn = [index for index in drawn if not bad[index]]
-    if drawn:
-        where = torch.tensor(drawn, device=logits.device)
-        tokens[where] = _draw(logits[where], [rows[index] for index in drawn])
-    asked = [index for index, row in enumerate(rows) if row.params.logprobs is not None and row.target is None]
-    normaliser = (
-        dict(zip(asked, torch.logsumexp(logits[torch.tensor(asked)], dim=1).tolist(), strict=True)) if asked else {}
-    )
-    result = tokens.tolist()
-    logprobs: list[TokenLogprob | None] = [None] * len(rows)
-    for index, (values, likeliest) in raw.items():
-        row = rows[index]
-        token = result[index] if row.target is None else row.target
-        if row.others:
-            likeliest = tuple(zip(row.others, values[list(row.others)].tolist(), strict=True))
-        final = float(logits[index, token]) - normaliser[index] if row.target is None else None
-        logprobs[index] = TokenLogprob(token, float(values[token]), likeliest, final)
-    return Draws(result, logprobs, bad.tolist())
+    scored = [index for index, row in enumerate(rows) if row.params.logprobs is not None or row.target is not None]
+    (where,) = upload(logits.device, np.array(scored, np.int64)) if scored else (None,)
+    raw = None if where is None else logits.index_select(0, where).float()
+    _penalise(logits, rows)
+    numbers = np.array([_GREEDY if row.target is not None else sampling_numbers(row.params) for row in rows])
+    numbers = numbers.reshape(-1, 4)
+    bias_row, bias_ids, bias_values = _biases(rows, logits.shape[1])
+    tables: dict[str, npt.NDArray[Any]] = {} if masks is None else {"mask": masks}
+    if len(bias_ids):
+        tables |= {"bias_ids": bias_ids, "bias_values": bias_values}
+    columns: dict[str, npt.NDArray[Any]] = {
+        "temperature": numbers[:, 0].astype(np.float32),
+        "top_k": numbers[:, 1].astype(np.int32),
+        "top_p": numbers[:, 2].astype(np.float32),
+        "min_p": numbers[:, 3].astype(np.float32),
+        "seed": seed_bits([row.seed for row in rows]),
+        "position": np.array([row.position for row in rows], np.int64),
+        "mask_row": np.array(
+            [-1 if row.masked is None or row.target is not None else row.masked for row in rows], np.int32
+        ),
+        "bias_row": bias_row,
+    }
+    sent = upload(logits.device, *columns.values(), *tables.values())
+    sample_rows = replace(off, **dict(zip(columns, sent, strict=False)))
+    found = SampleTables(**dict(zip(tables, sent[len(columns) :], strict=True)))
+    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    filters = any(row.params.cuts for row in rows if row.target is None)
+    drawing.draw(logits, sample_rows, found, tokens, filters=filters)
+    if raw is None or where is None:
+        return tokens, None
+    return tokens, _score(raw, logits, rows, scored, found.mask, tokens)
 
 
-def _raw_logprobs(
-    logits: torch.Tensor, rows: Sequence[Row]
-) -> dict[int, tuple[torch.Tensor, tuple[tuple[int, float], ...]]]:
-    """Log-probabilities of the model itself, [V] a row that asks, with its top alternatives."""
-    asked = [index for index, row in enumerate(rows) if row.params.logprobs is not None or row.target is not None]
-    if not asked:
-        return {}
-    values = torch.log_softmax(logits[torch.tensor(asked)], dim=1)
-    most = max(rows[index].params.logprobs or 0 for index in asked)
-    top = values.topk(most, dim=1) if most else None
-    found = {}
-    for line, index in enumerate(asked):
-        count = rows[index].params.logprobs or 0
-        pairs: tuple[tuple[int, float], ...] = ()
-        if top is not None and count:
-            pairs = tuple(zip(top.indices[line, :count].tolist(), top.values[line, :count].tolist(), strict=True))
-        found[index] = (values[line], pairs)
-    return found
+_GREEDY = (0.0, 0, 1.0, 0.0)
 
 
-def _adjust(logits: torch.Tensor, rows: Sequence[Row]) -> None:
-    """Penalties, bias and bans, in place; only rows that have any are touched."""
-    penalise(logits, rows)
-    for index, row in enumerate(rows):
-        if row.target is None and (bias := row.bias):
-            line = logits[index]
-            ids = torch.tensor(list(bias), device=line.device)
-            line[ids] += torch.tensor(list(bias.values()), dtype=line.dtype, device=line.device)
+def sampling_numbers(params: SamplingParams) -> tuple[float, int, float, float]:
+    """Temperature, top-k, top-p and min-p as the kernels take them: 0, 0, 1 and 0 are greedy, or off."""
+    if params.greedy:
+        return _GREEDY
+    return max(params.temperature, COLDEST), max(params.top_k or 0, 0), params.top_p, params.min_p
 
 
-def penalise(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+def seed_bits(seeds: Sequence[int]) -> npt.NDArray[np.int64]:
+    """The lowest 64 bits of each seed, as the kernels take them."""
+    return np.array([seed & _WORD for seed in seeds], np.uint64).view(np.int64)
+
+
+def _penalise(logits: torch.Tensor, rows: Sequence[Row]) -> None:
     """Repetition, frequency and presence penalties on `logits` [R, V], in place; nothing waits for the device."""
     drawn = [(index, row) for index, row in enumerate(rows) if row.target is None]
     repeated = [(index, row) for index, row in drawn if row.params.repetition_penalty != 1.0 and row.seen]
@@ -130,66 +133,82 @@ def _places(tokens: Sequence[tuple[int, Sequence[int]]]) -> npt.NDArray[np.int64
     return np.stack([rows, np.concatenate([np.asarray(ids) for _, ids in tokens])]).astype(np.int64)
 
 
-def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """One token id a row, as kernels.sampling.reference draws: in whole numbers, in the order of the vocabulary."""
-    logits = logits.float()
-    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    plain = [index for index, row in enumerate(rows) if not row.params.cuts]
-    if plain:
-        temperatures = torch.tensor([rows[index].params.temperature for index in plain], device=logits.device)
-        scaled = logits[plain].double()
-        scaled -= scaled.amax(dim=1, keepdim=True)
-        scaled /= temperatures.double().clamp_(min=COLDEST)[:, None]
-        reach = (scaled.exp_() * ONE).long().cumsum(dim=1)
-        # The product has more than 64 bits, which only the host has.
-        totals = zip(reach[:, -1].tolist(), plain, strict=True)
-        wanted = torch.tensor([total * random_bits(rows[index]) >> 53 for total, index in totals], device=reach.device)
-        tokens[plain] = torch.searchsorted(reach, wanted[:, None], right=True)[:, 0]
-    for index, row in enumerate(rows):
-        if row.params.cuts:
-            numbers = np.array([row.params.temperature, row.params.top_p, row.params.min_p], np.float32)
-            temperature, top_p, min_p = numbers.tolist()
-            tokens[index] = pick(
-                *kept(logits[index], temperature, row.params.top_k or 0, top_p, min_p), random_bits(row)
-            )
-    return tokens
+def _biases(
+    rows: Sequence[Row], vocab_size: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """The table row of each row, -1 if it has no bias, and the table as SampleTables has it."""
+    biases = [row.bias if row.target is None else {} for row in rows]
+    width = max(map(len, biases), default=0)
+    bias_row = np.full(len(rows), -1, np.int32)
+    with_bias = [index for index, bias in enumerate(biases) if bias]
+    bias_row[with_bias] = np.arange(len(with_bias))
+    ids = np.full((len(with_bias), width), vocab_size, np.int32)
+    values = np.zeros((len(with_bias), width), np.float32)
+    for line, index in enumerate(with_bias):
+        pairs = sorted(biases[index].items())
+        ids[line, : len(pairs)] = [token for token, _ in pairs]
+        values[line, : len(pairs)] = [value for _, value in pairs]
+    return bias_row, ids, values
 
 
-def _narrow(rows: Sequence[Row], masks: npt.NDArray[np.int32] | None) -> dict[int, npt.NDArray[np.intp]]:
-    """Of each row whose mask allows few tokens, and of which nothing but the draw is asked: these tokens, rising."""
-    found = {}
-    for index, row in enumerate(rows):
-        if row.masked is None or row.params.logprobs is not None or row.target is not None:
-            continue
+def _score(
+    raw: torch.Tensor,
+    logits: torch.Tensor,
+    rows: Sequence[Row],
+    scored: Sequence[int],
+    masks: torch.Tensor | None,
+    tokens: torch.Tensor,
+) -> Draws:
+    """Returns the draws with the log-probabilities of the `scored` rows.
+
+    raw      [S, V] float32: logits of these rows as the model gave them
+    logits   [R, V]: of all rows, after penalties
+    masks    that `Row.masked` points into, on the device
+    """
+    draws = to_draws(tokens.tolist())
+    asked = [rows[index] for index in scored]
+    named = [max(draws.tokens[index], 0) if (of := rows[index].target) is None else of for index in scored]
+    log_sum = _log_sum(raw)
+    most = min(max(row.params.logprobs or 0 for row in asked), raw.shape[1])
+    top = likeliest(raw, most)
+    top_values = (raw.gather(1, top) - log_sum).tolist()
+    others = _places([(line, (token, *row.others)) for line, (token, row) in enumerate(zip(named, asked, strict=True))])
+    (places,) = upload(raw.device, others)
+    values = iter((raw[places[0], places[1]] - log_sum[places[0], 0]).tolist())
+    finals = _finals(logits, rows, [index for index in scored if rows[index].target is None], masks, draws.tokens)
+    for line, (index, row) in enumerate(zip(scored, asked, strict=True)):
+        found = [next(values) for _ in range(1 + len(row.others))]
+        pairs = tuple(zip(row.others, found[1:], strict=True))
+        if not row.others:
+            pairs = tuple(zip(top[line].tolist(), top_values[line], strict=True))[: row.params.logprobs or 0]
+        draws.logprobs[index] = TokenLogprob(named[line], found[0], pairs, finals.get(index))
+    return draws
+
+
+def _finals(
+    logits: torch.Tensor, rows: Sequence[Row], drawn: Sequence[int], masks: torch.Tensor | None, tokens: Sequence[int]
+) -> dict[int, float]:
+    """Log-probabilities of the `tokens` of the rows `drawn`, when penalties, bias and masks are applied."""
+    if not drawn:
+        return {}
+    where, ids = upload(logits.device, np.array(drawn, np.int64), np.array([[max(tokens[i], 0)] for i in drawn]))
+    lines = logits.index_select(0, where).float()
+    biases = [(line, bias) for line, index in enumerate(drawn) if (bias := rows[index].bias)]
+    if biases:
+        added = np.concatenate([np.fromiter(bias.values(), np.float32, len(bias)) for _, bias in biases])
+        places, amounts = upload(lines.device, _places([(line, list(bias)) for line, bias in biases]), added)
+        lines[places[0], places[1]] += amounts
+    masked = [(line, row) for line, index in enumerate(drawn) if (row := rows[index].masked) is not None]
+    if masked:
         assert masks is not None
-        allowed = narrow(masks[row.masked])
-        if allowed is not None:
-            found[index] = allowed
-    return found
+        line_of, mask_of = upload(lines.device, *np.array(masked, np.int64).T)
+        mask_logits_(lines, masks[mask_of], line_of)
+    found = (lines.gather(1, ids) - _log_sum(lines))[:, 0]
+    return dict(zip(drawn, found.tolist(), strict=True))
 
 
-def _draw_narrow(
-    logits: torch.Tensor, chosen: Mapping[int, tuple[Row, npt.NDArray[np.intp]]]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws as `_draw` does, or takes a greedy row's likeliest, among few tokens; returns the largest logits, too."""
-    widest = max((len(ids) for _, ids in chosen.values()), default=0)
-    ids = np.zeros((len(chosen), max(widest, 1)), np.int64)
-    absent = np.ones(ids.shape, np.bool_)
-    for line, (_, allowed) in enumerate(chosen.values()):
-        ids[line, : len(allowed)] = allowed
-        absent[line, : len(allowed)] = False
-    columns, nowhere, where = (
-        torch.from_numpy(array).to(logits.device) for array in (ids, absent, np.array(list(chosen), np.int64))
-    )
-    values = logits[where[:, None], columns].masked_fill_(nowhere, -torch.inf)
-    top, places = values.max(dim=1)
-    drawn = [
-        line
-        for line, (row, allowed) in enumerate(chosen.values())
-        if len(allowed) > 1 and not row.params.greedy and bool(torch.isfinite(top[line]))
-    ]
-    if drawn:
-        rows = list(chosen.values())
-        lines = torch.tensor(drawn, device=logits.device)
-        places[lines] = _draw(values[lines], [rows[line][0] for line in drawn])
-    return columns.gather(1, places[:, None])[:, 0], top
+def _log_sum(lines: torch.Tensor) -> torch.Tensor:
+    """The logarithm of the sum of exponentials, float64 [S, 1], of `lines` [S, V] float32: rounded after the largest is
+    taken off."""
+    top = lines.amax(dim=1, keepdim=True)
+    return (lines - top).exp_().sum(dim=1, keepdim=True).double().log_() + top

@@ -19,11 +19,11 @@ from bough.runtime.engine.engine import Engine
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.counters import ModelInfo
 from bough.runtime.runner.runner import DirectPasses, DrawSpec
-from bough.runtime.sampler.random_numbers import uniform
-from bough.runtime.sampler.rows import Draws, Row, sample
+from bough.runtime.sampler.rows import Draws, Row
 from bough.runtime.scheduler.batch import Batch, build_batch
 from bough.runtime.scheduler.scheduler import Advance, Plan, Sequence, Work
 from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from tests.support.sampling import host_sampler
 
 _MASK = (1 << 61) - 1
 
@@ -160,6 +160,7 @@ class AheadPasses:
 
     def __init__(self, model: FakeRunner, max_steps: int) -> None:
         self.model = model
+        self.sampler = host_sampler()
         self.max_steps = max_steps
         self.trees = model.page_size == 1
         self.last: dict[Sequence, int] = {}
@@ -185,8 +186,8 @@ class AheadPasses:
                     self.num_constrained += 1
                     masks[index] = spec.matcher.grammar.row(state) if state >= 0 else 0
                 masked = index if spec.matcher is not None else None
-                rows.append(Row(spec.params, uniform=uniform(spec.seed, work.logits_start + 1), masked=masked))
-            draws = sample(logits, rows, masks)
+                rows.append(Row(spec.params, seed=spec.seed, position=work.logits_start + 1, masked=masked))
+            draws = self.sampler.sample(logits, rows, masks)
             for work, spec, token in zip(plan.work, specs, draws.tokens, strict=True):
                 if spec.matcher is not None:
                     state = self._state(spec, work)
@@ -242,7 +243,9 @@ class AheadPass:
         self.drawn: list[Draws] = []
 
     def draw(self, rows: AbstractSequence[Row], masks: np.ndarray | None) -> None:
-        self.drawn.append(Draws([], [], []) if self.logits is None else sample(self.logits, rows, masks))
+        self.drawn.append(
+            Draws([], [], []) if self.logits is None else self.runner.sampler.sample(self.logits, rows, masks)
+        )
         row = 0
         for work in self.plan.work:
             if work.samples and not work.drafts and (matcher := rows[row].matcher) is not None:
@@ -324,7 +327,7 @@ def fake_engine(
     engine = Engine(
         config=config,
         info=info,
-        runner=AheadPasses(runner, ahead) if ahead else DirectPasses(runner, page_size, exact=True),
+        runner=AheadPasses(runner, ahead) if ahead else DirectPasses(runner, page_size, host_sampler(), exact=True),
         tokenizer=tokenizer,
         grammars=GrammarCompiler(tokenizer.vocabulary(258)),
         clock=time.monotonic,

@@ -10,6 +10,5 @@
 
 #define VARIANT                                                                                                            \
     {                                                                                                                      \
-        LANES,     forward_pass, multiply_rows, mix_weight,     read_row,                                                   \
-        find_peak, sum_exp,      sample_rows,   sampling_bytes, workspace_bytes,                                            \
+        LANES, forward_pass, multiply_rows, mix_weight, read_row, sample_rows, sampling_bytes, workspace_bytes,             \
     }

@@ -115,10 +115,6 @@ void bough_read_rows(const bough_weight *weight, const int64_t *rows, int32_t nu
 /* Packs a weight, or if there is none, numbers [rows][columns], as BOUGH_BITS8 | BOUGH_HADAMARD; columns % BOUGH_BLOCK == 0.
  * Returns 0 where memory is short. */
 int32_t bough_mix(bough_pool *pool, const bough_weight *from, const float *numbers, int32_t rows, int32_t columns, uint8_t *tiles);
-/* The place of the largest of `num` numbers, of equals the first; -1 if they are not all finite. */
-int32_t bough_find_peak(const float *x, int32_t num);
-/* The sum of e^(x - top); no number is more than `top`, and those 87 and more below it count as 1e-38. */
-double bough_sum_exp(const float *x, int32_t num, float top);
 /* Draws a token from each row of logits, on the threads of a pool if it is not NULL and there is enough to do. */
 void bough_sample(bough_pool *pool, const bough_sampling *sampling);
 int64_t bough_sampling_bytes(int32_t num_threads, int32_t vocab); /* of its workspace */

@@ -49,10 +49,6 @@ void bough_forward(bough_pool *pool, const bough_model *model, const bough_cache
     find()->forward(pool, model, cache, batch, workspace, logits);
 }
 
-int32_t bough_find_peak(const float *x, int32_t num) { return find()->find_peak(x, num); }
-
-double bough_sum_exp(const float *x, int32_t num, float top) { return find()->sum_exp(x, num, top); }
-
 void bough_sample(bough_pool *pool, const bough_sampling *sampling) { find()->sample(pool, sampling); }
 
 int64_t bough_sampling_bytes(int32_t num_threads, int32_t vocab) { return find()->sampling_bytes(num_threads, vocab); }

@@ -9,8 +9,6 @@ typedef struct {
     void (*multiply)(bough_pool *, const bough_weight *, const float *, int32_t, float *);
     int32_t (*mix)(bough_pool *, const bough_weight *, const float *, int32_t, int32_t, uint8_t *);
     void (*read_row)(const bough_weight *, int64_t, float *);
-    int32_t (*find_peak)(const float *, int32_t);
-    double (*sum_exp)(const float *, int32_t, float);
     void (*sample)(bough_pool *, const bough_sampling *);
     int64_t (*sampling_bytes)(int32_t, int32_t);
     int64_t (*workspace_bytes)(const bough_model *, int32_t, int32_t, int32_t);

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from bough.kernels.sampling.reference import SampleRows, SampleTables
-from bough.runtime.sampler.random_numbers import uniform
+from tests.support.sampling import uniform
 
 MARGIN = 1e-5
 """How far float32 moves a sum of probabilities, generously; borders closer than this have two right answers."""

@@ -19,9 +19,9 @@ from bough.kernels.sampling.reference import (
     uniform_bits,
 )
 from bough.runtime.protocol.sampling_params import SamplingParams
-from bough.runtime.sampler.random_numbers import uniform
-from bough.runtime.sampler.rows import Row, sample
+from bough.runtime.sampler.rows import Row
 from tests.kernels.sampling.brute_sampler import Draw, adjusted, chi_square, distribution, right_tokens, tensors
+from tests.support.sampling import host_sampler, uniform
 
 VOCAB = 300
 
@@ -107,8 +107,8 @@ def test_chi_square_can_fail() -> None:
 def test_the_same_tokens_as_the_runtime_without_filters() -> None:
     logits = logits_of(5, 200)
     batch = [Draw(temperature=0.9 * (i % 4 > 0), seed=i, position=3) for i in range(200)]
-    rows = [Row(SamplingParams(temperature=d.temperature), uniform=uniform(d.seed, d.position)) for d in batch]
-    assert tokens_of(logits, batch) == sample(logits.clone().numpy(), rows, None).tokens
+    rows = [Row(SamplingParams(temperature=d.temperature), seed=d.seed, position=d.position) for d in batch]
+    assert tokens_of(logits, batch) == host_sampler().sample(logits.clone().numpy(), rows, None).tokens
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -20,8 +20,8 @@ from bough.kernels.sampling.random_bits import scaled_floor, uniform_bits
 from bough.kernels.sampling.reference import NONE_ALLOWED, NOT_FINITE, SampleRows, SampleTables
 from bough.kernels.sampling.reference import sample_rows as plain_sample_rows
 from bough.kernels.sampling.sample import SampleWorkspace, sample_rows
-from bough.runtime.sampler.random_numbers import uniform
 from tests.kernels.sampling.brute_sampler import Draw, adjusted, chi_square, distribution, right_tokens, tensors
+from tests.support.sampling import uniform
 
 VOCAB = 300  # the last block and the last mask word are partly used
 

@@ -24,6 +24,7 @@ from bough.runtime.runner.runner import DirectPasses
 from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 from ...support.fakes import AheadPasses, FakeRunner, model_info, write_byte_tokenizer
+from ...support.sampling import host_sampler
 from ..listening import Heard
 from ..programs.oracle import executor_of
 
@@ -60,7 +61,7 @@ def engine(ahead: int = 0) -> tuple[Engine, FakeRunner]:
         Engine(
             config=EngineConfig(num_pages=4096, page_size=1),
             info=type(info)(**{**{name: getattr(info, name) for name in info.__struct_fields__}, "vocab_size": SIZE}),
-            runner=AheadPasses(runner, ahead) if ahead else DirectPasses(runner, 1, exact=True),
+            runner=AheadPasses(runner, ahead) if ahead else DirectPasses(runner, 1, host_sampler(), exact=True),
             tokenizer=made,
             grammars=GrammarCompiler(made.vocabulary(SIZE)),
             clock=time.monotonic,

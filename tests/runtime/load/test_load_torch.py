@@ -10,6 +10,7 @@ import pytest
 from ...support.triton_interpreter import DEVICE
 
 from bough.runtime.load import load_native as native_loading  # isort: skip
+from bough.runtime.load import load_torch as torch_loading  # isort: skip
 from bough.runtime.protocol.config import EngineConfig  # isort: skip
 from bough.runtime.engine.engine import Engine  # isort: skip
 from bough.runtime.protocol.errors import ModelError, RequestError  # isort: skip
@@ -23,6 +24,7 @@ from bough.runtime.runner.runner import DirectPasses  # isort: skip
 from bough.runtime.protocol.request import Request, RequestOutput  # isort: skip
 from bough.runtime.runner.torch_runner import ModelRunner  # isort: skip
 from bough.runtime.protocol.sampling_params import SamplingParams  # isort: skip
+from bough.runtime.sampler.torch_sampler import TorchSampler  # isort: skip
 
 from ...support.tiny_model import write_tiny_model
 
@@ -38,9 +40,9 @@ def load(folder: Path, **settings: Any) -> Engine:
     return load_engine(EngineConfig(model=str(folder), **(fixed | {"page_size": 16} | settings)))
 
 
-def answer(engine: Engine) -> list[int]:
+def answer(engine: Engine, **options: Any) -> list[int]:
     heard: list[RequestOutput] = []
-    sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(**({"max_tokens": 4, "temperature": 0.0, "ignore_eos": True} | options))
     engine.submit(Request(id="r", prompt=(65, 66, 67), sampling=sampling), heard.append)
     while not engine.idle:
         engine.step()
@@ -162,6 +164,20 @@ def test_the_library_computes_what_it_can(wide: Path, wider: Path, kind: str) ->
 )
 def test_torch_computes_the_rest(wide: Path, folder: Path, settings: dict[str, Any]) -> None:
     assert isinstance(runner_of(load_on_cpu(wide, **settings)), ModelRunner)
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.8, "logprobs": 2}])
+def test_torch_draws_the_same_where_the_library_was_not_built(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    options |= {"seed": 5, "max_tokens": 12}
+    expected = answer(load(folder, attention_backend="torch"), **options)
+    monkeypatch.setattr(torch_loading, "load_library", lambda: None)
+    engine = load(folder, attention_backend="torch")
+    runner: Any = engine._runner
+    assert isinstance(runner._sampler, TorchSampler)
+    assert answer(engine, **options) == expected
 
 
 def test_torch_computes_where_the_library_was_not_built(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:

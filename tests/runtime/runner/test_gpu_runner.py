@@ -35,6 +35,7 @@ from bough.runtime.scheduler.scheduler import Sequence
 from bough.runtime.tokenizer.tokenizer import load_tokenizer
 
 from ...support.fakes import model_info
+from ...support.sampling import host_sampler
 from ...support.tiny_model import write_tiny_model
 
 PAGE = 4
@@ -101,7 +102,7 @@ def make_engine(
             replays=Eager(),
         )
     else:
-        runner = DirectPasses(ModelRunner(model, TorchAttention(shape), "cpu"), PAGE)
+        runner = DirectPasses(ModelRunner(model, TorchAttention(shape), "cpu"), PAGE, host_sampler())
     return Engine(
         config=config,
         info=model_info(num_pages, PAGE, max_model_len=512),

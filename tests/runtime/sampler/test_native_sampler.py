@@ -1,4 +1,4 @@
-"""What the CPU library draws from logits: the tokens and log-probabilities of runtime.sampler.rows, to the bit."""
+"""What the CPU library draws from logits: the tokens and log-probabilities of runtime.sampler.torch_sampler."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import math
 import random
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from bough.kernels.native.library import Library
 from bough.kernels.native.threads import Threads
-from bough.kernels.sampling import host_sampling
+from bough.kernels.sampling.reference import ONE
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.sampler.native_sampler import NativeSampler
-from bough.runtime.sampler.rows import Draws, Row, sample
+from bough.runtime.sampler.rows import Draws, Row
+from bough.runtime.sampler.torch_sampler import TorchSampler
+from tests.support.sampling import assert_close, seed_of
 
 NUMBERS: dict[str, tuple[float, list[Any]]] = {
     "top_k": (0.4, [-1, 1, 2, 5, 50, 300, 5000, 2**31 - 1]),
@@ -65,7 +68,9 @@ def row_of(size: int, generator: np.random.Generator, rng: random.Random) -> Row
     options["temperature"] = rng.choice([0.0, 1.0, 0.8, 0.3, 3.0, 100.0, 1e-300, 1e-6])
     if rng.random() < 0.1:
         options["logit_bias"] = {token: rng.uniform(-100.0, 100.0) for token in some(5)}
-    fields: dict[str, Any] = {"uniform": rng.choice([0.0, 1 - 2.0**-53, *(rng.random() for _ in range(3))])}
+    fields: dict[str, Any] = {"seed": seed_of(rng.choice([0.0, 1 - 2.0**-53]))}
+    if rng.random() < 0.6:
+        fields = {"seed": rng.getrandbits(64), "position": rng.getrandbits(rng.randint(1, 63))}
     if rng.random() < 0.3:
         fields["counts"] = {token: rng.randrange(1, 5) for token in some(9)}
     if rng.random() < 0.3:
@@ -80,25 +85,27 @@ def row_of(size: int, generator: np.random.Generator, rng: random.Random) -> Row
 
 
 def check(sampler: NativeSampler, logits: np.ndarray, rows: list[Row], masks: np.ndarray | None = None) -> Draws:
-    expected = sample(logits.copy(), rows, masks)
+    expected = TorchSampler().sample(logits, rows, masks)
     found = sampler.sample(logits.copy(), rows, masks)
     assert found.poisoned == expected.poisoned
     for index, row in enumerate(rows):
         if not found.poisoned[index]:
             assert found.tokens[index] == expected.tokens[index], row
-            assert found.logprobs[index] == expected.logprobs[index], row
+            assert_close(found.logprobs[index], expected.logprobs[index])
     return found
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", [1, 2, 7, 16, 17, 33, 64, 300, 1000, 5000, 49152])
-def test_draws_are_those_of_numpy(sampler: NativeSampler, shape: str, size: int) -> None:
+def test_draws_are_those_of_torch(sampler: NativeSampler, shape: str, size: int) -> None:
     """All combinations of all that a row may ask for, by chance; those of a size differ."""
     rng = random.Random(f"{shape} {size}")
     generator = np.random.default_rng(rng.randrange(2**32))
     for _ in range(3 if size > 10000 else 12):
         logits = logits_of(shape, size, generator, rng)
         rows = [row_of(size, generator, rng) for _ in logits]
+        if shape == "huge":  # which a penalty makes infinite: test_a_penalty_past_the_smallest_number_forbids
+            rows = [msgspec.structs.replace(row, seen=()) for row in rows]
         check(sampler, logits, rows, masks_of(size, generator))
 
 
@@ -108,13 +115,13 @@ def test_weights_are_those_of_numpy(sampler: NativeSampler, temperature: float) 
     lower = np.linspace(-29.0 * temperature, 0.0, 200, dtype=np.float32)
     logits = np.stack([lower, np.zeros_like(lower)], axis=1)
     params = SamplingParams(temperature=temperature)
-    exact = np.exp(lower.astype(np.float64) / float(np.float32(temperature))) * host_sampling.ONE
+    exact = np.exp(lower.astype(np.float64) / float(np.float32(temperature))) * ONE
     for moved, token in ((-2, 0), (1, 1)):
         rows, asked = [], []
         for index, weight in enumerate(exact.astype(np.int64).tolist()):
-            if 0 <= weight + moved < weight + host_sampling.ONE:
-                bits = -(-((weight + moved) << 53) // (weight + host_sampling.ONE))
-                rows.append(Row(params, uniform=bits / 2**53))
+            if 0 <= weight + moved < weight + ONE:
+                bits = -(-((weight + moved) << 53) // (weight + ONE))
+                rows.append(Row(params, seed=seed_of(bits / 2**53)))
                 asked.append(index)
         assert len(rows) > 190
         assert sampler.sample(logits[asked], rows, None).tokens == [token] * len(rows)
@@ -124,12 +131,12 @@ def test_of_a_nearly_level_vocabulary_any_part_may_be_kept(sampler: NativeSample
     """More than the first look at the likeliest finds."""
     logits = np.random.default_rng(4).normal(0.0, 0.3, (8, 20000)).astype(np.float32)
     for top_p in (0.01, 0.3, 0.9, 0.9999):
-        check(sampler, logits, [Row(SamplingParams(top_p=top_p), uniform=index / 8) for index in range(8)])
+        check(sampler, logits, [Row(SamplingParams(top_p=top_p), seed=seed_of(index / 8)) for index in range(8)])
 
 
 def test_one_token_of_a_row_or_a_thousand_rows(sampler: NativeSampler) -> None:
     logits = np.random.default_rng(5).normal(0.0, 3.0, (1000, 40)).astype(np.float32)
-    rows = [Row(SamplingParams(top_p=0.9), uniform=index / 1000) for index in range(1000)]
+    rows = [Row(SamplingParams(top_p=0.9), seed=seed_of(index / 1000)) for index in range(1000)]
     together = check(sampler, logits, rows)
     assert [
         sampler.sample(logits[i : i + 1].copy(), rows[i : i + 1], None).tokens[0] for i in range(1000)
@@ -141,3 +148,46 @@ def test_tokens_that_the_model_lacks_are_refused(sampler: NativeSampler) -> None
     params = SamplingParams(temperature=0.0, logit_bias={30: 1.0})
     with pytest.raises(IndexError, match=r"0 \.\. 29"):
         sampler.sample(np.zeros((1, 30), np.float32), [Row(params)], None)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 16, 17, 100, 1023, 49152])
+def test_the_likeliest_is_the_first_of_the_largest(sampler: NativeSampler, size: int) -> None:
+    logits = np.random.default_rng(size).integers(-5, 5, (40, size)).astype(np.float32)
+    rows = [Row(SamplingParams(temperature=0.0))] * len(logits)
+    assert sampler.sample(logits.copy(), rows, None).tokens == logits.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("fault", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("size", [1, 8, 33, 500])
+def test_what_is_not_finite_is_found_anywhere(sampler: NativeSampler, size: int, fault: float) -> None:
+    places = range(0, size, 3)
+    logits = np.ones((len(places), size), np.float32)
+    for row, place in enumerate(places):
+        logits[row, place] = fault
+    for params in (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(logprobs=2)):
+        assert all(sampler.sample(logits.copy(), [Row(params)] * len(places), None).poisoned)
+
+
+@pytest.mark.parametrize("size", [2, 7, 8, 16, 17, 1023, 1024, 1025, 49152])
+def test_log_probabilities_to_two_parts_in_a_million(sampler: NativeSampler, size: int) -> None:
+    """Of what the model says, and where a mask leaves four of five tokens."""
+    line = np.random.default_rng(size).normal(0.0, 6.0, size).astype(np.float32)
+    allowed = np.arange(size) % 5 != 1
+    bits = np.zeros(-(-size // 32) * 32, np.uint8)
+    bits[:size] = allowed
+    masks = np.packbits(bits, bitorder="little").view(np.int32)[None]
+    row = Row(SamplingParams(temperature=0.0, logprobs=1), masked=0)
+    draws = sampler.sample(line[None].copy(), [row], masks)
+    (token,), (found,) = draws.tokens, draws.logprobs
+    wide = line.astype(np.float64)
+    assert found is not None and found.masked is not None
+    assert found.logprob == pytest.approx(wide[token] - np.log(np.exp(wide).sum()), abs=2e-6)
+    assert found.masked == pytest.approx(wide[token] - np.log(np.exp(wide[allowed]).sum()), abs=2e-6)
+
+
+def test_a_penalty_past_the_smallest_number_forbids(sampler: NativeSampler) -> None:
+    """It is the model's own logits that must be finite."""
+    params = SamplingParams(temperature=0.0, repetition_penalty=10.0)
+    logits = np.array([[-3e38, 1.0, -3e37]], np.float32)
+    draws = sampler.sample(logits, [Row(params, seen=(0,))], None)
+    assert draws.tokens == [1] and draws.poisoned == [False]

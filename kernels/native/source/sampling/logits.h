@@ -41,14 +41,7 @@ static int32_t find_largest(const float *x, int32_t num, int *finite) {
     return first;
 }
 
-/* The same; -1 if they are not all finite. */
-static int32_t find_peak(const float *x, int32_t num) {
-    int finite;
-    const int32_t place = find_largest(x, num, &finite);
-    return finite ? place : -1;
-}
-
-/* The sum of e^(x - top) of `num` numbers, none of which is more than `top`. */
+/* The sum of e^(x - top) of `num` numbers, none of which is more than `top`; those 87 and more below it count as 1e-38. */
 static double sum_exp(const float *x, int32_t num, float top) {
     enum { BLOCK = 64 * LANES }; /* numbers that are added in float32 */
     double total = 0.0;

@@ -1,4 +1,4 @@
-/* Tokens drawn from rows of logits, as kernels/sampling/host_sampling.py and runtime/sampler/rows.py draw them. */
+/* Tokens drawn from rows of logits, as kernels/sampling/reference.py draws them. */
 #pragma once
 
 #include "../bough_cpu.h"

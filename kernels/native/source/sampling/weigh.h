@@ -1,6 +1,6 @@
 /* Whole numbers that logits are drawn by: e^((x - top) / temperature) in units of 2^-42, the rest cut off.
  *
- * They are the same to the bit in all variants of the library, and by 1 of 2^42 at most other ones than numpy's. */
+ * They are the same to the bit in all variants of the library, and by 1 of 2^42 at most other ones than torch's. */
 #pragma once
 
 #include "../simd/simd.h"

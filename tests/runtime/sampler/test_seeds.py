@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.runtime.sampler.random_numbers import _mix, derive, uniform
+from bough.runtime.sampler.seeds import _mix, derive
+from tests.support.sampling import seed_of, uniform
 
 SEEDS = st.integers(-(2**63), 2**64 - 1)
 
@@ -28,6 +29,11 @@ def test_uniform_is_in_the_unit_interval_and_a_function_of_seed_and_position(see
     assert value == uniform(seed % 2**64, position)
     assert value != uniform(seed, position + 1)
     assert value != uniform(seed + 1, position)
+
+
+@given(st.integers(0, 2**53 - 1))
+def test_each_number_has_a_seed(bits: int) -> None:
+    assert uniform(seed_of(bits / 2**53), 0) == bits / 2**53
 
 
 def chi_square(values: np.ndarray, bins: int) -> float:

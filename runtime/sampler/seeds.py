@@ -1,7 +1,8 @@
-"""Counter-based random numbers: a draw depends on (seed, position) and nothing else.
+"""Counter-based random numbers, and seeds made of seeds: of a request's samples, and of what is generated once more.
 
-The generator is SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators") used as a hash,
-so that a request draws the same numbers alone, in any batch, after a retraction, and on any machine.
+A draw depends on (seed, position) and nothing else: a request draws the same numbers alone, in any batch, after a
+retraction, and on any machine. The hash is SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
+generators"), as in kernels/sampling/reference.py.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) for the token at `position` of a request with `seed`."""
-    return (_mix(_mix(seed & _MASK) ^ position) >> 11) * 2.0**-53
+def random_bits(seed: int, position: int) -> int:
+    """The random number of the token at `position` of a request with `seed`: 53 bits, u * 2^53 for a u in [0, 1)."""
+    return _mix(_mix(seed & _MASK) ^ position) >> 11
 
 
 def derive(seed: int, index: int) -> int:
