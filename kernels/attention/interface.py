@@ -75,28 +75,39 @@ class HeadNorm:
     eps: float
 
 
+@dataclass(frozen=True)
+class AttentionLayer:
+    """Attention in one layer of a model: the same at every step, so that it is made once.
+
+    index     of the layer's keys and values in the cache
+    scale     scores are the products of queries and keys times this
+    window    a query at position p sees keys p - window + 1 .. p only; None: all up to its own
+    softcap   scores become softcap * tanh(score / softcap); None: they stay
+    norm      of the heads that `run_qkv` finds in a projection's output
+    """
+
+    index: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    norm: HeadNorm | None = None
+
+
+Rotation = tuple["torch.Tensor", "torch.Tensor"]
+"""Cosines and signed sines of each token's angles, as `decoder.reference.rotate` takes them."""
+
+
 class HeadAttention(Protocol):
     """Attends over a paged KV cache, given heads."""
 
-    def run(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
+    def run(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Writes `k` and `v` to the cache, then attends.
 
             q        [T, num_heads, head_dim]
             k, v     [T, num_kv_heads, head_dim]
             returns  [T, num_heads, head_dim]
 
-        Query head h reads key-value head h // (num_heads // num_kv_heads). `window`: a query at position p sees
-        keys p - window + 1 .. p only. `softcap`: scores become softcap * tanh(score / softcap).
+        Query head h reads key-value head h // (num_heads // num_kv_heads).
         """
 
 
@@ -106,21 +117,10 @@ class AttentionBackend(HeadAttention, Protocol):
     def plan(self, batch: AttentionBatch) -> None:
         """Prepares the device-side metadata of the step; every `run` until the next `plan` uses it."""
 
-    def run_qkv(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        *,
-        num_heads: int,
-        norm: HeadNorm | None,
-        rotation: tuple[torch.Tensor, torch.Tensor] | None,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
+    def run_qkv(self, layer: AttentionLayer, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         """`run` on one projection's output, with what comes between the two: head norm, then rotary positions.
 
         qkv        [T, (num_heads + 2 * num_kv_heads) * head_dim]: query heads, key heads, value heads
-        rotation   cosines and signed sines as `reference.rotate` takes them; None: the layer does not rotate
+        rotation   None: the layer does not rotate
         returns    [T, num_heads, head_dim]
         """

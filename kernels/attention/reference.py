@@ -5,25 +5,21 @@ from __future__ import annotations
 import torch
 
 from ..decoder.reference import rms_norm, rotate
-from .interface import AttentionBatch, HeadNorm, KVShape
+from .interface import AttentionBatch, AttentionLayer, HeadNorm, KVShape, Rotation
 
 
 def split_heads(
-    qkv: torch.Tensor,
-    *,
-    num_heads: int,
-    head_dim: int,
-    norm: HeadNorm | None,
-    rotation: tuple[torch.Tensor, torch.Tensor] | None,
+    qkv: torch.Tensor, shape: KVShape, norm: HeadNorm | None, rotation: Rotation | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The queries, keys and values in one projection's output, queries and keys normed and then rotated.
 
-    qkv        [T, (H + 2 * G) * head_dim]    H = num_heads query heads, G key heads, G value heads
-    rotation   cos and sin as `rotate` takes them; None: nothing is rotated
-    returns    q [T, H, head_dim], k and v [T, G, head_dim]; may be views of one another and of `qkv`
+    qkv        [T, (H + 2 * G) * D]    H query heads, G key heads, G value heads; `shape` has G and D
+    rotation   None: nothing is rotated
+    returns    q [T, H, D], k and v [T, G, D]; may be views of one another and of `qkv`
     """
-    heads = qkv.view(-1, qkv.shape[1] // head_dim, head_dim)
-    num_rotated = (heads.shape[1] + num_heads) // 2
+    heads = qkv.view(-1, qkv.shape[1] // shape.head_dim, shape.head_dim)
+    num_rotated = heads.shape[1] - shape.num_kv_heads
+    num_heads = num_rotated - shape.num_kv_heads
     rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
     if norm is not None:
         q = rms_norm(rotated[:, :num_heads], norm.query, norm.eps)
@@ -49,7 +45,7 @@ def ragged_attention(
     keys, values    [N, G, D]   H % G == 0; query head h reads head h // (H // G)
     returns         [n, H, D]   the dtype of `q`
 
-    Scores and softmax are float32 (float64 for float64 inputs). `window`, `softcap`: see AttentionBackend.run.
+    Scores and softmax are float32 (float64 for float64 inputs). `window`, `softcap`: see AttentionLayer.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     num_queries, num_heads, _ = q.shape
@@ -96,39 +92,19 @@ class ReferenceAttention:
             start, stop = batch.query_start[row : row + 2].tolist()
             self._sequences.append((slice(start, stop), slots))
 
-    def run(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        """See AttentionBackend.run."""
-        self.keys[layer, self._write_slot] = k.to(self.shape.dtype)
-        self.values[layer, self._write_slot] = v.to(self.shape.dtype)
+    def run(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See HeadAttention.run."""
+        all_keys, all_values = self.keys[layer.index], self.values[layer.index]
+        all_keys[self._write_slot] = k.to(self.shape.dtype)
+        all_values[self._write_slot] = v.to(self.shape.dtype)
         out = torch.empty_like(q)
         for rows, slots in self._sequences:
-            keys, values = self.keys[layer, slots], self.values[layer, slots]
-            out[rows] = ragged_attention(q[rows], keys, values, scale=scale, window=window, softcap=softcap)
+            keys, values = all_keys[slots], all_values[slots]
+            out[rows] = ragged_attention(
+                q[rows], keys, values, scale=layer.scale, window=layer.window, softcap=layer.softcap
+            )
         return out
 
-    def run_qkv(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        *,
-        num_heads: int,
-        norm: HeadNorm | None,
-        rotation: tuple[torch.Tensor, torch.Tensor] | None,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
+    def run_qkv(self, layer: AttentionLayer, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         """See AttentionBackend.run_qkv."""
-        head_dim = self.shape.head_dim
-        q, k, v = split_heads(qkv, num_heads=num_heads, head_dim=head_dim, norm=norm, rotation=rotation)
-        return self.run(layer, q, k, v, scale=scale, window=window, softcap=softcap)
+        return self.run(layer, *split_heads(qkv, self.shape, layer.norm, rotation))

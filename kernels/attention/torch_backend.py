@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .interface import AttentionBatch, HeadNorm, KVShape
+from .interface import AttentionBatch, AttentionLayer, KVShape, Rotation
 from .reference import split_heads
 
 _GROUP_TOKENS = 16384
@@ -108,74 +108,48 @@ class TorchAttention:
             causal=b == 1 and n == length and n > 1,
         )
 
-    def run(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        keys, values = self._keys[layer], self._values[layer]
+    def run(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See HeadAttention.run."""
+        keys, values = self._keys[layer.index], self._values[layer.index]
         keys.index_copy_(0, self._write, k.to(keys.dtype))
         values.index_copy_(0, self._write, v.to(values.dtype))
         out = torch.empty_like(q)
         for group in self._groups:
-            attended = self._attend(group, q.index_select(0, group.rows), keys, values, scale, window, softcap)
+            attended = _attend(group, q.index_select(0, group.rows), keys, values, layer)
             if group.keep is None:
                 out.index_copy_(0, group.rows, attended)
             else:
                 out.index_copy_(0, group.rows[group.keep], attended[group.keep])
         return out
 
-    def run_qkv(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        *,
-        num_heads: int,
-        norm: HeadNorm | None,
-        rotation: tuple[torch.Tensor, torch.Tensor] | None,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        head_dim = self.shape.head_dim
-        q, k, v = split_heads(qkv, num_heads=num_heads, head_dim=head_dim, norm=norm, rotation=rotation)
-        return self.run(layer, q, k, v, scale=scale, window=window, softcap=softcap)
+    def run_qkv(self, layer: AttentionLayer, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+        """See AttentionBackend.run_qkv."""
+        return self.run(layer, *split_heads(qkv, self.shape, layer.norm, rotation))
 
-    def _attend(
-        self,
-        group: _Group,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        """Attention of one group: q [b * n, num_heads, D] in, the same shape out."""
-        b, n, length = group.b, group.n, group.length
-        heads, kv_heads, dim = q.shape[1], keys.shape[1], q.shape[2]
-        per_kv = heads // kv_heads
-        k = keys.index_select(0, group.slots).to(q.dtype).view(b, length, kv_heads, dim).transpose(1, 2)
-        v = values.index_select(0, group.slots).to(q.dtype).view(b, length, kv_heads, dim).transpose(1, 2)
-        if group.causal and softcap is None and (window is None or window >= n):
-            whole = q.view(1, n, heads, dim).transpose(1, 2)
-            out = F.scaled_dot_product_attention(whole, k, v, is_causal=True, scale=scale, enable_gqa=per_kv > 1)
-            return out.transpose(1, 2).reshape(n, heads, dim)
-        # The heads that share a key-value head are packed as further query rows: keys and values are read once.
-        packed = q.view(b, n, kv_heads, per_kv, dim).permute(0, 2, 1, 3, 4).reshape(b, kv_heads, n * per_kv, dim)
-        mask = group.mask(window, per_kv, q.dtype)
-        if softcap is None:
-            out = F.scaled_dot_product_attention(packed, k, v, attn_mask=mask, scale=scale)
-        else:
-            scores = torch.tanh(packed @ k.transpose(2, 3) * (scale / softcap)) * softcap
-            out = torch.softmax(scores.float() if mask is None else scores.float() + mask, dim=-1).to(v.dtype) @ v
-        return out.view(b, kv_heads, n, per_kv, dim).permute(0, 2, 1, 3, 4).reshape(b * n, heads, dim)
+
+def _attend(
+    group: _Group, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer
+) -> torch.Tensor:
+    """Attention of one group: q [b * n, num_heads, D] in, the same shape out."""
+    b, n, length = group.b, group.n, group.length
+    scale, window, softcap = layer.scale, layer.window, layer.softcap
+    heads, kv_heads, dim = q.shape[1], keys.shape[1], q.shape[2]
+    per_kv = heads // kv_heads
+    k = keys.index_select(0, group.slots).to(q.dtype).view(b, length, kv_heads, dim).transpose(1, 2)
+    v = values.index_select(0, group.slots).to(q.dtype).view(b, length, kv_heads, dim).transpose(1, 2)
+    if group.causal and softcap is None and (window is None or window >= n):
+        whole = q.view(1, n, heads, dim).transpose(1, 2)
+        out = F.scaled_dot_product_attention(whole, k, v, is_causal=True, scale=scale, enable_gqa=per_kv > 1)
+        return out.transpose(1, 2).reshape(n, heads, dim)
+    # The heads that share a key-value head are packed as further query rows: keys and values are read once.
+    packed = q.view(b, n, kv_heads, per_kv, dim).permute(0, 2, 1, 3, 4).reshape(b, kv_heads, n * per_kv, dim)
+    mask = group.mask(window, per_kv, q.dtype)
+    if softcap is None:
+        out = F.scaled_dot_product_attention(packed, k, v, attn_mask=mask, scale=scale)
+    else:
+        scores = torch.tanh(packed @ k.transpose(2, 3) * (scale / softcap)) * softcap
+        out = torch.softmax(scores.float() if mask is None else scores.float() + mask, dim=-1).to(v.dtype) @ v
+    return out.view(b, kv_heads, n, per_kv, dim).permute(0, 2, 1, 3, 4).reshape(b * n, heads, dim)
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:

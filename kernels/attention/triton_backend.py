@@ -11,7 +11,7 @@ import torch
 from ..staging import upload
 from .decode import DecodeSplits
 from .decode_rows import DecodeRows
-from .interface import AttentionBatch, HeadNorm, Int32, KVShape
+from .interface import AttentionBatch, AttentionLayer, Int32, KVShape, Rotation
 from .merge import merge_lists
 from .plan.device_work import DeviceWork
 from .plan.padded_work import PaddedWork
@@ -97,11 +97,9 @@ class TritonAttention:
         fixed_split: int = FIXED_SPLIT,
     ) -> None:
         self.shape = shape
-        self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.deterministic = deterministic
         self._fixed_split = fixed_split if deterministic else None
-        self._device = torch.device(device)
         size = (shape.num_layers, shape.num_pages * shape.page_size, shape.num_kv_heads, shape.head_dim)
         # Zeros: unused rows of a decode step read the null page.
         self.keys = torch.zeros(size, dtype=shape.dtype, device=device)
@@ -112,9 +110,8 @@ class TritonAttention:
             self.v_scale = torch.ones_like(self.k_scale)
         num_pages = -(-max_model_len // shape.page_size)
         self.page_table = torch.zeros(max_num_seqs + 1, num_pages, dtype=torch.int32, device=device)
-        self._batch: AttentionBatch | None = None
-        self._rows: DecodeRows | None = None
-        self._step: _Step | None = None
+        self._planned: AttentionBatch | DecodeRows | None = None
+        self._step: _Step | None = None  # of what is planned; the first layer makes it, which tells how many heads ask
         self._planner: WorkPlanner | None = None
         self._splits: dict[tuple[int, int | None], DecodeSplits] = {}
         self._partials: _Partials | None = None
@@ -123,7 +120,7 @@ class TritonAttention:
     def set_pages(self, rows: Int32, columns: Int32, pages: Int32) -> None:
         """Writes page_table[rows[i], columns[i]] = pages[i] for every i; no place may come up twice."""
         at = rows.astype(np.int64) * self.page_table.shape[1] + columns
-        places, values = upload(self._device, at, pages)
+        places, values = upload(self.page_table.device, at, pages)
         self.page_table.view(-1).index_copy_(0, places, values)
 
     def set_scales(self, k_scale: torch.Tensor, v_scale: torch.Tensor) -> None:
@@ -134,8 +131,8 @@ class TritonAttention:
         self.v_scale.copy_(v_scale)
 
     def plan(self, batch: AttentionBatch) -> None:
-        # What is planned depends on the number of query heads, and the first layer tells it.
-        self._batch, self._rows, self._step = batch, None, None
+        """See AttentionBackend.plan."""
+        self._planned, self._step = batch, None
 
     def plan_decode(self, rows: DecodeRows) -> None:
         """Plans a step of one new token a row from tensors alone: nothing is read back, shapes are those given.
@@ -147,51 +144,32 @@ class TritonAttention:
             raise ValueError(f"a decode step has {len(self.page_table)} rows at most, got {len(rows.context_len)}")
         if self.deterministic and rows.work is not None:
             raise ValueError("rows share no work in deterministic mode: work must be None")
-        self._batch, self._rows, self._step = None, rows, None
+        self._planned, self._step = rows, None
 
-    def run(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        """See AttentionBackend.run."""
+    def run(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See HeadAttention.run."""
         step = self._start(q)
         slots = step.write_slot.long().clamp(min=0)  # the null page is there to be overwritten
         for cache, scales, new in ((self.keys, self.k_scale, k), (self.values, self.v_scale, v)):
-            _write(cache[layer], slots, new, None if scales is None else scales[layer])
-        return self._attend(step, layer, q.contiguous(), scale=scale, window=window, softcap=softcap)
+            _write(cache[layer.index], slots, new, None if scales is None else scales[layer.index])
+        return self._attend(step, layer, q.contiguous())
 
-    def run_qkv(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        *,
-        num_heads: int,
-        norm: HeadNorm | None,
-        rotation: tuple[torch.Tensor, torch.Tensor] | None,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
+    def run_qkv(self, layer: AttentionLayer, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         """See AttentionBackend.run_qkv."""
-        q = qkv.new_empty(len(qkv), num_heads, self.shape.head_dim)
+        head_dim = self.shape.head_dim
+        num_heads = qkv.shape[1] // head_dim - 2 * self.shape.num_kv_heads
+        q = qkv.new_empty(len(qkv), num_heads, head_dim)
         step = self._start(q)
         rope_store(
             qkv,
             num_heads=num_heads,
-            norm=norm,
+            norm=layer.norm,
             rotation=rotation,
             write_slot=step.write_slot,
             q_out=q,
-            **self._cache(layer),
+            **self._cache(layer.index),
         )
-        return self._attend(step, layer, q, scale=scale, window=window, softcap=softcap)
+        return self._attend(step, layer, q)
 
     def _cache(self, layer: int) -> dict[str, torch.Tensor]:
         """One layer's keys and values, and their scales if they have any, by name."""
@@ -200,15 +178,14 @@ class TritonAttention:
             cache |= {"k_scale": self.k_scale[layer], "v_scale": self.v_scale[layer]}
         return cache
 
-    def _attend(
-        self, step: _Step, layer: int, q: torch.Tensor, *, scale: float, window: int | None, softcap: float | None
-    ) -> torch.Tensor:
+    def _attend(self, step: _Step, layer: AttentionLayer, q: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(q)
         if not len(q):
             return out
-        options: dict[str, Any] = {"page_table": step.page_table, "page_size": self.shape.page_size, "scale": scale}
-        options |= {"window": window, "softcap": softcap, **self._cache(layer)}
-        if step.work is not None and (step.flat is None or window is None):
+        options: dict[str, Any] = {"page_table": step.page_table, "page_size": self.shape.page_size}
+        options |= {"scale": layer.scale, "window": layer.window, "softcap": layer.softcap}
+        options |= self._cache(layer.index)
+        if step.work is not None and (step.flat is None or layer.window is None):
             self._run_work(step.work, q, out, **options)
         else:
             self._run_flat(step, q, out, **options)
@@ -248,7 +225,7 @@ class TritonAttention:
                 num_heads=num_heads,
                 num_kv_heads=self.shape.num_kv_heads,
                 head_dim=self.shape.head_dim,
-                device=self._device,
+                device=self.page_table.device,
                 window=window,
                 fixed_split=self._fixed_split,
                 max_context=self.max_model_len,
@@ -258,13 +235,14 @@ class TritonAttention:
     def _start(self, q: torch.Tensor) -> _Step:
         """Returns the layers' inputs for this step on the device; the first layer copies them there."""
         if self._step is None:
-            if (rows := self._rows) is not None:
-                work = None if rows.work is None else self._padded_work(rows.work, rows.context_len, q.shape[1])
-                self._step = _Step(rows.write_slot, self.page_table, work, (rows.table_row, rows.context_len))
-            elif self._batch is not None:
-                self._step = self._upload(self._batch, q.shape[1], q.dtype)
-            else:
-                raise RuntimeError("nothing is planned: call plan or plan_decode before the first layer")
+            match self._planned:
+                case DecodeRows(table_row, context_len, write_slot, padded):
+                    work = None if padded is None else self._padded_work(padded, context_len, q.shape[1])
+                    self._step = _Step(write_slot, self.page_table, work, (table_row, context_len))
+                case AttentionBatch() as batch:
+                    self._step = self._upload(batch, q.shape[1], q.dtype)
+                case None:
+                    raise RuntimeError("nothing is planned: call plan or plan_decode before the first layer")
         if len(q) != len(self._step.write_slot):
             raise ValueError(f"{len(self._step.write_slot)} tokens were planned, got {len(q)}")
         return self._step
@@ -272,7 +250,9 @@ class TritonAttention:
     def _upload(self, batch: AttentionBatch, num_heads: int, dtype: torch.dtype) -> _Step:
         """Plans a batch, and brings all of it to the device in one copy."""
         if self._planner is None:
-            self._planner = WorkPlanner(self.shape, num_heads, dtype, self._device, fixed_split=self._fixed_split)
+            self._planner = WorkPlanner(
+                self.shape, num_heads, dtype, self.page_table.device, fixed_split=self._fixed_split
+            )
         table_row = batch.table_row
         table = []
         if table_row is None:
@@ -280,14 +260,14 @@ class TritonAttention:
         work = self._planner.plan(batch, table_row)
         if work is None:
             write_slot, rows, contexts, *rest = upload(
-                self._device, batch.write_slot, table_row, batch.context_len, *table
+                self.page_table.device, batch.write_slot, table_row, batch.context_len, *table
             )
             return _Step(write_slot, rest[0] if rest else self.page_table, flat=(rows, contexts))
         counts = [np.array([len(items)], np.int32) for items in (work.merge_rows, *(x.items for x in work.launches))]
         queries = [work.query_rows, work.query_limit]
         lists = [work.merge_rows, work.merge_start, work.merge_partials]
         launches = [tiles.items for tiles in work.launches]
-        uploaded = iter(upload(self._device, batch.write_slot, *queries, *lists, *counts, *launches, *table))
+        uploaded = iter(upload(self.page_table.device, batch.write_slot, *queries, *lists, *counts, *launches, *table))
         write_slot, query_rows, query_limit, *merged = (next(uploaded) for _ in range(6))
         num_merges, *num_items = (next(uploaded) for _ in counts)
         on_device = tuple(
@@ -317,7 +297,7 @@ class TritonAttention:
         return self._partials
 
     def _new_partials(self, size: int, num_heads: int) -> _Partials:
-        out = torch.empty(size, num_heads, self.shape.head_dim, dtype=torch.float32, device=self._device)
+        out = torch.empty(size, num_heads, self.shape.head_dim, dtype=torch.float32, device=self.page_table.device)
         return _Partials(out, out.new_empty(size, num_heads))
 
 

@@ -222,7 +222,7 @@ def work_attention(
         k_scale, v_scale  [G] float32, more than 0: what stored keys and values are to be multiplied by; None: 1
         num_programs  size of the grid; None: what the GPU runs at once
 
-    `window`, `softcap`: see AttentionBackend.run. Scores, softmax and sums are float32. Rows of `out` and of the
+    `window`, `softcap`: see AttentionLayer. Scores, softmax and sums are float32. Rows of `out` and of the
     partials that no item names stay as they are. Partials hold results normalised by their own sum of weights and the
     base-2 logarithm of that sum, 0 and -inf where a query sees nothing; `out` is 0 then.
 

@@ -14,7 +14,7 @@ from . import reference as step
 from .reference import DecodeInputs
 
 
-class Draw(Protocol):
+class DrawRows(Protocol):
     """Draws a token from each row of logits, as reference.sample_rows does; waits for nothing."""
 
     def __call__(
@@ -29,7 +29,7 @@ class Drawing:
     grammar_table.advance_states."""
 
     begin: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, DecodeInputs], None]
-    draw: Draw
+    draw: DrawRows
     end: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
     advance: Callable[..., None]
 

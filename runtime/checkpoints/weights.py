@@ -41,7 +41,7 @@ class HasShapes(Protocol):
 
 
 @dataclass(frozen=True)
-class Parameter:
+class DecoderParameter:
     """One tensor of the decoder and the checkpoint tensors, with their shapes, that it is made of."""
 
     name: str
@@ -53,22 +53,22 @@ class Parameter:
         return (sum(shape[0] for _, shape in self.sources), *self.sources[0][1][1:])
 
 
-def list_parameters(config: ModelConfig) -> list[Parameter]:
+def list_parameters(config: ModelConfig) -> list[DecoderParameter]:
     """Every parameter of a decoder: embedding, norm, head (unless tied) and `layers.{i}.{name}`."""
     hidden = config.hidden_size
     parameters = [
-        Parameter("embedding", (("model.embed_tokens.weight", (config.vocab_size, hidden)),)),
-        Parameter("norm", (("model.norm.weight", (hidden,)),)),
+        DecoderParameter("embedding", (("model.embed_tokens.weight", (config.vocab_size, hidden)),)),
+        DecoderParameter("norm", (("model.norm.weight", (hidden,)),)),
     ]
     if not config.tie_embeddings:
-        parameters.append(Parameter("head", (("lm_head.weight", (config.vocab_size, hidden)),)))
+        parameters.append(DecoderParameter("head", (("lm_head.weight", (config.vocab_size, hidden)),)))
     shapes = _layer_shapes(config)
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         for name, suffixes in _LAYER_PARAMETERS.items():
             sources = tuple((prefix + suffix, shapes[suffix]) for suffix in suffixes if suffix in shapes)
             if sources:
-                parameters.append(Parameter(f"layers.{layer}.{name}", sources))
+                parameters.append(DecoderParameter(f"layers.{layer}.{name}", sources))
     return parameters
 
 
@@ -95,7 +95,7 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_shapes(config: ModelConfig, parameters: list[Parameter], checkpoint: HasShapes) -> None:
+def check_shapes(config: ModelConfig, parameters: list[DecoderParameter], checkpoint: HasShapes) -> None:
     """Compares names and shapes with the config; no tensor is touched.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ...kernels.attention.interface import AttentionBatch, KVShape
+from ...kernels.attention.interface import AttentionBatch, AttentionLayer, KVShape
 from ...kernels.attention.torch_backend import TorchAttention
 from ..models.model import Model
 
@@ -30,7 +30,9 @@ def kv_scales(model: Model, tokens: list[int], dtype: torch.dtype, device: torch
 
     `tokens` are those of TEXT; `dtype` is the model's.
     """
-    probe = _Probe(KVShape(model.num_layers, len(tokens) + 1, 1, model.num_kv_heads, model.head_dim, dtype), device)
+    probe = _Calibration(
+        KVShape(model.num_layers, len(tokens) + 1, 1, model.num_kv_heads, model.head_dim, dtype), device
+    )
     slots = np.arange(1, len(tokens) + 1)
     batch = AttentionBatch(
         query_start=np.array([0, len(tokens)], np.int32),
@@ -46,7 +48,7 @@ def kv_scales(model: Model, tokens: list[int], dtype: torch.dtype, device: torch
     return tuple((largest * (_HEADROOM / _LARGEST)).clamp(min=1e-6) for largest in (probe.keys_seen, probe.values_seen))
 
 
-class _Probe(TorchAttention):
+class _Calibration(TorchAttention):
     """Attends as ever, and notes the largest key and value of each head."""
 
     def __init__(self, shape: KVShape, device: torch.device) -> None:
@@ -54,17 +56,7 @@ class _Probe(TorchAttention):
         self.keys_seen = torch.zeros(shape.num_layers, shape.num_kv_heads, device=device)
         self.values_seen = torch.zeros_like(self.keys_seen)
 
-    def run(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        self.keys_seen[layer] = k.float().abs().amax(dim=(0, 2))
-        self.values_seen[layer] = v.float().abs().amax(dim=(0, 2))
-        return super().run(layer, q, k, v, scale=scale, window=window, softcap=softcap)
+    def run(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        self.keys_seen[layer.index] = k.float().abs().amax(dim=(0, 2))
+        self.values_seen[layer.index] = v.float().abs().amax(dim=(0, 2))
+        return super().run(layer, q, k, v)

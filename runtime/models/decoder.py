@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ...kernels.attention.interface import AttentionBackend, HeadNorm
+from ...kernels.attention.interface import AttentionBackend, AttentionLayer, HeadNorm
 from ...kernels.decoder.select import TORCH_OPS, DecoderOps
 from ..checkpoints.config import ModelConfig
 from .rope import RotaryPositions
@@ -36,13 +36,12 @@ class Layer:
 
     input_norm: torch.Tensor
     qkv: Projection  # rows: all query heads, all key heads, all value heads
-    head_norm: HeadNorm | None
+    attention: AttentionLayer
     out: Projection
     post_norm: torch.Tensor
     gate_up: Projection
     down: Projection
     rotates: bool
-    window: int | None
 
 
 class Decoder:
@@ -88,16 +87,8 @@ class Decoder:
         rotation = self._positions.angles(positions)
         normed = ops.rms_norm(hidden, self.layers[0].input_norm, eps)
         next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
-        for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
-            attended = attention.run_qkv(
-                index,
-                layer.qkv(normed),
-                num_heads=self.num_heads,
-                norm=layer.head_norm,
-                rotation=rotation if layer.rotates else None,
-                scale=self.head_dim**-0.5,
-                window=layer.window,
-            )
+        for layer, next_norm in zip(self.layers, next_norms, strict=True):
+            attended = attention.run_qkv(layer.attention, layer.qkv(normed), rotation if layer.rotates else None)
             normed = ops.add_rms_norm(hidden, layer.out(attended.flatten(-2)), layer.post_norm, eps)
             expanded = ops.silu_multiply(layer.gate_up(normed))
             normed = ops.add_rms_norm(hidden, layer.down(expanded), next_norm, eps)
@@ -127,14 +118,14 @@ def _make_layer(
         return made.get(f"layers.{index}.{name}") or Linear(require(name), find(f"{name}_bias"))
 
     q_norm, k_norm = find("q_norm"), find("k_norm")
+    norm = HeadNorm(q_norm, k_norm, config.norm_eps) if q_norm is not None and k_norm is not None else None
     return Layer(
         input_norm=require("input_norm"),
         qkv=project("qkv"),
-        head_norm=HeadNorm(q_norm, k_norm, config.norm_eps) if q_norm is not None and k_norm is not None else None,
+        attention=AttentionLayer(index, config.head_dim**-0.5, config.windows[index], norm=norm),
         out=project("out"),
         post_norm=require("post_norm"),
         gate_up=project("gate_up"),
         down=project("down"),
         rotates=config.rope_layers[index],
-        window=config.windows[index],
     )

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...kernels.attention.interface import HeadAttention
+from ...kernels.attention.interface import AttentionLayer, HeadAttention
 from ...kernels.attention.reference import ragged_attention
 from ..checkpoints.config import ModelShape
 from ..checkpoints.safetensors import read_safetensors_header, safetensors_files
@@ -179,16 +180,10 @@ def _attend(
         raise ModelError(f"{type(module).__name__} needs {needed}, which paged attention does not have")
     if key.shape != value.shape:
         raise ModelError(f"{type(module).__name__} has keys and values of different shapes")
-    attended = backend.run(
-        module.layer_idx,
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
-        softcap=softcap,
-    )
-    return attended[None], None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer = AttentionLayer(module.layer_idx, scale, sliding_window, softcap)
+    q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    return backend.run(layer, q, k, v)[None], None
 
 
 @dataclass
@@ -198,23 +193,14 @@ class _Probe:
     lengths: tuple[int, ...]
     geometry: dict[int, tuple[int, int, int, int | None]] = field(default_factory=dict)  # layer: H, G, D, window
 
-    def run(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
+    def run(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See HeadAttention.run."""
-        if layer in self.geometry:
-            raise ModelError(f"layer {layer} attends more than once a step")
-        self.geometry[layer] = (q.shape[1], k.shape[1], k.shape[2], window)
+        if layer.index in self.geometry:
+            raise ModelError(f"layer {layer.index} attends more than once a step")
+        self.geometry[layer.index] = (q.shape[1], k.shape[1], k.shape[2], layer.window)
+        attend = partial(ragged_attention, scale=layer.scale, window=layer.window, softcap=layer.softcap)
         parts = zip(*(torch.split(x, list(self.lengths)) for x in (q, k, v)), strict=True)
-        return torch.cat([ragged_attention(*part, scale=scale, window=window, softcap=softcap) for part in parts])
+        return torch.cat([attend(*part) for part in parts])
 
 
 def _check(generic: GenericModel, model: Any) -> list[tuple[int, int, int, int | None]]:

@@ -74,8 +74,8 @@ def _weights(model: Decoder) -> Iterator[torch.Tensor]:
     yield from (model.embedding, model.norm)
     for layer in model.layers:
         yield from (layer.input_norm, layer.post_norm)
-        if layer.head_norm is not None:
-            yield from (layer.head_norm.query, layer.head_norm.key)
+        if layer.attention.norm is not None:
+            yield from (layer.attention.norm.query, layer.attention.norm.key)
         projections += [layer.qkv, layer.out, layer.gate_up, layer.down]
     for projection in projections:
         assert isinstance(projection, Linear)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from bough.kernels.attention.interface import HeadNorm
+from bough.kernels.attention.interface import HeadNorm, KVShape
 from bough.kernels.attention.reference import split_heads
 
 from ...support.triton_interpreter import DEVICE, HAS_GPU
@@ -65,9 +65,8 @@ class Case:
             norm = HeadNorm(norm.query.to(dtype), norm.key.to(dtype), norm.eps)
         if rotation is not None and dtype == torch.float64:
             rotation = (rotation[0].double(), rotation[1].double())
-        return split_heads(
-            self.qkv.to(dtype), num_heads=self.num_heads, head_dim=self.head_dim, norm=norm, rotation=rotation
-        )
+        shape = KVShape(1, 1, 1, self.num_kv_heads, self.head_dim, dtype)
+        return split_heads(self.qkv.to(dtype), shape, norm, rotation)
 
 
 def make_case(

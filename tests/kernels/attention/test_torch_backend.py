@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bough.kernels.attention import torch_backend as torch_attention
-from bough.kernels.attention.interface import AttentionBatch, KVShape
+from bough.kernels.attention.interface import AttentionBatch, AttentionLayer, KVShape
 from bough.kernels.attention.reference import ReferenceAttention, ragged_attention
 from bough.kernels.attention.torch_backend import TorchAttention
 
@@ -87,7 +87,8 @@ class Case:
         backend.plan(self.batch(rows))
         outs = []
         for layer in range(self.layers):
-            outs.append(backend.run(layer, *self._new(rows, layer), scale=self.head_dim**-0.5, **self.options))
+            asked = AttentionLayer(layer, scale=self.head_dim**-0.5, **self.options)
+            outs.append(backend.run(asked, *self._new(rows, layer)))
         counts = [self.rows[row][1] for row in rows]
         return [torch.stack(parts) for parts in zip(*(out.split(counts) for out in outs), strict=True)]
 
@@ -191,7 +192,7 @@ def test_random_batches_equal_the_reference_backend(seed: int) -> None:
     reference.plan(case.batch(everyone))
     for layer in range(case.layers):
         new = case._new(everyone, layer)
-        expected = reference.run(layer, *new, scale=case.head_dim**-0.5, **case.options)
+        expected = reference.run(AttentionLayer(layer, scale=case.head_dim**-0.5, **case.options), *new)
         got = torch.cat([out[layer] for out in case.run()])
         torch.testing.assert_close(got, expected, atol=2e-6, rtol=2e-5)
 
@@ -250,7 +251,7 @@ def test_new_keys_are_there_for_the_next_step() -> None:
         table = np.array([whole.pages[row]], np.int32)
         backend.plan(AttentionBatch(np.array([0, count], np.int32), np.array([stop], np.int32), table, slots))
         parts = [part[row][0, start:stop] for part in (whole.queries, whole.keys, whole.values)]
-        out = backend.run(0, *parts, scale=64**-0.5)
+        out = backend.run(AttentionLayer(0, scale=64**-0.5), *parts)
         if row == 0:
             got.append(out)
         else:

@@ -16,7 +16,7 @@ from ...support.triton_interpreter import DEVICE
 pytest.importorskip("triton")
 
 from bough.kernels.attention.decode_rows import DecodeRows
-from bough.kernels.attention.interface import AttentionBatch, HeadNorm
+from bough.kernels.attention.interface import AttentionBatch, AttentionLayer, HeadNorm
 from bough.kernels.attention.plan.padded_work import WorkCapacity, write_padded
 from bough.kernels.attention.plan.planner import WorkPlanner
 from bough.kernels.attention.plan.tree_cost import HeadShape, Machine
@@ -67,7 +67,8 @@ def test_random_plans_equal_the_reference(seed: int) -> None:
             backend.plan(batch)
         for layer, options in enumerate(layer_options):
             tokens = engine.tokens(work, layer)
-            check(backend.run(layer, *tokens, **options), reference.run(layer, *tokens, **options))
+            asked = AttentionLayer(layer, **options)
+            check(backend.run(asked, *tokens), reference.run(asked, *tokens))
         engine.advance(work)
 
 
@@ -133,7 +134,8 @@ def test_what_is_shared_is_attended_to_once() -> None:
     case.reference.plan(batch)
     for layer, options in case.layers():
         tokens = case.engine.tokens(case.work, layer)
-        check(case.backend.run(layer, *tokens, **options), case.reference.run(layer, *tokens, **options))
+        asked = AttentionLayer(layer, **options)
+        check(case.backend.run(asked, *tokens), case.reference.run(asked, *tokens))
     step = case.backend._step
     assert step is not None and step.work is not None and step.work.merge is not None, "this was a tree"
 
@@ -155,8 +157,8 @@ def test_decode_steps_from_the_device() -> None:
             q, k, v = case.engine.tokens(work, layer)
             qkv = torch.full((len(rows.context_len), 4 * 64), 5.0, device=DEVICE)
             qkv[:count] = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), 1)
-            got = case.backend.run_qkv(layer, qkv, num_heads=2, norm=None, rotation=None, **options)
-            check(got[:count], case.reference.run(layer, q, k, v, **options))
+            got = case.backend.run_qkv(AttentionLayer(layer, **options), qkv, None)
+            check(got[:count], case.reference.run(AttentionLayer(layer, **options), q, k, v))
             assert (got[count:] == 0.0).all()
         case.engine.advance(work)
 
@@ -182,7 +184,8 @@ def test_decode_steps_of_a_tree_in_a_buffer_of_fixed_size() -> None:
         case.reference.plan(case.engine.step(case.work))
         for layer, options in case.layers():
             tokens = case.engine.tokens(case.work, layer)
-            check(case.backend.run(layer, *tokens, **options), case.reference.run(layer, *tokens, **options))
+            asked = AttentionLayer(layer, **options)
+            check(case.backend.run(asked, *tokens), case.reference.run(asked, *tokens))
         case.engine.advance(case.work)
 
 
@@ -198,9 +201,9 @@ def test_head_norm_and_rotation_come_before_the_cache() -> None:
     q, k, v = case.engine.tokens(case.work, 0)
     qkv = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), 1)
     norm = HeadNorm(weights[0], weights[1], 1e-6)
-    got = case.backend.run_qkv(0, qkv, num_heads=2, norm=norm, rotation=rotation, **OPTIONS)
+    got = case.backend.run_qkv(AttentionLayer(0, norm=norm, **OPTIONS), qkv, rotation)
     q, k = (rotate(rms_norm(x, weight, 1e-6), *rotation) for x, weight in zip((q, k), weights, strict=True))
-    check(got, case.reference.run(0, q, k, v, **OPTIONS))
+    check(got, case.reference.run(AttentionLayer(0, **OPTIONS), q, k, v))
 
 
 def test_an_8_bit_cache() -> None:
@@ -217,14 +220,14 @@ def test_an_8_bit_cache() -> None:
         backend.plan(batch)
         for layer in range(2):
             tokens = engine.tokens(work, layer)
-            got = backend.run(layer, *tokens, **OPTIONS)
+            got = backend.run(AttentionLayer(layer, **OPTIONS), *tokens)
             reference = make_reference(make_shape(16, num_kv_heads=2, dtype=torch.float64))
             reference.keys[layer] = backend.keys[layer].double() * backend.k_scale[layer, :, None]
             reference.values[layer] = backend.values[layer].double() * backend.v_scale[layer, :, None]
             reference.plan(batch)
             slots = torch.from_numpy(batch.write_slot).to(DEVICE)
             stored = [cache[layer, slots] for cache in (reference.keys, reference.values)]
-            check(got, reference.run(layer, tokens[0].double(), *stored, **OPTIONS))
+            check(got, reference.run(AttentionLayer(layer, **OPTIONS), tokens[0].double(), *stored))
             largest = stored[0].abs().amax()
             assert largest <= 448 * 0.02 if layer == 0 else (stored[0] - tokens[1].double()).abs().max() < 0.5
         engine.advance(work)
@@ -252,7 +255,7 @@ def run_alone(chunks: list[int], options: dict[str, Any], *, beside: int = 0, de
             backend.plan_decode(DecodeRows(row, context, slot))
         else:
             backend.plan(engine.step(work))
-        outs.append(backend.run(0, *engine.tokens(work, 0), **options)[-chunk:])
+        outs.append(backend.run(AttentionLayer(0, **options), *engine.tokens(work, 0))[-chunk:])
         engine.advance(work)
     return torch.cat(outs)
 
@@ -272,10 +275,11 @@ def test_deterministic_mode_shares_nothing() -> None:
     batch = case.engine.step(case.work, shared=True)
     assert batch.shared
     case.backend.plan(batch)
-    together = case.backend.run(0, *case.engine.tokens(case.work, 0), **OPTIONS)
+    together = case.backend.run(AttentionLayer(0, **OPTIONS), *case.engine.tokens(case.work, 0))
     for index, one in enumerate(case.work):
         case.backend.plan(case.engine.step([one]))
-        assert torch.equal(case.backend.run(0, *case.engine.tokens([one], 0), **OPTIONS)[0], together[index])
+        alone = case.backend.run(AttentionLayer(0, **OPTIONS), *case.engine.tokens([one], 0))
+        assert torch.equal(alone[0], together[index])
     rows = case.rows(case.work)
     buffer = WorkCapacity((16,), 1, 1, 1).views(torch.zeros(100, dtype=torch.int32))
     with pytest.raises(ValueError, match="deterministic"):
@@ -300,18 +304,18 @@ def test_an_empty_batch() -> None:
     none: Int32 = np.empty(0, np.int32)
     backend.plan(AttentionBatch(np.zeros(1, np.int32), none, none.reshape(0, 0), none.astype(np.int64)))
     empty = torch.empty(0, 1, 64, device=DEVICE)
-    assert backend.run(0, empty, empty, empty, **OPTIONS).shape == (0, 1, 64)
+    assert backend.run(AttentionLayer(0, **OPTIONS), empty, empty, empty).shape == (0, 1, 64)
 
 
 def test_misuse_is_told() -> None:
     backend = make_backend(make_shape(16))
     token = torch.zeros(1, 1, 64, device=DEVICE)
     with pytest.raises(RuntimeError, match="nothing is planned"):
-        backend.run(0, token, token, token, **OPTIONS)
+        backend.run(AttentionLayer(0, **OPTIONS), token, token, token)
     engine = Engine(backend.shape, 1, torch.float32)
     backend.plan(engine.step([(engine.add(0), 2)]))
     with pytest.raises(ValueError, match="2 tokens were planned, got 1"):
-        backend.run(0, token, token, token, **OPTIONS)
+        backend.run(AttentionLayer(0, **OPTIONS), token, token, token)
     many = torch.zeros(17, dtype=torch.int32, device=DEVICE)
     with pytest.raises(ValueError, match="16 rows at most, got 17"):
         backend.plan_decode(DecodeRows(many, many, many))

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bough.kernels.attention.interface import AttentionBatch, HeadNorm, KVShape
+from bough.kernels.attention.interface import AttentionBatch, AttentionLayer, HeadNorm, KVShape
 from bough.kernels.attention.reference import ReferenceAttention, ragged_attention
 from bough.kernels.attention.torch_backend import TorchAttention
 from bough.kernels.decoder.reference import rms_norm, rotate, silu_multiply
@@ -118,7 +118,7 @@ def test_paged_batch_equals_contiguous_sequences(page_size: int, window: int | N
         per_layer = []
         for layer in range(2):
             flat = [torch.cat([part[i][layer, done[i] : done[i] + n] for i, n in work]) for part in (q, k, v)]
-            per_layer.append(attention.run(layer, *flat, scale=0.25, window=window))
+            per_layer.append(attention.run(AttentionLayer(layer, scale=0.25, window=window), *flat))
         for row, (i, count) in enumerate(work):
             got[i].append(torch.stack([out[starts[row] : starts[row + 1]] for out in per_layer]))
             done[i] += count
@@ -133,7 +133,7 @@ def test_cache_dtype_may_differ_from_the_model() -> None:
     zero = np.array([0, 3], np.int32)
     attention.plan(AttentionBatch(zero, np.array([3], np.int32), np.zeros((1, 1), np.int32), np.arange(3)))
     q, k, v = torch.randn(3, 1, 8), torch.randn(3, 1, 8), torch.randn(3, 1, 8)
-    got = attention.run(0, q, k, v, scale=0.3)
+    got = attention.run(AttentionLayer(0, scale=0.3), q, k, v)
     rounded = ragged_attention(q, k.bfloat16(), v.bfloat16(), scale=0.3)
     assert got.dtype == torch.float32
     assert torch.equal(got, rounded)
@@ -157,15 +157,7 @@ def test_run_qkv_norms_then_rotates_then_attends(backend: type, normed: bool, ro
     attention = backend(KVShape(2, 2, 4, num_kv_heads, head_dim, torch.float32))
     ends, pages = np.array([0, num_tokens], np.int32), np.array([[1, 0]], np.int32)
     attention.plan(AttentionBatch(ends, ends[1:], pages, np.array([4, 5, 6, 7, 0])))
-    got = attention.run_qkv(
-        1,
-        qkv,
-        num_heads=num_heads,
-        norm=norm,
-        rotation=(cos, sin) if rotated else None,
-        scale=0.3,
-        window=3,
-        softcap=5.0,
-    )
+    layer = AttentionLayer(1, 0.3, window=3, softcap=5.0, norm=norm)
+    got = attention.run_qkv(layer, qkv, (cos, sin) if rotated else None)
     expected = ragged_attention(q, k, v, scale=0.3, window=3, softcap=5.0)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)

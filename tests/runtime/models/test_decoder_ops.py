@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from bough.kernels.attention.interface import AttentionBatch, HeadNorm, KVShape
+from bough.kernels.attention.interface import AttentionBatch, AttentionLayer, KVShape, Rotation
 from bough.kernels.attention.reference import ReferenceAttention
 from bough.kernels.decoder.select import TORCH_OPS, DecoderOps, triton_ops
 from bough.runtime.checkpoints.config import ModelConfig, read_config
@@ -111,23 +111,16 @@ class _OneKey:
         size = (config.num_layers, num_tokens, config.num_kv_heads, config.head_dim)
         self.keys, self.values = torch.zeros(2, *size, dtype=dtype, device=DEVICE)
         self.slots = torch.arange(num_tokens, device=DEVICE)
+        self.num_heads = config.num_heads
 
-    def run_qkv(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        *,
-        num_heads: int,
-        norm: HeadNorm | None,
-        rotation: tuple[torch.Tensor, torch.Tensor] | None,
-        **options: Any,
-    ) -> torch.Tensor:
-        keys, values = self.keys[layer], self.values[layer]
+    def run_qkv(self, layer: AttentionLayer, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+        keys, values = self.keys[layer.index], self.values[layer.index]
+        num_heads = self.num_heads
         q = torch.empty(len(qkv), num_heads, keys.shape[2], dtype=qkv.dtype, device=DEVICE)
         rope_store(
             qkv,
             num_heads=num_heads,
-            norm=norm,
+            norm=layer.norm,
             rotation=rotation,
             keys=keys,
             values=values,

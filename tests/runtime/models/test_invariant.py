@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bough.kernels.attention.interface import AttentionBatch
+from bough.kernels.attention.interface import AttentionBatch, AttentionLayer, Rotation
 from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.invariant import InvariantLinear, make_invariant
 from bough.runtime.models.load import load_model
@@ -35,8 +35,8 @@ class NoAttention:
 
     def plan(self, batch: AttentionBatch) -> None: ...
 
-    def run_qkv(self, layer: int, qkv: torch.Tensor, *, num_heads: int, **_: object) -> torch.Tensor:
-        head_dim = CONFIG["head_dim"]
+    def run_qkv(self, layer: AttentionLayer, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+        num_heads, head_dim = CONFIG["num_attention_heads"], CONFIG["head_dim"]
         return qkv[:, : num_heads * head_dim].view(-1, num_heads, head_dim)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from bough.benchmarks.gpu.cases.attention import PAGE_SIZE, distinct_tokens, make_inputs, plain_paths, reference
 from bough.benchmarks.gpu.roofline import Heads
-from bough.kernels.attention.interface import KVShape, SharedPrefix
+from bough.kernels.attention.interface import AttentionLayer, KVShape, SharedPrefix
 from bough.kernels.attention.reference import ReferenceAttention
 
 HEADS = Heads(4, 2, 8, 4, 4)
@@ -53,7 +53,7 @@ def test_the_reference_is_attention(paths, num_queries):
     oracle.keys[0], oracle.values[0] = inputs.keys, inputs.values
     oracle.plan(inputs.batch)
     slots = torch.from_numpy(inputs.batch.write_slot)
-    expected = oracle.run(0, inputs.q, inputs.keys[slots], inputs.values[slots], scale=inputs.scale)
+    expected = oracle.run(AttentionLayer(0, scale=inputs.scale), inputs.q, inputs.keys[slots], inputs.values[slots])
     torch.testing.assert_close(reference(inputs).float(), expected, rtol=1e-5, atol=1e-5)
 
 
