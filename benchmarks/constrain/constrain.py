@@ -22,16 +22,12 @@ from ...runtime.protocol.config import EngineConfig
 from ...runtime.tokenizer.tokenizer import load_tokenizer
 from ..gpu.gpu import describe_machine
 from .cases import Case, maskbench_cases, maskbench_folder, suite_cases, suite_folder
-from .contest import OURS, Absent, Contestant, Measured, contest, contestant, write_vocabulary
+from .contest import OURS, Absent, Contestant, Measured, contest, contestant, measure_service, write_vocabulary
 from .generate import Samples, measure_speed, sample_masks, sample_model
 from .regular import choices, regular_cases
 from .report import ENGINES, Report, Sampled, Times, draw, markdown, standings, table
-from .search.endurance import measure_held, measure_memory, measure_service
-from .search.fuzz import Fuzzer, run
-from .search.hostile import hostile_bodies, listed_bodies, measure_hostile, summary
 
-SECTIONS = ("suite", "maskbench", "regular", "service", "speed", "samples", "hostile", "memory", "held", "fuzz")
-_SHARED = Path(__file__).parents[3] / "shared" / "data"
+SECTIONS = ("suite", "maskbench", "regular", "service", "speed", "samples")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,15 +52,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sections", default=",".join(SECTIONS), help="default: %(default)s")
     parser.add_argument("--suite", type=Path, default=suite_folder(), help="draft2020-12 of the official suite")
     parser.add_argument("--maskbench", type=Path, default=maskbench_folder(), help="a folder of MaskBench's files")
-    parser.add_argument("--bad-requests", type=Path, default=_SHARED / "bad_requests.jsonl", help="a list of them")
     parser.add_argument("--peers", metavar="PYTHON", help="an interpreter that has xgrammar and outlines_core")
     parser.add_argument("--peer-s", type=float, default=240.0, help="time that a peer may take for a set of cases")
     parser.add_argument("--cases", type=int, default=sys.maxsize, help="of each set at most so many")
     parser.add_argument("--rounds", type=int, default=3, help="of generation, JSON and free text in turn")
     parser.add_argument("--samples", type=int, default=2_000, help="outputs drawn from masks")
     parser.add_argument("--model-samples", type=int, default=200, help="outputs drawn by the model")
-    parser.add_argument("--schemas", type=int, default=20_000, help="distinct ones, for the memory")
-    parser.add_argument("--pairs", type=int, default=100_000, help="of random schemas and texts, for the fuzz")
     parser.add_argument("--json", metavar="FILE", help="write all figures as they come")
     parser.add_argument("--markdown", metavar="FILE", help="write the table for docs/performance.md")
     parser.add_argument("--plot", metavar="FILE", help="draw the result (needs matplotlib)")
@@ -94,10 +87,6 @@ class _Bench:
             "service": self._service,
             "speed": self._speed,
             "samples": self._samples,
-            "hostile": self._hostile,
-            "memory": self._memory,
-            "held": self._held,
-            "fuzz": self._fuzz,
         }
         try:
             for name in chosen:
@@ -176,35 +165,6 @@ class _Bench:
         self.report.from_masks = _sampled(sample_masks(cases, self.vocabulary, self.arguments.samples))
         if self.arguments.model_samples:
             self.report.from_model = _sampled(sample_model(cases, self._model(), self.arguments.model_samples))
-
-    def _hostile(self) -> None:
-        bodies = list(hostile_bodies())
-        if self.arguments.bad_requests.is_file():
-            bodies += listed_bodies(self.arguments.bad_requests)
-        self.report.hostile = measure_hostile(self.arguments.model, bodies)
-        print(summary(self.report.hostile), file=sys.stderr)
-
-    def _memory(self) -> None:
-        self.report.memory = measure_memory(self.vocabulary, self.arguments.schemas)
-
-    def _held(self) -> None:
-        held = measure_held(self._real_cases(), self.vocabulary)
-        times = {**held.calls_us, "second thread late": held.waits_us, "late when idle": held.idle_us}
-        self.report.held = {name: Times.of(values) for name, values in times.items()}
-
-    def _fuzz(self) -> None:
-        tally = run(Fuzzer(self.vocabulary), seed=2_000_000, num_pairs=self.arguments.pairs)
-        print(tally, file=sys.stderr)
-        self.report.fuzz = {
-            "pairs": tally.pairs,
-            "unsound": len(tally.of("unsound")),
-            "broken": len(tally.of("broken")),
-            "accepted": tally.accepted,
-            "valid": tally.valid,
-            "over": tally.over,
-            "schemas": tally.schemas,
-            "refused": tally.refused,
-        }
 
 
 def _sampled(samples: Samples) -> Sampled:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ...constrain import Vocabulary
+from ...constrain import GrammarCompiler, JsonSchema, Vocabulary
 from ..harness.child import Child, GoneError, python_command
 from .cases import Case, Instance
 from .judge import Outcome, outcome_of
@@ -142,3 +142,19 @@ def _count(outcome: Outcome, index: int, instance: Instance, walk: dict[str, Any
         outcome.over.append((index, walk["num_tokens"], ""))
     if walk["accepted"] and not instance.valid:
         outcome.under.append(index)
+
+
+def measure_service(cases: Sequence[Case], vocabulary: Vocabulary) -> list[float]:
+    """Milliseconds until each case's grammar is there, one after another, as a server's first request waits for it."""
+    compiler = GrammarCompiler(vocabulary)
+    times_ms = []
+    try:
+        compiler.compile(JsonSchema("{}"))  # starts what is started once
+        for case in cases:
+            started = time.perf_counter()
+            error = compiler.submit(JsonSchema(case.schema)).exception()
+            if error is None:
+                times_ms.append((time.perf_counter() - started) * 1e3)
+    finally:
+        compiler.close()
+    return times_ms

@@ -9,15 +9,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from ...constrain import GrammarError, JsonSchema, MatcherError, Vocabulary
 from ...constrain.compiler import compile_grammar
 from ...constrain.json_schema.validate import violations
+from ...constrain.matchers.interface import Grammar
 from ...constrain.vocabulary.token_table import TokenTable
 from ...runtime.client.llm import LLM
 from ...runtime.protocol.sampling_params import SamplingParams
 from .cases import Case
-from .search.fuzz import draw_word
 
 BATCH = 16
 TEMPERATURE = 1.5
@@ -141,6 +142,29 @@ class Samples(msgspec.Struct):
     schemas: int = 0
     unfinished: int = 0
     wrong: list[tuple[str, str]] = []
+
+
+def draw_word(grammar: Grammar, vocabulary: Vocabulary, rng: random.Random, max_tokens: int) -> str | None:
+    """A word of tokens each drawn evenly from those allowed, led to its end by the budget; None if it did not fit.
+
+    Raises:
+        MatcherError: the masks led to a dead end.
+    """
+    matcher = grammar.matcher()
+    mask = np.zeros((vocabulary.size + 31) // 32, dtype=np.int32)
+    taken: list[int] = []
+    for remaining in reversed(range(max(max_tokens, 2 * (grammar.min_tokens() or 0) + 8))):
+        if matcher.finished:
+            break
+        matcher.fill_mask(mask)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        token = matcher.accept(int(allowed[rng.randrange(len(allowed))]), remaining)
+        if token in vocabulary.eos_ids:
+            break
+        taken.append(token)
+    text = b"".join(vocabulary.tokens[token] or b"" for token in taken).decode(errors="replace")
+    whole = matcher.accepting and not matcher.closed
+    return text if whole else None
 
 
 def sample_masks(cases: Sequence[Case], vocabulary: Vocabulary, count: int, *, seed: int = 0) -> Samples:

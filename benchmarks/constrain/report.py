@@ -10,8 +10,6 @@ import msgspec
 from .contest import OURS, Measured
 from .generate import Speed
 from .judge import Score, percentile, score
-from .search.endurance import Memory
-from .search.hostile import Hostile
 
 ENGINES = (OURS, "xgrammar", "llguidance", "outlines_core")
 _COLOURS = {OURS: "#0072b2", "xgrammar": "#e69f00", "llguidance": "#56b4a9", "outlines_core": "#9aa3ad"}
@@ -96,10 +94,6 @@ class Report(msgspec.Struct):
     speed: Speed | None = None
     from_masks: Sampled | None = None
     from_model: Sampled | None = None
-    hostile: Hostile | None = None
-    memory: Memory | None = None
-    held: dict[str, Times] = {}
-    fuzz: dict[str, int] = {}
 
 
 class Goal(msgspec.Struct):
@@ -192,23 +186,6 @@ def _outputs(report: Report) -> Iterator[Goal]:
             right = sampled.total - len(sampled.wrong)
             what = f"{right} of {sampled.total}"
             yield Goal(f"outputs drawn from {name} validate", "100 %", {OURS: what}, not sampled.wrong)
-    if report.hostile is not None:
-        hostile = report.hostile
-        what = f"{hostile.refused + hostile.answered} of {hostile.total}, {hostile.slowest_s:.1f} s"
-        yield Goal("hostile constraints settled, the slowest", "< 6 s", {OURS: what}, hostile.passed)
-    if report.memory is not None:
-        memory = report.memory
-        what = f"{memory.after_mb[-1]:.0f} MB, +{memory.growth_mb:.0f}"
-        bounded = memory.growth_mb < 100
-        yield Goal(f"memory after {memory.num_schemas} schemas, second half", "bounded", {OURS: what}, bounded)
-    if report.held:
-        calls = ("accept", "forced", "copy", "rollback")
-        worst = max(times.most for name, times in report.held.items() if name in calls)
-        what = f"{worst / 1e3:.2f} ms"
-        yield Goal("one call holds the interpreter's lock for at most", "<= 2 ms", {OURS: what}, worst <= 2_000)
-    if report.fuzz:
-        what = f"{report.fuzz['unsound']} of {report.fuzz['pairs']}"
-        yield Goal("fuzz: invalid texts let through", "0", {OURS: what}, report.fuzz["unsound"] == 0)
 
 
 def table(report: Report) -> str:

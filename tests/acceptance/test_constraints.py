@@ -11,10 +11,10 @@ from bough.benchmarks.constrain.cases import Case, suite_cases
 from bough.benchmarks.constrain.generate import sample_masks, sample_model
 from bough.benchmarks.constrain.judge import judge, percentile, score
 from bough.benchmarks.constrain.ours import Ours
-from bough.benchmarks.constrain.search.endurance import measure_held, measure_memory
-from bough.benchmarks.constrain.search.hostile import LIMIT_S, hostile_bodies, measure_hostile, summary
 from bough.constrain import Vocabulary
 from bough.runtime.client.llm import LLM
+from tests.constrain.search.endurance import measure_held, measure_memory
+from tests.constrain.search.hostile import LIMIT_S, hostile_bodies, measure_hostile, summary
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

@@ -11,12 +11,12 @@ import httpx
 import openai
 import pytest
 
-from bough.benchmarks.constrain.search.hostile import expanded
 from bough.constrain.errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError
 from bough.runtime.protocol.errors import EngineError, EngineStoppedError, ErrorInfo, OverloadedError, RequestError
 from bough.server.config import ServerConfig
 from bough.server.errors import from_error_info, to_api_error
 from bough.server.http.security import parse_keys
+from tests.constrain.search.hostile import expanded
 
 from .conftest import Running, Start, running
 from .fake_client import FakeClient, Script

@@ -19,8 +19,8 @@ from bough.benchmarks.constrain.peer import State, answer
 from bough.benchmarks.constrain.peer import Vocabulary as PeerVocabulary
 from bough.benchmarks.constrain.regular import choices, regular_cases
 from bough.benchmarks.constrain.report import Report, Standing, goals, markdown, table
-from bough.benchmarks.constrain.search.hostile import hostile_bodies, listed_bodies
 from bough.constrain import Vocabulary
+from tests.constrain.search.hostile import hostile_bodies, listed_bodies
 
 VOCABULARY = Vocabulary(
     tokens=(None, b"a", b"b", b"c"), eos_ids=(0,), size=4, encode=lambda text: [*map("?abc".find, text)]

@@ -11,11 +11,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bough.benchmarks.constrain.search.fuzz import Fuzzer, Tally, run
-from bough.benchmarks.constrain.search.random_schemas import DRAFTS, Schemas
-from bough.benchmarks.constrain.search.shrink import shrink
-from bough.benchmarks.constrain.search.values import Values, layouts
 from bough.constrain import Vocabulary
+from tests.constrain.search.fuzz import Fuzzer, Tally, run
+from tests.constrain.search.random_schemas import DRAFTS, Schemas
+from tests.constrain.search.shrink import shrink
+from tests.constrain.search.values import Values, layouts
 
 FULL = os.environ.get("BOUGH_ACCEPTANCE") == "full"
 VALIDATORS = {draft: jsonschema.validators.validator_for({"$schema": uri}) for draft, uri in DRAFTS.items()}

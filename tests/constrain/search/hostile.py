@@ -1,7 +1,11 @@
-"""Constraints meant to hang or exhaust a server: each is to be refused in time, and nobody else may notice."""
+"""Constraints meant to hang or exhaust a server: each is to be refused in time, and nobody else may notice.
+
+python -m tests.constrain.search.hostile --count 50
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -19,7 +23,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from ..judge import percentile
+from bough.benchmarks.constrain.judge import percentile
 
 LIMIT_S = 6.0
 _START_S = 180.0
@@ -227,3 +231,21 @@ def _url(process: subprocess.Popen[bytes], log: Any) -> str:
             return found[1]
         time.sleep(0.2)
     raise RuntimeError(f"the server was not ready within {_START_S:.0f} s")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.constrain.search.hostile", description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m", help="what the server loads (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=50, help="bodies made here (default: %(default)s)")
+    parser.add_argument("--listed", type=Path, metavar="FILE", help="a list of bad requests to send, too")
+    arguments = parser.parse_args(argv)
+    bodies = list(hostile_bodies(arguments.count))
+    if arguments.listed is not None:
+        bodies += listed_bodies(arguments.listed)
+    result = measure_hostile(arguments.model, bodies)
+    print(summary(result))
+    return not result.passed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,11 @@
-"""What constraints cost a long-lived process: memory under many distinct schemas, and time that the lock is held."""
+"""What constraints cost a long-lived process: memory under many distinct schemas, and time that the lock is held.
+
+python -m tests.constrain.search.endurance --schemas 20000
+"""
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import sys
@@ -14,10 +18,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ....constrain import GrammarCompiler, GrammarError, JsonSchema, Vocabulary
-from ....constrain.compiler import compile_grammar
-from ....constrain.vocabulary.token_table import TokenTable
-from ..cases import Case
+from bough.benchmarks.constrain.cases import Case, maskbench_cases, maskbench_folder, suite_cases, suite_folder
+from bough.benchmarks.constrain.judge import percentile
+from bough.constrain import GrammarCompiler, GrammarError, JsonSchema, Vocabulary
+from bough.constrain.compiler import compile_grammar
+from bough.constrain.vocabulary.token_table import TokenTable
+from bough.runtime.models.load import locate
+from bough.runtime.tokenizer.tokenizer import load_tokenizer
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
 
@@ -55,22 +62,6 @@ def measure_memory(vocabulary: Vocabulary, num_schemas: int, *, cache_bytes: int
         return memory
     finally:
         compiler.close()
-
-
-def measure_service(cases: Sequence[Case], vocabulary: Vocabulary) -> list[float]:
-    """Milliseconds until each case's grammar is there, one after another, as a server's first request waits for it."""
-    compiler = GrammarCompiler(vocabulary)
-    times_ms = []
-    try:
-        compiler.compile(JsonSchema("{}"))  # starts what is started once
-        for case in cases:
-            started = time.perf_counter()
-            error = compiler.submit(JsonSchema(case.schema)).exception()
-            if error is None:
-                times_ms.append((time.perf_counter() - started) * 1e3)
-    finally:
-        compiler.close()
-    return times_ms
 
 
 def _distinct(number: int) -> JsonSchema:
@@ -172,3 +163,27 @@ def _watch(late_us: list[float]) -> Iterator[None]:
         over.set()
         thread.join()
         sys.setswitchinterval(interval)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.constrain.search.endurance", description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m", help="whose tokens (default: %(default)s)")
+    parser.add_argument("--schemas", type=int, default=20_000, help="distinct ones (default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    tokenizer = load_tokenizer(locate(arguments.model))
+    vocabulary = tokenizer.vocabulary(tokenizer.vocab_size)
+    memory = measure_memory(vocabulary, arguments.schemas)
+    print(
+        f"{memory.after_mb[-1]:.0f} MB after {memory.num_schemas} schemas, {memory.growth_mb:+.0f} in the second half"
+    )
+    maskbench, suite = maskbench_folder(), suite_folder()
+    cases = list(maskbench_cases(maskbench) if maskbench else suite_cases(suite) if suite else ())
+    held = measure_held(cases, vocabulary)
+    times = {**held.calls_us, "second thread late": held.waits_us, "late when idle": held.idle_us}
+    for name, values in times.items():
+        print(f"  {name:20} us: " + " / ".join(f"{percentile(values, percent):.0f}" for percent in (50, 99, 100)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

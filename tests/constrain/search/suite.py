@@ -1,6 +1,6 @@
 """Runs JSON schemas with known instances through our masks alone and says which came out wrong, and where.
 
-`python -m bough.benchmarks.constrain.search.suite` takes seconds: it is meant for work on the compiler.
+`python -m tests.constrain.search.suite` takes seconds: it is meant for work on the compiler.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from ....runtime.models.load import locate
-from ....runtime.tokenizer.tokenizer import load_tokenizer
-from ..cases import Case, maskbench_cases, maskbench_folder, suite_cases, suite_folder
-from ..judge import Outcome, Refused, Walk, by_group, judge, percentile, score
-from ..ours import Ours
+from bough.benchmarks.constrain.cases import Case, maskbench_cases, maskbench_folder, suite_cases, suite_folder
+from bough.benchmarks.constrain.judge import Outcome, Refused, Walk, by_group, judge, percentile, score
+from bough.benchmarks.constrain.ours import Ours
+from bough.runtime.models.load import locate
+from bough.runtime.tokenizer.tokenizer import load_tokenizer
 
 _COMPILE_S = 20.0
 _SLOW_S = 2.0
@@ -49,7 +49,7 @@ class _Limited:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bough.benchmarks.constrain.search.suite", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.constrain.search.suite", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="of the suite (default: the one beside the checkout)")
     parser.add_argument("--maskbench", type=Path, default=maskbench_folder(), help="a folder of MaskBench's files")
     parser.add_argument("--model", default="smollm2-135m", help="whose tokens (default: %(default)s)")

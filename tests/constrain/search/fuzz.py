@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import numpy as np
 
-from ....constrain import GrammarError, JsonSchema, MatcherError, Vocabulary, grammar_accepts
-from ....constrain.compiler import compile_grammar
-from ....constrain.matchers.interface import Grammar
-from ....constrain.vocabulary.token_table import TokenTable
-from ....runtime.models.load import locate
-from ....runtime.tokenizer.tokenizer import load_tokenizer
-from ..ours import passes_check
+from bough.benchmarks.constrain.generate import draw_word
+from bough.benchmarks.constrain.ours import passes_check
+from bough.constrain import GrammarError, JsonSchema, MatcherError, Vocabulary, grammar_accepts
+from bough.constrain.compiler import compile_grammar
+from bough.constrain.matchers.interface import Grammar
+from bough.constrain.vocabulary.token_table import TokenTable
+from bough.runtime.models.load import locate
+from bough.runtime.tokenizer.tokenizer import load_tokenizer
+
 from .random_schemas import DRAFTS, Schemas
 from .shrink import shrink
 from .values import Values, layouts
@@ -205,31 +206,8 @@ def _is_valid(validator: Any, text: str) -> bool:
         return False
 
 
-def draw_word(grammar: Grammar, vocabulary: Vocabulary, rng: random.Random, max_tokens: int) -> str | None:
-    """A word of tokens each drawn evenly from those allowed, led to its end by the budget; None if it did not fit.
-
-    Raises:
-        MatcherError: the masks led to a dead end.
-    """
-    matcher = grammar.matcher()
-    mask = np.zeros((vocabulary.size + 31) // 32, dtype=np.int32)
-    taken: list[int] = []
-    for remaining in reversed(range(max(max_tokens, 2 * (grammar.min_tokens() or 0) + 8))):
-        if matcher.finished:
-            break
-        matcher.fill_mask(mask)
-        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        token = matcher.accept(int(allowed[rng.randrange(len(allowed))]), remaining)
-        if token in vocabulary.eos_ids:
-            break
-        taken.append(token)
-    text = b"".join(vocabulary.tokens[token] or b"" for token in taken).decode(errors="replace")
-    whole = matcher.accepting and not matcher.closed
-    return text if whole else None
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bough.benchmarks.constrain.search.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.constrain.search.fuzz", description=__doc__)
     parser.add_argument("--pairs", type=int, default=100_000)
     parser.add_argument("--per-schema", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the first schema; each further one has the next")
