@@ -14,7 +14,6 @@ one program for each split and key-value head. The launch grids depend on the ba
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ import triton.language as tl
 
 from ..compile_case import CompileCase
 from ..processor import num_processors
-from .inner_loop import LOG2_E, as_factors, attend_pages
+from .inner_loop import LOG2_E, KeyTile, as_factors, attend_pages
 from .merge import merge_splits
 from .plan.work_list import ITEM_FIELDS, SPLIT_ALIGNMENT
 
@@ -31,7 +30,7 @@ _MIN_SPLIT = 256
 """Tokens; a split of fewer costs more to start and to merge than its share of the GPU brings."""
 
 _SPLITS_PER_PROCESSOR = 3
-"""Programs for each multiprocessor to hold, if the contexts are long enough: what `_CONFIGS` make room for. Each keeps
+"""Programs for each multiprocessor to hold, if the contexts are long enough: what `_TILES` make room for. Each keeps
 32 to 64 KiB of reads in flight; a latency of 1 us at 4.3 TB/s takes 33 KiB a multiprocessor."""
 
 _MAX_SPLITS = 65535
@@ -198,32 +197,23 @@ def _decode_kernel(
             tl.store(partial_lse + at + head * GROUP + m, top + tl.log2(safe_total), mask=m < GROUP)
 
 
-@dataclass(frozen=True)
-class _Config:
-    """Positions of a tile; its buffers plus one; warps of a program."""
-
-    block_n: int
-    num_stages: int
-    num_warps: int
-
-
-_CONFIGS = {
-    (4, 64): _Config(32, 2, 8),
-    (4, 128): _Config(32, 2, 8),
-    (4, 256): _Config(16, 2, 8),
-    (2, 64): _Config(64, 4, 4),
-    (2, 128): _Config(64, 3, 4),
-    (2, 256): _Config(32, 3, 4),
-    (1, 64): _Config(64, 4, 4),
-    (1, 128): _Config(64, 4, 4),
-    (1, 256): _Config(32, 4, 4),
+_TILES = {
+    (4, 64): KeyTile(32, 2, 8),
+    (4, 128): KeyTile(32, 2, 8),
+    (4, 256): KeyTile(16, 2, 8),
+    (2, 64): KeyTile(64, 4, 4),
+    (2, 128): KeyTile(64, 3, 4),
+    (2, 256): KeyTile(32, 3, 4),
+    (1, 64): KeyTile(64, 4, 4),
+    (1, 128): KeyTile(64, 4, 4),
+    (1, 256): KeyTile(32, 4, 4),
 }
 """By bytes of a cache element and padded head size. Three programs fit a multiprocessor of sm_90, two of sm_80, one of
 any. float32 is not multiplied on tensor cores: there registers are what is short."""
 
 
-def _config(d_pad: int, itemsize: int) -> _Config:
-    return _CONFIGS[itemsize, max(64, d_pad)]
+def _choose_tile(d_pad: int, itemsize: int) -> KeyTile:
+    return _TILES[itemsize, max(64, d_pad)]
 
 
 class DecodeSplits:
@@ -336,7 +326,7 @@ class DecodeSplits:
         num_kv_heads = keys.shape[1]
         group = num_heads // num_kv_heads
         d_pad = triton.next_power_of_2(head_dim)
-        config = _config(d_pad, keys.element_size())
+        tile = _choose_tile(d_pad, keys.element_size())
         _decode_kernel[(num_kv_heads, self._capacity(batch))](
             q,
             keys,
@@ -359,11 +349,11 @@ class DecodeSplits:
             D=head_dim,
             D_PAD=d_pad,
             PAGE=page_size,
-            BLOCK_N=config.block_n,
+            BLOCK_N=tile.block_n,
             WINDOW=self._window is not None,
             SOFTCAP=softcap is not None,
-            STAGES=config.num_stages,
-            num_warps=config.num_warps,
+            STAGES=tile.num_stages,
+            num_warps=tile.num_warps,
         )
         self.merge(out)
 
@@ -393,7 +383,7 @@ def compile_cases() -> list[CompileCase]:
 def _decode_case(head_dim: int, cache: str, *, limited: bool = False) -> CompileCase:
     """`limited`: with a window and a softcap. GPUs before sm_89 know no float8_e4m3fn."""
     d_pad = triton.next_power_of_2(head_dim)
-    config = _config(d_pad, {"*fp32": 4, "*fp8e4nv": 1}.get(cache, 2))
+    tile = _choose_tile(d_pad, {"*fp32": 4, "*fp8e4nv": 1}.get(cache, 2))
     model = "*bf16" if cache == "*fp8e4nv" else cache
     scales = {"k_scale": "*fp32", "v_scale": "*fp32"} if cache == "*fp8e4nv" else {}
     pointers = {"q": model, "keys": cache, "values": cache, "out": model, "partial_out": "*fp32"}
@@ -401,7 +391,7 @@ def _decode_case(head_dim: int, cache: str, *, limited: bool = False) -> Compile
     pointers |= scales
     numbers = {"table_stride": "i32", "window": "i32", "scale": "fp32", "softcap": "fp32"}
     constants: dict[str, Any] = {} if scales else {"k_scale": None, "v_scale": None}
-    constants |= {"GROUP": 4, "BLOCK_M": 16, "D": head_dim, "D_PAD": d_pad, "PAGE": 16, "BLOCK_N": config.block_n}
-    constants |= {"WINDOW": limited, "SOFTCAP": limited, "STAGES": config.num_stages}
+    constants |= {"GROUP": 4, "BLOCK_M": 16, "D": head_dim, "D_PAD": d_pad, "PAGE": 16, "BLOCK_N": tile.block_n}
+    constants |= {"WINDOW": limited, "SOFTCAP": limited, "STAGES": tile.num_stages}
     name = f"D={head_dim} {cache.strip('*')}{' window softcap' if limited else ''}{' sm90' if scales else ''}"
-    return CompileCase(name, _decode_kernel, pointers | numbers, constants, config.num_warps, aligned=tuple(pointers))
+    return CompileCase(name, _decode_kernel, pointers | numbers, constants, tile.num_warps, aligned=tuple(pointers))

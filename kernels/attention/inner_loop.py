@@ -3,11 +3,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
 """Scores are kept in powers of two, so that the hardware's exp2 serves: exp(x) = exp2(x * LOG2_E)."""
+
+
+@dataclass(frozen=True)
+class KeyTile:
+    """Key positions of a tile; its buffers plus one; warps of a program; registers that a thread may have."""
+
+    block_n: int
+    num_stages: int
+    num_warps: int
+    max_registers: int | None = None
 
 
 @triton.jit

@@ -13,7 +13,6 @@ Online softmax over tiles: Dao 2023, FlashAttention-2 (arXiv 2307.08691). Paged 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 
 import torch
@@ -22,7 +21,7 @@ import triton.language as tl
 
 from ..compile_case import CompileCase
 from ..processor import num_processors
-from .inner_loop import LOG2_E, as_factors, attend_pages
+from .inner_loop import LOG2_E, KeyTile, as_factors, attend_pages
 from .plan.device_work import DeviceWork
 from .plan.work_list import PROGRAMS_PER_PROCESSOR
 
@@ -137,41 +136,31 @@ def _work_kernel(
                 tl.store(partial_lse + partial_at, lse, mask=row < num_rows)
 
 
-@dataclass(frozen=True)
-class _Config:
-    """Key positions of a tile; its buffers plus one; warps of a program; registers that a thread may have."""
-
-    block_n: int
-    num_stages: int
-    num_warps: int
-    max_registers: int | None = None
-
-
-_CONFIGS = {
-    (16, 4, 64): _Config(32, 2, 8),
-    (16, 4, 128): _Config(32, 2, 8),
-    (16, 4, 256): _Config(16, 2, 8),
-    (64, 4, 64): _Config(16, 2, 8),
-    (64, 4, 128): _Config(16, 2, 8),
-    (64, 4, 256): _Config(16, 2, 8),
-    (16, 2, 64): _Config(64, 4, 4),
-    (16, 2, 128): _Config(64, 3, 4),
-    (16, 2, 256): _Config(32, 3, 4, 168),
-    (64, 2, 64): _Config(64, 4, 4),
-    (64, 2, 128): _Config(32, 4, 4),
-    (64, 2, 256): _Config(32, 3, 8),
-    (128, 2, 64): _Config(64, 4, 8),
-    (128, 2, 128): _Config(64, 3, 8),
-    (128, 2, 256): _Config(16, 3, 8),
-    (16, 1, 64): _Config(64, 4, 4),
-    (16, 1, 128): _Config(64, 4, 4, 168),
-    (16, 1, 256): _Config(32, 4, 4),
-    (64, 1, 64): _Config(64, 4, 4),
-    (64, 1, 128): _Config(32, 4, 4),
-    (64, 1, 256): _Config(32, 3, 8),
-    (128, 1, 64): _Config(64, 3, 8),
-    (128, 1, 128): _Config(64, 3, 8),
-    (128, 1, 256): _Config(16, 3, 8),
+_TILES = {
+    (16, 4, 64): KeyTile(32, 2, 8),
+    (16, 4, 128): KeyTile(32, 2, 8),
+    (16, 4, 256): KeyTile(16, 2, 8),
+    (64, 4, 64): KeyTile(16, 2, 8),
+    (64, 4, 128): KeyTile(16, 2, 8),
+    (64, 4, 256): KeyTile(16, 2, 8),
+    (16, 2, 64): KeyTile(64, 4, 4),
+    (16, 2, 128): KeyTile(64, 3, 4),
+    (16, 2, 256): KeyTile(32, 3, 4, 168),
+    (64, 2, 64): KeyTile(64, 4, 4),
+    (64, 2, 128): KeyTile(32, 4, 4),
+    (64, 2, 256): KeyTile(32, 3, 8),
+    (128, 2, 64): KeyTile(64, 4, 8),
+    (128, 2, 128): KeyTile(64, 3, 8),
+    (128, 2, 256): KeyTile(16, 3, 8),
+    (16, 1, 64): KeyTile(64, 4, 4),
+    (16, 1, 128): KeyTile(64, 4, 4, 168),
+    (16, 1, 256): KeyTile(32, 4, 4),
+    (64, 1, 64): KeyTile(64, 4, 4),
+    (64, 1, 128): KeyTile(32, 4, 4),
+    (64, 1, 256): KeyTile(32, 3, 8),
+    (128, 1, 64): KeyTile(64, 3, 8),
+    (128, 1, 128): KeyTile(64, 3, 8),
+    (128, 1, 256): KeyTile(16, 3, 8),
 }
 """By rows of a tile, bytes of a cache element and padded head size. None spills on sm_80 and sm_90, but for float32, by
 56 bytes at most, which is not multiplied on tensor cores anyway.
@@ -182,12 +171,12 @@ others (`PROGRAMS_PER_PROCESSOR`), which keep 96 KiB of reads in flight together
 heads of 256 in 8 bits, which would spill."""
 
 
-def _config(block_m: int, d_pad: int, itemsize: int) -> _Config:
+def _choose_tile(block_m: int, d_pad: int, itemsize: int) -> KeyTile:
     """Raises ValueError where there is none."""
-    config = _CONFIGS.get((block_m, itemsize, max(64, d_pad)))
-    if config is None:
+    tile = _TILES.get((block_m, itemsize, max(64, d_pad)))
+    if tile is None:
         raise ValueError(f"no tile of {block_m} rows for heads of {d_pad} elements, {itemsize} bytes each in the cache")
-    return config
+    return tile
 
 
 def work_attention(
@@ -231,7 +220,7 @@ def work_attention(
     """
     num_heads, head_dim = q.shape[1:]
     num_kv_heads = keys.shape[1]
-    config = _config(block_m, max(16, triton.next_power_of_2(head_dim)), keys.element_size())
+    tile = _choose_tile(block_m, max(16, triton.next_power_of_2(head_dim)), keys.element_size())
     if num_programs is None:
         num_programs = num_processors(q.device) * PROGRAMS_PER_PROCESSOR[block_m]
     grid = min(num_programs, work.items.shape[0] * num_kv_heads)
@@ -256,17 +245,17 @@ def work_attention(
         scale if softcap is not None else scale * LOG2_E,
         window or 0,
         softcap or 0.0,
-        **_constants(block_m, num_heads // num_kv_heads, num_kv_heads, head_dim, page_size, config),
+        **_constants(block_m, num_heads // num_kv_heads, num_kv_heads, head_dim, page_size, tile),
         WINDOW=window is not None,
         SOFTCAP=softcap is not None,
-        num_warps=config.num_warps,
+        num_warps=tile.num_warps,
         num_stages=1,
-        maxnreg=config.max_registers,
+        maxnreg=tile.max_registers,
     )
 
 
 def _constants(
-    block_m: int, group: int, num_kv_heads: int, head_dim: int, page_size: int, config: _Config
+    block_m: int, group: int, num_kv_heads: int, head_dim: int, page_size: int, tile: KeyTile
 ) -> dict[str, int]:
     return {
         "G": num_kv_heads,
@@ -275,8 +264,8 @@ def _constants(
         "D_PAD": max(16, triton.next_power_of_2(head_dim)),
         "PAGE": page_size,
         "BLOCK_M": block_m,
-        "BLOCK_N": config.block_n,
-        "STAGES": config.num_stages,
+        "BLOCK_N": tile.block_n,
+        "STAGES": tile.num_stages,
     }
 
 
@@ -290,16 +279,16 @@ def compile_cases() -> list[CompileCase]:
     chosen += [(16, 256, "bf16", "fp8e4nv", False)]
     itemsize = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
     return [
-        _compile_case(block_m, head_dim, dtype, cache, masks, _config(block_m, sizes[head_dim], itemsize[cache]))
+        _compile_case(block_m, head_dim, dtype, cache, masks, _choose_tile(block_m, sizes[head_dim], itemsize[cache]))
         for block_m, head_dim, dtype, cache, masks in chosen
     ]
 
 
-def _compile_case(block_m: int, head_dim: int, dtype: str, cache: str, masks: bool, config: _Config) -> CompileCase:
+def _compile_case(block_m: int, head_dim: int, dtype: str, cache: str, masks: bool, tile: KeyTile) -> CompileCase:
     signature = dict.fromkeys(("q", "out"), f"*{dtype}") | dict.fromkeys(("keys", "values"), f"*{cache}")
     signature |= dict.fromkeys(("partial_out", "partial_lse"), "*fp32")
     signature |= dict.fromkeys(("items", "num_items", "query_rows", "query_limit", "page_table"), "*i32")
-    constants = _constants(block_m, 4, 8, head_dim, 16, config) | {"WINDOW": masks, "SOFTCAP": masks}
+    constants = _constants(block_m, 4, 8, head_dim, 16, tile) | {"WINDOW": masks, "SOFTCAP": masks}
     scaled = dtype != cache
     if scaled:
         signature |= dict.fromkeys(("k_scale", "v_scale"), "*fp32")
@@ -311,7 +300,7 @@ def _compile_case(block_m: int, head_dim: int, dtype: str, cache: str, masks: bo
         _work_kernel,
         signature,
         constants if scaled else constants | {"k_scale": None, "v_scale": None},
-        config.num_warps,
+        tile.num_warps,
         aligned=(*pointers, "query_stride"),
-        max_registers=config.max_registers,
+        max_registers=tile.max_registers,
     )

@@ -9,18 +9,15 @@ DeepSeek-V3 (arXiv 2412.19437), section 3.3.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from ..compile_case import CompileCase
-from ..processor import num_processors
 from .formats import ByteWeight
 from .round_rows import round_rows, scale_sums
-from .split import add_parts, choose_splits
+from .tiles import Tile, add_parts, choose_tile, cut_product, place, store_product
 
 DEQUANTISE_FROM = 257
 """Rows from which a weight of fp8 is written out once, in the dtype of `x`, for cuBLAS."""
@@ -29,21 +26,11 @@ INT_MM_FROM = 65
 """Rows from which a product of integers is torch._int_mm's, which needs at least 17, and M and N divisible by 8."""
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """BLOCK_M rows of weight by BLOCK_T rows of x."""
-
-    t: int
-    m: int
-    num_warps: int
-    num_stages: int
-
-
-_TILES = (_Tile(16, 128, 4, 3), _Tile(32, 64, 4, 4), _Tile(64, 64, 4, 4))
+_TILES = (Tile(16, 128, 4, 3), Tile(32, 64, 4, 4), Tile(64, 64, 4, 4))
 """By rows of x up to which each is used; the last one for more, too."""
 
-_BLOCK_N = 128
 _INVARIANT = _TILES[-1]
+_WRITTEN = 128  # columns that a program of `_dequantise` writes
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -73,10 +60,7 @@ def _linear_bytes(
     STAGES: tl.constexpr,
 ):
     tile, split = tl.program_id(0), tl.program_id(1)
-    t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
-    m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    # Past the last row of weight that row is read again: this needs no mask, and nobody stores what comes of it.
-    row = tl.minimum(m, M - 1)
+    t, m, row = place(M, BLOCK_T, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
     has_row = (t < T)[None, :]
     first = split * blocks_each
@@ -108,10 +92,7 @@ def _linear_bytes(
         if INTEGER:
             x_scale = tl.load(x_scales + t, mask=t < T, other=0.0)
             total = total * (x_scale[None, :] * tl.load(scales + row).to(tl.float32)[:, None])
-        if BIAS:
-            total += tl.load(bias + row).to(tl.float32)[:, None]
-        out_at = out + t.to(tl.int64)[None, :] * M + m[:, None]
-        tl.store(out_at, total.to(out.dtype.element_ty), mask=has_row & (m < M)[:, None])
+        store_product(total, bias, out, t, m, row, T, M, BIAS)
 
 
 @triton.jit
@@ -148,7 +129,7 @@ def linear_bytes(
     x           [T, N] bfloat16 or float16, neighbouring elements of a row adjacent in memory
     weight      float8_e4m3fn
     bias        [M], of the dtype of `x`, or None
-    arrived     split.make_counters(M); two products that run at once must not share it
+    arrived     tiles.make_counters(M); two products that run at once must not share it
     invariant   as in packed_linear.linear_packed
     returns     [T, M] of the dtype of `x`; sums are float32, and rounded once
     """
@@ -156,7 +137,7 @@ def linear_bytes(
     assert x.dtype in (torch.bfloat16, torch.float16) and weight.codes.dtype == torch.float8_e4m3fn
     if num_rows >= DEQUANTISE_FROM and not invariant:
         return F.linear(x, dequantise_bytes(weight, x.dtype), bias)
-    tile = _INVARIANT if invariant else _choose(num_rows)
+    tile = _INVARIANT if invariant else choose_tile(_TILES, num_rows)
     return _launch(x, weight, None, bias, arrived, tile, x.dtype, splits=not invariant)
 
 
@@ -173,7 +154,7 @@ def linear_rows_int8(
     codes, scales = round_rows(x, torch.int8)
     if num_rows >= INT_MM_FROM and x.device.type == "cuda" and width % 8 == 0 and columns % 8 == 0:
         return scale_sums(torch._int_mm(codes, weight.codes.t()), scales, weight.scales, bias, x.dtype)
-    return _launch(codes, weight, scales, bias, arrived, _choose(num_rows), x.dtype)
+    return _launch(codes, weight, scales, bias, arrived, choose_tile(_TILES, num_rows), x.dtype)
 
 
 def linear_rows_fp8(x: torch.Tensor, weight: ByteWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -199,17 +180,13 @@ def linear_rows_fp8(x: torch.Tensor, weight: ByteWeight, bias: torch.Tensor | No
     return out.to(x.dtype)
 
 
-def _choose(num_rows: int) -> _Tile:
-    return next((tile for tile in _TILES if num_rows <= tile.t), _TILES[-1])
-
-
 def _launch(
     x: torch.Tensor,
     weight: ByteWeight,
     x_scales: torch.Tensor | None,
     bias: torch.Tensor | None,
     arrived: torch.Tensor,
-    tile: _Tile,
+    tile: Tile,
     dtype: torch.dtype,
     *,
     splits: bool = True,
@@ -219,32 +196,27 @@ def _launch(
     out = torch.empty((num_rows, width), dtype=dtype, device=x.device)
     if num_rows == 0:
         return out
-    tiles, blocks, num_splits = triton.cdiv(width, tile.m), triton.cdiv(columns, _BLOCK_N), 1
-    each = blocks
-    if num_rows <= tile.t and splits:
-        num_splits, each = choose_splits(tiles, blocks, num_processors(x.device), tile.t)
-    assert arrived.numel() >= tiles
-    kind = torch.float32 if x_scales is None else torch.int32
-    parts = torch.empty((tiles * num_splits, tile.t, tile.m) if num_splits > 1 else 0, dtype=kind, device=x.device)
-    _linear_bytes[(tiles, num_splits, triton.cdiv(num_rows, tile.t))](
+    blocks, kind = triton.cdiv(columns, tile.n), torch.float32 if x_scales is None else torch.int32
+    cut = cut_product(x, width, blocks, tile, arrived, dtype=kind, splits=splits)
+    _linear_bytes[cut.grid](
         x,
         weight.codes,
         weight.scales,
         x_scales,
         bias,
         out,
-        parts,
+        cut.parts,
         arrived,
         num_rows,
         width,
         columns,
         x.stride(0),
         blocks,
-        each,
-        blocks if weight.group is None else weight.group // _BLOCK_N,
+        cut.each,
+        blocks if weight.group is None else weight.group // tile.n,
         **_constants(tile, columns, integer=x_scales is not None),
         BIAS=bias is not None,
-        SPLIT=num_splits > 1,
+        SPLIT=cut.splits,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
@@ -255,19 +227,19 @@ def dequantise_bytes(weight: ByteWeight, dtype: torch.dtype) -> torch.Tensor:
     """The numbers that a weight stands for, rounded once to `dtype`: [M, N]."""
     rows, columns = weight.shape
     out = torch.empty((rows, columns), dtype=dtype, device=weight.codes.device)
-    grid = (triton.cdiv(rows, 64), triton.cdiv(columns, _BLOCK_N))
+    grid = (triton.cdiv(rows, 64), triton.cdiv(columns, _WRITTEN))
     group = columns if weight.group is None else weight.group
-    _dequantise[grid](weight.codes, weight.scales, out, rows, columns, group, BLOCK_M=64, BLOCK_N=_BLOCK_N)
+    _dequantise[grid](weight.codes, weight.scales, out, rows, columns, group, BLOCK_M=64, BLOCK_N=_WRITTEN)
     return out
 
 
-def _constants(tile: _Tile, columns: int, *, integer: bool) -> dict[str, int | bool]:
+def _constants(tile: Tile, columns: int, *, integer: bool) -> dict[str, int | bool]:
     return {
         "BLOCK_T": tile.t,
         "BLOCK_M": tile.m,
-        "BLOCK_N": _BLOCK_N,
+        "BLOCK_N": tile.n,
         "INTEGER": integer,
-        "EVEN_N": columns % _BLOCK_N == 0,
+        "EVEN_N": columns % tile.n == 0,
         "STAGES": tile.num_stages,
     }
 
@@ -281,11 +253,11 @@ def compile_cases() -> list[CompileCase]:
         _case("fp8 blocks T16 ragged sm90", _TILES[0], "fp8e4nv", columns=576),
     ]
     signature = {"codes": "*fp8e4nv", "scales": "*fp32", "out": "*bf16"} | dict.fromkeys(("M", "N", "group"), "i32")
-    constants = {"BLOCK_M": 64, "BLOCK_N": _BLOCK_N}
+    constants = {"BLOCK_M": 64, "BLOCK_N": _WRITTEN}
     return [*cases, CompileCase("dequantise fp8 sm90", _dequantise, signature, constants, 4, aligned=tuple(signature))]
 
 
-def _case(name: str, tile: _Tile, codes: str, *, columns: int = 4096) -> CompileCase:
+def _case(name: str, tile: Tile, codes: str, *, columns: int = 4096) -> CompileCase:
     integer = codes == "i8"
     pointers = {
         "x": "*i8" if integer else "*bf16",

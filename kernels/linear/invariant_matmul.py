@@ -14,7 +14,6 @@ Why this suffices, and what others pay for it: He et al. 2025, "Defeating nondet
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -22,6 +21,7 @@ import triton
 import triton.language as tl
 
 from ..compile_case import CompileCase
+from .tiles import Tile
 
 NARROW = 8192
 """Weights of fewer rows are cut into tiles half as wide, so that enough programs read them."""
@@ -30,29 +30,18 @@ TALL_FROM = 512
 """Rows from which a tile has twice the height. Both heights issue the same instruction in the same order."""
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """Tile sizes of one program: BLOCK_T rows of x by BLOCK_M rows of weight, BLOCK_N terms of the sum at a time."""
-
-    t: int
-    m: int
-    n: int
-    num_warps: int
-    num_stages: int
-
-
 # By kind of weight, for 227 KiB of shared memory or more (sm90), 163 (sm80) and 99 (the smaller ones of that age): the
 # height for few rows, then that for many. m and n must be those of the other height: they set the instruction and the
 # order of the sum. Few wide stages in flight are what keeps a narrow weight's few programs at the memory's rate.
-_TILES: dict[tuple[str, str], tuple[_Tile, _Tile]] = {
-    ("sm90", "narrow"): (_Tile(64, 64, 128, 4, 6), _Tile(128, 64, 128, 8, 4)),
-    ("sm90", "wide"): (_Tile(64, 128, 64, 4, 4), _Tile(128, 128, 64, 8, 4)),
-    ("sm80", "narrow"): (_Tile(64, 64, 64, 4, 6), _Tile(128, 64, 64, 8, 4)),
-    ("sm80", "wide"): (_Tile(64, 128, 64, 4, 3), _Tile(128, 128, 64, 8, 3)),
-    ("sm86", "narrow"): (_Tile(64, 64, 64, 4, 5), _Tile(128, 64, 64, 8, 4)),
-    ("sm86", "wide"): (_Tile(64, 128, 64, 4, 3), _Tile(128, 128, 64, 8, 3)),
+_TILES: dict[tuple[str, str], tuple[Tile, Tile]] = {
+    ("sm90", "narrow"): (Tile(64, 64, 4, 6, n=128), Tile(128, 64, 8, 4, n=128)),
+    ("sm90", "wide"): (Tile(64, 128, 4, 4, n=64), Tile(128, 128, 8, 4, n=64)),
+    ("sm80", "narrow"): (Tile(64, 64, 4, 6, n=64), Tile(128, 64, 8, 4, n=64)),
+    ("sm80", "wide"): (Tile(64, 128, 4, 3, n=64), Tile(128, 128, 8, 3, n=64)),
+    ("sm86", "narrow"): (Tile(64, 64, 4, 5, n=64), Tile(128, 64, 8, 4, n=64)),
+    ("sm86", "wide"): (Tile(64, 128, 4, 3, n=64), Tile(128, 128, 8, 3, n=64)),
 }
-_FLOAT32 = _Tile(64, 64, 32, 4, 3)
+_FLOAT32 = Tile(64, 64, 4, 3, n=32)
 _GROUP = 8  # tiles of x that take turns at a tile of weight, so that L2 serves both
 
 
@@ -141,14 +130,14 @@ def invariant_linear(
     return out
 
 
-def _choose(family: str, dtype: torch.dtype, width: int, num_rows: int) -> _Tile:
+def _choose(family: str, dtype: torch.dtype, width: int, num_rows: int) -> Tile:
     if dtype == torch.float32:
         return _FLOAT32
     kind = "narrow" if width < NARROW else "wide"
     return _TILES[family, kind][num_rows >= TALL_FROM]
 
 
-def _constants(tile: _Tile, num_terms: int, *, has_bias: bool) -> dict[str, int | bool]:
+def _constants(tile: Tile, num_terms: int, *, has_bias: bool) -> dict[str, int | bool]:
     even = num_terms % tile.n == 0
     blocks = {"BLOCK_T": tile.t, "BLOCK_M": tile.m, "BLOCK_N": tile.n, "GROUP": _GROUP, "STAGES": tile.num_stages}
     return {**blocks, "EVEN_N": even, "BIAS": has_bias}
@@ -180,7 +169,7 @@ def compile_cases() -> list[CompileCase]:
     ]
 
 
-def _case(name: str, tile: _Tile, dtype: str, *, family: str = "", num_terms: int = 4096) -> CompileCase:
+def _case(name: str, tile: Tile, dtype: str, *, family: str = "", num_terms: int = 4096) -> CompileCase:
     constants = _constants(tile, num_terms, has_bias="bias" in name)
     signature = {"x": f"*{dtype}", "weight": f"*{dtype}", "bias": f"*{dtype}", "out": f"*{dtype}"}
     aligned = (*signature, "M", "N", "x_stride")

@@ -11,7 +11,6 @@ memory. There the codes are exact, as integers; scales are applied to sums of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -20,24 +19,13 @@ import triton
 import triton.language as tl
 
 from ..compile_case import CompileCase
-from ..processor import num_processors
 from .formats import PackedWeight, block_columns
-from .split import add_parts, choose_splits
+from .tiles import Tile, add_parts, choose_tile, cut_product, place, store_product
 
 _NO_ZEROS, _CODES, _MINIMUMS = 0, 1, 2
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """BLOCK_M rows of weight by BLOCK_T rows of x."""
-
-    t: int
-    m: int
-    num_warps: int
-    num_stages: int
-
-
-_TILES = (_Tile(16, 128, 4, 4), _Tile(32, 128, 4, 4), _Tile(64, 64, 4, 4), _Tile(128, 128, 8, 3))
+_TILES = (Tile(16, 128, 4, 4), Tile(32, 128, 4, 4), Tile(64, 64, 4, 4), Tile(128, 128, 8, 3))
 """By rows of x up to which each is used; the last one for more, too. Groups of under 128 columns, whose sums are kept
 apart and take registers, have none taller than 64."""
 
@@ -117,10 +105,7 @@ def _linear(
     STAGES: tl.constexpr,
 ):
     tile, split = tl.program_id(0), tl.program_id(1)
-    t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
-    m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    # Past the last row of weight that row is read again: this needs no mask, and nobody stores what comes of it.
-    row = tl.minimum(m, M - 1)
+    t, m, row = place(M, BLOCK_T, BLOCK_M)
     n = tl.arange(0, WIDTH)
     has_row = (t < T)[None, :]
     first = split * blocks_each
@@ -175,10 +160,7 @@ def _linear(
     if complete:
         if PER_ROW:
             acc = acc * tl.load(scales + row).to(tl.float32)[:, None]
-        if BIAS:
-            acc += tl.load(bias + row).to(tl.float32)[:, None]
-        out_at = out + t.to(tl.int64)[None, :] * M + m[:, None]
-        tl.store(out_at, acc.to(dtype), mask=has_row & (m < M)[:, None])
+        store_product(acc, bias, out, t, m, row, T, M, BIAS)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -253,7 +235,7 @@ def linear_packed(
 
     x           [T, N] bfloat16 or float16, neighbouring elements of a row adjacent in memory
     bias        [M], of the dtype of `x`, or None
-    arrived     split.make_counters(M); two products that run at once must not share it
+    arrived     tiles.make_counters(M); two products that run at once must not share it
     invariant   a row of the result depends on that row of `x` and the weight alone, to the bit, whatever T is; without,
                 on which of _TILES serves T, too, and from `dequantise_from` rows on cuBLAS's choice
     returns     [T, M] of the dtype of `x`; sums are float32, and rounded once
@@ -266,16 +248,12 @@ def linear_packed(
     if num_rows == 0:
         return out
     tile = _INVARIANT if invariant else _choose(num_rows, weight.group, x.device)
-    tiles, blocks, splits = triton.cdiv(width, tile.m), weight.words.shape[0], 1
-    each = blocks
-    if num_rows <= tile.t and not invariant:
-        splits, each = choose_splits(tiles, blocks, num_processors(x.device), tile.t)
-    assert arrived.numel() >= tiles
+    blocks = weight.words.shape[0]
+    cut = cut_product(x, width, blocks, tile, arrived, dtype=torch.float32, splits=not invariant)
     constants = _constants(tile, weight.bits, weight.group, _zeros_kind(weight), columns)
     sums_stride = triton.cdiv(num_rows, tile.t) * tile.t
     sums = _make_sums(x, weight, sums_stride) if constants["ZEROS"] == _MINIMUMS else None
-    parts = torch.empty((tiles * splits, tile.t, tile.m) if splits > 1 else 0, dtype=torch.float32, device=x.device)
-    _linear[(tiles, splits, triton.cdiv(num_rows, tile.t))](
+    _linear[cut.grid](
         x,
         weight.words,
         weight.scales,
@@ -283,7 +261,7 @@ def linear_packed(
         sums,
         bias,
         out,
-        parts,
+        cut.parts,
         arrived,
         num_rows,
         width,
@@ -291,12 +269,12 @@ def linear_packed(
         x.stride(0),
         sums_stride,
         blocks,
-        each,
+        cut.each,
         weight.scales.shape[0],
         blocks if weight.group is None else max(weight.group // block_columns(weight.bits, weight.group), 1),
         **constants,
         BIAS=bias is not None,
-        SPLIT=splits > 1,
+        SPLIT=cut.splits,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
@@ -347,10 +325,9 @@ def _tall_fits(device: torch.device) -> bool:
     return major in (9, 10) or (major, minor) in ((8, 0), (8, 7))
 
 
-def _choose(num_rows: int, group: int | None, device: torch.device) -> _Tile:
+def _choose(num_rows: int, group: int | None, device: torch.device) -> Tile:
     few = (group is not None and group < 128) or not _tall_fits(device)
-    tiles = _TILES[:-1] if few else _TILES
-    return next((tile for tile in tiles if num_rows <= tile.t), tiles[-1])
+    return choose_tile(_TILES[:-1] if few else _TILES, num_rows)
 
 
 def _zeros_kind(weight: PackedWeight) -> int:
@@ -359,7 +336,7 @@ def _zeros_kind(weight: PackedWeight) -> int:
     return _MINIMUMS if weight.zeros.dtype.is_floating_point else _CODES
 
 
-def _constants(tile: _Tile, bits: int, group: int | None, zeros: int, columns: int) -> dict[str, int | bool]:
+def _constants(tile: Tile, bits: int, group: int | None, zeros: int, columns: int) -> dict[str, int | bool]:
     block = block_columns(bits, group)
     return {
         "BLOCK_T": tile.t,
@@ -401,7 +378,7 @@ def compile_cases() -> list[CompileCase]:
 
 def _case(
     name: str,
-    tile: _Tile,
+    tile: Tile,
     bits: int,
     group: int | None,
     zeros: int,

@@ -49,7 +49,7 @@ def select_product(
         return _fp8(weight, kernels=kernels and has_fp8(device), rounds_rows=rounds_rows, invariant=invariant)
     if kernels and rounds_rows:
         from .bytes_linear import linear_rows_int8 as product
-        from .split import make_counters
+        from .tiles import make_counters
 
         return partial(_with_counters, product, weight, make_counters(weight.shape[0], device))
     return _plain(linear_rows_int8 if rounds_rows else linear_dequantised, weight)
@@ -57,7 +57,7 @@ def select_product(
 
 def _packed(weight: PackedWeight, *, invariant: bool) -> Product:
     from .packed_linear import linear_packed
-    from .split import make_counters
+    from .tiles import make_counters
 
     arrived = make_counters(weight.shape[0], weight.scales.device)
     return partial(_with_counters, partial(linear_packed, invariant=invariant), weight, arrived)
@@ -68,7 +68,7 @@ def _fp8(weight: ByteWeight, *, kernels: bool, rounds_rows: bool, invariant: boo
         return _plain(linear_rows_fp8 if rounds_rows else linear_dequantised, weight)
     from .bytes_linear import linear_bytes
     from .bytes_linear import linear_rows_fp8 as product
-    from .split import make_counters
+    from .tiles import make_counters
 
     if rounds_rows and not invariant and weight.shape[0] % 16 == 0 and weight.shape[1] % 16 == 0:
         return _plain(product, weight)

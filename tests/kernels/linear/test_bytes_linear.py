@@ -13,7 +13,7 @@ from bough.kernels.linear.bytes_linear import linear_rows_fp8 as linear_rows_fp8
 from bough.kernels.linear.bytes_linear import linear_rows_int8 as linear_rows_int8_triton
 from bough.kernels.linear.formats import ByteWeight, dequantise, linear_rows_int8, quantise_rows_int8
 from bough.kernels.linear.select import has_fp8
-from bough.kernels.linear.split import make_counters
+from bough.kernels.linear.tiles import make_counters
 
 FP8 = torch.float8_e4m3fn
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3}

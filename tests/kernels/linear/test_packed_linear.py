@@ -10,7 +10,7 @@ import torch
 from bough.kernels.linear import packed_linear as triton_packed_linear
 from bough.kernels.linear.formats import PackedWeight, dequantise, pack
 from bough.kernels.linear.packed_linear import dequantise_packed, linear_packed
-from bough.kernels.linear.split import MAX_SPLITS, choose_splits, make_counters
+from bough.kernels.linear.tiles import MAX_SPLITS, choose_splits, make_counters
 
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
