@@ -26,8 +26,8 @@ from ..runtime.protocol.template import Template
 from ..runtime.tools.registry import ToolCall
 from .config import ServerConfig
 from .errors import ApiError, ShuttingDownError, invalid, to_api_error
+from .http.connection import ClientClosedError, Lifecycle
 from .http.gate import Gate, caller_of, error_response
-from .http.lifecycle import ClientClosedError, Lifecycle
 from .http.security import require_admin
 from .openai.objects import ChatBody, DetokenizeBody, ModelCard, ModelList, TokenizeBody
 from .openai.requests import check_chars, encode_chat

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .config import ServerConfig
-from .http.lifecycle import Lifecycle
+from .http.connection import Lifecycle
 from .http.security import check_bind
 
 if TYPE_CHECKING:

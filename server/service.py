@@ -17,10 +17,9 @@ from ..runtime.protocol.errors import BoughError
 from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
-from .http.body import read_body
+from .http.connection import Lifecycle, attend, read_body
 from .http.event_stream import DONE, PING, EventStream, Merged, event
 from .http.gate import caller_of, request_id_of
-from .http.lifecycle import Lifecycle, attend
 from .metrics import ServerMetrics
 from .openai.objects import ChatBody, CompletionBody
 from .openai.replies import ChatReply, CompletionReply, Header, Reply, Scores

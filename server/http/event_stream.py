@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import ShuttingDownError, to_api_error
+from .connection import ClientClosedError, Lifecycle, attend
 from .gate import request_id_of
-from .lifecycle import ClientClosedError, Lifecycle, attend
 
 T = TypeVar("T")
 

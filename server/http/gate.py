@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..config import ServerConfig
 from ..errors import ApiError, ShuttingDownError, to_api_error
 from ..metrics import ServerMetrics
-from .lifecycle import ClientClosedError, Lifecycle
+from .connection import ClientClosedError, Lifecycle
 from .security import PUBLIC_PATHS, Caller, Guard
 
 logger = logging.getLogger("bough.server")

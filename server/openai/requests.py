@@ -14,7 +14,7 @@ from ...runtime.protocol.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from ...runtime.tokenizer.reasoning import THINK
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..errors import ApiError, invalid
-from ..http.body import decode
+from ..http.connection import decode
 from .constraint import Constraint, after_reasoning, to_constraint
 from .objects import IGNORED, REFUSED, ChatBody, CompletionBody, ContentPart, GenerationBody, Message
 from .tools import CLOSE_TAG, OPEN_TAG, Toolbox, as_system_message, find_form, to_template, to_toolbox
@@ -94,7 +94,7 @@ def chat_job(body: ChatBody, context: Context) -> Job:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise invalid("max_tokens", "max_tokens and max_completion_tokens are both given and differ")
-    toolbox = to_toolbox(body)
+    toolbox = to_toolbox(body) if body.tools or body.tool_choice else Toolbox()
     template = context.tokenizer.chat.source
     if toolbox.mode != "none" and "tools" in template:
         toolbox = toolbox._replace(form=find_form(template))
@@ -375,7 +375,7 @@ def to_messages(
         ApiError: a message is malformed; `param` is its path.
     """
     messages = [_to_message(message, f"messages[{index}]") for index, message in enumerate(given)]
-    tools = to_template(toolbox)
+    tools = to_template(toolbox) if toolbox.mode != "none" else None
     if knows_tools:
         return messages, tools
     messages = _without_tools(messages)

@@ -160,10 +160,8 @@ def _check_parameters(function: FunctionDefinition, param: str) -> None:
 # Into the prompt and the constraint
 
 
-def to_template(toolbox: Toolbox) -> list[dict[str, Any]] | None:
+def to_template(toolbox: Toolbox) -> list[dict[str, Any]]:
     """Returns the tools as chat templates expect them."""
-    if toolbox.mode == "none":
-        return None
     tools = []
     for function in toolbox.functions.values():
         definition: dict[str, Any] = {"name": function.name}

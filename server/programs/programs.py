@@ -35,7 +35,7 @@ from ...runtime.templates.validate import rehearse
 from ...runtime.tools.registry import ToolCall
 from ..errors import ApiError, from_error_info, invalid, to_api_error
 from ..http.backlog import Backlog, Budget
-from ..http.body import decode
+from ..http.connection import decode
 from ..http.event_stream import DONE, PING, EventStream, Merged, event
 from ..http.gate import caller_of, request_id_of
 from ..http.security import require_admin

@@ -23,7 +23,7 @@ from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.request import Request
 from bough.server.app import Routes
 from bough.server.config import ServerConfig
-from bough.server.http.lifecycle import Lifecycle
+from bough.server.http.connection import Lifecycle
 from bough.server.service import Service
 
 from ..server.conftest import running

@@ -15,7 +15,7 @@ import pytest
 
 from bough.server.app import DrainingServer
 from bough.server.config import ServerConfig
-from bough.server.http.lifecycle import Lifecycle
+from bough.server.http.connection import Lifecycle
 from bough.server.serve import bind
 
 from .fake_client import FakeClient

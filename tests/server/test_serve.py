@@ -18,7 +18,7 @@ import pytest
 from bough.runtime.protocol.counters import EngineStats
 from bough.server.app import DrainingServer
 from bough.server.config import ServerConfig
-from bough.server.http.lifecycle import Lifecycle
+from bough.server.http.connection import Lifecycle
 from bough.server.serve import bind, serve
 
 from .fake_client import FakeClient, Script

@@ -12,7 +12,7 @@ from bough.server.app import Routes
 from bough.server.config import ServerConfig
 from bough.server.errors import ApiError
 from bough.server.http import security
-from bough.server.http.lifecycle import Lifecycle
+from bough.server.http.connection import Lifecycle
 from bough.server.http.security import PUBLIC_PATHS, Guard, check_bind, parse_keys, read_keys
 from bough.server.service import Service
 

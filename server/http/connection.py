@@ -1,19 +1,32 @@
-"""Bodies of requests: received within bounds of size and time, and decoded into typed values."""
+"""A client's connection: its body, received within bounds and decoded, and the end of the work for it.
+
+Work ends early when the client goes away, or when the server has drained and its time is over.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from starlette.requests import Request as HttpRequest
-from starlette.types import Receive
 
-from ..errors import ApiError, from_decode_error
-from .lifecycle import ClientClosedError
+from ..errors import ApiError, ShuttingDownError, from_decode_error
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+    from starlette.types import Receive
 
 B = TypeVar("B", bound=msgspec.Struct)
+T = TypeVar("T")
+
+
+class ClientClosedError(Exception):
+    """The client has disconnected."""
+
+
+# The body
 
 
 async def read_body(request: HttpRequest, *, limit: int, timeout_s: float) -> bytes:
@@ -72,3 +85,55 @@ def decode(data: bytes, kind: type[B]) -> B:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise from_decode_error(error) from error
     return body
+
+
+# The end of the work
+
+
+class Lifecycle:
+    """Serving, then draining, then expired. Only moves on. Changed and awaited on the event loop.
+
+    num_running     requests that are being answered, but for those that look at the server itself
+    """
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.num_running = 0
+        self.expired = asyncio.Event()
+
+    def drain(self) -> None:
+        """Refuses new work from now on. Safe in a signal handler."""
+        self.draining = True
+
+    def expire(self) -> None:
+        """Stops what still runs."""
+        self.draining = True
+        self.expired.set()
+
+
+async def attend(work: Coroutine[Any, Any, T], receive: Receive, lifecycle: Lifecycle) -> T:
+    """Returns the result of `work`, which is cancelled when the client disconnects. The body must have been read.
+
+    This watches the connection itself: frameworks cancel streams in some versions only, and plain answers never.
+
+    Raises:
+        ClientClosedError: the client disconnected.
+        ShuttingDownError: the server's time to finish is over.
+    """
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    expired = asyncio.ensure_future(lifecycle.expired.wait())
+    try:
+        await asyncio.wait({working, gone, expired}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientClosedError if gone.done() else ShuttingDownError()
+    finally:
+        for task in (working, gone, expired):
+            task.cancel()
+        await asyncio.gather(working, gone, expired, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
