@@ -58,8 +58,17 @@ class Admission:
         self._wake = wake
         self._closed = False
 
-    def take(self, request: Request, listener: Listener, live: Mapping[str, Generation], now: float) -> Generation:
-        """The generation of `request`, which has a matcher unless its grammar is being compiled.
+    def take(
+        self,
+        request: Request,
+        listener: Listener,
+        live: Mapping[str, Generation],
+        now: float,
+        healable: int | None = None,
+    ) -> Generation:
+        """Returns the generation of `request`, which has a matcher unless its grammar is being compiled.
+
+        Token healing takes the last tokens of its prompt back, `healable` at most.
 
         Raises:
             RequestError: the request is wrong. Nothing was taken.
@@ -68,7 +77,8 @@ class Admission:
         """
         if self._closed:
             raise EngineStoppedError("the engine has stopped")
-        request = heal(request, self._tokenizer)
+        if request.sampling.token_healing:
+            request = heal(request, self._tokenizer, limit=healable)
         if request.id in live:
             raise RequestError(f"a request with id {request.id!r} is running already", param="id")
         if len(live) >= self._max_live:
@@ -77,7 +87,7 @@ class Admission:
             raise RequestError("this engine takes no trees of tokens", param="tree")
         generation = self._generation(request, listener, now)
         if request.grammar is None:
-            generation.matcher = self._healer.after(request.prefix, None)
+            generation.matcher = self._healer.after(request.prefix, None) if request.prefix else None
         else:
             self.compiling[request.id] = compiling = self._compile(request.grammar)
             compiling.add_done_callback(lambda _: self._wake())
@@ -142,7 +152,8 @@ class Admission:
             try:
                 grammar = future.result()
                 generation.receipt = grammar.receipt
-                generation.matcher = self._healer.after(generation.request.prefix, grammar.matcher())
+                matcher, prefix = grammar.matcher(), generation.request.prefix
+                generation.matcher = self._healer.after(prefix, matcher) if prefix else matcher
             except GrammarError as error:
                 info = ErrorInfo(code=error.code, message=str(error), param="grammar")
                 ended = generation.end(now, "error", info)

@@ -88,19 +88,23 @@ class Engine:
 
     # Requests
 
-    def submit(self, request: Request, listener: Listener) -> None:
+    def submit(self, request: Request, listener: Listener, *, healable: int | None = None) -> int:
         """Takes a request; `listener` gets its events, from within `step` or `abort`, the last with `finish`.
+
+        Returns how many of the prompt's last tokens are taken back, to be written anew with what follows them, where
+        the request asks for token healing; `healable` at most.
 
         Raises:
             RequestError: the request is wrong. Nothing was taken.
             OverloadedError: the queue is full.
             EngineStoppedError: the engine was closed.
         """
-        generation = self._admission.take(request, listener, self._live, self._clock())
+        generation = self._admission.take(request, listener, self._live, self._clock(), healable)
         self._drafts.begin(generation)
         self._live[request.id] = generation
         if request.id not in self._admission.compiling:
             self._scheduler.add(generation.sequence)
+        return len(request.prompt) - len(generation.request.prompt)
 
     @property
     def takes_trees(self) -> bool:
@@ -117,7 +121,8 @@ class Engine:
     def idle(self) -> bool:
         """Nothing can be computed now (grammars may still be compiling)."""
         busy = self._flight is not None or not self._scheduler.idle
-        return not busy and not self._checks.any_done and not self._admission.any_compiled
+        busy = busy or (bool(self._checks.under_way) and self._checks.any_done)
+        return not busy and not self._admission.any_compiled
 
     def sleep_s(self) -> float | None:
         """Seconds that an idle engine may sleep if nothing happens: until the first deadline of what is compiled."""

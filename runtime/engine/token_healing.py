@@ -8,7 +8,6 @@ from typing import NamedTuple
 import msgspec
 
 from ..protocol.request import Request
-from ..protocol.sampling_params import SamplingParams
 from ..tokenizer.tokenizer import Tokenizer
 
 MAX_HEALED_TOKENS = 8
@@ -40,26 +39,24 @@ def take_back(prompt: Sequence[int], tokenizer: Tokenizer, *, limit: int | None 
     return found
 
 
-def heal(request: Request, tokenizer: Tokenizer) -> Request:
-    """The request without what is taken back of its prompt, if it asks for that and nobody has done it already."""
-    if not request.sampling.token_healing or request.prefix or request.score_from is not None:
+def heal(request: Request, tokenizer: Tokenizer, *, limit: int | None = None) -> Request:
+    """Returns a request that asks for token healing without what is taken back of its prompt, `limit` tokens at most.
+
+    One that is healed already, or a score, stays as it is.
+    """
+    if request.prefix or request.score_from is not None:
         return request
-    healed = take_back(request.prompt, tokenizer)
+    healed = take_back(request.prompt, tokenizer, limit=limit)
     if not healed.num_tokens:
         return request
+    sampling, count = request.sampling, healed.num_tokens
     return msgspec.structs.replace(
         request,
-        prompt=request.prompt[: -healed.num_tokens],
+        prompt=request.prompt[:-count],
         prefix=healed.prefix,
-        sampling=with_healed(request.sampling, healed),
-    )
-
-
-def with_healed(sampling: SamplingParams, healed: Healed) -> SamplingParams:
-    """The parameters with room for the tokens that write again what was taken back."""
-    count = healed.num_tokens
-    return msgspec.structs.replace(
-        sampling,
-        max_tokens=None if sampling.max_tokens is None else sampling.max_tokens + count,
-        min_tokens=sampling.min_tokens and sampling.min_tokens + count,
+        sampling=msgspec.structs.replace(  # with room for the tokens that write again what was taken back
+            sampling,
+            max_tokens=None if sampling.max_tokens is None else sampling.max_tokens + count,
+            min_tokens=sampling.min_tokens and sampling.min_tokens + count,
+        ),
     )

@@ -80,8 +80,7 @@ class Budget:
     life_s: float = math.inf
 
 
-def engine_budget() -> Budget:
-    """Bounds of a program beside an engine that others use, too."""
-    return Budget(
-        MAX_WORK, MAX_STATE_TOKENS, MAX_ARGUMENT_CHARS, MAX_COMPARED_CHARS, MAX_KEPT_TOKENS, life_s=STATE_LIFE_S
-    )
+ENGINE_BUDGET = Budget(
+    MAX_WORK, MAX_STATE_TOKENS, MAX_ARGUMENT_CHARS, MAX_COMPARED_CHARS, MAX_KEPT_TOKENS, life_s=STATE_LIFE_S
+)
+"""Bounds of a program beside an engine that others use, too."""

@@ -13,8 +13,7 @@ from ..tools.quotas import client_of
 from ..tools.registry import ToolCall, ToolRegistry
 from .interpreter import Interpreter, Post
 from .machine import Machine
-from .queues import enqueue
-from .state import ProgramListener, Run, State, Step
+from .state import ProgramListener, Run, State, Step, enqueue
 from .validate import SubmissionReader
 
 

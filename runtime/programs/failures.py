@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from .queues import NOT_YET, give, reset
-from .state import Barrier, Branch, Failure, Run, State, Step
+from .state import NOT_YET, Barrier, Branch, Failure, Run, State, Step, give, reset
 
 CANCELLED = "cancelled"
 

@@ -2,57 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from ..protocol.errors import BoughError, ErrorInfo
-from ..protocol.program import Op
 from .costs import Budget
-from .state import Branch, Content, Run, State, Step
-
-
-class Outcome(Protocol):
-    """Hears of instructions that took their time, on the thread of its program."""
-
-    def ended(self, frame: Frame) -> None: ...
-
-    def failed(self, frame: Frame, info: ErrorInfo) -> None: ...
-
-    def pause(self, state: State) -> None:
-        """Makes way for the engine: raises PausedError if the slice of time is over."""
-
-
-@dataclass(slots=True, eq=False)
-class Frame:
-    """An instruction as its branch carries it out. `outcome` hears of its end if it takes its time."""
-
-    state: State
-    branch: Branch
-    step: Step
-    outcome: Outcome
-
-    @property
-    def op(self) -> Op:
-        return self.step.item.op
-
-    @property
-    def run(self) -> Run:
-        return self.step.run
-
-    def spend(self, work: int) -> None:
-        """Counts work. Raises EngineError: the submission has done too much."""
-        self.state.work += work
-        self.step.run.spend(work)
-
-    def pause(self) -> None:
-        """Makes way for the engine: raises PausedError if the program's slice of time is over."""
-        self.outcome.pause(self.state)
-
-    def ended(self) -> None:
-        self.outcome.ended(self)
-
-    def failed(self, info: ErrorInfo) -> None:
-        self.outcome.failed(self, info)
+from .state import Branch, Content, Frame, Run, State
 
 
 class Machine(Protocol):

@@ -12,8 +12,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from ....runtime.programs.costs import Budget
-from ....runtime.programs.machine import Frame
-from ....runtime.programs.state import Branch, Run, State
+from ....runtime.programs.state import Branch, Frame, Run, State
 from ....runtime.protocol.errors import BoughError, ErrorInfo, RequestError
 from ....runtime.protocol.program import Delta, Gen, Op, Piece, Select, Use
 from ....runtime.protocol.request import PREFILLED, SAMPLED

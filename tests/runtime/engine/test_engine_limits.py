@@ -20,6 +20,7 @@ from ...support.fakes import fake_engine
 from ..listening import ENDLESS, Heard, assert_clean, drive, request
 from ..programs.oracle import Heard as ProgramHeard
 from ..programs.oracle import executor_of
+from ..programs.place import bound
 
 
 def program(*ops: Any) -> Program:
@@ -155,10 +156,10 @@ def test_a_program_cannot_ask_for_the_memory(ops: list[Any]) -> None:
     assert_clean(engine)
 
 
-def test_states_that_wait_are_bounded_by_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bough.runtime.programs.costs.MAX_KEPT_TOKENS", 1000)
+def test_states_that_wait_are_bounded_by_what_they_hold() -> None:
     engine, _ = fake_engine()
     executor = executor_of(engine, time.monotonic, max_states=100)
+    bound(executor._machine, kept_tokens=1000)
     for index in range(20):
         executor.run(Program(id=str(index), ops=(Assign(0, "x", ("y" * 300,)),), keep=True), ProgramHeard())
     assert list(executor._states) == ["17", "18", "19"]
@@ -166,7 +167,7 @@ def test_states_that_wait_are_bounded_by_what_they_hold(monkeypatch: pytest.Monk
     assert_clean(engine)
 
 
-def test_a_client_who_keeps_many_states_drops_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_who_keeps_many_states_drops_his_own() -> None:
     engine, _ = fake_engine()
     executor = executor_of(engine, time.monotonic, max_states=4)
 
@@ -179,7 +180,7 @@ def test_a_client_who_keeps_many_states_drops_his_own(monkeypatch: pytest.Monkey
     for index in range(20):
         keep("bob" if index % 2 else "bob/salt", f"b{index}")
     assert list(executor._states) == ["a0", "a1", "b18", "b19"]
-    monkeypatch.setattr("bough.runtime.programs.costs.MAX_KEPT_TOKENS", 1000)
+    bound(executor._machine, kept_tokens=1000)
     keep("bob", "large", 990)
     keep("bob", "larger", 995)
     assert list(executor._states) == ["a0", "a1", "larger"]

@@ -120,15 +120,28 @@ def test_control_tokens_stay() -> None:
     assert take_back([-1, 10_000, 5], made).num_tokens <= 1
 
 
-def test_a_request_is_healed_once_and_only_if_it_asks() -> None:
+def test_a_request_is_healed_once() -> None:
     made = tokenizer()
     asked = request("see http", min_tokens=2)
     healed = heal(asked, made)
     assert healed.prompt == asked.prompt[:-1]
     assert (healed.prefix, healed.sampling.max_tokens, healed.sampling.min_tokens) == (b"http", 7, 3)
     assert heal(healed, made) is healed
-    assert heal(request("see http", token_healing=False), made).prefix == b""
+    assert heal(asked, made, limit=0) is asked
     assert heal(request("the"), made) == request("the")
+
+
+def test_a_request_is_healed_only_if_it_asks(place: tuple[Engine, FakeRunner]) -> None:
+    made, _ = place
+    assert made.submit(request("see http"), lambda _: None) == 1
+    asked = request("see http", token_healing=False)
+    assert made.submit(Request(id="b", prompt=asked.prompt, sampling=asked.sampling), lambda _: None) == 0
+    assert (
+        made.submit(Request(id="c", prompt=asked.prompt, sampling=request("x").sampling), lambda _: None, healable=0)
+        == 0
+    )
+    for request_id in (asked.id, "b", "c"):
+        made.abort(request_id)
 
 
 def test_the_end_of_the_prompt_is_written_anew_and_not_returned(place: tuple[Engine, FakeRunner]) -> None:

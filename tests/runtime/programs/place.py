@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bough.runtime.engine.engine import Engine
+from bough.runtime.programs.engine_machine import EngineMachine
+from bough.runtime.programs.machine import Machine
 from bough.runtime.programs.tokens import content_of
 from bough.runtime.protocol.program import Fork, Gen, Join, Op, Program, Ref, RoleBegin, RoleEnd, Select, Text
 from bough.runtime.protocol.sampling_params import SamplingParams
@@ -42,6 +46,12 @@ EVERYTHING: list[Op] = [
     Gen(0, "why", SamplingParams(max_tokens=12, temperature=0.8, seed=4)),
     RoleEnd(0),
 ]
+
+
+def bound(machine: Machine, **bounds: float) -> None:
+    """Gives programs that begin now other bounds."""
+    assert isinstance(machine, EngineMachine)
+    machine.budget = replace(machine.budget, **bounds)
 
 
 class Clock:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bough.constrain.spec import Choice
 from bough.runtime.programs.engine_machine import EngineMachine
 from bough.runtime.programs.executor import Executor
-from bough.runtime.programs.references import write
+from bough.runtime.programs.interpreter import write
 from bough.runtime.programs.state import Barrier, Branch, Failure, Values
 from bough.runtime.programs.tokens import TokenContent, append_text, close_message, content_of, keep_text, open_message
 from bough.runtime.protocol.condition import NotYetError

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from bough.runtime.programs import costs, interpreter
-from bough.runtime.programs import queues as enqueue
+from bough.runtime.programs import costs, interpreter, state
 from bough.runtime.programs.costs import MAX_SLICE_WORK
 from bough.runtime.programs.tokens import content_of
 from bough.runtime.protocol.condition import Compare, Condition, Count, Either, Every, Matches, Negation, Ref
@@ -40,7 +39,7 @@ from bough.runtime.tokenizer.tokenizer import Tokenizer
 
 from ..tokenizer.test_tokenizer import SMOLLM
 from .oracle import Heard
-from .place import GREEDY
+from .place import GREEDY, bound
 from .tool_place import ToolPlace
 
 FALSE: Condition = Either(())
@@ -153,15 +152,15 @@ def test_a_text_is_abandoned_with_its_branch(place: ToolPlace) -> None:
 
 
 def test_characters_are_charged(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "MAX_WORK", 5000)
+    bound(place.machine, work=5000)
     calls = count_calls(monkeypatch, Tokenizer, "encode")
     body: tuple[Op, ...] = (Fork(0, (1,)), Text(1, ("a" * 1000,)), Join(0, (1,)))
     assert Attack(place, [Text(0, ("x",)), loop(*body)]).code == "program_too_long"
     assert sum(len(text) for _, text in calls) <= 5000 * costs.ENCODED_PER_WORK
 
 
-def test_what_is_told_is_charged(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "MAX_WORK", 5000)
+def test_what_is_told_is_charged(place: ToolPlace) -> None:
+    bound(place.machine, work=5000)
     body: tuple[Op, ...] = (Fork(0, (1,)), Assign(1, "y", (Ref(0, "x"),), tell=True), Join(0, (1,)))
     attack = Attack(place, [Assign(0, "x", ("a" * 20_000,)), loop(*body)])
     assert attack.code == "program_too_long"
@@ -236,7 +235,7 @@ def test_patterns_whose_characters_take_long_are_refused() -> None:
 
 
 def test_conditions_in_loops_are_charged_by_their_size(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "MAX_WORK", 20_000)
+    bound(place.machine, work=20_000)
     calls = count_calls(monkeypatch, interpreter, "holds")
     many = Either(tuple(Negation(TRUE) for _ in range(4000)))
     attack = Attack(place, [loop(When(0, many))])
@@ -260,8 +259,8 @@ def test_what_one_instruction_goes_through_is_bounded(place: ToolPlace) -> None:
 # Blocks
 
 
-def test_skipped_values_are_charged(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "MAX_WORK", 20_000)
+def test_skipped_values_are_charged(place: ToolPlace) -> None:
+    bound(place.machine, work=20_000)
     never = When(0, FALSE, tuple(Gen(0, f"v{index}", GREEDY) for index in range(500)))
     attack = Attack(place, [Text(0, ("x",)), loop(loop(never))])
     assert attack.code == "program_too_long"
@@ -269,8 +268,8 @@ def test_skipped_values_are_charged(place: ToolPlace, monkeypatch: pytest.Monkey
 
 
 def test_branches_that_are_made_ready_are_charged(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "MAX_WORK", 20_000)
-    calls = count_calls(monkeypatch, enqueue, "reset")
+    bound(place.machine, work=20_000)
+    calls = count_calls(monkeypatch, state, "reset")
     children = tuple(range(1, 1000))
     attack = Attack(place, [Text(0, ("x",)), loop(When(0, FALSE, (Fork(0, children), Join(0, children))))])
     assert attack.code == "program_too_long"
@@ -278,8 +277,8 @@ def test_branches_that_are_made_ready_are_charged(place: ToolPlace, monkeypatch:
     assert attack.most < 3 * MAX_SLICE_WORK
 
 
-def test_bodies_that_are_empty_or_fail_at_once_end(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "MAX_WORK", 20_000)
+def test_bodies_that_are_empty_or_fail_at_once_end(place: ToolPlace) -> None:
+    bound(place.machine, work=20_000)
     attack = Attack(place, [loop(loop(loop()))])
     assert attack.code == "program_too_long"
     assert attack.most < MAX_SLICE_WORK + 10
@@ -328,9 +327,7 @@ def test_who_waits_is_not_tried_again_and_again(place: ToolPlace, monkeypatch: p
     assert len(calls) < 6 * turns + 3 * number
 
 
-def test_cancelling_a_chain_from_its_end_looks_at_each_branch_once(
-    place: ToolPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelling_a_chain_from_its_end_looks_at_each_branch_once(place: ToolPlace) -> None:
     number = 300
     ops: list[Op] = [Text(0, ("x",)), *(Fork(index, (index + 1,)) for index in range(number))]
     attack = Attack(place, [*ops, *(Cancel(branch) for branch in range(number, 0, -1))], keep=True)
@@ -339,12 +336,12 @@ def test_cancelling_a_chain_from_its_end_looks_at_each_branch_once(
     assert attack.state.work < 4 * number
 
 
-def test_what_was_never_computed_is_kept_only_for_a_timeline(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_never_computed_is_kept_only_for_a_timeline(place: ToolPlace) -> None:
     body: tuple[Op, ...] = (Fork(0, (1,)), Text(1, ("unused " * 20,)), Join(0, (1,)))
     attack = Attack(place, [Text(0, ("x",)), loop(*body, turns=50)], keep=True)
     assert attack.state is not None
     assert attack.state.untold == []
-    monkeypatch.setattr(costs, "MAX_STATE_TOKENS", 3000)
+    bound(place.machine, tokens=3000)
     place.executor.abort("attack")
     assert Attack(place, [Text(0, ("x",)), loop(*body, turns=50)], trace=True).code == "invalid_value"
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from bough.runtime.programs import costs
 from bough.runtime.programs import validate as blocks
 from bough.runtime.programs.validate import MAX_BRANCHES, MAX_DEPTH, MAX_OPS, MAX_PATTERNS, MAX_TURNS
 from bough.runtime.protocol.condition import Compare, Condition, Count, Every, Hole, Matches, Negation, Ref, Times
@@ -30,7 +29,7 @@ from bough.runtime.protocol.program import (
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from .oracle import Heard, drive
-from .place import GREEDY, Place
+from .place import GREEDY, Place, bound
 from .tool_place import ToolPlace
 
 TRUE: Condition = Every(())
@@ -251,8 +250,8 @@ def test_hostile_nesting_is_refused_without_recursion(place: ToolPlace) -> None:
         op = op.then[0]
 
 
-def test_loops_in_loops_are_bounded_and_make_way_for_others(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "MAX_WORK", 60_000)
+def test_loops_in_loops_are_bounded_and_make_way_for_others(place: ToolPlace) -> None:
+    bound(place.machine, work=60_000)
     endless = Repeat(0, (Repeat(0, (Repeat(0, (Assign(0, "x", ("y",)),), FALSE, 1000),), FALSE, 1000),), FALSE, 1000)
     hostile = place.start([endless], "hostile")
     other = place.start([Text(0, ("x",)), Gen(0, "g", GREEDY)], "other")
@@ -268,8 +267,8 @@ def test_loops_in_loops_are_bounded_and_make_way_for_others(place: ToolPlace, mo
     assert hostile.failed.error.code == "program_too_long"
 
 
-def test_what_a_loop_copies_and_compares_is_bounded(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "MAX_WORK", 20_000)
+def test_what_a_loop_copies_and_compares_is_bounded(place: ToolPlace) -> None:
+    bound(place.machine, work=20_000)
     long = "a" * 1500
     fork: tuple[Op, ...] = (Fork(0, tuple(range(1, 400))), Join(0, tuple(range(1, 400))))
     heard = place.run([Text(0, (long,)), Repeat(0, fork, FALSE, 1000)])
@@ -279,9 +278,9 @@ def test_what_a_loop_copies_and_compares_is_bounded(place: ToolPlace, monkeypatc
     assert heard.failed.error.code == "program_too_long"
 
 
-def test_a_loop_that_forks_holds_what_one_turn_needs(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_forks_holds_what_one_turn_needs(place: ToolPlace) -> None:
     """Branches of a turn are forgotten in the next."""
-    monkeypatch.setattr(costs, "MAX_STATE_TOKENS", 12_000)
+    bound(place.machine, tokens=12_000)
     body: tuple[Op, ...] = (Fork(0, (1, 2)), Text(1, ("b" * 100,)), Join(0, (1, 2)))
     heard = place.run([Text(0, ("a" * 1000,)), Repeat(0, body, FALSE, 50)], keep=True)
     assert heard.done

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 
-from bough.runtime.programs.encoding import ENTRY_CHARS, KnownTexts
+from bough.runtime.programs.tokens import ENTRY_CHARS, KnownTexts
 
 
 def test_a_text_is_known_once_it_was_kept() -> None:
