@@ -31,10 +31,9 @@ from ..runtime.models.native import KINDS as NATIVE_KINDS
 from ..runtime.models.native import NativeDecoder, NativeTarget
 from ..runtime.models.quantise import KINDS, QuantisedLinear, StackedLinear, quantise_decoder
 from ..runtime.runner.native_runner import NativeRunner
-from ..runtime.runner.runner import LogitsRunner
+from ..runtime.runner.runner import Batch, LogitsRunner
 from ..runtime.runner.torch_runner import ModelRunner
-from ..runtime.scheduler.batch import Batch
-from ..runtime.tokenizer.tokenizer import load_tokenizer
+from ..runtime.tokenizer.load import load_tokenizer
 from .workloads.passage import PASSAGE
 
 _CHUNK = 256  # tokens of one forward pass

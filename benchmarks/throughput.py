@@ -21,7 +21,7 @@ import torch
 from ..runtime.models.load import locate, resolve_dtype
 from ..runtime.protocol.config import EngineConfig
 from ..runtime.protocol.errors import BoughError
-from ..runtime.tokenizer.tokenizer import load_tokenizer
+from ..runtime.tokenizer.load import load_tokenizer
 from .workloads.prose import Prose
 
 _START_S = 180.0

@@ -19,7 +19,7 @@ from ..lang.observe.timelines.timeline import Timeline
 from ..lang.state.state import State
 from ..runtime.checkpoints.fetch import MODELS, default_cache
 from ..runtime.protocol.errors import RequestError
-from ..runtime.tokenizer.tokenizer import load_tokenizer
+from ..runtime.tokenizer.load import load_tokenizer
 from .options import add_engine_options, engine_config
 from .progress import LoadingBar
 

@@ -19,7 +19,7 @@ from ..constrain.json_schema.validate import violations
 from ..constrain.vocabulary.adapters import byte_vocabulary
 from ..runtime.checkpoints import fetch as pull
 from ..runtime.protocol.errors import RequestError
-from ..runtime.tokenizer.tokenizer import load_tokenizer
+from ..runtime.tokenizer.load import load_tokenizer
 
 _PIECES = re.compile(r'"(?:[^"\\]|\\.)*"|[ \t\n\r]+|[,:]')
 _AROUND = 40

@@ -19,7 +19,7 @@ from ...constrain import Vocabulary
 from ...runtime.client.llm import LLM
 from ...runtime.models.load import locate
 from ...runtime.protocol.config import EngineConfig
-from ...runtime.tokenizer.tokenizer import load_tokenizer
+from ...runtime.tokenizer.load import load_tokenizer
 from ..gpu.gpu import describe_machine
 from .cases import Case, maskbench_cases, maskbench_folder, suite_cases, suite_folder
 from .contest import OURS, Absent, Contestant, Measured, contest, contestant, measure_service, write_vocabulary

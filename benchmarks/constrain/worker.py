@@ -18,7 +18,7 @@ from ...constrain.matchers.interface import Grammar, Matcher
 from ...constrain.vocabulary.token_table import TokenTable
 from ...constrain.vocabulary.vocabulary import MaskRow
 from ...runtime.models.load import locate
-from ...runtime.tokenizer.tokenizer import load_tokenizer
+from ...runtime.tokenizer.load import load_tokenizer
 from .ours import passes_check
 from .peer import Engine, State, serve
 

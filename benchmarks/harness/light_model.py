@@ -15,8 +15,8 @@ from ...runtime.checkpoints.config import read_config
 from ...runtime.checkpoints.gguf_file import GGUFFile
 from ...runtime.checkpoints.weights import list_parameters
 from ...runtime.models.load import locate
-from ...runtime.tokenizer.from_gguf import read_gguf_tokenizer
-from ...runtime.tokenizer.pipeline import TokenizerParts
+from ...runtime.tokenizer.load import read_gguf_tokenizer
+from ...runtime.tokenizer.tokenizer import TokenizerParts
 
 _SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

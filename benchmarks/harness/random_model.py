@@ -22,9 +22,8 @@ from ...runtime.load.load_torch import make_engine
 from ...runtime.models.decoder import Decoder
 from ...runtime.models.load import LoadedModel, resolve_dtype
 from ...runtime.protocol.config import EngineConfig
-from ...runtime.tokenizer.control_tokens import ControlTokens
-from ...runtime.tokenizer.pipeline import TextPipeline, TokenizerParts
-from ...runtime.tokenizer.tokenizer import Tokenizer
+from ...runtime.tokenizer.chat_template import ControlTokens
+from ...runtime.tokenizer.tokenizer import TextPipeline, Tokenizer, TokenizerParts
 from .shapes import shape
 
 END = "<|im_end|>"

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from ...runtime.models.load import locate
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.errors import BoughError
-from ...runtime.tokenizer.tokenizer import load_tokenizer
+from ...runtime.tokenizer.load import load_tokenizer
 from ..harness.light_model import write_light_model
 from ..harness.server_process import ServerProcess
 from ..programs import WORKLOADS

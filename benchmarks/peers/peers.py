@@ -22,7 +22,7 @@ from ...runtime.models.native import KINDS as NATIVE_KINDS
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.errors import BoughError
 from ...runtime.runner.host import num_threads
-from ...runtime.tokenizer.tokenizer import load_tokenizer
+from ...runtime.tokenizer.load import load_tokenizer
 from ..workloads.prompts import QUICK, Prompts, Sizes, workloads
 from .contest import PeerRun, measure_peer, measure_quality_of_ours
 from .pictures import draw

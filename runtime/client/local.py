@@ -9,9 +9,8 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -25,7 +24,7 @@ from ..protocol.errors import BoughError, EngineStoppedError, ErrorInfo, to_info
 from ..protocol.program import Failed, Program, ProgramEvent
 from ..protocol.request import Finish, Request, RequestOutput
 from ..tools.registry import ToolCall, ToolRegistry, ToolRunner
-from .streams import aiterate, iterate
+from .streams import StreamingClient
 
 logger = logging.getLogger("bough.engine")
 
@@ -216,10 +215,11 @@ def _refusal(error: Exception) -> ErrorInfo:
     return ErrorInfo(code="internal_error", message="what was asked for could not be started")
 
 
-class LocalClient:
+class LocalClient(StreamingClient):
     """`EngineClient` over an `EngineLoop`."""
 
     def __init__(self, loop: EngineLoop) -> None:
+        super().__init__(loop, loop.tools)
         self._loop = loop
         self.tokenizer = loop.engine.tokenizer
         self.info = loop.engine.info
@@ -237,28 +237,6 @@ class LocalClient:
     @property
     def alive(self) -> bool:
         return self._loop.alive
-
-    def stream(self, request: Request) -> Iterator[RequestOutput]:
-        return iterate(partial(self._loop.start_request, request), partial(self._loop.abort, request.id))
-
-    def astream(self, request: Request) -> AsyncIterator[RequestOutput]:
-        return aiterate(partial(self._loop.start_request, request), partial(self._loop.abort, request.id))
-
-    def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
-        return iterate(partial(self._loop.start_program, program, tools=tools), partial(self._loop.drop, program.id))
-
-    def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]:
-        return aiterate(partial(self._loop.start_program, program, tools=tools), partial(self._loop.drop, program.id))
-
-    @property
-    def tools(self) -> Mapping[str, ToolCall]:
-        return self._loop.tools.tools
-
-    def register_tool(self, tool: ToolCall) -> None:
-        self._loop.tools.register(tool)
-
-    def drop(self, program_id: str) -> None:
-        self._loop.drop(program_id)
 
     def stats(self) -> EngineStats:
         return self._wait(self._loop.stats)

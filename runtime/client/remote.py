@@ -9,8 +9,7 @@ import queue
 import socket
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -20,7 +19,8 @@ from ..protocol.counters import EngineStats, ModelInfo
 from ..protocol.errors import EngineError, EngineStoppedError, ErrorInfo, ModelError, RequestError
 from ..protocol.program import Done, Failed, Program, ProgramEvent
 from ..protocol.request import Finish, Request, RequestOutput
-from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
+from ..tokenizer.load import load_tokenizer
+from ..tokenizer.tokenizer import Tokenizer
 from ..tools.registry import ToolCall, ToolRegistry
 from .messages import (
     Abort,
@@ -46,7 +46,7 @@ from .messages import (
 )
 from .remote_tools import LocalTools
 from .spawn import EngineProcess, spawn_engine
-from .streams import aiterate, iterate
+from .streams import StreamingClient
 
 logger = logging.getLogger("bough.engine")
 
@@ -59,10 +59,14 @@ ANSWER_TIMEOUT_S = 60.0
 _DEAD = ErrorInfo(code=EngineStoppedError.code, message="the engine process has died")
 
 
-class RemoteClient:
-    """`EngineClient` over an engine process that it started. Made by `launch`."""
+class RemoteClient(StreamingClient):
+    """`EngineClient` over an engine process that it started. Made by `launch`.
+
+    Tools, the registered ones too, run in this process: only their names and results go to the engine's.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, writer: FrameWriter) -> None:
+        super().__init__(self, ToolRegistry())
         self.info: ModelInfo
         self.tokenizer: Tokenizer
         self._process = process
@@ -73,7 +77,6 @@ class RemoteClient:
         self._requests: dict[int, tuple[str, Callable[[RequestOutput], None]]] = {}
         self._programs: dict[int, Callable[[ProgramEvent], None]] = {}
         self._answers: dict[int, queue.SimpleQueue[Any]] = {}
-        self._registry = ToolRegistry()
         self._tools = LocalTools(self._send)
         self._alive = True
         self._reader: threading.Thread | None = None
@@ -132,26 +135,6 @@ class RemoteClient:
     def process_id(self) -> int:
         return self._process.pid
 
-    def stream(self, request: Request) -> Iterator[RequestOutput]:
-        return iterate(partial(self._start, request), partial(self._send, Abort(request.id)))
-
-    def astream(self, request: Request) -> AsyncIterator[RequestOutput]:
-        return aiterate(partial(self._start, request), partial(self._send, Abort(request.id)))
-
-    def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
-        """Tools, the registered ones too, run in this process: only their names and results go to the engine's."""
-        return iterate(partial(self._start_program, program, tools=tools), partial(self.drop, program.id))
-
-    def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]:
-        return aiterate(partial(self._start_program, program, tools=tools), partial(self.drop, program.id))
-
-    @property
-    def tools(self) -> Mapping[str, ToolCall]:
-        return self._registry.tools
-
-    def register_tool(self, tool: ToolCall) -> None:
-        self._registry.register(tool)
-
     def drop(self, program_id: str) -> None:
         self._send(Drop(program_id))
 
@@ -181,7 +164,7 @@ class RemoteClient:
     def _send(self, message: msgspec.Struct) -> None:
         self._writer.put(message)
 
-    def _start(self, request: Request, listen: Callable[[RequestOutput], None]) -> None:
+    def start_request(self, request: Request, listen: Callable[[RequestOutput], None]) -> None:
         key = next(self._keys)
         with self._lock:
             self._check()
@@ -192,7 +175,10 @@ class RemoteClient:
             self._requests.pop(key, None)
             raise
 
-    def _start_program(
+    def abort(self, request_id: str) -> None:
+        self._send(Abort(request_id))
+
+    def start_program(
         self, program: Program, listen: Callable[[ProgramEvent], None], tools: Mapping[str, ToolCall] | None
     ) -> None:
         key = next(self._keys)

@@ -1,4 +1,4 @@
-"""Events of one request or program as an iterator, for threads and for asyncio; errors as exceptions."""
+"""Events of a request or a program as an iterator, for threads and for asyncio; refusals as exceptions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,63 @@ import contextlib
 import queue
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 from ..protocol.errors import to_exception
-from ..protocol.program import Done, Failed, ProgramEvent
-from ..protocol.request import RequestOutput
+from ..protocol.program import Done, Failed, Program, ProgramEvent
+from ..protocol.request import Request, RequestOutput
+from ..tools.registry import ToolCall, ToolRegistry
 
 Event = TypeVar("Event", RequestOutput, ProgramEvent)
+
+
+class Starter(Protocol):
+    """What requests and programs are given to, and taken back from.
+
+    `start_...` may refuse by an exception or by the first event; if it does not raise, a terminal event always comes.
+    """
+
+    def start_request(self, request: Request, listen: Callable[[RequestOutput], None]) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def start_program(
+        self, program: Program, listen: Callable[[ProgramEvent], None], tools: Mapping[str, ToolCall] | None
+    ) -> None: ...
+
+    def drop(self, program_id: str) -> None: ...
+
+
+class StreamingClient:
+    """The half of an `EngineClient` that starts requests and programs, streams their events and ends them."""
+
+    def __init__(self, starter: Starter, registry: ToolRegistry) -> None:
+        self._starter = starter
+        self._registry = registry
+
+    @property
+    def tools(self) -> Mapping[str, ToolCall]:
+        return self._registry.tools
+
+    def register_tool(self, tool: ToolCall) -> None:
+        self._registry.register(tool)
+
+    def stream(self, request: Request) -> Iterator[RequestOutput]:
+        return iterate(partial(self._starter.start_request, request), partial(self._starter.abort, request.id))
+
+    def astream(self, request: Request) -> AsyncIterator[RequestOutput]:
+        return aiterate(partial(self._starter.start_request, request), partial(self._starter.abort, request.id))
+
+    def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
+        return iterate(partial(self._starter.start_program, program, tools=tools), partial(self.drop, program.id))
+
+    def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]:
+        return aiterate(partial(self._starter.start_program, program, tools=tools), partial(self.drop, program.id))
+
+    def drop(self, program_id: str) -> None:
+        self._starter.drop(program_id)
 
 
 def iterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[], None]) -> Iterator[Event]:

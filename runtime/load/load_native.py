@@ -23,7 +23,8 @@ from ..runner.host import free_memory, may_have_gpu, num_threads
 from ..runner.native_runner import NativeRunner
 from ..runner.runner import DirectPasses
 from ..sampler.native_sampler import NativeSampler
-from ..tokenizer.tokenizer import Tokenizer, gguf_tokenizer
+from ..tokenizer.load import gguf_tokenizer
+from ..tokenizer.tokenizer import Tokenizer
 from .pages import check_pages, host_pages, max_model_len, named_pages
 
 Progress = Callable[[str, int, int], None]

@@ -34,7 +34,8 @@ from ..runner.runner import DirectPasses, PassRunner
 from ..runner.torch_runner import ModelRunner
 from ..sampler.native_sampler import NativeSampler
 from ..sampler.torch_sampler import TorchSampler
-from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
+from ..tokenizer.load import load_tokenizer
+from ..tokenizer.tokenizer import Tokenizer
 from .calibrate import TEXT, kv_scales
 from .load_native import native_engine, native_target, obstacle_to_native
 from .memory import free_memory, gpu_budget, measure_activations

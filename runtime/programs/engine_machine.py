@@ -20,8 +20,7 @@ from ..protocol.request import SAMPLED, UNUSED, Request, RequestOutput, Timings,
 from ..protocol.sampling_params import SamplingParams
 from ..sampler.seeds import derive, derive_again
 from ..scheduler.token_tree import ChoiceTree, plant
-from ..tokenizer.pipeline import LONG_TEXT
-from ..tokenizer.tokenizer import Tokenizer
+from ..tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from ..tools.arguments import read_arguments
 from ..tools.quotas import Owner
 from ..tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolRunner
@@ -393,27 +392,24 @@ def _texts(tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> dict[int, s
 class _Flight:
     """A call in flight, whose requests are heard from within the engine's step.
 
+    op, run     of `frame`
     attempts    of the branch when it began: it may have begun anew since
     kept        text that has come, while deltas are not sent
     """
 
     frame: Frame
+    op: Gen | Select
+    run: Run
     call: Call
     started: float
     attempts: tuple[int, ...]
     kept: list[str] = field(default_factory=list)
 
-    @property
-    def op(self) -> Gen | Select:
-        op = self.frame.op
-        assert isinstance(op, Gen | Select)
-        return op
-
     def send_text(self) -> None:
         text = "".join(self.kept)
         self.kept.clear()
         if text:
-            self.frame.run.listener(Delta(self.frame.branch.id, self.op.name, text))
+            self.run.listener(Delta(self.frame.branch.id, self.op.name, text))
 
 
 class ModelCalls:
@@ -435,7 +431,7 @@ class ModelCalls:
         else:
             assert isinstance(op, Select)
             call = SelectCall(op, branch, tokenizer, self._max_tree)
-        flight = _Flight(frame, call, self._clock(), branch.attempts)
+        flight = _Flight(frame, op, run, call, self._clock(), branch.attempts)
         timeout_s = run.time_left(flight.started, call.timeout_s)
         stream = run.program.deltas or run.program.trace
 
@@ -451,7 +447,7 @@ class ModelCalls:
                 call.take_back(num_taken_back)
 
     def _hear(self, flight: _Flight, index: int, continues: bool, output: RequestOutput) -> None:
-        run, branch = flight.frame.run, flight.frame.branch
+        run, branch = flight.run, flight.frame.branch
         if run.over:
             return
         if output.id not in branch.running:  # it was stopped: there is no value, but what has come is not lost
@@ -469,7 +465,7 @@ class ModelCalls:
             flight.frame.failed(ErrorInfo(code="internal_error", message="the program failed"))
 
     def _take(self, flight: _Flight, output: RequestOutput) -> None:
-        frame, run, branch = flight.frame, flight.frame.run, flight.frame.branch
+        frame, run, branch = flight.frame, flight.run, flight.frame.branch
         failed = output.finish is not None and output.finish.error is not None
         if run.program.deltas or failed:
             flight.send_text()

@@ -24,14 +24,13 @@ from ..models.model import Model
 from ..protocol.sampling_params import SamplingParams
 from ..sampler.rows import Draws, Masks, Row
 from ..sampler.torch_sampler import draw_rows, to_draws
-from ..scheduler.batch import build_batch
 from ..scheduler.scheduler import Plan, Work
 from .gpu_device import on_device
 from .gpu_grammars import DeviceGrammars
 from .gpu_graphs import Replays, graph_sizes
 from .gpu_prefixes import SharedReads, arrange
 from .gpu_slots import DeviceState, Slot, SlotTable, page_changes
-from .runner import DrawSpec, Pass
+from .runner import DrawSpec, Pass, build_batch
 
 
 class GpuPasses:

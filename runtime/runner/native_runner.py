@@ -13,7 +13,7 @@ from ...kernels.native import library as native
 from ...kernels.native.weights import aligned
 from ..models.native import NativeDecoder
 from ..sampler.rows import Logits
-from ..scheduler.batch import Batch
+from .runner import Batch
 
 _AHEAD = 256 << 20
 """Bytes of the cache, at most, that are taken from the system before they are needed."""

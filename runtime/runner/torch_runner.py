@@ -7,7 +7,7 @@ import torch
 from ...kernels.attention.interface import AttentionBackend
 from ..models.model import Model
 from ..sampler.rows import Logits
-from ..scheduler.batch import Batch
+from .runner import Batch
 
 
 class ModelRunner:

@@ -74,22 +74,19 @@ class ToolRegistry:
     """The tools of an engine, by name. Thread-safe."""
 
     def __init__(self) -> None:
-        self._tools: dict[str, ToolCall] = {}
+        self.tools: Mapping[str, ToolCall] = {}
+        """Replaced, never changed: who has looked them up keeps what was there."""
         self._lock = threading.Lock()
 
     def register(self, tool: ToolCall) -> None:
         """Raises RequestError: the name is none or taken, or there are too many."""
         check_tool(tool)
         with self._lock:
-            if self._tools.get(tool.name, tool) is not tool:
+            if self.tools.get(tool.name, tool) is not tool:
                 raise RequestError(f"a tool {tool.name!r} is registered already", param="tools")
-            if len(self._tools) >= MAX_TOOLS and tool.name not in self._tools:
+            if len(self.tools) >= MAX_TOOLS and tool.name not in self.tools:
                 raise RequestError(f"at most {MAX_TOOLS} tools can be registered", param="tools")
-            self._tools = {**self._tools, tool.name: tool}  # who has looked them up keeps what was there
-
-    @property
-    def tools(self) -> Mapping[str, ToolCall]:
-        return self._tools
+            self.tools = {**self.tools, tool.name: tool}
 
 
 def check_tool(tool: ToolCall) -> None:

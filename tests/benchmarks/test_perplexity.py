@@ -12,7 +12,7 @@ import torch
 from bough.benchmarks.perplexity import compare, log_probabilities, main
 from bough.benchmarks.workloads.passage import PASSAGE
 from bough.runtime.models.load import load_model
-from bough.runtime.tokenizer.tokenizer import load_tokenizer
+from bough.runtime.tokenizer.load import load_tokenizer
 
 from ..support.tiny_model import write_tiny_model
 

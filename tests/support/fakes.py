@@ -18,11 +18,11 @@ from bough.constrain.matchers.interface import TableMatcher
 from bough.runtime.engine.engine import Engine
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.counters import ModelInfo
-from bough.runtime.runner.runner import DirectPasses, DrawSpec
+from bough.runtime.runner.runner import Batch, DirectPasses, DrawSpec, build_batch
 from bough.runtime.sampler.rows import Draws, Row
-from bough.runtime.scheduler.batch import Batch, build_batch
 from bough.runtime.scheduler.scheduler import Advance, Plan, Sequence, Work
-from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from bough.runtime.tokenizer.load import load_tokenizer
+from bough.runtime.tokenizer.tokenizer import Tokenizer
 from tests.support.sampling import host_sampler
 
 _MASK = (1 << 61) - 1

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ....runtime.checkpoints.gguf_file import GGUFFile
-from ....runtime.tokenizer.from_gguf import read_gguf_tokenizer
-from ....runtime.tokenizer.pipeline import TokenizerParts
+from ....runtime.tokenizer.load import read_gguf_tokenizer
+from ....runtime.tokenizer.tokenizer import TokenizerParts
 from .environments import PeerError, locked
 
 _END = "<|im_end|>"

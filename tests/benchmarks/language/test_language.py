@@ -40,7 +40,7 @@ from bough.constrain.spec import Regex
 from bough.runtime.protocol.errors import EngineError
 from bough.runtime.protocol.program import Gen, Piece
 from bough.runtime.protocol.request import PREFILLED, SAMPLED
-from bough.runtime.tokenizer.tokenizer import load_tokenizer
+from bough.runtime.tokenizer.load import load_tokenizer
 
 from ...support.tiny_model import write_tiny_model
 

@@ -41,8 +41,8 @@ from bough.benchmarks.peers.sides.peer_program_walk import (
     run_stepping,
     shared_heads,
 )
-from bough.runtime.tokenizer.from_gguf import build_gguf_tokenizer
-from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from bough.runtime.tokenizer.load import build_gguf_tokenizer, load_tokenizer
+from bough.runtime.tokenizer.tokenizer import Tokenizer
 
 from ...support.tiny_model import write_tiny_model
 

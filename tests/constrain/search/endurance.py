@@ -24,7 +24,7 @@ from bough.constrain import GrammarCompiler, GrammarError, JsonSchema, Vocabular
 from bough.constrain.compiler import compile_grammar
 from bough.constrain.vocabulary.token_table import TokenTable
 from bough.runtime.models.load import locate
-from bough.runtime.tokenizer.tokenizer import load_tokenizer
+from bough.runtime.tokenizer.load import load_tokenizer
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
 

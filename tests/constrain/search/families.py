@@ -12,7 +12,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bough.constrain import Vocabulary
-from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from bough.runtime.tokenizer.load import load_tokenizer
+from bough.runtime.tokenizer.tokenizer import Tokenizer
 
 _TEXTS = [
     json.dumps({"name": name, "tags": ["red", "green", word], "n": [number, -number / 8], "ok": True, "no": None})

@@ -22,7 +22,7 @@ from bough.constrain.compiler import compile_grammar
 from bough.constrain.matchers.interface import Grammar
 from bough.constrain.vocabulary.token_table import TokenTable
 from bough.runtime.models.load import locate
-from bough.runtime.tokenizer.tokenizer import load_tokenizer
+from bough.runtime.tokenizer.load import load_tokenizer
 
 from .random_schemas import DRAFTS, Schemas
 from .shrink import shrink

@@ -20,7 +20,7 @@ from bough.benchmarks.constrain.cases import Case, maskbench_cases, maskbench_fo
 from bough.benchmarks.constrain.judge import Outcome, Refused, Walk, by_group, judge, percentile, score
 from bough.benchmarks.constrain.ours import Ours
 from bough.runtime.models.load import locate
-from bough.runtime.tokenizer.tokenizer import load_tokenizer
+from bough.runtime.tokenizer.load import load_tokenizer
 
 _COMPILE_S = 20.0
 _SLOW_S = 2.0

@@ -17,7 +17,7 @@ from bough.constrain import Choice, GrammarCompiler, JsonSchema, Lark, Matcher, 
 from bough.constrain.accepting import grammar_accepts
 from bough.constrain.spec import GrammarSpec
 from bough.runtime.protocol.errors import ModelError
-from bough.runtime.tokenizer.tokenizer import load_tokenizer
+from bough.runtime.tokenizer.load import load_tokenizer
 
 from .families import FAMILIES, greedy, large
 

@@ -8,7 +8,7 @@ import bough
 from bough.benchmarks.language import programs as language_programs
 from bough.benchmarks.workloads.prose import Prose
 from bough.runtime.protocol.program import Done
-from bough.runtime.tokenizer.tokenizer import load_tokenizer
+from bough.runtime.tokenizer.load import load_tokenizer
 
 QUESTION = Prose(1).text(50)
 

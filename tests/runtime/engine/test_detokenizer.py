@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bough.runtime.engine.detokenizer import REGEX_WINDOW, Detokenizer, StopAutomaton
 from bough.runtime.protocol.errors import EngineError, RequestError
-from bough.runtime.tokenizer.from_gguf import build_gguf_tokenizer
+from bough.runtime.tokenizer.load import build_gguf_tokenizer
 from bough.runtime.tokenizer.tokenizer import Tokenizer
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -21,7 +21,8 @@ from bough.runtime.protocol.program import Fork, Gen, Join, Program, RoleBegin, 
 from bough.runtime.protocol.request import Request
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.runner.runner import DirectPasses
-from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from bough.runtime.tokenizer.load import load_tokenizer
+from bough.runtime.tokenizer.tokenizer import Tokenizer
 
 from ...support.fakes import AheadPasses, FakeRunner, model_info, write_byte_tokenizer
 from ...support.sampling import host_sampler

@@ -9,7 +9,7 @@ import torch
 from bough.runtime.load.calibrate import TEXT, kv_scales
 from bough.runtime.models.decoder import Decoder
 from bough.runtime.models.load import load_model
-from bough.runtime.tokenizer.tokenizer import load_tokenizer
+from bough.runtime.tokenizer.load import load_tokenizer
 
 from ...support.tiny_model import write_tiny_model
 

@@ -34,8 +34,7 @@ from bough.runtime.protocol.program import (
     When,
 )
 from bough.runtime.tokenizer import chat_template as chat
-from bough.runtime.tokenizer.pipeline import LONG_TEXT
-from bough.runtime.tokenizer.tokenizer import Tokenizer
+from bough.runtime.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 
 from ..tokenizer.test_tokenizer import SMOLLM
 from .oracle import Heard

@@ -32,7 +32,7 @@ from bough.runtime.runner.gpu_slots import SlotTable, page_changes
 from bough.runtime.runner.runner import DirectPasses
 from bough.runtime.runner.torch_runner import ModelRunner
 from bough.runtime.scheduler.scheduler import Sequence
-from bough.runtime.tokenizer.tokenizer import load_tokenizer
+from bough.runtime.tokenizer.load import load_tokenizer
 
 from ...support.fakes import model_info
 from ...support.sampling import host_sampler

@@ -21,7 +21,7 @@ from bough.runtime.checkpoints.weights import list_parameters
 from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.native import KINDS, NativeTarget, load_native
 from bough.runtime.runner.native_runner import NativeRunner
-from bough.runtime.scheduler.batch import Batch
+from bough.runtime.runner.runner import Batch
 
 NUM_SLOTS = 6000
 

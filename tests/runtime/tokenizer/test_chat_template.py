@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 
 from bough.runtime.protocol.errors import ModelError, RequestError
 from bough.runtime.tokenizer import chat_template as chat_module
-from bough.runtime.tokenizer.chat_template import FALLBACK_TEMPLATE, ROLES, ChatTemplate, RolePieces
-from bough.runtime.tokenizer.control_tokens import ControlTokens, Shield
+from bough.runtime.tokenizer.chat_template import (
+    FALLBACK_TEMPLATE,
+    ROLES,
+    ChatTemplate,
+    ControlTokens,
+    RolePieces,
+    Shield,
+)
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"

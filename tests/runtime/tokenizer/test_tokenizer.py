@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from bough.runtime.protocol.errors import ModelError, RequestError
-from bough.runtime.tokenizer.from_gguf import build_gguf_tokenizer
-from bough.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from bough.runtime.tokenizer.load import build_gguf_tokenizer, load_tokenizer
+from bough.runtime.tokenizer.tokenizer import Tokenizer
 
 CORPUS = [
     "the quick brown fox can't jump 1234 times over 56 lazy dogs",
