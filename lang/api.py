@@ -11,7 +11,6 @@ from ..constrain.spec import GrammarSpec, JsonSchema, Lark, Regex
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.program import SelectMethod
 from .backend import Backend, resolve_backend, set_default_backend
-from .diagnostics.check_options import checked_name, checked_option, checked_timeout, refuse_unknown, wrong_kind
 from .diagnostics.errors import ProgramError, UnsupportedError
 from .diagnostics.source_lines import caller
 from .function import AsyncFunction, Function
@@ -23,12 +22,16 @@ from .record.options import (
     SamplingOptions,
     TypedOptions,
     by_name,
+    checked_name,
+    checked_option,
+    checked_timeout,
     clean_options,
     in_places,
+    refuse_unknown,
+    wrong_kind,
 )
 from .record.reasoning import separate_reasoning
-from .types.check_constraint import check_constraint
-from .types.schema import numeral_of, typed, with_stop
+from .types.schema import check_constraint, numeral_of, typed, with_stop
 
 __all__ = [
     "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "get_server_info", "image",

@@ -10,12 +10,12 @@ from itertools import zip_longest
 from typing import Any
 
 from ..runtime.protocol.errors import RequestError
-from .diagnostics.check_options import refuse_unknown
 from .diagnostics.errors import ProgramError
 from .diagnostics.source_lines import Place, caller, place
 from .function import Function
 from .record.condition import Comparison, Condition, CountOf, Operand, TimesOf
 from .record.expression import Control, Expression
+from .record.options import refuse_unknown
 from .record.recorder import AssignNode, EntryOf, Node, RepeatNode, TimesMade, WhenNode
 from .record.variables import Entry, Fixed, Kept, Passage, Slot, elements_of, marks_of, refer
 from .session.branch import Branch, Reference, Variable

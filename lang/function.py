@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 from ..runtime.protocol.errors import BoughError
 from .backend import Backend, resolve_backend
-from .diagnostics.check_options import checked_flag, checked_timeout, nearest, wrong_kind
 from .diagnostics.errors import ProgramError
 from .diagnostics.source_lines import caller
-from .record.options import OPTION_NAMES, clean_options
+from .record.options import OPTION_NAMES, checked_flag, checked_timeout, clean_options, nearest, wrong_kind
 from .run.batch import Maker, alist, count_at_once, on_loop, on_threads, split_item
 from .run.events import EventStream
 from .run.run import Call, Run

@@ -19,10 +19,9 @@ from ...runtime.templates.fill import fill
 from ...runtime.templates.results import Results
 from ...runtime.tools.registry import ToolCall
 from ..backend import Backend, resolve_backend
-from ..diagnostics.check_options import checked_timeout
 from ..diagnostics.errors import ProgramError
 from ..observe import otel as observe
-from ..record.options import OPTION_NAMES
+from ..record.options import OPTION_NAMES, checked_timeout
 from ..run.batch import count_at_once, split_item
 from ..session.waiting import run_blocking
 from ..state.notebook import text_view

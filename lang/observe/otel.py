@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -38,15 +37,18 @@ class RunSpans(Protocol):
         """The run is over. Only the first call counts."""
 
 
-class _Switch:
-    """Switch for observing programs of this process, and for naming spans in the headers of requests."""
+class Switch:
+    """Switch for observing programs of this process, and for naming spans in the headers of requests.
+
+    begin     makes the spans of a run by its title, its program's id and its backend; None: nobody observes
+    """
 
     def __init__(self) -> None:
         self.begin: Callable[[str, str, Backend], RunSpans] | None = None
         self.headers: Callable[[], dict[str, str]] | None = None
 
 
-_switch = _Switch()
+switch = Switch()
 
 
 class Observation:
@@ -54,7 +56,7 @@ class Observation:
 
     def stop(self) -> None:
         """Programs that begin from now on are not observed."""
-        _switch.begin = _switch.headers = None
+        switch.begin = switch.headers = None
 
     def __enter__(self) -> Self:
         return self
@@ -80,18 +82,13 @@ def observe(tracer_provider: TracerProvider | None = None, *, content: bool = Fa
         from .spans import headers, observer  # noqa: PLC0415  optional, and not to be imported before it is asked for
     except ImportError as error:
         raise ImportError("bough.observe needs OpenTelemetry: pip install 'bough[otel]'") from error
-    _switch.begin, _switch.headers = observer(tracer_provider, content=content), headers
+    switch.begin, switch.headers = observer(tracer_provider, content=content), headers
     return Observation()
-
-
-def begin(title: str, program_id: str, backend: Backend) -> RunSpans | None:
-    """The spans of a run that begins now; None if nobody observes."""
-    return None if _switch.begin is None else _switch.begin(title, program_id, backend)
 
 
 def run(title: str, backend: Backend, program: Program, tools: Mapping[str, ToolCall]) -> Generator[ProgramEvent]:
     """The events of a program that is one submission and has no session, observed if anybody observes."""
-    spans = begin(title, program.id, backend)
+    spans = switch.begin(title, program.id, backend) if switch.begin else None
     error: BaseException | None = None
     events: Any = backend.run(program, _sent(spans, program, tools))
     try:
@@ -112,7 +109,7 @@ async def arun(
     title: str, backend: Backend, program: Program, tools: Mapping[str, ToolCall]
 ) -> AsyncGenerator[ProgramEvent]:
     """The same for tasks."""
-    spans = begin(title, program.id, backend)
+    spans = switch.begin(title, program.id, backend) if switch.begin else None
     error: BaseException | None = None
     events: Any = backend.arun(program, _sent(spans, program, tools))
     try:
@@ -145,11 +142,6 @@ def _taken(spans: RunSpans | None, event: ProgramEvent) -> BoughError | None:
     return BoughError(event.error.message, code=event.error.code) if isinstance(event, Failed) else None
 
 
-def current(spans: RunSpans | None) -> AbstractContextManager[object]:
-    """`spans.current()`, if there are any."""
-    return contextlib.nullcontext() if spans is None else spans.current()
-
-
 def trace_headers() -> Mapping[str, str]:
     """HTTP headers that name the current span to whoever gets the request; none if nobody observes."""
-    return {} if _switch.headers is None else _switch.headers()
+    return {} if switch.headers is None else switch.headers()

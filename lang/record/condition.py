@@ -11,10 +11,10 @@ from typing import Any, Literal
 from ...constrain.spec import Regex
 from ...runtime.protocol import condition as runtime
 from ...runtime.protocol.condition import as_text
-from ..diagnostics.check_options import refuse_unknown
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller
-from ..types.check_constraint import check_constraint
+from ..types.schema import check_constraint
+from .options import refuse_unknown
 
 Relation = Literal["eq", "ne", "lt", "le", "gt", "ge", "contains"]
 Literals = str | float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import threading
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..backend import Backend
 from ..diagnostics.errors import ProgramError
-from ..observe import otel as observe
+from ..observe import otel
 from ..session import waiting
 from ..session.branch import Branch
 from ..session.drivers import PullDriver, TaskDriver
@@ -54,7 +55,8 @@ class Run:
         self._call = call
         self._driver = driver
         self.session = Session(call.backend, driver, call.settings, RunReading())
-        self.session.spans = observe.begin(call.name, self.session.id, call.backend)
+        if otel.switch.begin is not None:
+            self.session.spans = otel.switch.begin(call.name, self.session.id, call.backend)
         self.state: State[Any] = State(Branch(self.session, call.defaults))
         self.state.ret_value = None
         self.session.state = self.state
@@ -66,7 +68,7 @@ class Run:
         Raises:
             ProgramError: the program is wrong or failed. What the body raises passes through; it stops the program.
         """
-        with observe.current(self.session.spans):
+        with self.session.spans.current() if self.session.spans else contextlib.nullcontext():
             try:
                 self._check()
                 self._run_body()
@@ -80,7 +82,7 @@ class Run:
         """Does the same for a task. A body that is no coroutine function runs in a greenlet, so that it may wait."""
         assert isinstance(self._driver, TaskDriver)
         self._driver.attach()
-        with observe.current(self.session.spans):
+        with self.session.spans.current() if self.session.spans else contextlib.nullcontext():
             try:
                 self._check()
                 if self._call.settings.timeout_s is None:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.protocol.program import Fork, Gen, Join, JoinMode, RoleBegin, RoleEnd, Select
-from ..diagnostics.check_options import nearest, refuse_unknown
 from ..diagnostics.errors import ProgramError, UnsupportedError
 from ..diagnostics.source_lines import leading_to, place
 from ..record.condition import Condition, Operand
 from ..record.expression import Choose, Control, Expression, Generate, Picture, RoleClose, RoleOpen, items_of
-from ..record.options import merge_options
+from ..record.options import merge_options, nearest, refuse_unknown
 from ..record.reasoning import Reasoned
 from ..record.recorder import AssignNode, OpNode, Recorder, UseNode
 from ..record.variables import BLOCK, Block, Derived, Entry, Fixed, Gathered, Kept, Mark, Passage, Piece, Slot, marks_of

@@ -122,14 +122,16 @@ def _pull(session: Session, submission: Submission) -> None:
     """Takes the next event of a submission. `session.changed` is held, but not while waiting."""
     assert submission.events is not None
     event: ProgramEvent | None = None
-    error: BaseException | None = ProgramError("waiting for the program was interrupted", code="aborted")
+    error: BaseException | None = None
     submission.pulling = True
     session.changed.release()
     try:
         event = next(submission.events, None)
-        error = None
     except BoughError as refusal:
         error = refusal
+    except BaseException:
+        error = ProgramError("waiting for the program was interrupted", code="aborted")
+        raise
     finally:
         session.changed.acquire()
         submission.pulling = False

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from ...runtime.sampler.seeds import derive
-from ..diagnostics.check_options import refuse_unknown
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller
 from ..record.expression import Expression, Generate, Series, items_of
+from ..record.options import refuse_unknown
 from ..record.reasoning import Reasoned
 from .branch import Branch
 

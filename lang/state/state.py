@@ -12,18 +12,16 @@ import msgspec
 
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.request import Usage
-from ..diagnostics.check_options import wrong_kind
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller
 from ..observe.timelines.timeline import Timeline
 from ..record.expression import Expression, Generate, RoleClose, RoleOpen, Series, items_of
-from ..record.options import SamplingOptions, clean_options
+from ..record.options import SamplingOptions, clean_options, wrong_kind
 from ..record.variables import Entry, elements_of
 from ..session.branch import Branch, Reference
 from ..session.samples import cancel, samples_of
 from ..session.scope import current
-from ..types.check_constraint import check_constraint
-from ..types.schema import typed
+from ..types.schema import check_constraint, typed
 from . import streaming
 from . import values as reader
 from .group import Group

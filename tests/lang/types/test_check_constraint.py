@@ -16,7 +16,7 @@ from bough.constrain.compiler import GrammarCompiler
 from bough.constrain.errors import GrammarError
 from bough.constrain.spec import Choice, Gbnf, GrammarSpec, Structural, Tag
 from bough.constrain.vocabulary.adapters import byte_vocabulary
-from bough.lang.types.check_constraint import check_constraint
+from bough.lang.types.schema import check_constraint
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"regex": "("}, "invalid_grammar", "'\\(' cannot be used: unclosed group"),
