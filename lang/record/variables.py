@@ -81,9 +81,12 @@ class Slot:
         self.values.append(value)
         self.skipped = False
 
-    def restart(self) -> None:
-        """Its branch begins anew."""
-        self.chunks, self.values, self.skipped, self._num_whole = [], [], False, 0
+    def restart(self, num_kept: int) -> None:
+        """Its branch begins anew; the first `num_kept` values, of earlier turns of a loop that forks it, stay."""
+        self.values = self.values[:num_kept]
+        self._num_whole = len(self.values)
+        self.chunks = self.chunks[: self._num_whole]
+        self.skipped = False
         self.attempt += 1
 
 

@@ -96,11 +96,11 @@ class Arrivals:
             if not slot.complete:
                 slot.failure = error
 
-    def restart(self, branch: int) -> None:
-        """A branch begins anew: its values are void."""
+    def restart(self, branch: int, kept: Mapping[int, Mapping[str, int]]) -> None:
+        """A branch begins anew: its values are void, but for so many of each as `kept` says."""
         self._num_events += 1
         for slot in self._below(branch):
-            slot.restart()
+            slot.restart(kept.get(slot.branch, {}).get(slot.name, 0))
 
     def failure_of(self, branch: int) -> ProgramError | None:
         """Returns why a branch has ended early, if it has."""
@@ -380,8 +380,8 @@ class Session:
                     error = explain(submission.program, submission.places, info, branch, index)
                     error.state = self.state
                     self.arrivals.fail(branch, error)
-                case BranchRestarted(branch=branch):
-                    self.arrivals.restart(branch)
+                case BranchRestarted(branch=branch, kept=kept):
+                    self.arrivals.restart(branch, kept)
                 case Done(usage=usage, requests=num_requests, texts=texts):
                     submission.ended = True
                     self.usage += usage

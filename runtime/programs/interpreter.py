@@ -285,8 +285,9 @@ class Interpreter:
             self._failed(state, step, branch.id, self._machine.describe(error))
             return
         self.stop(members)
-        event = BranchRestarted(branch=root.id, attempt=root.attempts[-1] + 1, error=info)
         concerned = begin_anew(state, members, run)
+        kept = {member.id: dict(member.turns) for member in members if member.turns}
+        event = BranchRestarted(branch=root.id, attempt=root.attempts[-1], error=info, kept=kept)
         state.walk.stirred = True
         for each in [each for each in state.runs if each in concerned]:
             each.tell(event)

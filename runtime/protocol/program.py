@@ -235,12 +235,16 @@ class BranchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="branch_failed
 
 
 class BranchRestarted(msgspec.Struct, frozen=True, kw_only=True, tag="branch_restarted"):
-    """A branch that failed begins anew from its fork: its values so far, and those of branches forked from it, are void
-    (of one that a loop has forked: from the `turn` on with which they are made again). `attempt` counts from 1."""
+    """A branch that failed begins anew from its fork: its values, and those of branches forked from it, are void.
+
+    Of a branch that a loop forks, those of the turns before stay: `kept` has their number by branch and name, where
+    there are any. `attempt` counts from 1.
+    """
 
     branch: int
     attempt: int
     error: ErrorInfo
+    kept: dict[int, dict[str, int]] = {}
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import bough
 from bough.lang.api import assistant, function, gen, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.diagnostics.errors import ProgramError
@@ -148,6 +149,31 @@ def test_a_branch_that_begins_anew_forgets_its_values():
         assert branch["x"] == "truth"
 
     function(body).run(backend=FakeBackend(script))
+
+
+def test_a_branch_that_a_loop_forks_keeps_the_values_of_earlier_turns():
+    calls: list[str] = []
+
+    @bough.tool
+    def unsteady(key: str) -> str:
+        calls.append(key)
+        if len(calls) == 2:
+            raise RuntimeError("busy")
+        return f"r{len(calls)}"
+
+    def turn(s):
+        branches = s.fork(1, isolated=True, retries=1)
+        branches += gen("w") + bough.use("v", unsteady, key=bough.var("w"))
+        branches.join()
+        s += gen("e")
+
+    def body(s):
+        s += "x" + bough.repeat_until(bough.times("e") >= 3, turn, at_most=3)
+
+    state = function(body).run(backend=bough.MockBackend())
+    assert state.history("v") == [["r1"], ["r3"], ["r4"]]
+    assert state.history("w") == [["(w)"]] * 3
+    assert state["v"] == ["r4"]
 
 
 def test_a_cancelled_branch_stops_in_a_submission_of_its_own():
