@@ -21,8 +21,8 @@
 #include <time.h>
 
 /* When threads have rows of their own: rows of a batch at least, times the square of the threads; rows that a
- * thread takes at most; and strips that it multiplies at a time. */
-enum { OWN_ROWS = 16, MOST_OWN_ROWS = 256, OWN_STRIPS = 2 };
+ * thread takes at most; and panels that it multiplies at a time. */
+enum { OWN_ROWS = 16, MOST_OWN_ROWS = 256, OWN_PANELS = 2 };
 
 typedef struct {
     bough_pool *pool;
@@ -48,78 +48,78 @@ typedef struct {
     double began_s; /* only if seconds are asked for */
 } forward;
 
-/* Rows of the batch that a stage is about. A thread has those of a span `of_its_own` all to itself: it does all of a stage's
- * items for them, and then goes on. Else all threads share the items of all rows, and wait for each other at the end. */
+/* Rows of the batch that a stage computes. Private ones are one thread's: it does all of a stage's items for them and goes
+ * on. Else all threads share the items, and meet at a barrier at the end. */
 typedef struct {
-    int32_t start, stop, of_its_own, num_done;
+    int32_t start, stop, is_private, num_done;
 } span;
 
 INLINE int32_t next_item(const forward *f, int32_t thread, span *rows, int32_t num_items) {
-    if (!rows->of_its_own) return bough_pool_next(f->pool, thread, num_items);
+    if (!rows->is_private) return bough_pool_next(f->pool, thread, num_items);
     return rows->num_done < num_items ? rows->num_done++ : num_items;
 }
 
 INLINE void end_stage(const forward *f, span *rows) {
-    if (!rows->of_its_own) bough_pool_wait(f->pool);
+    if (!rows->is_private) bough_pool_wait(f->pool);
     rows->num_done = 0;
 }
 
-/* How far ahead the thread's next item is, as a rule. */
-INLINE int32_t step_of(const forward *f, const span *rows) { return rows->of_its_own ? 1 : bough_pool_size(f->pool); }
+/* Distance to the thread's next item, as a rule. */
+INLINE int32_t items_ahead(const forward *f, const span *rows) { return rows->is_private ? 1 : bough_pool_size(f->pool); }
 
-/* How many strips an item of a product has: enough items for all threads to end together. */
-static int32_t strips_per_item(const forward *f, int32_t num_strips, int32_t num_rows, int of_its_own) {
-    if (of_its_own) return OWN_STRIPS;
-    const int32_t fair = num_strips / (bough_pool_size(f->pool) * (num_rows > 8 ? 12 : 6));
-    return fair < 1 ? 1 : fair > STRIPS ? STRIPS : fair;
+/* Panels of an item of a product: few enough that all threads end together. */
+static int32_t panels_per_item(const forward *f, int32_t num_panels, int32_t num_rows, int is_private) {
+    if (is_private) return OWN_PANELS;
+    const int32_t fair = num_panels / (bough_pool_size(f->pool) * (num_rows > 8 ? 12 : 6));
+    return fair < 1 ? 1 : fair > PANELS ? PANELS : fair;
 }
 
 /* y (+)= x W^T + b for weights whose outputs follow one another in y's rows. */
-static void multiply_all(const forward *f, int32_t thread, const bough_weight *weights, int32_t num_weights, const rounded *x,
+static void multiply_stage(const forward *f, int32_t thread, const bough_weight *weights, int32_t num_weights, const rounded *x,
                          span *rows, float *y, int add) {
     const int32_t num_rows = rows->stop - rows->start;
-    int32_t num_strips = 0, stride = 0;
-    for (int32_t i = 0; i < num_weights; i++) num_strips += num_strips_of(weights + i), stride += weights[i].rows;
-    const int32_t size = strips_per_item(f, num_strips, num_rows, rows->of_its_own);
-    const int32_t num_items = (num_strips + size - 1) / size;
+    int32_t num_panels = 0, stride = 0;
+    for (int32_t i = 0; i < num_weights; i++) num_panels += num_panels_of(weights + i), stride += weights[i].rows;
+    const int32_t size = panels_per_item(f, num_panels, num_rows, rows->is_private);
+    const int32_t num_items = (num_panels + size - 1) / size;
     for (int32_t item; (item = next_item(f, thread, rows, num_items)) < num_items;) {
-        const int32_t num = num_strips - item * size < size ? num_strips - item * size : size;
+        const int32_t num = num_panels - item * size < size ? num_panels - item * size : size;
         uint8_t *memory = f->scratch + thread * f->scratch_bytes;
-        strip strips[STRIPS];
+        panel panels[PANELS];
         for (int32_t i = 0; i < num; i++) {
-            strips[i] = find_strip(weights, item * size + i);
-            memory = open_strip(strips + i, num_rows, memory);
-            look_ahead(strips + i, weights, (item + step_of(f, rows)) * size + i, num_strips, num_rows);
+            panels[i] = find_panel(weights, item * size + i);
+            memory = unpack_panel(panels + i, num_rows, memory);
+            prefetch_panel(panels + i, weights, (item + items_ahead(f, rows)) * size + i, num_panels, num_rows);
         }
         for (int32_t row = rows->start; row < rows->stop; row += BLOCK_OF_ROWS)
             for (int32_t i = 0; i < num; i++)
-                multiply_strip(strips + i, x, row, rows->stop - row < BLOCK_OF_ROWS ? rows->stop - row : BLOCK_OF_ROWS,
-                               y + (int64_t)row * stride + strips[i].column, stride, add);
+                multiply_panel(panels + i, x, row, rows->stop - row < BLOCK_OF_ROWS ? rows->stop - row : BLOCK_OF_ROWS,
+                               y + (int64_t)row * stride + panels[i].column, stride, add);
     }
     end_stage(f, rows);
 }
 
 /* silu(gate) * up of all tokens, rounded. */
-static void expand_all(const forward *f, int32_t thread, const bough_weight *gate, const bough_weight *up, span *rows) {
-    const int32_t width = group_size(&f->expanded), num_strips = width / LANES;
+static void expand_stage(const forward *f, int32_t thread, const bough_weight *gate, const bough_weight *up, span *rows) {
+    const int32_t width = group_size(&f->expanded), num_panels = width / LANES;
     const int32_t num_items = f->model->intermediate / width, num_rows = rows->stop - rows->start;
     for (int32_t item; (item = next_item(f, thread, rows, num_items)) < num_items;) {
         uint8_t *memory = f->scratch + thread * f->scratch_bytes;
-        strip strips[2][BOUGH_BLOCK / LANES];
-        for (int32_t i = 0; i < 2 * num_strips; i++) {
-            strip *at = strips[i / num_strips] + i % num_strips;
-            const bough_weight *weight = i < num_strips ? gate : up;
-            *at = find_strip(weight, item * num_strips + i % num_strips);
-            memory = open_strip(at, num_rows, memory);
-            const int32_t next = (item + step_of(f, rows)) * num_strips + i % num_strips;
-            look_ahead(at, weight, next, num_items * num_strips, num_rows);
+        panel panels[2][BOUGH_BLOCK / LANES];
+        for (int32_t i = 0; i < 2 * num_panels; i++) {
+            panel *at = panels[i / num_panels] + i % num_panels;
+            const bough_weight *weight = i < num_panels ? gate : up;
+            *at = find_panel(weight, item * num_panels + i % num_panels);
+            memory = unpack_panel(at, num_rows, memory);
+            const int32_t next = (item + items_ahead(f, rows)) * num_panels + i % num_panels;
+            prefetch_panel(at, weight, next, num_items * num_panels, num_rows);
         }
         for (int32_t row = rows->start; row < rows->stop; row += BLOCK_OF_ROWS) {
             float numbers[2][BLOCK_OF_ROWS * BOUGH_BLOCK];
             const int32_t num = rows->stop - row < BLOCK_OF_ROWS ? rows->stop - row : BLOCK_OF_ROWS;
-            for (int32_t i = 0; i < 2 * num_strips; i++)
-                multiply_strip(strips[i / num_strips] + i % num_strips, &f->input, row, num,
-                               numbers[i / num_strips] + i % num_strips * LANES, width, 0);
+            for (int32_t i = 0; i < 2 * num_panels; i++)
+                multiply_panel(panels[i / num_panels] + i % num_panels, &f->input, row, num,
+                               numbers[i / num_panels] + i % num_panels * LANES, width, 0);
             for (int32_t i = 0; i < num * width; i += LANES)
                 vf_store(numbers[0] + i, vf_mul(vf_silu(vf_load(numbers[0] + i)), vf_load(numbers[1] + i)));
             for (int32_t r = 0; r < num; r += 4) {
@@ -149,7 +149,7 @@ static void norm_row(const forward *f, int32_t thread, int64_t token, const floa
     else round_row(normed, f->model->hidden / group_size(out), out, row, 0);
 }
 
-static void norm_all(const forward *f, int32_t thread, const float *weight, span *rows) {
+static void norm_stage(const forward *f, int32_t thread, const float *weight, span *rows) {
     enum { ROWS = 4 };
     const int32_t num_items = (rows->stop - rows->start + ROWS - 1) / ROWS;
     for (int32_t item; (item = next_item(f, thread, rows, num_items)) < num_items;) {
@@ -160,7 +160,7 @@ static void norm_all(const forward *f, int32_t thread, const float *weight, span
 }
 
 /* A head's norm, if the model has it, and rotation by its position, in place. */
-static void turn_head(const forward *f, float *x, const float *norm, const float *cos, const float *sin) {
+static void norm_and_rotate_head(const forward *f, float *x, const float *norm, const float *cos, const float *sin) {
     const int32_t dim = f->model->head_dim, half = dim / 2;
     if (norm) {
         const vf factor = vf_set(norm_factor(x, dim, f->model->norm_eps));
@@ -201,7 +201,7 @@ static void round_query(const forward *f, const float *q, int64_t at) {
 }
 
 /* Rotates queries and keys, rounds them and values, and stores keys and values. */
-static void store_all(const forward *f, int32_t thread, const bough_layer *layer, int32_t index, span *rows) {
+static void store_stage(const forward *f, int32_t thread, const bough_layer *layer, int32_t index, span *rows) {
     const bough_model *model = f->model;
     const bough_cache *cache = f->cache;
     const int32_t dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads, half = dim / 2;
@@ -214,14 +214,14 @@ static void store_all(const forward *f, int32_t thread, const bough_layer *layer
         const float *cos = layer->rotates ? model->cos + position * half : 0, *sin = layer->rotates ? model->sin + position * half : 0;
         for (int32_t head = 0; head < heads; head++) {
             const int64_t at = (int64_t)row * heads + head;
-            turn_head(f, q + head * dim, layer->query_norm, cos, sin);
+            norm_and_rotate_head(f, q + head * dim, layer->query_norm, cos, sin);
             if (cache->bits == 8) mix_head(q + head * dim, dim);
             round_query(f, q + head * dim, at);
         }
         for (int32_t head = 0; head < kv_heads; head++) {
             const int64_t at = (slot * kv_heads + head) * dim * cache->bits / 8;
             float *scales = cache->scales + slot * 2 * kv_heads + head;
-            turn_head(f, k + head * dim, layer->key_norm, cos, sin);
+            norm_and_rotate_head(f, k + head * dim, layer->key_norm, cos, sin);
             if (cache->bits == 8) mix_head(k + head * dim, dim);
             scales[0] = round_head(k + head * dim, dim, most, cache->bits, cache->keys + at);
             scales[kv_heads] = round_head(v + head * dim, dim, most, cache->bits, cache->values + at);
@@ -255,7 +255,7 @@ INLINE int64_t attention_bytes(const bough_model *model) {
     return 4 * (dim * CHUNK + TOGETHER * 3 * CHUNK / 2 + 2 * num_states(model) * (STATE + dim));
 }
 
-static void attend_all(const forward *f, const bough_layer *layer, int32_t index, int32_t thread) {
+static void attention_stage(const forward *f, const bough_layer *layer, int32_t index, int32_t thread) {
     const bough_model *model = f->model;
     const int64_t slot = index * f->cache->num_slots;
     const int64_t start = slot * model->num_kv_heads * model->head_dim * f->cache->bits / 8;
@@ -293,15 +293,15 @@ static double clock_s(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* The first thread adds the time since `*since` to a stage, if anyone wants to know. */
-INLINE void passed(const forward *f, int32_t thread, int stage, double *since) {
+/* Adds the time since `*since` to a stage, if the batch counts seconds; the first thread's time stands for all. */
+INLINE void record_stage(const forward *f, int32_t thread, int stage, double *since) {
     if (thread || !f->batch->seconds) return;
     const double now = clock_s();
     f->batch->seconds[stage] += now - *since;
     *since = now;
 }
 
-/* Whether rows can be left out once the last layer's keys and values are stored. */
+/* True if rows can be left out once the last layer's keys and values are stored. */
 static int has_idle_rows(const bough_batch *batch) {
     for (int32_t i = 1; i < batch->num_logits; i++)
         if (batch->logit_rows[i] <= batch->logit_rows[i - 1]) return 0;
@@ -309,7 +309,7 @@ static int has_idle_rows(const bough_batch *batch) {
 }
 
 /* Leaves only the rows whose logits are asked for: `kept` becomes the batch, and what is computed of them moves up. */
-static void leave_out_rows(forward *f) {
+static void drop_idle_rows(forward *f) {
     const bough_batch *batch = f->batch;
     const bough_model *model = f->model;
     const int32_t heads = model->num_heads, dim = model->head_dim, num = batch->num_logits;
@@ -333,44 +333,44 @@ static void leave_out_rows(forward *f) {
 }
 
 /* All stages from what attention of layer `index - 1` has left to the stored keys and values of layer `index`. */
-static void between(const forward *f, int32_t thread, int32_t index, span *rows, double *since) {
+static void layer_stages(const forward *f, int32_t thread, int32_t index, span *rows, double *since) {
     const bough_model *model = f->model;
     if (index > 0) {
         const bough_layer *layer = model->layers + index - 1;
-        multiply_all(f, thread, &layer->out, 1, &f->attended, rows, f->hidden, 1);
-        passed(f, thread, BOUGH_OUT, since);
-        norm_all(f, thread, layer->post_norm, rows);
-        passed(f, thread, BOUGH_NORM, since);
-        expand_all(f, thread, &layer->gate, &layer->up, rows);
-        passed(f, thread, BOUGH_EXPAND, since);
-        multiply_all(f, thread, &layer->down, 1, &f->expanded, rows, f->hidden, 1);
-        passed(f, thread, BOUGH_DOWN, since);
+        multiply_stage(f, thread, &layer->out, 1, &f->attended, rows, f->hidden, 1);
+        record_stage(f, thread, BOUGH_OUT, since);
+        norm_stage(f, thread, layer->post_norm, rows);
+        record_stage(f, thread, BOUGH_NORM, since);
+        expand_stage(f, thread, &layer->gate, &layer->up, rows);
+        record_stage(f, thread, BOUGH_EXPAND, since);
+        multiply_stage(f, thread, &layer->down, 1, &f->expanded, rows, f->hidden, 1);
+        record_stage(f, thread, BOUGH_DOWN, since);
     }
     if (index < model->num_layers) {
         const bough_layer *layer = model->layers + index;
-        norm_all(f, thread, layer->input_norm, rows);
-        passed(f, thread, BOUGH_NORM, since);
-        multiply_all(f, thread, &layer->query, 3, &f->input, rows, f->qkv, 0);
-        passed(f, thread, BOUGH_QKV, since);
-        store_all(f, thread, layer, index, rows);
-        passed(f, thread, BOUGH_STORE, since);
+        norm_stage(f, thread, layer->input_norm, rows);
+        record_stage(f, thread, BOUGH_NORM, since);
+        multiply_stage(f, thread, &layer->query, 3, &f->input, rows, f->qkv, 0);
+        record_stage(f, thread, BOUGH_QKV, since);
+        store_stage(f, thread, layer, index, rows);
+        record_stage(f, thread, BOUGH_STORE, since);
     }
 }
 
 /* The same of all rows. With many, each thread takes some through all stages: what a stage makes stays in the cache of its
  * core, and nobody waits, but each thread reads all weights, so that reading over multiplying grows with the square of their
  * number. With few rows, all threads share each stage, and its weights. */
-static void between_all(const forward *f, int32_t thread, int32_t index, double *since) {
+static void run_layer_stages(const forward *f, int32_t thread, int32_t index, double *since) {
     const int32_t num_rows = f->batch->num_tokens, num_threads = bough_pool_size(f->pool);
     if (num_threads == 1 || num_rows < num_threads * num_threads * OWN_ROWS) {
-        between(f, thread, index, &(span){.stop = num_rows}, since);
+        layer_stages(f, thread, index, &(span){.stop = num_rows}, since);
         return;
     }
     const int32_t num_each = (num_rows + num_threads - 1) / num_threads, num_parts = (num_each + MOST_OWN_ROWS - 1) / MOST_OWN_ROWS;
     const int32_t num_items = num_threads * num_parts, size = ((num_rows + num_items - 1) / num_items + 3) / 4 * 4;
     for (int32_t item; (item = bough_pool_next(f->pool, thread, num_items)) < num_items;) {
         const int32_t start = item * size < num_rows ? item * size : num_rows, stop = num_rows - start < size ? num_rows : start + size;
-        between(f, thread, index, &(span){.start = start, .stop = stop, .of_its_own = 1}, since);
+        layer_stages(f, thread, index, &(span){.start = start, .stop = stop, .is_private = 1}, since);
     }
     bough_pool_wait(f->pool);
 }
@@ -381,25 +381,25 @@ static void run(void *context, int32_t thread) {
     const int32_t num_tokens = f->batch->num_tokens, num_logits = f->batch->num_logits;
     const int has_idle = has_idle_rows(f->batch);
     double since = f->began_s;
-    passed(f, thread, BOUGH_PLAN, &since);
+    record_stage(f, thread, BOUGH_PLAN, &since);
     for (int32_t row; (row = bough_pool_next(f->pool, thread, num_tokens)) < num_tokens;)
         read_row(&model->embedding, f->batch->tokens[row], f->hidden + (int64_t)row * model->hidden);
     bough_pool_wait(f->pool);
-    between_all(f, thread, 0, &since);
+    run_layer_stages(f, thread, 0, &since);
     for (int32_t index = 0; index < model->num_layers; index++) {
         if (has_idle && index == model->num_layers - 1) {
             if (!num_logits) return;
-            if (!thread) leave_out_rows(f);
+            if (!thread) drop_idle_rows(f);
             bough_pool_wait(f->pool);
         }
-        attend_all(f, model->layers + index, index, thread);
-        passed(f, thread, BOUGH_ATTENTION, &since);
-        between_all(f, thread, index + 1, &since);
+        attention_stage(f, model->layers + index, index, thread);
+        record_stage(f, thread, BOUGH_ATTENTION, &since);
+        run_layer_stages(f, thread, index + 1, &since);
     }
     for (int32_t row; (row = bough_pool_next(f->pool, thread, num_logits)) < num_logits;) norm_row(f, thread, f->batch->logit_rows[row], model->norm, &f->last, row);
     bough_pool_wait(f->pool);
-    multiply_all(f, thread, &model->head, 1, &f->last, &(span){.stop = num_logits}, f->logits, 0);
-    passed(f, thread, BOUGH_HEAD, &since);
+    multiply_stage(f, thread, &model->head, 1, &f->last, &(span){.stop = num_logits}, f->logits, 0);
+    record_stage(f, thread, BOUGH_HEAD, &since);
 }
 
 /* -- memory ------------------------------------------------------------------------------------------------------ */
@@ -409,24 +409,24 @@ typedef struct {
     int64_t used;
 } arena;
 
-static void *take(arena *memory, int64_t num_bytes) {
+static void *arena_alloc(arena *memory, int64_t num_bytes) {
     void *start = memory->at ? memory->at + memory->used : 0;
     memory->used += (num_bytes + 63) / 64 * 64;
     return start;
 }
 
 /* Memory for what is multiplied by `weight`. */
-static rounded take_rows(arena *memory, int64_t rows, const bough_weight *weight) {
+static rounded arena_alloc_rows(arena *memory, int64_t rows, const bough_weight *weight) {
     const int64_t num_bytes = (rows + 3) / 4 * (weight->columns / BOUGH_GROUP) * (int64_t)sizeof(rounded_group);
-    return (rounded){weight->columns, form_for(weight), {take(memory, num_bytes)}};
+    return (rounded){weight->columns, form_for(weight), {arena_alloc(memory, num_bytes)}};
 }
 
-/* Unpacked strips of the widest weights. */
-static int64_t strips_bytes_of(const bough_model *model) {
+/* Unpacked panels of the widest weights. */
+static int64_t panels_bytes_of(const bough_model *model) {
     const int32_t heads = model->num_heads * model->head_dim;
     int32_t most = model->hidden > model->intermediate ? model->hidden : model->intermediate;
     most = most > heads ? most : heads;
-    const int64_t one_by_one = STRIPS * unpacked_bytes(most), pairs = 2 * BOUGH_BLOCK / LANES * unpacked_bytes(model->hidden);
+    const int64_t one_by_one = PANELS * unpacked_bytes(most), pairs = 2 * BOUGH_BLOCK / LANES * unpacked_bytes(model->hidden);
     return one_by_one > pairs ? one_by_one : pairs;
 }
 
@@ -435,28 +435,28 @@ static void lay_out(forward *f, arena *memory, int32_t num_threads, int64_t num_
     const bough_model *model = f->model;
     const int64_t dim = model->head_dim;
     const int64_t rows = num_tokens > num_logits ? num_tokens : num_logits;
-    f->hidden = take(memory, num_tokens * model->hidden * 4);
-    f->qkv = take(memory, num_tokens * (model->num_heads + 2 * model->num_kv_heads) * dim * 4);
-    f->queries = take(memory, num_tokens * model->num_heads * dim * 2);
-    f->query_scales = take(memory, num_tokens * model->num_heads * 4);
-    f->narrow = take(memory, num_tokens * model->num_heads * dim);
-    f->query_sums = take(memory, num_tokens * model->num_heads * 4);
-    f->last = f->input = take_rows(memory, rows, &model->layers->query);
+    f->hidden = arena_alloc(memory, num_tokens * model->hidden * 4);
+    f->qkv = arena_alloc(memory, num_tokens * (model->num_heads + 2 * model->num_kv_heads) * dim * 4);
+    f->queries = arena_alloc(memory, num_tokens * model->num_heads * dim * 2);
+    f->query_scales = arena_alloc(memory, num_tokens * model->num_heads * 4);
+    f->narrow = arena_alloc(memory, num_tokens * model->num_heads * dim);
+    f->query_sums = arena_alloc(memory, num_tokens * model->num_heads * 4);
+    f->last = f->input = arena_alloc_rows(memory, rows, &model->layers->query);
     if (f->input.form == IN_BLOCKS) f->input.form = IN_ROWS;
     f->last.form = form_for(&model->head);
-    f->attended = take_rows(memory, num_tokens, &model->layers->out);
-    f->expanded = take_rows(memory, num_tokens, &model->layers->down);
-    f->plan.order = take(memory, num_sequences * 4);
-    f->plan.common = take(memory, num_sequences * 4);
-    f->plan.row_start = take(memory, (num_sequences + 1) * 4);
-    f->plan.rows = take(memory, num_tokens * 4);
-    f->plan.blocks = take(memory, num_tokens * (int64_t)sizeof(block));
-    f->kept.positions = take(memory, num_logits * 8);
-    f->kept.logit_rows = take(memory, num_logits * 8);
-    f->kept.query_start = take(memory, (num_sequences + 1) * 4);
-    const int64_t strips = strips_bytes_of(model), attention = attention_bytes(model);
-    f->scratch_bytes = ((strips > attention ? strips : attention) + 63) / 64 * 64;
-    f->scratch = take(memory, f->scratch_bytes * num_threads);
+    f->attended = arena_alloc_rows(memory, num_tokens, &model->layers->out);
+    f->expanded = arena_alloc_rows(memory, num_tokens, &model->layers->down);
+    f->plan.order = arena_alloc(memory, num_sequences * 4);
+    f->plan.common = arena_alloc(memory, num_sequences * 4);
+    f->plan.row_start = arena_alloc(memory, (num_sequences + 1) * 4);
+    f->plan.rows = arena_alloc(memory, num_tokens * 4);
+    f->plan.blocks = arena_alloc(memory, num_tokens * (int64_t)sizeof(block));
+    f->kept.positions = arena_alloc(memory, num_logits * 8);
+    f->kept.logit_rows = arena_alloc(memory, num_logits * 8);
+    f->kept.query_start = arena_alloc(memory, (num_sequences + 1) * 4);
+    const int64_t panels = panels_bytes_of(model), attention = attention_bytes(model);
+    f->scratch_bytes = ((panels > attention ? panels : attention) + 63) / 64 * 64;
+    f->scratch = arena_alloc(memory, f->scratch_bytes * num_threads);
 }
 
 static void forward_pass(bough_pool *pool, const bough_model *model, const bough_cache *cache, const bough_batch *batch,
@@ -469,7 +469,7 @@ static void forward_pass(bough_pool *pool, const bough_model *model, const bough
     f.kept.num_tokens = batch->num_logits;
     lay_out(&f, &memory, num_threads, batch->num_tokens, batch->num_sequences, batch->num_logits);
     make_plan(&f.plan, batch, cache->page_size, model->num_heads, model->num_kv_heads, num_threads);
-    f.partials = take(&memory, 0); /* all that is left */
+    f.partials = arena_alloc(&memory, 0); /* all that is left */
     bough_pool_run(pool, run, &f);
 }
 
@@ -498,13 +498,13 @@ static void run_product(void *context, int32_t thread) {
     for (int32_t row; (row = bough_pool_next(p->base.pool, thread, p->num_rows)) < p->num_rows;)
         round_row(p->x + (int64_t)row * p->weight->columns, p->weight->columns / group_size(&p->rows), &p->rows, row, 0);
     bough_pool_wait(p->base.pool);
-    multiply_all(&p->base, thread, p->weight, 1, &p->rows, &(span){.stop = p->num_rows}, p->y, 0);
+    multiply_stage(&p->base, thread, p->weight, 1, &p->rows, &(span){.stop = p->num_rows}, p->y, 0);
 }
 
 static void multiply_rows(bough_pool *pool, const bough_weight *weight, const float *x, int32_t num_rows, float *y) {
     const int64_t num_groups = (num_rows + 3) / 4 * (int64_t)(weight->columns / BOUGH_GROUP);
     one_product p = {.base = {.pool = pool}, .weight = weight, .x = x, .y = y, .num_rows = num_rows};
-    p.base.scratch_bytes = STRIPS * unpacked_bytes(weight->columns);
+    p.base.scratch_bytes = PANELS * unpacked_bytes(weight->columns);
     p.base.scratch = aligned_alloc(64, (size_t)(p.base.scratch_bytes * bough_pool_size(pool)));
     p.rows = (rounded){weight->columns, form_for(weight), {malloc((size_t)num_groups * sizeof(rounded_group))}};
     if (p.base.scratch && p.rows.groups) bough_pool_run(pool, run_product, &p);

@@ -22,15 +22,15 @@ static layout layout_of(int32_t format) {
     return at;
 }
 
-static int64_t strip_bytes(const layout *at, int32_t columns) {
+static int64_t panel_bytes(const layout *at, int32_t columns) {
     const int64_t tiles = columns / BOUGH_GROUP;
     return tiles * at->tile_bytes + tiles / HEAD_TILES * at->head_bytes;
 }
 
 int64_t bough_weight_bytes(int32_t format, int32_t rows, int32_t columns) {
     const layout at = layout_of(format);
-    const int64_t strip = format & BOUGH_HADAMARD ? at.lanes * (4 + (int64_t)columns) : strip_bytes(&at, columns);
-    return (rows + at.lanes - 1) / at.lanes * strip;
+    const int64_t panel = format & BOUGH_HADAMARD ? at.lanes * (4 + (int64_t)columns) : panel_bytes(&at, columns);
+    return (rows + at.lanes - 1) / at.lanes * panel;
 }
 
 int32_t bough_format_of(int32_t type) {
@@ -151,40 +151,40 @@ static int block_bytes(int32_t type) {
     }
 }
 
-static void pack_row_of_blocks(const packing *p, const layout *at, int64_t row, uint8_t *strip, int lane) {
+static void pack_row_of_blocks(const packing *p, const layout *at, int64_t row, uint8_t *panel, int lane) {
     const int large = bough_format_of(p->type) & BOUGH_NESTED, size = block_bytes(p->type);
     const int32_t num = p->columns / (large ? 256 : BOUGH_GROUP);
     const uint8_t *blocks = p->source + (p->order ? p->order[row] : row) * num * size;
     for (int32_t i = 0; i < num; i++) {
-        if (large) pack_large(p->type, at, blocks + i * size, strip + i * (at->head_bytes + HEAD_TILES * at->tile_bytes), lane);
-        else pack_small(p->type, at, blocks + i * size, strip + i * at->tile_bytes, lane);
+        if (large) pack_large(p->type, at, blocks + i * size, panel + i * (at->head_bytes + HEAD_TILES * at->tile_bytes), lane);
+        else pack_small(p->type, at, blocks + i * size, panel + i * at->tile_bytes, lane);
     }
 }
 
-static void pack_row_of_codes(const packing *p, const layout *at, int64_t row, uint8_t *strip, int lane) {
+static void pack_row_of_codes(const packing *p, const layout *at, int64_t row, uint8_t *panel, int lane) {
     const int32_t num = p->columns / BOUGH_GROUP;
-    for (int32_t i = 0; i < num; i++, strip += at->tile_bytes) {
-        put_codes(p->format, at, strip, lane, p->source + row * p->columns + i * BOUGH_GROUP);
+    for (int32_t i = 0; i < num; i++, panel += at->tile_bytes) {
+        put_codes(p->format, at, panel, lane, p->source + row * p->columns + i * BOUGH_GROUP);
         const float *numbers[2] = {p->scales, p->minimums};
         for (int index = 0; index < 2 && numbers[index]; index++) {
             const float wide = numbers[index][row * num + i];
             const _Float16 half = (_Float16)wide;
-            put_scale(at, strip, lane, index, p->format & BOUGH_WIDE ? (const void *)&wide : (const void *)&half);
+            put_scale(at, panel, lane, index, p->format & BOUGH_WIDE ? (const void *)&wide : (const void *)&half);
         }
     }
 }
 
-static void pack_strips(void *context, int32_t thread) {
+static void pack_panels(void *context, int32_t thread) {
     const packing *p = context;
     const layout at = layout_of(p->format);
-    const int64_t size = strip_bytes(&at, p->columns);
-    const int32_t num_strips = (p->rows + at.lanes - 1) / at.lanes;
-    for (int32_t strip; (strip = bough_pool_next(p->pool, thread, num_strips)) < num_strips;) {
-        uint8_t *to = p->tiles + strip * size;
-        const int32_t left = p->rows - strip * at.lanes;
+    const int64_t size = panel_bytes(&at, p->columns);
+    const int32_t num_panels = (p->rows + at.lanes - 1) / at.lanes;
+    for (int32_t panel; (panel = bough_pool_next(p->pool, thread, num_panels)) < num_panels;) {
+        uint8_t *to = p->tiles + panel * size;
+        const int32_t left = p->rows - panel * at.lanes;
         if (left < at.lanes) memset(to, 0, (size_t)size);
         for (int lane = 0; lane < at.lanes && lane < left; lane++) {
-            const int64_t row = (int64_t)strip * at.lanes + lane;
+            const int64_t row = (int64_t)panel * at.lanes + lane;
             if (p->type >= 0) pack_row_of_blocks(p, &at, row, to, lane);
             else pack_row_of_codes(p, &at, row, to, lane);
         }
@@ -195,12 +195,12 @@ void bough_pack_blocks(bough_pool *pool, int32_t type, const uint8_t *blocks, co
                        int32_t columns, uint8_t *tiles) {
     packing p = {.pool = pool, .type = type, .format = bough_format_of(type), .rows = rows, .columns = columns,
                  .source = blocks, .order = order, .tiles = tiles};
-    bough_pool_run(pool, pack_strips, &p);
+    bough_pool_run(pool, pack_panels, &p);
 }
 
 void bough_pack_codes(bough_pool *pool, int32_t format, const uint8_t *codes, const float *scales, const float *minimums,
                       int32_t rows, int32_t columns, uint8_t *tiles) {
     packing p = {.pool = pool, .type = -1, .format = format, .rows = rows, .columns = columns, .source = codes,
                  .scales = scales, .minimums = minimums, .tiles = tiles};
-    bough_pool_run(pool, pack_strips, &p);
+    bough_pool_run(pool, pack_panels, &p);
 }

@@ -40,7 +40,7 @@ struct bough_pool {
 typedef struct {
     bough_pool *pool;
     int32_t thread;
-} seat;
+} thread_start;
 
 static void await(bough_pool *pool, atomic_uint *count, unsigned old) {
     for (int i = 0; i < SPINS; i++) {
@@ -63,7 +63,7 @@ static void advance(bough_pool *pool, atomic_uint *count) {
     }
 }
 
-static void share_anew(bough_pool *pool) {
+static void reset_shares(bough_pool *pool) {
     for (int32_t i = 0; i < pool->size; i++) atomic_store_explicit(&pool->shares[i].taken, 0, memory_order_release);
 }
 
@@ -74,7 +74,7 @@ void bough_pool_wait(bough_pool *pool) {
         return;
     }
     atomic_store(&pool->arrived, 0);
-    share_anew(pool);
+    reset_shares(pool);
     advance(pool, &pool->barriers);
 }
 
@@ -92,7 +92,7 @@ int32_t bough_pool_next(bough_pool *pool, int32_t thread, int32_t num_items) {
 int32_t bough_pool_size(const bough_pool *pool) { return pool->size; }
 
 static void *work(void *argument) {
-    const seat own = *(seat *)argument;
+    const thread_start own = *(thread_start *)argument;
     bough_pool *pool = own.pool;
     free(argument);
     for (unsigned task = 0;; task++) {
@@ -117,9 +117,9 @@ bough_pool *bough_pool_create(int32_t num_threads) {
         return NULL;
     }
     for (int32_t thread = 1; pool->threads && thread < num_threads; thread++) {
-        seat *own = malloc(sizeof(seat));
+        thread_start *own = malloc(sizeof(thread_start));
         if (!own) break;
-        *own = (seat){pool, thread};
+        *own = (thread_start){pool, thread};
         if (pthread_create(&pool->threads[thread], NULL, work, own)) {
             free(own);
             break;
@@ -143,7 +143,7 @@ void bough_pool_destroy(bough_pool *pool) {
 void bough_pool_run(bough_pool *pool, bough_task task, void *context) {
     pool->task = task;
     pool->context = context;
-    share_anew(pool);
+    reset_shares(pool);
     advance(pool, &pool->tasks);
     task(context, 0);
     bough_pool_wait(pool);

@@ -202,25 +202,25 @@ typedef struct {
     float numbers[4][BOUGH_BLOCK];
     to_round groups[4];
     int num;
-} results;
+} pending;
 
-static void round_results(results *waiting, const rounded *out) {
-    if (waiting->num) round_numbers(waiting->groups, waiting->num, out);
-    waiting->num = 0;
+static void round_pending(pending *rows, const rounded *out) {
+    if (rows->num) round_numbers(rows->groups, rows->num, out);
+    rows->num = 0;
 }
 
 /* A query's attention, from all its sums. */
-static void finish(const float *total, int64_t row, int32_t head, int32_t dim, results *waiting, const rounded *out) {
+static void finish_query(const float *total, int64_t row, int32_t head, int32_t dim, pending *rows, const rounded *out) {
     const vf inverse = vf_set(1.0f / total[1]);
     const int32_t size = group_size(out);
     for (int32_t d = 0; d < dim; d += size) {
-        float *numbers = waiting->numbers[waiting->num];
+        float *numbers = rows->numbers[rows->num];
         for (int32_t i = 0; i < size; i += 2 * LANES) {
             const float *apart = total + STATE + d + i;
             vf_store_packed(numbers + i, vf_mul(vf_load(apart), inverse), vf_mul(vf_load(apart + LANES), inverse));
         }
-        waiting->groups[waiting->num++] = (to_round){numbers, row, (head * dim + d) / size};
-        if (waiting->num == 4) round_results(waiting, out);
+        rows->groups[rows->num++] = (to_round){numbers, row, (head * dim + d) / size};
+        if (rows->num == 4) round_pending(rows, out);
     }
 }
 
@@ -240,15 +240,15 @@ static void attend_block(const attention_layer *layer, const work *part, int32_t
     }
     for (int64_t i = 0; i < all; i++) scratch->totals[i * size] = -INFINITY;
     attend_tree(layer, part, whole->start, whole->stop, 0, scratch);
-    results waiting = {.num = 0};
+    pending rows = {.num = 0};
     for (int64_t i = 0; i < all; i++) {
         const int32_t head = part->head_start + (int32_t)(i / num);
         float *total = scratch->totals + i * size, *state = scratch->states + i * size;
         if (total[0] == -INFINITY) total = state;
         else merge(total, state, dim);
-        finish(total, layer->plan->rows[whole->row_start + i % num / per_kv], (int32_t)(head * per_kv + i % per_kv), dim, &waiting, out);
+        finish_query(total, layer->plan->rows[whole->row_start + i % num / per_kv], (int32_t)(head * per_kv + i % per_kv), dim, &rows, out);
     }
-    round_results(&waiting, out);
+    round_pending(&rows, out);
 }
 
 /* Merges the splits of a block for one key-value head. */
@@ -256,12 +256,12 @@ static void merge_block(const bough_model *model, const attention_plan *plan, in
                         float *partials, const rounded *out) {
     const int32_t dim = model->head_dim, per_kv = queries_per_head(model);
     const int64_t num = (int64_t)(item->row_stop - item->row_start) * per_kv, size = STATE + dim;
-    results waiting = {.num = 0};
+    pending rows = {.num = 0};
     for (int64_t i = 0; i < num; i++) {
         float total[STATE + MOST_HEAD_DIM] = {-INFINITY};
         for (int32_t split = 0; split < item->num_splits; split++)
             merge(total, partials + (item->partial + (split * model->num_kv_heads + head) * num + i) * size, dim);
-        finish(total, plan->rows[item->row_start + i / per_kv], (int32_t)(head * per_kv + i % per_kv), dim, &waiting, out);
+        finish_query(total, plan->rows[item->row_start + i / per_kv], (int32_t)(head * per_kv + i % per_kv), dim, &rows, out);
     }
-    round_results(&waiting, out);
+    round_pending(&rows, out);
 }

@@ -4,7 +4,7 @@
  * spreads what is large in few places over all, so that few scales do (QuaRot, arXiv 2404.00456). The matrix is Sylvester's
  * of Hadamard with a bent function's signs: it spreads a constant as evenly as it spreads a single number.
  *
- * A strip has float32 [LANES] scales, and then for each block 16 vectors of codes, of which vector i has inputs 4 i ..
+ * A panel has float32 [LANES] scales, and then for each block 16 vectors of codes, of which vector i has inputs 4 i ..
  * 4 i + 4, each 128 too large. */
 #pragma once
 
@@ -37,8 +37,8 @@ INLINE void mix(const float *x, vf v[BLOCK_VECTORS]) {
         }
 }
 
-/* The codes of one strip from its numbers [columns][LANES], which are overwritten. */
-static void mix_strip(float *numbers, int32_t columns, uint8_t *strip) {
+/* The codes of one panel from its numbers [columns][LANES], which are overwritten. */
+static void mix_panel(float *numbers, int32_t columns, uint8_t *panel) {
     vf largest = vf_zero();
     for (int32_t start = 0; start < columns; start += BOUGH_BLOCK) {
         float *block = numbers + start * LANES;
@@ -55,12 +55,12 @@ static void mix_strip(float *numbers, int32_t columns, uint8_t *strip) {
     float scales[LANES];
     vf_store(scales, vf_max(vf_div(largest, vf_set(127.0f)), vf_set(1e-30f)));
     const vf inverse = vf_div(vf_set(1.0f), vf_load(scales));
-    vf_store((float *)strip, vf_mul(vf_load(scales), vf_set(1.0f / BOUGH_BLOCK)));
-    strip += LANES * 4;
+    vf_store((float *)panel, vf_mul(vf_load(scales), vf_set(1.0f / BOUGH_BLOCK)));
+    panel += LANES * 4;
     for (int32_t i = 0; i < columns; i++) {
         int8_t codes[LANES];
         vi_store_bytes(codes, vf_int(vf_mul(vf_load(numbers + i * LANES), inverse)));
-        for (int lane = 0; lane < LANES; lane++) strip[i / 4 * LANES * 4 + lane * 4 + i % 4] = (uint8_t)(codes[lane] + 128);
+        for (int lane = 0; lane < LANES; lane++) panel[i / 4 * LANES * 4 + lane * 4 + i % 4] = (uint8_t)(codes[lane] + 128);
     }
 }
 
@@ -73,25 +73,25 @@ typedef struct {
     float *memory; /* of each thread [columns][LANES] */
 } mixing;
 
-static void mix_strips(void *context, int32_t thread) {
+static void mix_panels(void *context, int32_t thread) {
     const mixing *p = context;
-    const int32_t num_strips = (p->rows + LANES - 1) / LANES;
+    const int32_t num_panels = (p->rows + LANES - 1) / LANES;
     float *numbers = p->memory + (int64_t)thread * p->columns * LANES;
-    for (int32_t strip; (strip = bough_pool_next(p->pool, thread, num_strips)) < num_strips;) {
-        if (p->from) read_strip(p->from, strip, numbers);
+    for (int32_t panel; (panel = bough_pool_next(p->pool, thread, num_panels)) < num_panels;) {
+        if (p->from) read_panel(p->from, panel, numbers);
         for (int lane = 0; !p->from && lane < LANES; lane++)
             for (int32_t i = 0; i < p->columns; i++) {
-                const int64_t row = (int64_t)strip * LANES + lane;
+                const int64_t row = (int64_t)panel * LANES + lane;
                 numbers[i * LANES + lane] = row < p->rows ? p->numbers[row * p->columns + i] : 0.0f;
             }
-        mix_strip(numbers, p->columns, p->tiles + strip * strip_bytes(BOUGH_BITS8 | BOUGH_HADAMARD, p->columns));
+        mix_panel(numbers, p->columns, p->tiles + panel * panel_bytes(BOUGH_BITS8 | BOUGH_HADAMARD, p->columns));
     }
 }
 
 static int32_t mix_weight(bough_pool *pool, const bough_weight *from, const float *numbers, int32_t rows, int32_t columns, uint8_t *tiles) {
     mixing p = {.pool = pool, .from = from, .numbers = numbers, .rows = rows, .columns = columns, .tiles = tiles};
     p.memory = aligned_alloc(64, (size_t)bough_pool_size(pool) * (size_t)columns * LANES * sizeof(float));
-    if (p.memory) bough_pool_run(pool, mix_strips, &p);
+    if (p.memory) bough_pool_run(pool, mix_panels, &p);
     free(p.memory);
     return p.memory != 0;
 }

@@ -48,7 +48,7 @@ typedef struct {
     int32_t lines; /* that each tile asks for */
 } fetch;
 
-/* One strip's outputs for NUM rows. `x` has the first of them, as its row `at`; with more than four rows, `at` is 0. */
+/* One panel's outputs for NUM rows. `x` has the first of them, as its row `at`; with more than four rows, `at` is 0. */
 INLINE void multiply(const int format, const int NUM, const uint8_t *tile, const rounded_group *first, int at,
                      int32_t groups, fetch *ahead, vf *sums) {
     const int32_t lines = ahead->at < ahead->stop ? ahead->lines : 0;
@@ -113,13 +113,13 @@ INLINE void multiply(const int format, const int NUM, const uint8_t *tile, const
 
 INLINE vi start_dots(const mixed_block *block, int row) { return vi_set(DOT_OFFSET ? block->offsets[row] : 0); }
 
-/* The same with a strip of HADAMARD; rows have scales of their own, or blocks of them. */
-INLINE void multiply_blocks(const int form, const int NUM, const uint8_t *strip, const mixed_block *first, int at,
+/* The same with a panel of HADAMARD; rows have scales of their own, or blocks of them. */
+INLINE void multiply_blocks(const int form, const int NUM, const uint8_t *panel, const mixed_block *first, int at,
                             int32_t num_blocks, fetch *ahead, vf *sums) {
     enum { STEPS = BOUGH_BLOCK / 4, BYTES = BOUGH_BLOCK * LANES };
     const int32_t lines = ahead->at < ahead->stop ? 2 * ahead->lines : 0;
-    const uint8_t *codes = strip + LANES * 4;
-    const vf scale = vf_load((const float *)strip);
+    const uint8_t *codes = panel + LANES * 4;
+    const vf scale = vf_load((const float *)panel);
     const mixed_block *x[MOST_ROWS / 4];
     vi dots[MOST_ROWS];
 #pragma GCC unroll 3
@@ -156,13 +156,13 @@ INLINE void multiply_blocks(const int form, const int NUM, const uint8_t *strip,
 
 INLINE void put(float *y, vf sum, int add) { vf_store(y, add ? vf_add(vf_load(y), sum) : sum); }
 
-/* The outputs of one strip for NUM rows: y[r * stride] = or +=. */
+/* The outputs of one panel for NUM rows: y[r * stride] = or +=. */
 #define MULTIPLY(NUM)                                                                                    \
     {                                                                                                    \
         vf sums[NUM];                                                                                    \
         if (format & BOUGH_HADAMARD)                                                                     \
-            multiply_blocks(form, NUM, strip, x->blocks + row / 4 * (groups / 2), (int)(row % 4), groups / 2, ahead, sums); \
-        else multiply(format, NUM, strip, x->groups + row / 4 * groups, (int)(row % 4), groups, ahead, sums); \
+            multiply_blocks(form, NUM, panel, x->blocks + row / 4 * (groups / 2), (int)(row % 4), groups / 2, ahead, sums); \
+        else multiply(format, NUM, panel, x->groups + row / 4 * groups, (int)(row % 4), groups, ahead, sums); \
         _Pragma("GCC unroll 16") for (int r = 0; r < NUM; r++) put(y + r * stride, sums[r], add);        \
         row += NUM, num_rows -= NUM, y += NUM * stride;                                                  \
     }
@@ -174,18 +174,18 @@ INLINE void put(float *y, vf sum, int add) { vf_store(y, add ? vf_add(vf_load(y)
 #define MULTIPLY_MANY
 #endif
 
-/* What is done with a strip of one format. */
+/* What is done with a panel of one format. */
 typedef struct {
     /* Its outputs for rows row .. row + num_rows: y[r * stride] = or +=. */
-    void (*multiply)(const uint8_t *strip, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride,
+    void (*multiply)(const uint8_t *panel, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride,
                      int add, fetch *ahead);
-    void (*multiply_unpacked)(const uint8_t *strip, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride,
+    void (*multiply_unpacked)(const uint8_t *panel, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride,
                               int add, fetch *ahead);
-    void (*unpack)(const uint8_t *strip, int32_t groups, uint8_t *to);
+    void (*unpack)(const uint8_t *panel, int32_t groups, uint8_t *to);
 } product;
 
 #define PRODUCT_OF_ROWS(NAME, FORMAT, FORM)                                                                           \
-    static void NAME(const uint8_t *strip, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride, \
+    static void NAME(const uint8_t *panel, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride, \
                      int add, fetch *ahead) {                                                                         \
         enum { format = FORMAT, form = FORM };                                                                        \
         const int32_t groups = x->columns / BOUGH_GROUP;                                                              \
@@ -198,14 +198,14 @@ typedef struct {
 #define PRODUCT(NAME, FORMAT)                                                                                          \
     PRODUCT_OF_ROWS(NAME##_packed, (FORMAT), IN_GROUPS)                                                                \
     PRODUCT_OF_ROWS(NAME##_unpacked, ((FORMAT) & ~BOUGH_NESTED) | BOUGH_UNPACKED, IN_GROUPS)                           \
-    static void NAME##_unpack(const uint8_t *strip, int32_t groups, uint8_t *to) { unpack(FORMAT, strip, groups, to); } \
+    static void NAME##_unpack(const uint8_t *panel, int32_t groups, uint8_t *to) { unpack(FORMAT, panel, groups, to); } \
     static const product NAME = {NAME##_packed, NAME##_unpacked, NAME##_unpack};
 
 PRODUCT_OF_ROWS(hadamard_blocks, BOUGH_BITS8 | BOUGH_HADAMARD, IN_BLOCKS)
 PRODUCT_OF_ROWS(hadamard_rows, BOUGH_BITS8 | BOUGH_HADAMARD, IN_ROWS)
-static void multiply_hadamard(const uint8_t *strip, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride,
+static void multiply_hadamard(const uint8_t *panel, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride,
                               int add, fetch *ahead) {
-    (x->form == IN_ROWS ? hadamard_rows : hadamard_blocks)(strip, x, row, num_rows, y, stride, add, ahead);
+    (x->form == IN_ROWS ? hadamard_rows : hadamard_blocks)(panel, x, row, num_rows, y, stride, add, ahead);
 }
 static const product product_hadamard = {multiply_hadamard, 0, 0};
 
@@ -239,32 +239,32 @@ static const product *select_product(int32_t format) {
     }
 }
 
-/* -- strips of several weights -------------------------------------------------------------------------------------- */
+/* -- panels of several weights -------------------------------------------------------------------------------------- */
 
-enum { STRIPS = 4, BLOCK_OF_ROWS = 24 };
+enum { PANELS = 4, BLOCK_OF_ROWS = 24 };
 
-/* One strip of a weight, unpacked or as it is, whose outputs begin at column `column` of y's rows. */
+/* One panel of a weight, unpacked or as it is, whose outputs begin at column `column` of y's rows. */
 typedef struct {
     const bough_weight *weight;
     const product *product;
     const uint8_t *tiles;
     int32_t index, column, is_unpacked;
     fetch ahead;
-} strip;
+} panel;
 
-INLINE int32_t num_strips_of(const bough_weight *weight) { return (weight->rows + LANES - 1) / LANES; }
+INLINE int32_t num_panels_of(const bough_weight *weight) { return (weight->rows + LANES - 1) / LANES; }
 
 INLINE int64_t unpacked_bytes(int32_t columns) { return (int64_t)(columns / BOUGH_GROUP) * LANES * (32 + 4 * 3); }
 
-/* Strip `index` of weights whose outputs follow one another. */
-static strip find_strip(const bough_weight *weights, int32_t index) {
+/* Panel `index` of weights whose outputs follow one another. */
+static panel find_panel(const bough_weight *weights, int32_t index) {
     int32_t column = 0;
-    for (; index >= num_strips_of(weights); weights++) index -= num_strips_of(weights), column += weights->rows;
-    return (strip){weights, select_product(weights->format), strip_at(weights, index), index, column + index * LANES, 0, {0, 0, 0}};
+    for (; index >= num_panels_of(weights); weights++) index -= num_panels_of(weights), column += weights->rows;
+    return (panel){weights, select_product(weights->format), panel_at(weights, index), index, column + index * LANES, 0, {0, 0, 0}};
 }
 
-/* Unpacks a strip into `memory` if that pays, from 49 rows on; returns what is left of the memory. */
-static uint8_t *open_strip(strip *at, int32_t num_rows, uint8_t *memory) {
+/* Unpacks a panel into `memory` if that pays, from 49 rows on; returns what is left of the memory. */
+static uint8_t *unpack_panel(panel *at, int32_t num_rows, uint8_t *memory) {
     if (num_rows <= 2 * BLOCK_OF_ROWS || !at->product->unpack) return memory;
     at->product->unpack(at->tiles, at->weight->columns / BOUGH_GROUP, memory);
     at->tiles = memory;
@@ -272,18 +272,18 @@ static uint8_t *open_strip(strip *at, int32_t num_rows, uint8_t *memory) {
     return memory + unpacked_bytes(at->weight->columns);
 }
 
-/* Has strip `next`, if there is one, fetched while `at` is multiplied by all rows, so that memory does not wait for
- * arithmetic, nor arithmetic for memory: into the second cache, since the first is smaller than a strip. */
-static void look_ahead(strip *at, const bough_weight *weights, int32_t next, int32_t num_strips, int32_t num_rows) {
-    if (next >= num_strips || num_rows <= 4) return;
-    const strip after = find_strip(weights, next);
-    const int32_t bytes = (int32_t)strip_bytes(after.weight->format, after.weight->columns);
+/* Has panel `next`, if there is one, fetched while `at` is multiplied by all rows, so that memory does not wait for
+ * arithmetic, nor arithmetic for memory: into the second cache, since the first is smaller than a panel. */
+static void prefetch_panel(panel *at, const bough_weight *weights, int32_t next, int32_t num_panels, int32_t num_rows) {
+    if (next >= num_panels || num_rows <= 4) return;
+    const panel after = find_panel(weights, next);
+    const int32_t bytes = (int32_t)panel_bytes(after.weight->format, after.weight->columns);
     const int32_t tiles = at->weight->columns / BOUGH_GROUP * (num_rows < 16 ? 1 : num_rows / 8);
     at->ahead = (fetch){after.tiles, after.tiles + bytes, (bytes / 64 + tiles - 1) / tiles};
 }
 
-/* y (+)= a strip's outputs for some rows, with the bias; of the last strip, only those that the weight has. */
-static void multiply_strip(strip *at, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride, int add) {
+/* y (+)= a panel's outputs for some rows, with the bias; of the last panel, only those that the weight has. */
+static void multiply_panel(panel *at, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride, int add) {
     const bough_weight *weight = at->weight;
     const int32_t left = weight->rows - at->index * LANES;
     float edge[BLOCK_OF_ROWS * LANES];

@@ -1,6 +1,6 @@
 /* How weights lie in memory, and how a row of one is read.
  *
- * A weight lies in strips of LANES outputs, one after the other, and a strip in tiles of 32 inputs. A tile has
+ * A weight lies in panels of LANES outputs, one after the other, and a panel in tiles of 32 inputs. A tile has
  *   codes      4 bits: vector i has inputs 4 i .. 4 i + 4 of each output in the low halves of the output's four bytes and
  *              inputs 16 + 4 i .. in the high ones, i < 4. 6 bits: the low four in the same way, and two more vectors, of
  *              which vector j has the upper two bits of inputs 16 j + 4 i .. in bits 2 i and 2 i + 1. 8 bits: vector i has
@@ -11,7 +11,7 @@
  * their minimums are to be multiplied with. A number is scale * code + minimum; what a code stands for without a minimum
  * is less by 8, 32 or 128. HADAMARD has no such tiles: see hadamard.h.
  *
- * While many rows are multiplied by a strip, it is UNPACKED: eight vectors of codes a tile, whatever their bits were, and
+ * While many rows are multiplied by a panel, it is UNPACKED: eight vectors of codes a tile, whatever their bits were, and
  * scales and minimums of float32 with their heads' factors. */
 #pragma once
 
@@ -37,13 +37,13 @@ INLINE int head_bytes(const int format) { return format & BOUGH_NESTED ? 2 * LAN
 INLINE int code_offset(const int format) {
     return format & BOUGH_MINIMUM && !(format & BOUGH_BITS8) ? 0 : format & BOUGH_BITS8 ? 128 : format & BOUGH_BITS6 ? 32 : 8;
 }
-static int64_t strip_bytes(const int format, int32_t columns) {
+static int64_t panel_bytes(const int format, int32_t columns) {
     const int64_t tiles = columns / BOUGH_GROUP;
     if (format & BOUGH_HADAMARD) return LANES * (4 + (int64_t)columns);
     return tiles * tile_bytes(format) + tiles / HEAD_TILES * head_bytes(format);
 }
-INLINE const uint8_t *strip_at(const bough_weight *weight, int32_t strip) {
-    return weight->tiles + strip * strip_bytes(weight->format, weight->columns);
+INLINE const uint8_t *panel_at(const bough_weight *weight, int32_t panel) {
+    return weight->tiles + panel * panel_bytes(weight->format, weight->columns);
 }
 
 /* Vector `i` of the eight that a tile's codes are: four bytes for each output. */
@@ -69,7 +69,7 @@ INLINE const uint8_t *read_head(const int format, const uint8_t *tile, int32_t g
     return tile + head_bytes(format);
 }
 
-/* Unpacks a strip of `groups` tiles into `to`. */
+/* Unpacks a panel of `groups` tiles into `to`. */
 INLINE void unpack(const int format, const uint8_t *tile, int32_t groups, uint8_t *to) {
     const int minimum = format & BOUGH_MINIMUM ? 1 : 0, numbers = num_scales(format) + minimum;
     vf factor = vf_set(1.0f), minimum_factor = factor;
@@ -98,9 +98,9 @@ INLINE void read_tile(const int format, const uint8_t *tile, vf factor, vf minim
     }
 }
 
-/* A strip as numbers, [columns][LANES]. */
-static void read_strip(const bough_weight *weight, int32_t strip, float *y) {
-    const uint8_t *tile = strip_at(weight, strip);
+/* A panel as numbers, [columns][LANES]. */
+static void read_panel(const bough_weight *weight, int32_t panel, float *y) {
+    const uint8_t *tile = panel_at(weight, panel);
     vf factor = vf_set(1.0f), minimum_factor = factor;
     for (int32_t group = 0; group < weight->columns / BOUGH_GROUP; group++, tile += tile_bytes(weight->format)) {
         tile = read_head(weight->format, tile, group, &factor, &minimum_factor);
@@ -110,7 +110,7 @@ static void read_strip(const bough_weight *weight, int32_t strip, float *y) {
 
 /* Row `row` of a weight as numbers, as an embedding has it. */
 static void read_row(const bough_weight *weight, int64_t row, float *y) {
-    const uint8_t *tile = strip_at(weight, (int32_t)(row / LANES));
+    const uint8_t *tile = panel_at(weight, (int32_t)(row / LANES));
     float numbers[BOUGH_GROUP][LANES];
     vf factor = vf_set(1.0f), minimum_factor = factor;
     for (int32_t group = 0; group < weight->columns / BOUGH_GROUP; group++, tile += tile_bytes(weight->format)) {
