@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..decoder.reference import rms_norm, rotate
-from .interface import AttentionBatch, AttentionLayer, HeadNorm, KVShape, Rotation
+from .interface import HeadNorm, KVShape, Rotation
 
 
 def split_heads(
@@ -62,49 +62,3 @@ def ragged_attention(
         visible &= key_position > query_position - window
     weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
     return (weights @ values.transpose(0, 1)).transpose(0, 1).to(q.dtype)
-
-
-class ReferenceAttention:
-    """The attention backend that reads its pages one sequence at a time; the oracle of all others.
-
-    Holds the cache as `keys` and `values`, each [num_layers, num_pages * page_size, num_kv_heads, head_dim]. Slots
-    never written hold NaN, so that reading one shows.
-    """
-
-    def __init__(self, shape: KVShape, device: str | torch.device = "cpu") -> None:
-        self.shape = shape
-        slots = (shape.num_layers, shape.num_pages * shape.page_size, shape.num_kv_heads, shape.head_dim)
-        self.keys = torch.full(slots, float("nan"), dtype=shape.dtype, device=device)
-        self.values = torch.full(slots, float("nan"), dtype=shape.dtype, device=device)
-        self._write_slot = torch.empty(0, dtype=torch.int64, device=device)
-        self._sequences: list[tuple[slice, torch.Tensor]] = []
-
-    def plan(self, batch: AttentionBatch) -> None:
-        """Lists, for each sequence, its query rows and the slots of its tokens in order."""
-        device = self.keys.device
-        self._write_slot = torch.from_numpy(batch.write_slot).to(device)
-        offsets = torch.arange(self.shape.page_size)
-        self._sequences = []
-        for row, context_len in enumerate(batch.context_len.tolist()):
-            num_pages = -(-context_len // self.shape.page_size)
-            pages = torch.from_numpy(batch.page_table[row, :num_pages]).long()
-            slots = (pages[:, None] * self.shape.page_size + offsets).flatten()[:context_len].to(device)
-            start, stop = batch.query_start[row : row + 2].tolist()
-            self._sequences.append((slice(start, stop), slots))
-
-    def run(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See HeadAttention.run."""
-        all_keys, all_values = self.keys[layer.index], self.values[layer.index]
-        all_keys[self._write_slot] = k.to(self.shape.dtype)
-        all_values[self._write_slot] = v.to(self.shape.dtype)
-        out = torch.empty_like(q)
-        for rows, slots in self._sequences:
-            keys, values = all_keys[slots], all_values[slots]
-            out[rows] = ragged_attention(
-                q[rows], keys, values, scale=layer.scale, window=layer.window, softcap=layer.softcap
-            )
-        return out
-
-    def run_qkv(self, layer: AttentionLayer, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
-        """See AttentionBackend.run_qkv."""
-        return self.run(layer, *split_heads(qkv, self.shape, layer.norm, rotation))

@@ -13,10 +13,9 @@ from .decode import DecodeSplits
 from .decode_rows import DecodeRows
 from .interface import AttentionBatch, AttentionLayer, Int32, KVShape, Rotation
 from .merge import merge_lists
-from .plan.device_work import DeviceWork
 from .plan.padded_work import PaddedWork
 from .plan.planner import WorkPlanner
-from .plan.work_list import FIXED_BLOCK_M
+from .plan.work_list import FIXED_BLOCK_M, DeviceWork
 from .rope_store import rope_store
 from .work import work_attention
 

@@ -22,8 +22,7 @@ import triton.language as tl
 from ..compile_case import CompileCase
 from ..processor import num_processors
 from .inner_loop import LOG2_E, KeyTile, as_factors, attend_pages
-from .plan.device_work import DeviceWork
-from .plan.work_list import PROGRAMS_PER_PROCESSOR
+from .plan.work_list import PROGRAMS_PER_PROCESSOR, DeviceWork
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=["k_scale", "v_scale"])

@@ -1,4 +1,4 @@
-"""Advances the grammar states of a batch on the device: what `grammar_table.advance_states` says, in one launch.
+"""Advances the grammar states of a batch on the device, in one launch.
 
 Floor: four dependent reads of a few bytes a row (request, token, class, transition), about 3 us whatever the batch:
 latency alone counts, so that rows are spread over many small programs.
@@ -26,7 +26,16 @@ def advance_states(
     tokens: torch.Tensor,
     mask_row: torch.Tensor,
 ) -> None:
-    """See grammar_table.advance_states. All tensors are contiguous; never waits for the device."""
+    """Moves each row of a batch by its token, in place, and says which row of the pool's mask it is under then.
+
+        states       int32 [N]       state of each request, relative to its table; -1: nothing is allowed any more
+        places       int32 [N, 4]    `TablePlace.entry` of each request's table
+        state_row    int32 [B]       which request a row of the batch is; -1: it has no grammar (or is padding)
+        tokens       int64 [B]       the token that follows; negative: none, the state stays
+        mask_row     int32 [B]       written: row of `pool.mask`, 0 (nothing) in state -1, or -1 without a grammar
+
+    Requests of different rows are distinct. All tensors are contiguous; never waits for the device.
+    """
     num_rows = len(state_row)
     if num_rows == 0:
         return

@@ -48,17 +48,6 @@ class GrammarTable:
             raise ValueError(f"next_state must lie in -1 .. {num_states}")
 
 
-def advance(table: GrammarTable, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The states after one token each; integers [B] all.
-
-    A state of -1 stays, and a token outside the vocabulary leads to it. A negative token is none: the state stays.
-    """
-    known = (states >= 0) & (tokens >= 0) & (tokens < len(table.token_class))
-    token_class = table.token_class[torch.where(known, tokens, 0).long()]
-    following = table.next_state[torch.where(known, states, 0).long(), token_class.long()]
-    return torch.where(known, following, torch.where(tokens < 0, states, -1)).to(states.dtype)
-
-
 @dataclass(frozen=True)
 class TablePlace:
     """Place of a table in a pool. `entry` is what a request brings to `advance_states`."""
@@ -125,37 +114,6 @@ class GrammarPool:
         self._rows.give_back(place.mask_base, place.num_states)
         self._classes.give_back(place.class_base // self.vocab_size, 1)
         self._transitions.give_back(place.next_base, place.num_states * place.num_classes)
-
-
-def advance_states(
-    pool: GrammarPool,
-    *,
-    states: torch.Tensor,
-    places: torch.Tensor,
-    state_row: torch.Tensor,
-    tokens: torch.Tensor,
-    mask_row: torch.Tensor,
-) -> None:
-    """Moves each row of a batch by its token, in place, and says which row of the pool's mask it is under then.
-
-        states       int32 [N]       state of each request, relative to its table; -1: nothing is allowed any more
-        places       int32 [N, 4]    `TablePlace.entry` of each request's table
-        state_row    int32 [B]       which request a row of the batch is; -1: it has no grammar (or is padding)
-        tokens       int64 [B]       the token that follows; negative: none, the state stays
-        mask_row     int32 [B]       written: row of `pool.mask`, 0 (nothing) in state -1, or -1 without a grammar
-
-    Requests of different rows are distinct.
-    """
-    has_grammar = state_row >= 0
-    row = torch.where(has_grammar, state_row, 0).long()
-    state = states[row]
-    mask_base, class_base, next_base, num_classes = places[row].long().unbind(1)
-    known = has_grammar & (state >= 0) & (tokens >= 0) & (tokens < pool.vocab_size)
-    token_class = pool.token_class[torch.where(known, class_base + tokens, 0)]
-    following = pool.next_state[torch.where(known, next_base + state * num_classes + token_class, 0)]
-    state = torch.where(known, following, torch.where(tokens < 0, state, -1))
-    states[row[has_grammar]] = state[has_grammar]
-    mask_row.copy_(torch.where(has_grammar, torch.where(state >= 0, mask_base + state, 0), -1))
 
 
 class _Extents:

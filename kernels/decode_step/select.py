@@ -8,10 +8,8 @@ from typing import Protocol
 
 import torch
 
-from ..sampling.reference import SampleRows, SampleTables, sample_rows
-from . import grammar_table
-from . import reference as step
-from .reference import DecodeInputs
+from ..sampling.reference import SampleRows, SampleTables
+from .inputs import DecodeInputs
 
 
 class DrawRows(Protocol):
@@ -25,22 +23,13 @@ class DrawRows(Protocol):
 
 @dataclass(frozen=True)
 class Drawing:
-    """One implementation of a decode step: its ends (reference.begin_decode, reference.end_decode), the draw, and
-    grammar_table.advance_states."""
+    """One implementation of a decode step: its ends (step.begin_decode, step.end_decode), the draw, and
+    grammar_rows.advance_states."""
 
     begin: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, DecodeInputs], None]
     draw: DrawRows
     end: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
     advance: Callable[..., None]
-
-
-def torch_drawing() -> Drawing:
-    """The reference, for any device."""
-
-    def draw(logits: torch.Tensor, rows: SampleRows, tables: SampleTables, out: torch.Tensor, *, filters: bool) -> None:
-        sample_rows(logits, rows, tables, out)
-
-    return Drawing(step.begin_decode, draw, step.end_decode, grammar_table.advance_states)
 
 
 def triton_drawing(device: torch.device, max_rows: int, vocab_size: int) -> Drawing:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..compile_case import CompileCase
-from .reference import DecodeInputs
+from .inputs import DecodeInputs
 
 _BLOCK = 128
 
@@ -55,7 +55,13 @@ def begin_decode(
     page_size: int,
     inputs: DecodeInputs,
 ) -> None:
-    """See reference.begin_decode."""
+    """Fills `inputs` with the next step of the sequences that sit in `slots`.
+
+    slots         int32 [B]      slot 0 is nobody's and may come up often: its position is 0, its page is page 0
+    last_token    int64 [S]      of each slot: the token drawn last
+    position      int64 [S]      where that token goes
+    page_table    int32 [S, P]
+    """
     num_rows = slots.shape[0]
     _begin_kernel[(triton.cdiv(num_rows, _BLOCK),)](
         slots, last_token, position, page_table, inputs.tokens, inputs.positions, inputs.draw_positions,
@@ -64,7 +70,10 @@ def begin_decode(
 
 
 def end_decode(slots: torch.Tensor, drawn: torch.Tensor, last_token: torch.Tensor, position: torch.Tensor) -> None:
-    """See reference.end_decode."""
+    """Puts the tokens `drawn` int64 [B] in their slots, and moves the positions on. Slot 0 stays as it is.
+
+    A negative entry of `drawn` says that there is no token; the slot then goes on with token 0.
+    """
     num_rows = slots.shape[0]
     _end_kernel[(triton.cdiv(num_rows, _BLOCK),)](slots, drawn, last_token, position, num_rows, BLOCK=_BLOCK)
 

@@ -16,7 +16,7 @@ from ...constrain.matchers.interface import TableMatcher
 from ...kernels.attention.decode_rows import DecodeRows, DeviceAttention
 from ...kernels.attention.interface import SharedPrefix
 from ...kernels.attention.plan.padded_work import PaddedWork
-from ...kernels.decode_step.reference import DecodeInputs
+from ...kernels.decode_step.inputs import DecodeInputs
 from ...kernels.decode_step.select import Drawing
 from ...kernels.sampling.reference import SampleRows, SampleTables
 from ...kernels.staging import Download, upload
@@ -242,7 +242,7 @@ class GpuPasses:
 
     def draw(self, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None) -> tuple[torch.Tensor, Draws | None]:
         """See torch_sampler.draw_rows."""
-        return draw_rows(self._drawing, logits, rows, masks, self._off.select(slice(0, len(rows))))
+        return draw_rows(self._drawing.draw, logits, rows, masks, self._off.select(slice(0, len(rows))))
 
     def keep(self, plan: Plan, slots: list[Slot], tokens: torch.Tensor, rows: Sequence[Row]) -> None:
         """Puts the tokens drawn from a pass of any shape where the next pass finds them; `tokens` int64 [R].

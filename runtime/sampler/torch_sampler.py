@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...kernels.decode_step.select import Drawing, torch_drawing
+from ...kernels.decode_step.select import DrawRows
 from ...kernels.sampling.mask_logits import mask_logits_
-from ...kernels.sampling.reference import COLDEST, SampleRows, SampleTables, likeliest
+from ...kernels.sampling.reference import COLDEST, SampleRows, SampleTables, likeliest, sample_rows
 from ...kernels.staging import upload
 from ..protocol.request import TokenLogprob
 from ..protocol.sampling_params import SamplingParams
@@ -24,15 +24,16 @@ _WORD = (1 << 64) - 1
 class TorchSampler:
     """`Sampler` where the CPU library is not: the reference that the others are compared with."""
 
-    def __init__(self) -> None:
-        self._drawing = torch_drawing()
-
     @torch.inference_mode()
     def sample(self, logits: Logits, rows: Sequence[Row], masks: Masks | None) -> Draws:
         """See Sampler."""
         tensor = torch.from_numpy(np.array(logits))
-        tokens, draws = draw_rows(self._drawing, tensor, rows, masks, SampleRows.greedy(len(rows), "cpu"))
+        tokens, draws = draw_rows(_draw, tensor, rows, masks, SampleRows.greedy(len(rows), "cpu"))
         return draws or to_draws(tokens.tolist())
+
+
+def _draw(logits: torch.Tensor, rows: SampleRows, tables: SampleTables, out: torch.Tensor, *, filters: bool) -> None:
+    sample_rows(logits, rows, tables, out)
 
 
 def to_draws(tokens: list[int]) -> Draws:
@@ -41,7 +42,7 @@ def to_draws(tokens: list[int]) -> Draws:
 
 
 def draw_rows(
-    drawing: Drawing, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None, off: SampleRows
+    draw: DrawRows, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None, off: SampleRows
 ) -> tuple[torch.Tensor, Draws | None]:
     """Tokens int64 [R] on the device, negative where none can be drawn; `logits` [R, V] may be overwritten.
 
@@ -72,11 +73,11 @@ def draw_rows(
         "bias_row": bias_row,
     }
     sent = upload(logits.device, *columns.values(), *tables.values())
-    sample_rows = replace(off, **dict(zip(columns, sent, strict=False)))
+    drawn_by = replace(off, **dict(zip(columns, sent, strict=False)))
     found = SampleTables(**dict(zip(tables, sent[len(columns) :], strict=True)))
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     filters = any(row.params.cuts for row in rows if row.target is None)
-    drawing.draw(logits, sample_rows, found, tokens, filters=filters)
+    draw(logits, drawn_by, found, tokens, filters=filters)
     if raw is None or where is None:
         return tokens, None
     return tokens, _score(raw, logits, rows, scored, found.mask, tokens)

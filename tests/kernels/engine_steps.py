@@ -11,8 +11,8 @@ import torch
 
 from bough.kernels.attention.interface import AttentionBatch, KVShape
 from bough.kernels.attention.plan.sharing import find_shared, order_by_prefix
-from bough.kernels.attention.reference import ReferenceAttention
 from bough.kernels.attention.triton_backend import TritonAttention
+from tests.kernels.attention.oracle import ReferenceAttention
 
 from ..support.triton_interpreter import DEVICE
 

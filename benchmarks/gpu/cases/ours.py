@@ -10,9 +10,8 @@ import torch
 from ....kernels.attention.decode import DecodeSplits
 from ....kernels.attention.interface import HeadNorm, Int32, KVShape
 from ....kernels.attention.merge import merge_lists
-from ....kernels.attention.plan.device_work import DeviceWork
 from ....kernels.attention.plan.planner import WorkPlanner
-from ....kernels.attention.plan.work_list import WorkList
+from ....kernels.attention.plan.work_list import DeviceWork, WorkList
 from ....kernels.attention.rope_store import rope_store
 from ....kernels.attention.work import work_attention
 from ....kernels.decoder.norm import add_rms_norm

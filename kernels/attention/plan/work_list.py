@@ -6,9 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -86,6 +90,22 @@ class WorkList:
     merge_rows: Int32
     merge_start: Int32
     merge_partials: Int32
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """One launch of a `WorkList`, uploaded. Tensors are int32; their sizes are capacities, for a graph to hold them.
+
+    items        [capacity, 8], columns as `WorkTiles` has them
+    num_items    [1], how many of them count
+    query_rows   [any], token of each query of each item
+    query_limit  [T], position after the last key that token t may see; may be advanced in place between replays
+    """
+
+    items: torch.Tensor
+    num_items: torch.Tensor
+    query_rows: torch.Tensor
+    query_limit: torch.Tensor
 
 
 @dataclass(frozen=True)

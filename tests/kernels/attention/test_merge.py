@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.kernels.attention import merge as triton_merge
-from bough.kernels.attention import work_reference
+from tests.kernels.attention import oracle
 
 NAN = float("nan")
 EMPTY = float("-inf")
@@ -50,7 +50,7 @@ def merge_lists(
     stored_out, stored_lse = torch.empty_like(out), torch.empty_like(lse)
     stored_out[order], stored_lse[order] = out, lse
     results = []
-    for merge in (triton_merge.merge_lists, work_reference.merge_lists):
+    for merge in (triton_merge.merge_lists, oracle.merge_lists):
         result = torch.full((2 * len(lists) + 1, HEADS, head_dim), 7.0, dtype=dtype, device=DEVICE)
         count = {"num_lists": ints([len(lists)])} if merge is triton_merge.merge_lists else {}
         merge(result, stored_out, stored_lse, rows=rows, starts=starts, partials=order.int(), **count)
@@ -115,7 +115,7 @@ def test_splits(counts: list[int]) -> None:
         if count < 2:
             assert (result[row] == 7.0).all()
         else:
-            expected = work_reference.merge_partials(out[start : start + count], lse[start : start + count])
+            expected = oracle.merge_partials(out[start : start + count], lse[start : start + count])
             torch.testing.assert_close(result[row], expected, atol=1e-6, rtol=1e-5)
 
 
@@ -126,7 +126,7 @@ def test_lists_past_the_count_are_not_read() -> None:
     lists = {"rows": ints([1, far, far]), "starts": ints([0, 2, far, far]), "partials": ints([1, 0])}
     triton_merge.merge_lists(result, out, lse, num_lists=ints([1]), **lists)
     assert (result[[0, 2]] == 7.0).all()
-    torch.testing.assert_close(result[1], work_reference.merge_partials(out, lse), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(result[1], oracle.merge_partials(out, lse), atol=1e-6, rtol=1e-5)
 
 
 def test_merging_equals_attention_over_all_keys() -> None:

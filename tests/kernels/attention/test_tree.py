@@ -14,11 +14,10 @@ from ...support.triton_interpreter import DEVICE
 pytest.importorskip("triton")
 
 from bough.kernels.attention.merge import merge_lists
-from bough.kernels.attention.plan.device_work import DeviceWork
 from bough.kernels.attention.plan.padded_work import PaddedWork, write_padded
 from bough.kernels.attention.plan.tree_cost import HeadShape, Machine
 from bough.kernels.attention.plan.tree_plan import TreePlan, TreePlanner
-from bough.kernels.attention.plan.work_list import NUM_QUERIES, largest_block_m
+from bough.kernels.attention.plan.work_list import NUM_QUERIES, DeviceWork, largest_block_m
 from bough.kernels.attention.reference import ragged_attention
 from bough.kernels.attention.work import work_attention
 from tests.kernels.attention.tree_batch import TreeBatch, make_batch

@@ -22,11 +22,11 @@ from bough.kernels.attention.plan.planner import WorkPlanner
 from bough.kernels.attention.plan.tree_cost import HeadShape, Machine
 from bough.kernels.attention.plan.tree_plan import TreePlanner
 from bough.kernels.attention.plan.work_list import Int32
-from bough.kernels.attention.reference import ReferenceAttention
 from bough.kernels.attention.select import select_attention
 from bough.kernels.attention.torch_backend import TorchAttention
 from bough.kernels.attention.triton_backend import TritonAttention
 from bough.kernels.decoder.reference import rms_norm, rotate
+from tests.kernels.attention.oracle import ReferenceAttention
 from tests.kernels.engine_steps import Engine, Work, make_backend, make_reference, make_shape
 
 NAN = float("nan")

@@ -17,11 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.kernels.attention.merge import merge_lists
-from bough.kernels.attention.plan.device_work import DeviceWork, upload
-from bough.kernels.attention.plan.work_list import WorkList, largest_block_m, plan_extend
+from bough.kernels.attention.plan.work_list import DeviceWork, WorkList, largest_block_m, plan_extend
 from bough.kernels.attention.reference import ragged_attention
 from bough.kernels.attention.work import work_attention
-from bough.kernels.attention.work_reference import work_attention_reference
+from tests.kernels.attention.oracle import upload, work_attention_reference
 
 NAN = float("nan")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}

@@ -9,16 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.kernels.decode_step import grammar_table
-from bough.kernels.decode_step.grammar_table import GrammarPool, GrammarTable, TablePlace, advance
+from bough.kernels.decode_step.grammar_table import GrammarPool, GrammarTable, TablePlace
 
 from ...support.triton_interpreter import DEVICE
+from . import reference
 
 from bough.kernels.decode_step.grammar_rows import advance_states  # isort: skip  after the interpreter
 
 VOCAB = 45
 Automaton = list[dict[int, int]]  # state -> token -> next state
-ADVANCES = {"torch": grammar_table.advance_states, "triton": advance_states}
+ADVANCES = {"torch": reference.advance_states, "triton": advance_states}
 
 
 def random_automaton(chance: random.Random) -> Automaton:
@@ -118,7 +118,7 @@ def test_advance_of_one_table(seed: int) -> None:
     table = tabulate(automaton)
     pairs = [(state, token) for state in range(-1, len(automaton)) for token in range(-2, VOCAB + 3)]
     states, tokens = torch.tensor(pairs).T
-    assert advance(table, states, tokens).tolist() == [follow(automaton, *pair) for pair in pairs]
+    assert reference.advance(table, states, tokens).tolist() == [follow(automaton, *pair) for pair in pairs]
 
 
 @given(seed=st.integers(0, 2**32))

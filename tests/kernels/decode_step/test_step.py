@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from ...support.triton_interpreter import DEVICE
 
-from bough.kernels.decode_step import reference as step  # isort: skip
+from . import reference as step  # isort: skip
 from bough.kernels.decode_step import step as triton_step  # isort: skip
+from bough.kernels.decode_step.inputs import DecodeInputs  # isort: skip
 
 
 @given(st.integers(1, 140), st.sampled_from([1, 16, 64]), st.integers(0, 2**32 - 1))
@@ -31,7 +32,7 @@ def test_both_ends_equal_the_reference(num_rows: int, page_size: int, seed: int)
     drawn = draw(-2, 1000, num_rows)
     results = []
     for module, device in ((step, "cpu"), (triton_step, DEVICE)):
-        inputs = step.DecodeInputs.empty(num_rows, device)
+        inputs = DecodeInputs.empty(num_rows, device)
         state = [last_token.to(device).clone(), position.to(device).clone()]
         module.begin_decode(slots.to(device), *state, page_table.to(device), page_size, inputs)
         module.end_decode(slots.to(device), drawn.to(device), *state)
@@ -43,6 +44,6 @@ def test_both_ends_equal_the_reference(num_rows: int, page_size: int, seed: int)
 
 @pytest.mark.parametrize("num_rows", [1, 4])
 def test_views_of_the_first_rows_share_memory(num_rows: int) -> None:
-    inputs = step.DecodeInputs.empty(8, DEVICE)
+    inputs = DecodeInputs.empty(8, DEVICE)
     inputs.first(num_rows).tokens.fill_(7)
     assert inputs.tokens.tolist() == [7] * num_rows + [0] * (8 - num_rows)

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from bough.kernels.attention.interface import AttentionBatch, AttentionLayer, HeadNorm, KVShape
-from bough.kernels.attention.reference import ReferenceAttention, ragged_attention
+from bough.kernels.attention.reference import ragged_attention
 from bough.kernels.attention.torch_backend import TorchAttention
 from bough.kernels.decoder.reference import rms_norm, rotate, silu_multiply
+from tests.kernels.attention.oracle import ReferenceAttention
 
 
 @pytest.fixture(autouse=True)

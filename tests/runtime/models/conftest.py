@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from bough.kernels.attention.interface import AttentionBatch, KVShape
-from bough.kernels.attention.reference import ReferenceAttention
+from tests.kernels.attention.oracle import ReferenceAttention
 
 
 def pytest_configure(config: pytest.Config) -> None:

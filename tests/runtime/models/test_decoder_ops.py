@@ -11,13 +11,13 @@ import torch
 import transformers
 
 from bough.kernels.attention.interface import AttentionBatch, AttentionLayer, KVShape, Rotation
-from bough.kernels.attention.reference import ReferenceAttention
 from bough.kernels.decoder.select import TORCH_OPS, DecoderOps, triton_ops
 from bough.runtime.checkpoints.config import ModelConfig, read_config
 from bough.runtime.checkpoints.weights import list_parameters
 from bough.runtime.models.decoder import Decoder
 from bough.runtime.models.load import load_model
 from bough.runtime.models.rope import RotaryPositions
+from tests.kernels.attention.oracle import ReferenceAttention
 
 from ...support.triton_interpreter import DEVICE, HAS_GPU
 

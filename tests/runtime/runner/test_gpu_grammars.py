@@ -20,7 +20,7 @@ from bough.constrain.compiler import _key
 from bough.constrain.matchers.table.tables import RegularGrammar, RegularTables, tabulate
 from bough.constrain.matchers.token_matcher import CompiledGrammar
 from bough.constrain.spec import GrammarSpec
-from bough.kernels.decode_step import grammar_table
+from bough.kernels.decode_step.grammar_table import GrammarTable
 from bough.runtime.engine.engine import Engine
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
@@ -29,6 +29,7 @@ from bough.runtime.runner.gpu_grammars import DeviceGrammars, build_table
 from bough.runtime.runner.gpu_runner import GpuPasses
 from bough.runtime.runner.gpu_slots import Slot
 
+from ...kernels.decode_step import reference
 from ...support.fakes import AheadPasses, byte_tokenizer, fake_engine
 from ...support.tiny_model import write_tiny_model
 from .test_gpu_runner import make_engine
@@ -219,7 +220,7 @@ def test_tables_of_grammars(grammars: list[RegularGrammar]) -> None:
                 assert (table.mask[int(state)].numpy() == row).all()
                 allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
                 token = rng.choice(allowed)
-                state = grammar_table.advance(table, state, torch.tensor([token]))
+                state = reference.advance(table, state, torch.tensor([token]))
                 if token in grammar.tokens.eos_ids:
                     assert not table.mask[int(state)].any()
                     break
@@ -227,7 +228,7 @@ def test_tables_of_grammars(grammars: list[RegularGrammar]) -> None:
                 assert int(state) == matcher.state
 
 
-@pytest.mark.parametrize("advance", [grammar_table.advance_states, advance_states], ids=["torch", "triton"])
+@pytest.mark.parametrize("advance", [reference.advance_states, advance_states], ids=["torch", "triton"])
 def test_states_of_slots(grammars: list[RegularGrammar], advance: Callable[..., None]) -> None:
     device = DeviceGrammars(VOCAB, 8, torch.device(DEVICE), advance, mask_bytes=1 << 20)
     wait_for(device, grammars)
@@ -251,7 +252,7 @@ def test_states_of_slots(grammars: list[RegularGrammar], advance: Callable[..., 
 def test_what_a_launch_needs_stays_in_a_pool_that_is_full(grammars: list[RegularGrammar]) -> None:
     grammars = sorted(grammars, key=lambda grammar: -grammar.moves.num_states)
     rows = 3 + sum(grammar.moves.num_states for grammar in grammars[:2])
-    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), grammar_table.advance_states, mask_bytes=36 * rows)
+    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), reference.advance_states, mask_bytes=36 * rows)
     first, second = wait_for(device, grammars[:2])
     assert first is not None and second is not None
     for _ in range(20):
@@ -267,18 +268,18 @@ def test_what_a_launch_needs_stays_in_a_pool_that_is_full(grammars: list[Regular
 def test_what_can_never_lie_there_is_not_built(grammars: list[RegularGrammar], monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[RegularGrammar] = []
 
-    def counted(grammar: RegularGrammar) -> grammar_table.GrammarTable:
+    def counted(grammar: RegularGrammar) -> GrammarTable:
         built.append(grammar)
         return build_table(grammar)
 
     monkeypatch.setattr(gpu_grammars, "build_table", counted)
     small, large = min(grammars, key=_num_states), max(grammars, key=_num_states)
     rows = 1 + _num_states(large)  # with the row of nobody, and that after the end, one too few
-    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), grammar_table.advance_states, mask_bytes=36 * rows)
+    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), reference.advance_states, mask_bytes=36 * rows)
     assert wait_for(device, [small])[0] is not None
     assert device.place(large) is None and not device._building
     assert built == [small]
-    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), grammar_table.advance_states, mask_bytes=36 * (rows + 1))
+    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), reference.advance_states, mask_bytes=36 * (rows + 1))
     assert wait_for(device, [large])[0] is not None
 
 
@@ -291,13 +292,13 @@ def test_tables_that_nobody_waits_for_are_given_up(
 ) -> None:
     gate = threading.Event()
 
-    def held(grammar: RegularGrammar) -> grammar_table.GrammarTable:
+    def held(grammar: RegularGrammar) -> GrammarTable:
         assert gate.wait(10.0)
         return build_table(grammar)
 
     monkeypatch.setattr(gpu_grammars, "build_table", held)
     monkeypatch.setattr(gpu_grammars, "MAX_BUILDING", 3)
-    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), grammar_table.advance_states, mask_bytes=1 << 20)
+    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), reference.advance_states, mask_bytes=1 << 20)
     for grammar in grammars:
         assert device.place(grammar) is None
     assert list(device._building) == grammars[:3], "the others are told to ask again"
@@ -310,7 +311,7 @@ def test_tables_that_nobody_waits_for_are_given_up(
 
 
 def test_who_builds_tables_ends_with_whom_it_builds_them_for(grammars: list[RegularGrammar]) -> None:
-    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), grammar_table.advance_states, mask_bytes=1 << 20)
+    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), reference.advance_states, mask_bytes=1 << 20)
     wait_for(device, grammars[:1])
     (thread,) = device._builder._threads
     del device

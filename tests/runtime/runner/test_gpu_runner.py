@@ -17,8 +17,6 @@ from bough.constrain.spec import JsonSchema
 from bough.kernels.attention.decode_rows import DecodeRows
 from bough.kernels.attention.interface import AttentionBatch, KVShape
 from bough.kernels.attention.torch_backend import TorchAttention
-from bough.kernels.decode_step.grammar_table import advance_states
-from bough.kernels.decode_step.select import torch_drawing
 from bough.runtime.engine.engine import Engine
 from bough.runtime.models.decoder import Decoder
 from bough.runtime.models.load import load_model
@@ -34,6 +32,7 @@ from bough.runtime.runner.torch_runner import ModelRunner
 from bough.runtime.scheduler.scheduler import Sequence
 from bough.runtime.tokenizer.load import load_tokenizer
 
+from ...kernels.decode_step.reference import advance_states, torch_drawing
 from ...support.fakes import model_info
 from ...support.sampling import host_sampler
 from ...support.tiny_model import write_tiny_model

@@ -29,7 +29,7 @@ from bough.kernels.attention.plan.work_list import (
     plan_extend,
 )
 from bough.kernels.attention.reference import ragged_attention
-from bough.kernels.attention.work_reference import attend_work_list
+from tests.kernels.attention.oracle import attend_work_list
 
 Lengths = list[tuple[int, int]]
 """Of each sequence the number of queries and of tokens."""
