@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
 import platform
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -20,6 +16,8 @@ from ..runtime.client.local import LocalClient
 from ..runtime.protocol.config import EngineConfig
 from ..runtime.protocol.errors import BoughError
 from .harness.measure import Measurement, best_hit_rate, measure
+from .harness.pictures import BLUE, ORANGE, Axis, Panel, write_picture
+from .harness.report import now, write_json
 from .workloads.agent import generative_agents, react, retrieval
 from .workloads.choice import hellaswag, mmlu
 from .workloads.real_data import RealDataError, real_workloads
@@ -68,14 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "model": arguments.model,
         "scale": size.scale,
         "data": arguments.data,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "time": now(),
         "machine": {"system": platform.platform(), "python": platform.python_version(), **_machine()},
         "results": results,
     }
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+        write_json(arguments.json, report)
     if arguments.plot:
-        return _plot(results, arguments.plot)
+        _plot(results, arguments.plot)
     return 0
 
 
@@ -87,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", choices=list(WORKLOADS), help="run this one (may be repeated)")
     parser.add_argument("--data", choices=["synthetic", "real"], default="synthetic", help=_DATA_HELP)
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--plot", metavar="FILE", help="draw the result (needs matplotlib)")
+    parser.add_argument("--plot", metavar="FILE", help="draw the result as SVG")
     return parser
 
 
@@ -163,31 +161,19 @@ def _machine() -> dict[str, Any]:
     return {"torch": torch.__version__, "threads": torch.get_num_threads()}
 
 
-def _plot(results: dict[str, dict[str, Any]], path: str) -> int:
-    try:
-        new_figure = importlib.import_module("matplotlib.figure").Figure
-    except ImportError:
-        print("error: --plot needs matplotlib: pip install matplotlib", file=sys.stderr)
-        return 1
-    figure = new_figure(figsize=(11, 0.5 * len(results) + 1.6), layout="constrained")
-    hits, times = figure.subplots(1, 2, sharey=True)
-    rows = range(len(results))
-    modes = [result["modes"] for result in results.values()]
-    hits.barh(rows, [100 * mode["cache, batched"]["hit_rate"] for mode in modes], color="#0072b2", label="found")
-    bests = [100 * result["best_hit_rate"] for result in results.values()]
-    hits.scatter(bests, rows, marker="|", s=220, color="black", label="best possible", zorder=3)
-    hits.set(xlabel="prompt tokens from the cache, %", xlim=(0, 100))
-    hits.set_yticks(rows, [result["workload"] for result in results.values()])
-    hits.invert_yaxis()
-    for offset, (mode, colour) in enumerate(zip(_MODES, ("#0072b2", "#7fb8d8", "#d98b00", "#ecc580"), strict=True)):
-        places = [row + (offset - 1.5) * 0.2 for row in rows]
-        times.barh(places, [mode_of[mode]["elapsed_s"] for mode_of in modes], 0.2, color=colour, label=mode)
-    times.set(xlabel="seconds")
-    for axes in (hits, times):
-        axes.legend(fontsize=8, frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
-    return 0
+def _plot(results: dict[str, dict[str, Any]], path: str) -> None:
+    """Draws the hit rates beside the best possible, and the times of all modes."""
+    rows = [result["workload"] for result in results.values()]
+    hits = Panel("Hits", x=Axis("prompt tokens from the cache, %", low=0, high=100), rows=rows)
+    times = Panel("Times", x=Axis("seconds", low=0.0), rows=rows)
+    for row, result in enumerate(results.values()):
+        hits.bar(row, 0.0, 100 * result["modes"]["cache, batched"]["hit_rate"], BLUE, label="found")
+        best = 100 * result["best_hit_rate"]
+        hits.line([(best, row - 0.4), (best, row + 0.4)], label="best possible")
+        for place, (mode, colour) in enumerate(zip(_MODES, (BLUE, "#7fb8d8", "#d98b00", ORANGE), strict=True)):
+            elapsed_s = result["modes"][mode]["elapsed_s"]
+            times.bar(row + (place - 1.5) * 0.2, 0.0, elapsed_s, colour, thick=0.2, label=mode)
+    write_picture(path, [[hits, times]])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..constrain.spec import JsonSchema
@@ -18,6 +17,7 @@ from ..runtime.protocol.config import EngineConfig
 from ..runtime.protocol.errors import BoughError
 from ..runtime.protocol.request import Request, RequestOutput
 from ..runtime.protocol.sampling_params import SamplingParams
+from .harness.report import write_json
 from .workloads.passage import PASSAGE
 
 _PEOPLE = ("smith", "pilot", "queen", "thief", "baker", "monk", "spy", "nurse", "sailor", "judge", "poet", "giant")
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for engine in engines.values():
         engine.close()
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(rows, indent=1) + "\n")
+        write_json(arguments.json, rows)
     return 0 if all(row["same"] and row["ratio"] >= arguments.at_least for row in rows) else 1
 
 

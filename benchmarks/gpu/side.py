@@ -99,7 +99,7 @@ def _bough(arguments: argparse.Namespace) -> Generate:
     from ...runtime.protocol.config import EngineConfig
     from ...runtime.protocol.request import Request, RequestOutput
     from ...runtime.protocol.sampling_params import SamplingParams
-    from ..harness.random_model import random_engine
+    from ..harness.models import random_engine
 
     on_gpu = arguments.device != "cpu"
     engine = random_engine(

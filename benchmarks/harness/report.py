@@ -177,8 +177,8 @@ def _output(*command: str) -> str | None:
 
 
 def write_json(path: str | Path, value: object) -> None:
-    """Writes data classes, structs, dicts and lists; NaN becomes null."""
-    write_text(path, msgspec.json.format(msgspec.json.encode(value), indent=1).decode())
+    """Writes data classes, structs, dicts and lists; NaN becomes null, what else JSON lacks its text."""
+    write_text(path, msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=1).decode())
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,10 +13,119 @@ from ...lang.backends.http import HttpBackend
 from ...lang.function import Function
 from ..harness.server_process import ServerProcess
 from ..workloads.prose import Prose
-from . import openai_client as by_hand
 from . import programs as programs
+from .programs import (
+    ANSWER,
+    ANSWER_TOKENS,
+    DIMENSIONS,
+    INSTRUCTIONS,
+    LAST_WORDS,
+    LEVELS,
+    MAX_TURNS,
+    NOTHING,
+    NUM_SAMPLES,
+    SCORE_TOKENS,
+    STEP,
+    STEP_TOKENS,
+    majority,
+    search,
+)
 from .rounds import Job, Rounds, run_round, take_turns, watch_batch
 from .ways import TIMEOUT_S, openai_client
+
+# -- By hand: a call a generation --------------------------------------------------------------------------------------
+
+
+Messages = list[dict[str, str]]
+
+
+class Caller:
+    """Calls of one model. `client` is an `openai.AsyncOpenAI`."""
+
+    def __init__(self, client: Any, model: str) -> None:
+        self.client = client
+        self.model = model
+
+    async def chat(self, messages: Messages, max_tokens: int, **options: Any) -> list[str]:
+        completion = await self.client.chat.completions.create(
+            model=self.model,
+            messages=messages,
+            max_tokens=max_tokens,
+            extra_body={"ignore_eos": True},
+            **{"temperature": 0, **options},
+        )
+        return [choice.message.content for choice in completion.choices]
+
+    async def complete(self, prompt: str, max_tokens: int, regex: str) -> str:
+        completion = await self.client.completions.create(
+            model=self.model, prompt=prompt, max_tokens=max_tokens, temperature=0, extra_body={"regex": regex}
+        )
+        return str(completion.choices[0].text)
+
+
+def user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+async def tree_of_thought(caller: Caller, problem: str, max_tokens: int) -> list[str]:
+    async def grow(messages: Messages, level: int) -> list[str]:
+        if level == len(LEVELS):
+            return [messages[-1]["content"]]
+        grown = await asyncio.gather(*(try_idea(messages, level, number) for number in (1, 2)))
+        return [leaf for leaves in grown for leaf in leaves]
+
+    async def try_idea(messages: Messages, level: int, number: int) -> list[str]:
+        asked = [*messages, user(f"{LEVELS[level]} Idea {number}.")]
+        (answer,) = await caller.chat(asked, max_tokens)
+        return await grow([*asked, assistant(answer)], level + 1)
+
+    return await grow([user(problem)], 0)
+
+
+async def judge(caller: Caller, article: str, max_tokens: int) -> list[str]:
+    messages = [user(f"The article:\n\n{article}")]
+    answers = await asyncio.gather(
+        *(caller.chat([*messages, user(f"Judge its {dimension}.")], max_tokens) for dimension in DIMENSIONS)
+    )
+    judgements = [answer for (answer,) in answers]
+    listing = "".join(f"\n- {judgement}" for judgement in judgements)
+    merged = [*messages, user(f"Judgements:{listing}\n\nGive a score from 1 to 10.")]
+    return [*judgements, *await caller.chat(merged, SCORE_TOKENS)]
+
+
+async def self_consistency(caller: Caller, question: str, max_tokens: int) -> str:
+    """With sixteen calls, as for an API that takes no `n`."""
+    answers = await asyncio.gather(
+        *(caller.chat([user(question)], max_tokens, temperature=0.8, seed=seed) for seed in range(NUM_SAMPLES))
+    )
+    return majority([answer for (answer,) in answers])
+
+
+async def self_consistency_n(caller: Caller, question: str, max_tokens: int) -> str:
+    """With `n`: one call."""
+    return majority(await caller.chat([user(question)], max_tokens, temperature=0.8, seed=1, n=NUM_SAMPLES))
+
+
+async def react(caller: Caller, question: str) -> list[str]:
+    text = INSTRUCTIONS + f"Question: {question}\n"
+    steps: list[str] = []
+    for _ in range(MAX_TURNS):
+        text += "Thought:"
+        step = await caller.complete(text, STEP_TOKENS, STEP)
+        steps.append(step)
+        observation = await asyncio.to_thread(search, step)  # a tool may block
+        text += f"{step}Observation: {observation}\n"
+        if observation == NOTHING:
+            break
+    answer = await caller.complete(text + LAST_WORDS, ANSWER_TOKENS, ANSWER)
+    return [*steps, answer]
+
+
+# -- Contests ---------------------------------------------------------------------------------------------------------
 
 OURS, THEIRS = "program", "openai client"
 GOAL = 4.0
@@ -46,12 +156,12 @@ class Contest:
 
 
 CONTESTS = (
-    Contest("tree of thought, 2 x 4", programs.tree_of_thought, by_hand.tree_of_thought),
-    Contest("judge, 6 branches", programs.judge, by_hand.judge),
-    Contest("self-consistency, 16 calls", programs.self_consistency, by_hand.self_consistency, same=False),
-    Contest("self-consistency, n=16", programs.self_consistency, by_hand.self_consistency_n, same=False),
+    Contest("tree of thought, 2 x 4", programs.tree_of_thought, tree_of_thought),
+    Contest("judge, 6 branches", programs.judge, judge),
+    Contest("self-consistency, 16 calls", programs.self_consistency, self_consistency, same=False),
+    Contest("self-consistency, n=16", programs.self_consistency, self_consistency_n, same=False),
 )
-REACT = Contest("ReAct, tool in the engine", programs.react, by_hand.react)
+REACT = Contest("ReAct, tool in the engine", programs.react, react)
 
 
 @dataclass(frozen=True)
@@ -105,7 +215,7 @@ async def measure_contest(
     arguments = [(text, setting.max_tokens) if setting.max_tokens else (text,) for text in texts]
     backend = HttpBackend(server.url, timeout_s=TIMEOUT_S)
     client = openai_client(server.url)
-    caller = by_hand.Caller(client, server.model)
+    caller = Caller(client, server.model)
     said: dict[str, list[Any]] = {side: [None] * at_once for side in (OURS, THEIRS)}
     jobs: dict[str, Sequence[Job]] = {
         OURS: [partial(_ours, contest, backend, args, said[OURS], n) for n, args in enumerate(arguments)],
@@ -134,7 +244,5 @@ async def _ours(contest: Contest, backend: Backend, arguments: tuple[Any, ...], 
     said[place] = state.ret_value
 
 
-async def _theirs(
-    contest: Contest, caller: by_hand.Caller, arguments: tuple[Any, ...], said: list[Any], place: int
-) -> None:
+async def _theirs(contest: Contest, caller: Caller, arguments: tuple[Any, ...], said: list[Any], place: int) -> None:
     said[place] = await contest.theirs(caller, *arguments)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import platform
 import sys
 import tempfile
@@ -25,7 +24,8 @@ from ...runtime.models.load import locate
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.errors import BoughError
 from ...runtime.tokenizer.load import load_tokenizer
-from ..harness.light_model import write_light_model
+from ..harness.models import write_light_model
+from ..harness.report import now, write_json, write_text
 from ..harness.server_process import ServerProcess
 from ..programs import WORKLOADS
 from ..workloads.workload import Size
@@ -85,21 +85,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(reached(results))
     print(f"\n{time.monotonic() - started:.0f} s in all")
     if arguments.markdown:
-        Path(arguments.markdown).write_text(tables(results, markdown=True) + "\n")
+        write_text(arguments.markdown, tables(results, markdown=True))
     if arguments.json:
         report = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "time": now(),
             "machine": {"system": platform.platform(), "python": platform.python_version(), "openai": openai.VERSION},
             "version": version("bough"),
             "models": [result.numbers() for result in results],
         }
-        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+        write_json(arguments.json, report)
     if arguments.plot:
-        try:
-            draw(results, arguments.plot)
-        except ImportError:
-            print("error: --plot needs matplotlib: pip install matplotlib", file=sys.stderr)
-            return 1
+        draw(results, arguments.plot)
     share = max((result.share_different for result in results), default=0.0)
     if share > _MAX_TIES:
         print(f"error: {share:.1%} of the texts differ that should be the same", file=sys.stderr)
@@ -120,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     light.add_argument("--no-light", dest="light", action="store_false", help="the named model only")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--markdown", metavar="FILE", help="write the tables")
-    parser.add_argument("--plot", metavar="FILE", help="draw the result (needs matplotlib)")
+    parser.add_argument("--plot", metavar="FILE", help="draw the result as SVG")
     return parser
 
 

@@ -24,6 +24,7 @@ from ...lang.function import AsyncFunction, Function
 from ...lang.state.state import State
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.program import Done, Gen, Program, ProgramEvent, Value
+from ..harness.report import write_json
 
 GOAL_BYTES = 20 * 1024
 """Of memory per idle state, by the operating system's count."""
@@ -115,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     costs = [_in_child(arguments, f"{name}:{where}") for name, where in cases]
     print(_table(costs))
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")
+        write_json(arguments.json, [asdict(cost) for cost in costs])
     return 0 if all(cost.good for cost in costs[:2]) else 1  # in an engine, its own requests are counted, too
 
 

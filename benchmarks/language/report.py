@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..harness.pictures import BLUE, GREEN, ORANGE, Axis, Panel, write_picture
+from ..harness.report import table
 from .contests import GOAL, OURS, THEIRS, ContestResult
 from .rounds import Rounds
 from .ways import GenByGen, OneRequest, OpenAICalls
 from .workloads import WorkloadResult
 
 _WAYS = (OneRequest.name, GenByGen.name, OpenAICalls.name)
-_COLOURS = {OneRequest.name: "#0072b2", GenByGen.name: "#d98b00", OpenAICalls.name: "#009e73"}
+_COLOURS = {GenByGen.name: ORANGE, OpenAICalls.name: GREEN}
 _WORKLOAD_HEADS = ("workload", "requests", "KB sent", "tokens sent", "tokenised", "prompt computed", "hit rate")
 _CONTEST_HEADS = (
     *("program", "prompts and answers", "requests", "seconds", "ratio", "at most", "in the model", "engine idle"),
@@ -56,9 +57,9 @@ def tables(results: Iterable[ModelResults], *, markdown: bool) -> str:
         if result.workloads:
             levels = sorted(result.workloads[0].rounds)
             heads = (*_WORKLOAD_HEADS, *(f"s, {n} at once" for n in levels), *(f"slower, {n}" for n in levels), "texts")
-            parts.append(_table(heads, [_workload_row(each) for each in result.workloads], markdown=markdown))
+            parts.append(table(heads, [_workload_row(each) for each in result.workloads], markdown=markdown))
         if result.contests:
-            parts.append(_table(_CONTEST_HEADS, [_contest_row(each) for each in result.contests], markdown=markdown))
+            parts.append(table(_CONTEST_HEADS, [_contest_row(each) for each in result.contests], markdown=markdown))
     return "\n\n".join(parts)
 
 
@@ -141,78 +142,53 @@ def _slashed(parts: Iterable[str]) -> str:
     return " / ".join(parts)
 
 
-def _table(heads: Row, rows: Sequence[Row], *, markdown: bool) -> str:
-    if markdown:
-        lines = [heads, ["---"] * len(heads), *rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    widths = [max(len(line[column]) for line in (heads, *rows)) for column in range(len(heads))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in (heads, *rows)
-    )
-
-
 # -- The picture -------------------------------------------------------------------------------------------------------
 
 
 def draw(results: Sequence[ModelResults], path: str) -> None:
-    """Draws what was found.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    new_figure = importlib.import_module("matplotlib.figure").Figure
-    figure = new_figure(figsize=(13, 4.6 * len(results)), layout="constrained")
-    for axes, result in zip(figure.subplots(len(results), 3, squeeze=False), results, strict=True):
-        _draw_workloads(axes[0], result)
-        _draw_contests(axes[1], result)
-        _draw_batches(axes[2], result)
-        for each in axes:
-            each.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
+    """Draws what was found as SVG: a row of panels for each model."""
+    write_picture(path, [[_workloads(each), _contests(each), *_batches(each)] for each in results])
 
 
-def _draw_workloads(axes: Any, result: ModelResults) -> None:
+def _workloads(result: ModelResults) -> Panel:
     level = max((n for each in result.workloads for n in each.rounds), default=0)
-    for offset, way in enumerate(_WAYS[1:]):
-        found = [(row, each.rounds[level]) for row, each in enumerate(result.workloads) if way in each.rounds[level]]
-        ratios = [rounds[way].wall_s / rounds[OneRequest.name].wall_s for _, rounds in found]
-        axes.barh([row + (offset - 0.5) * 0.36 for row, _ in found], ratios, 0.36, color=_COLOURS[way], label=way)
-    axes.axvline(1.0, color="black", linewidth=1)
-    axes.set_yticks(range(len(result.workloads)), [each.name for each in result.workloads])
-    axes.invert_yaxis()
-    axes.set(xlabel="time, as a multiple of that of one request", title=f"{result.name}: {level} programs at once")
-    axes.legend(fontsize=8, frameon=False)
+    title = f"{result.name}: {level} programs at once"
+    axis = Axis("time, as a multiple of that of one request", low=0.0)
+    panel = Panel(title, x=axis, rows=[each.name for each in result.workloads])
+    for row, each in enumerate(result.workloads):
+        rounds = each.rounds[level]
+        for offset, way in ((-0.18, GenByGen.name), (0.18, OpenAICalls.name)):
+            if way in rounds:
+                ratio = rounds[way].wall_s / rounds[OneRequest.name].wall_s
+                panel.bar(row + offset, 0.0, ratio, _COLOURS[way], thick=0.36, label=way)
+    if result.workloads:
+        panel.line([(1.0, -0.5), (1.0, len(result.workloads) - 0.5)])
+    return panel
 
 
-def _draw_contests(axes: Any, result: ModelResults) -> None:
-    left = [0.0] * (2 * len(result.contests))
+def _contests(result: ModelResults) -> Panel:
     sides = [(each, side) for each in result.contests for side in (OURS, THEIRS)]
-    medians = [each.rounds[side].median for each, side in sides]
-    scales = [each.rounds[THEIRS].wall_s for each, _ in sides]
-    labels = [f"{each.name}\n{each.setting}: {side}" if side == OURS else side for each, side in sides]
-    parts = {
-        "in the model": ([each.counted.forward_s for each in medians], "#0072b2"),
-        "else in steps": ([each.counted.step_s - each.counted.forward_s for each in medians], "#7fb8d8"),
-        "engine idle": ([each.idle_s for each in medians], "#d98b00"),
-    }
-    for name, (seconds, colour) in parts.items():
-        widths = [second / scale for second, scale in zip(seconds, scales, strict=True)]
-        axes.barh(range(len(sides)), widths, left=left, color=colour, label=name)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(sides)), labels, fontsize=6)
-    axes.invert_yaxis()
-    axes.set(xlabel="time, as a part of the openai client's", title=f"{result.name}: where time goes")
-    axes.legend(fontsize=8, frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    rows = [f"{each.name}, {each.setting}: {side}" if side == OURS else side for each, side in sides]
+    axis = Axis("time, as a part of the openai client's", low=0.0)
+    panel = Panel(f"{result.name}: where time goes", x=axis, rows=rows, width=680)
+    for row, (each, side) in enumerate(sides):
+        median, scale, left = each.rounds[side].median, each.rounds[THEIRS].wall_s, 0.0
+        counted = median.counted
+        for name, seconds, colour in (
+            ("in the model", counted.forward_s, BLUE),
+            ("else in steps", counted.step_s - counted.forward_s, "#7fb8d8"),
+            ("engine idle", median.idle_s, ORANGE),
+        ):
+            panel.bar(row, left, left + seconds / scale, colour, label=name)
+            left += seconds / scale
+    return panel
 
 
-def _draw_batches(axes: Any, result: ModelResults) -> None:
+def _batches(result: ModelResults) -> list[Panel]:
     watched = next((each for each in result.contests if each.batches), None)
     if watched is None:
-        axes.set_visible(False)
-        return
-    for side, colour in ((OURS, "#0072b2"), (THEIRS, "#009e73")):
-        looks = watched.batches[side]
-        axes.step([at for at, _ in looks], [running for _, running in looks], where="post", color=colour, label=side)
-    axes.set(xlabel="seconds", ylabel="generations at once", title=f"{watched.name}\n{watched.setting}")
-    axes.legend(fontsize=8, frameon=False)
+        return []
+    panel = Panel(watched.name, Axis("seconds"), Axis("generations at once", low=0.0), note=watched.setting, height=260)
+    for side, colour in ((OURS, BLUE), (THEIRS, GREEN)):
+        panel.line([(at, float(running)) for at, running in watched.batches[side]], colour, steps=True, label=side)
+    return [panel]

@@ -20,7 +20,7 @@ from ....runtime.models.load import LoadedModel
 from ....runtime.protocol.config import EngineConfig
 from ....runtime.protocol.request import Request, RequestOutput
 from ....runtime.protocol.sampling_params import SamplingParams
-from ...harness.random_model import random_engine, random_model
+from ...harness.models import random_engine, random_model
 from ...harness.shapes import shape
 from .. import roofline
 from ..rows import Row, spread

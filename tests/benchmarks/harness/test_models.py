@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from bough.benchmarks.harness.random_model import covering_tokenizer, random_engine, random_model
+from bough.benchmarks.harness.models import covering_tokenizer, random_engine, random_model
 from bough.benchmarks.harness.shapes import SHAPES, shape, write_folder
 from bough.constrain.spec import JsonSchema
 from bough.runtime.checkpoints.config import read_config

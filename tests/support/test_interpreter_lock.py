@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from bough.benchmarks.harness.interpreter_lock import measure
+from tests.support.interpreter_lock import measure
 
 
 def spin(duration_s: float) -> None:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from bough.benchmarks.optimum import Sent, fewest_computed, sent_requests
+from bough.benchmarks.harness.measure import Sent, fewest_computed, sent_requests
 from bough.runtime.protocol.program import Fork, Gen, Join, Piece, Select, Text, Value
 from bough.runtime.protocol.request import PREFILLED, SAMPLED, Usage
 

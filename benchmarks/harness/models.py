@@ -1,0 +1,265 @@
+"""Models for benchmarks, none downloaded: well-known shapes with random weights, made on the device; one that costs
+next to nothing, with the tokenizer of another; the same weights in transformers.
+
+Nothing of a benchmark's time depends on what the weights say, as long as they are not zeros.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import shutil
+import string
+import time
+from collections.abc import Iterator
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from safetensors.torch import save_file
+
+from ...kernels.decoder.select import select_ops
+from ...runtime.checkpoints.config import ModelConfig, read_config
+from ...runtime.checkpoints.gguf_file import GGUFFile
+from ...runtime.checkpoints.safetensors import GGUFCheckpoint
+from ...runtime.checkpoints.weights import list_parameters
+from ...runtime.engine.engine import Engine
+from ...runtime.load.load_torch import make_engine
+from ...runtime.models.decoder import Decoder
+from ...runtime.models.load import LoadedModel, locate, resolve_dtype
+from ...runtime.protocol.config import EngineConfig
+from ...runtime.tokenizer.chat_template import ControlTokens
+from ...runtime.tokenizer.load import read_gguf_tokenizer
+from ...runtime.tokenizer.tokenizer import TextPipeline, Tokenizer, TokenizerParts
+from .shapes import shape
+
+END = "<|im_end|>"
+
+
+def random_model(name: str, *, device: str, dtype: str = "auto", seed: int = 0) -> LoadedModel:
+    """A decoder of the shape `name` whose activations keep about the size that trained ones have."""
+    config, resolved = shape(name), resolve_dtype(dtype, device)
+    generator = torch.Generator(device).manual_seed(seed)
+    parameters = {}
+    for parameter in list_parameters(config):
+        tensor = torch.empty(parameter.shape, dtype=resolved, device=device)
+        if tensor.dim() == 1:  # a norm's weight; these shapes have no biases
+            tensor.uniform_(0.9, 1.1, generator=generator)
+        else:
+            tensor.normal_(0.0, _deviation(parameter.name, config), generator=generator)
+        parameters[parameter.name] = tensor
+    return LoadedModel(
+        model=Decoder(config, parameters, select_ops(device)),
+        config=config,
+        name=name,
+        path=Path(name),
+        num_parameters=sum(tensor.numel() for tensor in parameters.values()),
+        dtype=resolved,
+        device=torch.device(device),
+        eos_ids=(config.vocab_size - 1,),
+    )
+
+
+def _deviation(name: str, config: ModelConfig) -> float:
+    """Of a matrix's entries: outputs as large as inputs, but smaller where they are added to the residual."""
+    kind = name.rpartition(".")[2]
+    num_inputs = {"out": config.num_heads * config.head_dim, "down": config.intermediate_size}
+    deviation = 1.0 / math.sqrt(num_inputs.get(kind, config.hidden_size))
+    return deviation / math.sqrt(2 * config.num_layers) if kind in num_inputs else deviation
+
+
+def random_engine(config: EngineConfig, *, loaded: LoadedModel | None = None) -> Engine:
+    """An engine whose model is `config.model`, one of SHAPES, with random weights; or `loaded`, made before."""
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
+    if loaded is None:
+        loaded = random_model(config.model, device=device, dtype=config.dtype, seed=config.seed)
+    return make_engine(config, loaded, covering_tokenizer(loaded.config.vocab_size))
+
+
+# -- A tokenizer -------------------------------------------------------------------------------------------------------
+
+
+def covering_tokenizer(vocab_size: int) -> Tokenizer:
+    """A byte-level tokenizer in which every id below `vocab_size` means something; the last one ends a turn.
+
+    Ids are the 256 bytes, pieces of JSON, and words of growing length, each its longest beginning and one more letter,
+    so that a grammar's masks are about as large as with a trained vocabulary.
+    """
+    if vocab_size < 512:
+        raise ValueError(f"vocab_size must be at least 512, got {vocab_size}")
+    bytes_ = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    spellings = [*bytes_, *islice(_pieces(), vocab_size - 1 - len(bytes_)), END]
+    ids = {spelling: token for token, spelling in enumerate(spellings)}
+    merges = [(spelling[:-1], spelling[-1]) for spelling in spellings[len(bytes_) : -1]]
+    if len(ids) != vocab_size:
+        raise ValueError(f"vocab_size must be at most {len(ids)}, got {vocab_size}")
+    model = tokenizers.models.BPE(vocab={text: token for text, token in ids.items() if text != END}, merges=merges)
+    parts = TokenizerParts(
+        pipeline=TextPipeline(
+            model,
+            normalizer=None,
+            pre_tokenizer={"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        ),
+        spellings=tuple(spellings),
+        literal=frozenset(),
+        byte_level=True,
+        control=ControlTokens({END: vocab_size - 1}),
+        bos_id=None,
+        adds_bos=False,
+        eos_ids=(vocab_size - 1,),
+    )
+    return Tokenizer(parts)
+
+
+def _pieces() -> Iterator[str]:
+    """Spellings of tokens after the single bytes ("Ġ" is a space), each one's beginning before it."""
+    yield from ('{"', '":', '",', '"}', "},", "],", "[{", ',"', ':"', "}]", '":"', '","', '"},', '":{', '":[', "Ġ{")
+    letters = string.ascii_lowercase
+    yield from ("Ġ" + letter for letter in letters)
+    for length in range(2, 5):
+        words = ("".join(word) for word in product(letters, repeat=length))
+        for word in words:
+            yield word
+            if length < 4:
+                yield "Ġ" + word
+
+
+# -- A light model ----------------------------------------------------------------------------------------------------
+
+
+_SHAPE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": True,
+}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+
+def write_light_model(model: str, folder: Path) -> Path:
+    """Writes a decoder of two narrow layers with random weights, and the tokenizer of `model`; returns the folder.
+
+    Raises:
+        ModelError: there is no such model, or its tokenizer cannot be used.
+    """
+    source = locate(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        for name in _TOKENIZER_FILES:
+            if (source / name).is_file():
+                shutil.copy(source / name, folder / name)
+        vocab_size = int(json.loads((source / "config.json").read_text())["vocab_size"])
+    else:
+        parts = read_gguf_tokenizer(GGUFFile(source))
+        _write_tokenizer(parts, folder)
+        vocab_size = len(parts.spellings)
+    (folder / "config.json").write_text(json.dumps({**_SHAPE, "vocab_size": vocab_size}) + "\n")
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for parameter in list_parameters(read_config({**_SHAPE, "vocab_size": vocab_size})):
+        for name, size in parameter.sources:
+            tensor = torch.ones(size)
+            if len(size) > 1:
+                tensor.normal_(0.0, 1.0 / math.sqrt(size[-1]), generator=generator)
+            tensors[name] = tensor
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def _write_tokenizer(parts: TokenizerParts, folder: Path) -> None:
+    """The tokenizer of a GGUF file, as a folder holds one."""
+    description = json.loads(parts.pipeline.own.to_str())
+    description["decoder"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    description["added_tokens"] += [
+        {"id": token, "content": text, "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for text, token in parts.control.ids.items()
+    ]
+    settings = {
+        "chat_template": parts.chat_template,
+        "add_bos_token": parts.adds_bos,
+        "bos_token": None if parts.bos_id is None else parts.spellings[parts.bos_id],
+        "eos_token": parts.spellings[parts.eos_ids[0]] if parts.eos_ids else None,
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(description))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+# -- The same weights in transformers ---------------------------------------------------------------------------------
+
+
+class TransformersReference:
+    """A LlamaForCausalLM made of our own dequantised tensors.
+
+    Raises:
+        ImportError: transformers is not installed.
+        ValueError: the model is not a GGUF file of the Llama architecture.
+    """
+
+    def __init__(self, model: str, dtype: torch.dtype) -> None:
+        transformers: Any = importlib.import_module("transformers")
+        path = locate(model)
+        if not path.is_file():
+            raise ValueError(f"{model} is not a .gguf file, which this comparison needs")
+        file = GGUFFile(path)
+        config = read_config(file)
+        if config.architecture != "llama":
+            raise ValueError(f"{model} is a {config.architecture} model; this comparison is written for llama")
+        checkpoint = GGUFCheckpoint(file, config)
+        tensors = {name: checkpoint.read(name).to(dtype) for name in checkpoint.shapes}
+        self._model: Any = transformers.LlamaForCausalLM(_llama_config(transformers, config)).to(dtype).eval()
+        # The output head may be the embedding, and rotary frequencies are computed: neither is in the file.
+        missing, unexpected = self._model.load_state_dict(tensors, strict=False)
+        missing = [name for name in missing if not (config.tie_embeddings and name == "lm_head.weight")]
+        if missing or unexpected:
+            raise ValueError(f"weights do not fit: missing {missing[:3]}, unexpected {unexpected[:3]}")
+        self._model.tie_weights()
+
+    def generate(self, prompt: list[int], num_tokens: int) -> list[int]:
+        """Greedy continuation of exactly `num_tokens` tokens."""
+        tokens = torch.tensor([prompt])
+        with torch.inference_mode():
+            result = self._model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                do_sample=False,
+                min_new_tokens=num_tokens,
+                max_new_tokens=num_tokens,
+                pad_token_id=0,
+            )
+        output: list[int] = result[0, len(prompt) :].tolist()
+        return output
+
+    def run(self, prompts: list[list[int]], num_tokens: int) -> float:
+        """Seconds to generate for all prompts, one after the other."""
+        started = time.perf_counter()
+        for prompt in prompts:
+            self.generate(prompt, num_tokens)
+        return time.perf_counter() - started
+
+
+def _llama_config(transformers: Any, config: ModelConfig) -> Any:
+    return transformers.LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_position,
+        rms_norm_eps=config.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
+        tie_word_embeddings=config.tie_embeddings,
+        attn_implementation="sdpa",
+    )
