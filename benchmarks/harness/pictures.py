@@ -178,8 +178,20 @@ class Panel:
         places = len(self.rows) or (self.ticks[-1][0] + 1 if self.ticks else 12)
         return self.width, _TOP + _BOTTOM + _LINE * bool(self.note) + self._legend_lines() * _LINE + 26 * max(3, places)
 
+    def _legend_places(self) -> list[tuple[float, int]]:
+        """Where each entry of the legend begins, in pixels from the panel's left, and its line."""
+        places: list[tuple[float, int]] = []
+        at, line = float(_GAP), 0
+        for label in self._legend:
+            wide = (len(label) + 4) * _CHARACTER
+            if at > _GAP and at + wide > self.width:
+                at, line = float(_GAP), line + 1
+            places.append((at, line))
+            at += wide
+        return places
+
     def _legend_lines(self) -> int:
-        return -(-sum(len(label) + 5 for label in self._legend) // max(1, int(self.width / _CHARACTER)))
+        return max((line + 1 for _, line in self._legend_places()), default=0)
 
     def svg(self) -> str:
         """The panel as a group of elements, its upper left corner at the origin."""
@@ -216,18 +228,15 @@ class Panel:
         if self.y.label:
             turned = f"translate(12 {(top + bottom) / 2:.1f}) rotate(-90)"
             parts.append(f'<g transform="{turned}">{_text(0, 0, self.y.label, SOFT, anchor="middle")}</g>')
-        parts += self._drawn_legend(left, bottom + _BOTTOM + 10)
+        parts += self._drawn_legend(bottom + _BOTTOM + 10)
         return "\n".join(part for part in parts if part)
 
-    def _drawn_legend(self, left: float, top: float) -> list[str]:
-        parts, at = [], left
-        for label, colour in self._legend.items():
-            wide = (len(label) + 4) * _CHARACTER
-            if at > left and at + wide > self.width:
-                at, top = left, top + _LINE
-            parts.append(f'<rect x="{at:.1f}" y="{top - 9:.1f}" width="10" height="10" fill="{colour}"/>')
-            parts.append(_text(at + 14, top, label, SOFT))
-            at += wide
+    def _drawn_legend(self, top: float) -> list[str]:
+        parts = []
+        for (label, colour), (at, line) in zip(self._legend.items(), self._legend_places(), strict=True):
+            y = top + line * _LINE
+            parts.append(f'<rect x="{at:.1f}" y="{y - 9:.1f}" width="10" height="10" fill="{colour}"/>')
+            parts.append(_text(at + 14, y, label, SOFT))
         return parts
 
 

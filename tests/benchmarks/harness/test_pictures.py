@@ -51,6 +51,15 @@ class TestAxis:
 
 
 class TestPanel:
+    def test_its_legend_lies_within_it_whatever_its_rows_are_called(self) -> None:
+        panel = Panel("Where time goes", rows=["a row of a name as long as half of the picture " * 2], width=520)
+        for number in range(9):
+            panel.bar(0, number, number + 1.0, BLUE, label=f"entry {'x' * number}")
+        words = [each for each in parsed(panel).iter(f"{SVG}text") if (each.text or "").startswith("entry")]
+        assert len(words) == 9
+        assert all(float(each.get("x", 0)) + 6 * len(each.text or "") < panel.width for each in words)
+        assert max(float(each.get("y", 0)) for each in words) < panel.size[1]
+
     def test_bars_are_as_long_as_their_values(self) -> None:
         panel = Panel("<Times> & more", Axis("s"), rows=["one", "two"])
         panel.bar(0, 0.0, 2.0, BLUE, label="ours")
