@@ -223,7 +223,8 @@ class _Loader:
             blocks, type_id, order = checkpoint.read_blocks(name)
             columns = checkpoint.shapes[name][1]
             return tile_blocks(library, threads, blocks, type_id, columns, order=order, bias=bias)
-        from . import native_tensors as others  # noqa: PLC0415  pulls torch
+        from ...kernels.native.packed import tile_packed  # noqa: PLC0415  pulls torch
+        from .quantise import read_packed  # noqa: PLC0415  pulls torch
 
-        packed = others.read_packed(checkpoint, name, kind, is_table)
-        return None if packed is None else others.tile_packed(library, threads, packed, bias)
+        packed = read_packed(checkpoint, name, kind, is_table)
+        return None if packed is None else tile_packed(library, threads, packed, bias)

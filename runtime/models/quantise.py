@@ -13,10 +13,16 @@ from ...kernels.linear.formats import (
     QuantisedWeight,
     quantise_bytes,
     quantise_int4,
+    quantise_int4_minimums,
     quantise_int8,
+    quantise_int8_groups,
 )
 from ...kernels.linear.select import Product, select_product
+from ...kernels.native.weights import GROUP
 from ..checkpoints.config import ModelConfig
+from ..checkpoints.gguf_tensors import GGUFTensors
+from ..checkpoints.quantised import QuantisedFolder
+from ..checkpoints.safetensors import Checkpoint
 from ..checkpoints.stored_weight import QuantisedCheckpoint, StoredWeight
 from ..checkpoints.weights import Progress, list_parameters
 from ..protocol.errors import ModelError
@@ -212,3 +218,23 @@ def _fuse_packed(weights: Sequence[PackedWeight]) -> PackedWeight | None:
         group=first.group,
         num_columns=first.num_columns,
     )
+
+
+def read_packed(
+    checkpoint: Checkpoint | GGUFTensors, name: str, kind: str | None, is_table: bool
+) -> PackedWeight | None:
+    """A matrix as packed integers; None if it is of floats that are not to be rounded, or packed in another way.
+
+    kind        "int8" or "int4", which it is rounded to; None: it stays as it is
+    is_table    of vectors for tokens: those get 8 bits
+    """
+    if kind is None and isinstance(checkpoint, QuantisedFolder) and checkpoint.is_quantised(name):
+        stored = checkpoint.read_stored(name)
+        return stored.weight if isinstance(stored.weight, PackedWeight) and stored.order is None else None
+    if kind is None and not is_table:
+        return None
+    if isinstance(checkpoint, GGUFTensors):
+        weight = torch.from_numpy(checkpoint.read_numbers(name))
+    else:
+        weight = checkpoint.read(name)
+    return quantise_int4_minimums(weight, GROUP) if kind == "int4" else quantise_int8_groups(weight, GROUP)

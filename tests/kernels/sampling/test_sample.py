@@ -16,7 +16,7 @@ from ...support.triton_interpreter import DEVICE, HAS_GPU  # isort: skip
 import triton
 import triton.language as tl
 
-from bough.kernels.sampling.random_bits import scaled_floor, uniform_bits
+from bough.kernels.sampling.logits import scaled_floor, uniform_bits
 from bough.kernels.sampling.reference import NONE_ALLOWED, NOT_FINITE, SampleRows, SampleTables
 from bough.kernels.sampling.reference import sample_rows as plain_sample_rows
 from bough.kernels.sampling.sample import SampleWorkspace, sample_rows

@@ -14,9 +14,8 @@ from bough.kernels.attention.interface import AttentionBatch, AttentionLayer, KV
 from bough.kernels.decoder.select import TORCH_OPS, DecoderOps, triton_ops
 from bough.runtime.checkpoints.config import ModelConfig, read_config
 from bough.runtime.checkpoints.weights import list_parameters
-from bough.runtime.models.decoder import Decoder
+from bough.runtime.models.decoder import Decoder, RotaryPositions
 from bough.runtime.models.load import load_model
-from bough.runtime.models.rope import RotaryPositions
 from tests.kernels.attention.oracle import ReferenceAttention
 
 from ...support.triton_interpreter import DEVICE, HAS_GPU
@@ -81,7 +80,7 @@ def test_the_operations_may_be_exchanged(architecture: str) -> None:
 
 @pytest.mark.parametrize("rope", ROPES)
 def test_tabulated_angles_are_the_same_to_the_bit(rope: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bough.runtime.models.rope._TABLE_CHUNK", 128)
+    monkeypatch.setattr("bough.runtime.models.decoder._TABLE_CHUNK", 128)
     config = make_config("llama", rope_parameters=ROPES[rope]).rope
     device = torch.device(DEVICE)
     computed, tabulated = RotaryPositions(config, 16, device), RotaryPositions(config, 16, device, 300)
