@@ -19,7 +19,7 @@ from ..scheduler.scheduler import Sequence
 from ..scheduler.token_tree import TreeLayout
 from ..tokenizer.tokenizer import Tokenizer
 from .detokenizer import Detokenizer
-from .generation import Generation, Listener
+from .generation import Generation, Listener, Terms
 from .token_healing import heal
 
 logger = logging.getLogger("bough.engine")
@@ -118,16 +118,14 @@ class Admission:
             num_hidden_bytes=len(request.prefix),
             at_end=not request.stream,
         )
-        return Generation(
-            request,
-            sequence,
-            detokenizer,
-            max_tokens=max_tokens,
+        eos_ids = frozenset(self._tokenizer.eos_ids)
+        terms = Terms(
+            max_tokens,
             seed=params.seed if params.seed is not None else derive(self._seed, self._counters.requests + 1),
-            eos_ids=self._tokenizer.eos_ids,
-            listener=listener,
-            now=now,
+            eos_ids=eos_ids,
+            ends=eos_ids.union(params.stop_token_ids),
         )
+        return Generation(request, sequence, detokenizer, terms, listener, now)
 
     def _compile(self, spec: GrammarSpec) -> Future[Grammar]:
         try:
@@ -151,7 +149,7 @@ class Admission:
             ended: RequestOutput | None = None
             try:
                 grammar = future.result()
-                generation.receipt = grammar.receipt
+                generation.check.receipt = grammar.receipt
                 matcher, prefix = grammar.matcher(), generation.request.prefix
                 generation.matcher = self._healer.after(prefix, matcher) if prefix else matcher
             except GrammarError as error:

@@ -41,7 +41,7 @@ class Checks:
         """Has the text of `generation` checked, which ends with `finish` if nothing is wrong with it."""
         assert generation.request.grammar is not None
         try:
-            future = self._check(generation.request.grammar, generation.judged_text, generation.receipt)
+            future = self._check(generation.request.grammar, generation.check.text, generation.check.receipt)
         except Exception as error:  # noqa: BLE001  it is told as what the check found
             future = Future()
             future.set_exception(error)
@@ -57,7 +57,7 @@ class Checks:
         for generation, (future, finish) in list(self.under_way.items()):
             if future.done() and self.drop(generation):  # who hears of one end may drop another
                 finish = _judge(finish, future, generation.request.grammar)
-                generation.finish, generation.checked = finish, True
+                generation.finish, generation.check.done = finish, True
                 yield generation, RequestOutput(id=generation.request.id, finish=finish)
 
 

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Container
 from collections.abc import Sequence as AbstractSequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -41,6 +41,20 @@ SEARCH_PATIENCE_S = 0.002
 Foresee = Callable[[Matcher, int, int], tuple[Matcher, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Bounds of a generation, settled when it is taken.
+
+    max_tokens  that may come; 0 if the prompt is scored
+    eos_ids     the model's ends of sequence; `ends`: these and the request's stop tokens
+    """
+
+    max_tokens: int
+    seed: int
+    eos_ids: frozenset[int]
+    ends: frozenset[int]
+
+
 class _Untold(msgspec.Struct):
     """Tokens and texts that have come since the last output."""
 
@@ -48,6 +62,71 @@ class _Untold(msgspec.Struct):
     origins: list[int] = []
     texts: list[str] = []
     logprobs: list[TokenLogprob] = []
+
+
+@dataclass(eq=False, slots=True)
+class _Report:
+    """Outputs of a generation: what has come and is not told yet, and the times and counts that its end tells.
+
+    arrived, admitted, first    seconds by the engine's clock; `first`: of the first token
+    scores                      log-probabilities of the prompt's tokens, where they are asked for
+    """
+
+    arrived: float
+    admitted: float | None = None
+    first: float | None = None
+    has_told: bool = False
+    num_forced: int = 0
+    untold: _Untold = field(default_factory=_Untold)
+    scores: list[TokenLogprob] = field(default_factory=list)
+
+    def take(self) -> tuple[_Untold, bool]:
+        """Returns what is told next, and whether it is the first to be told."""
+        untold, self.untold = self.untold, _Untold()
+        begins = self.first is not None and not self.has_told
+        self.has_told |= begins
+        return untold, begins
+
+    def ended(self, finish: Finish, sequence: Sequence, num_generated: int, now: float) -> Finish:
+        """Returns how it has ended, with usage and timings."""
+        admitted = self.admitted if self.admitted is not None else now
+        first = self.first if self.first is not None else now
+        usage = Usage(
+            prompt_tokens=sequence.num_prompt,
+            cached_tokens=sequence.num_cached or 0,
+            completion_tokens=num_generated,
+            forced_tokens=self.num_forced,
+        )
+        timings = Timings(queue_s=admitted - self.arrived, prefill_s=first - admitted, decode_s=now - first)
+        return msgspec.structs.replace(finish, usage=usage, timings=timings)
+
+
+class ValueCheck:
+    """The check of a finished value, for what no mask can enforce.
+
+    receipt    of the constraint, once that is compiled; `done`: the value has been checked
+    """
+
+    __slots__ = ("_judged", "done", "receipt")
+
+    def __init__(self, judged: Detokenizer | None) -> None:
+        self.receipt: Receipt | None = None
+        self.done = False
+        self._judged = judged
+
+    @property
+    def outstanding(self) -> bool:
+        """True if the value is to be checked and has not been."""
+        return not self.done and self.receipt is not None and bool(self.receipt.checked)
+
+    def push(self, tokens: AbstractSequence[int]) -> None:
+        assert self._judged is not None
+        self._judged.push(tokens)
+
+    @property
+    def text(self) -> str:
+        """The text that is checked: all of it, with control tokens, which may mark its parts."""
+        return "" if self._judged is None else self._judged.text + self._judged.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,45 +146,31 @@ class Generation:
         request: Request,
         sequence: Sequence,
         detokenizer: Detokenizer,
-        *,
-        max_tokens: int,
-        seed: int,
-        eos_ids: AbstractSequence[int],
+        terms: Terms,
         listener: Listener,
         now: float,
     ) -> None:
         self.request = request
         self.sequence = sequence
+        self.terms = terms
         self.matcher: Matcher | None = None
         self.speculated: Container[int] = ()
         """Offsets of those drafts in flight that nothing forces."""
-        self.receipt: Receipt | None = None
-        self.checked = False
+        self.check = ValueCheck(None if request.grammar is None else detokenizer.without_stops())
         self.listener = listener
         self.finish: Finish | None = None
         self._detokenizer = detokenizer
-        self._max_tokens = max_tokens
-        self._seed = seed
-        self._eos_ids = frozenset(eos_ids)
-        self.ends = self._eos_ids.union(request.sampling.stop_token_ids)
         self._num_generated = 0
-        self._num_forced = 0
         self._counts: Counter[int] = Counter()
         self._closing = False
         self.undecided: int | None = None
         self._foreseen: _Foreseen | None = None
-        self._scores: list[TokenLogprob] = []
-        self._judged = None if request.grammar is None else detokenizer.without_stops()
-        self._untold = _Untold()
-        self._has_told = False
-        self._arrived = now
-        self._admitted: float | None = None
-        self._first: float | None = None
+        self._report = _Report(now)
 
     @property
     def must_be_checked(self) -> bool:
         """True if its text, which is finished, may violate the constraint in ways that no mask prevents."""
-        return not self.checked and self.receipt is not None and bool(self.receipt.checked) and self._is_whole
+        return self.check.outstanding and self._is_whole
 
     @property
     def _is_whole(self) -> bool:
@@ -115,17 +180,12 @@ class Generation:
             return False
         if matcher.closed:
             return False
-        return finish.matched in self._eos_ids or (finish.matched is None and matcher.accepting)
-
-    @property
-    def judged_text(self) -> str:
-        """The text that is checked: all of it, with control tokens, which may mark its parts."""
-        return "" if self._judged is None else self._judged.text + self._judged.finish()
+        return finish.matched in self.terms.eos_ids or (finish.matched is None and matcher.accepting)
 
     @property
     def num_left(self) -> int:
         """Tokens that may still come."""
-        return self._max_tokens - self._num_generated
+        return self.terms.max_tokens - self._num_generated
 
     @property
     def takes_drafts(self) -> bool:
@@ -152,7 +212,7 @@ class Generation:
             plain = False
         # Until `min_tokens` are there, counting those in flight, some tokens are not allowed.
         early = work.start + 1 - self.sequence.num_prompt < params.min_tokens
-        return DrawSpec(params, self._seed, matcher) if plain and not early else None
+        return DrawSpec(params, self.terms.seed, matcher) if plain and not early else None
 
     def rows(self, work: Work, first_mask: int | None) -> list[Row]:
         """Rules for drawing from each logits row of `work`; masks are `first_mask` and the rows after it."""
@@ -165,14 +225,14 @@ class Generation:
             targets = sequence.tokens[work.logits_start + 1 : work.logits_stop + 1]
             return [Row(params, target=target) for target in targets]
         seen = tuple(set(sequence.tokens)) if params.repetition_penalty != 1.0 else ()
-        ends = () if self.matcher is not None else (*self._eos_ids, *params.stop_token_ids)
-        matcher = self.table_matcher
+        ends = () if self.matcher is not None else (*self.terms.eos_ids, *params.stop_token_ids)
+        matcher, seed = self.table_matcher, self.terms.seed
         rows = []
         for offset in range(work.logits_stop - work.logits_start):
             rows.append(
                 Row(
                     params,
-                    seed=self._seed,
+                    seed=seed,
                     position=work.logits_start + offset + 1,
                     counts=self._counts,
                     seen=seen,
@@ -184,8 +244,8 @@ class Generation:
         return rows
 
     def admitted(self, now: float) -> None:
-        if self._admitted is None:
-            self._admitted = now
+        if self._report.admitted is None:
+            self._report.admitted = now
 
     def take(
         self, work: Work, draws: Draws, first: int, num_right: int | None, now: float
@@ -203,12 +263,13 @@ class Generation:
             return self._take_scores(work, draws, first, now)
         if count == 0:
             return self._fail(now, "grammar_dead_end", "the grammar allows no further token")
-        begins = self._first is None
-        self._first = now if self._first is None else self._first
+        report = self._report
+        begins = report.first is None
+        report.first = now if report.first is None else report.first
         try:
             tokens, replaced = self._accept(work.drafts[: count - 1], draws, first)
         except SearchLateError:
-            self._first = None if begins else self._first
+            report.first = None if begins else report.first
             return Advance(), None
         except MatcherError as error:
             return self._fail(now, "grammar_dead_end", str(error))
@@ -217,17 +278,17 @@ class Generation:
         except Exception:
             logger.exception("request %s failed", self.request.id)
             return self._fail(now, "internal_error", "the request failed")
-        if self._judged is not None and self.receipt is not None and self.receipt.checked:
-            self._judged.push([token for token in tokens if token not in self._eos_ids])
+        if self.check.outstanding:
+            self.check.push([token for token in tokens if token not in self.terms.eos_ids])
         advance = Advance(tuple(tokens), finished=self.finish is not None, replaced=replaced)
-        tells = self.finish is not None or self.request.stream or not self._has_told
+        tells = self.finish is not None or self.request.stream or not report.has_told
         return advance, self._tell(now) if tells else None
 
     def _accept(self, drafts: AbstractSequence[int], draws: Draws, first: int) -> tuple[list[int], bool]:
         """Accepts drawn tokens as long as each equals the draft it verifies, and one more; returns those accepted, and
         whether the last is not the one that was drawn."""
         keeps_logprobs = self.request.sampling.logprobs is not None
-        untold = self._untold
+        untold = self._report.untold
         tokens: list[int] = []
         replaced = False
         for offset in range(len(drafts) + 1):
@@ -246,7 +307,7 @@ class Generation:
             forced = replaced or (token == draft and offset not in self.speculated)
             untold.origins.append(FORCED if forced else SAMPLED)
             self._num_generated += 1
-            self._num_forced += forced
+            self._report.num_forced += forced
             self._counts[token] += 1
             if keeps_logprobs and (logprob := draws.logprobs[first + offset]) is not None:
                 if replaced:
@@ -262,9 +323,9 @@ class Generation:
         return tokens, replaced
 
     def _advance_matcher(self, drawn: int) -> int:
-        if self.matcher is None or drawn in self._eos_ids:
+        if self.matcher is None or drawn in self.terms.eos_ids:
             return drawn
-        remaining = self._max_tokens - self._num_generated - 1
+        remaining = self.num_left - 1
         foreseen, self._foreseen = self._foreseen, None
         if foreseen is not None and (foreseen.drawn, foreseen.remaining) == (drawn, remaining):
             if isinstance(foreseen.result, MatcherError):
@@ -279,7 +340,7 @@ class Generation:
     def foresee(self, drawn: int, foresee: Foresee) -> None:
         """Finds out, on another thread, what accepting `drawn` comes to, for when it is drawn again."""
         assert self.matcher is not None
-        remaining = self._max_tokens - self._num_generated - 1
+        remaining = self.num_left - 1
         try:
             self._foreseen = _Foreseen(drawn, remaining, foresee(self.matcher, drawn, remaining))
         except MatcherError as error:
@@ -289,7 +350,7 @@ class Generation:
         """The text that `token` made certain; sets `finish` if it ends the generation."""
         params = self.request.sampling
         enough = self._num_generated > params.min_tokens
-        if token in self._eos_ids and (self.matcher is not None or (enough and not params.ignore_eos)):
+        if token in self.terms.eos_ids and (self.matcher is not None or (enough and not params.ignore_eos)):
             self._end("length" if self._closing else "stop", token)
             return ""
         if enough and token in params.stop_token_ids:
@@ -300,7 +361,7 @@ class Generation:
             self._end("stop", self._detokenizer.matched)
         elif self.matcher is not None and self.matcher.finished:
             self._end("length" if self._closing else "stop", None)
-        elif self._num_generated >= self._max_tokens:
+        elif self._num_generated >= self.terms.max_tokens:
             self._end("length", None)
         return text
 
@@ -311,14 +372,15 @@ class Generation:
         count = work.logits_stop - work.logits_start
         # After a retraction positions are computed again, perhaps in other chunks.
         assert self.sequence.score_from is not None
-        del self._scores[max(work.logits_start + 1 - self.sequence.score_from, 0) :]
-        self._scores += [entry for entry in draws.logprobs[first : first + count] if entry is not None]
+        scores = self._report.scores
+        del scores[max(work.logits_start + 1 - self.sequence.score_from, 0) :]
+        scores += [entry for entry in draws.logprobs[first : first + count] if entry is not None]
         if work.stop < work.sequence.num_to_score:
             return Advance(), None
         self.finish = Finish(reason="length")
         output = RequestOutput(
             id=self.request.id,
-            logprobs=tuple(self._scores),
+            logprobs=tuple(scores),
             cached_tokens=self.sequence.num_cached,
             finish=self._terminal(self.finish, now),
         )
@@ -338,14 +400,12 @@ class Generation:
         """The terminal event of a request that ends before its time."""
         self.finish = Finish(reason=reason, error=error)
         with contextlib.suppress(BoughError):  # a search for stop_regex that takes too long
-            self._untold.texts.append(self._detokenizer.finish() if error is None else self._detokenizer.flush())
+            self._report.untold.texts.append(self._detokenizer.finish() if error is None else self._detokenizer.flush())
         return self._tell(now)
 
     def _tell(self, now: float) -> RequestOutput:
         """The next output: all that has come since the last one, and the end if it has."""
-        untold, self._untold = self._untold, _Untold()
-        begins = self._first is not None and not self._has_told
-        self._has_told |= begins
+        untold, begins = self._report.take()
         return RequestOutput(
             id=self.request.id,
             text="".join(untold.texts),
@@ -357,17 +417,9 @@ class Generation:
         )
 
     def _terminal(self, finish: Finish, now: float) -> Finish:
-        admitted = self._admitted if self._admitted is not None else now
-        first = self._first if self._first is not None else now
-        usage = Usage(
-            prompt_tokens=self.sequence.num_prompt,
-            cached_tokens=self.sequence.num_cached or 0,
-            completion_tokens=self._num_generated,
-            forced_tokens=self._num_forced,
-        )
-        timings = Timings(queue_s=admitted - self._arrived, prefill_s=first - admitted, decode_s=now - first)
-        constraint = finish.constraint or self.receipt
+        constraint = finish.constraint or self.check.receipt
         if constraint is not None and constraint.checked and not self.must_be_checked:
             constraint = msgspec.structs.replace(constraint, checked=())  # nobody looks at a text that was cut
-        self.finish = msgspec.structs.replace(finish, usage=usage, timings=timings, constraint=constraint)
+        finish = self._report.ended(finish, self.sequence, self._num_generated, now)
+        self.finish = msgspec.structs.replace(finish, constraint=constraint)
         return self.finish

@@ -133,7 +133,7 @@ class DraftStage:
             drafts = self._forced(generation, min(room, MAX_DRAFTS)) if self._jumps else []
             speculation = self._speculations.get(generation)
             if speculation is not None and num_pending == 0:
-                ends, jumps = generation.ends, self._jumps
+                ends, jumps = generation.terms.ends, self._jumps
                 speculation.extend(drafts, sequence.tokens, matcher, price=price, room=room, ends=ends, jumps=jumps)
                 generation.speculated = speculation.speculated
             return drafts

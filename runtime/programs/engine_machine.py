@@ -249,7 +249,7 @@ class GenCall:
     def requests(self, make: MakeRequest) -> Iterator[tuple[Request, bool]]:
         seed = self._op.sampling.seed
         if seed is not None:
-            seed = derive_again(seed, self._branch.attempts, self._turn)
+            seed = derive_again(seed, self._branch.origin.attempts, self._turn)
         prompt = tuple(self._content.tokens)
         for index in range(len(self._samples)):
             one = msgspec.structs.replace(self._op.sampling, n=1, seed=None if seed is None else derive(seed, index))
@@ -431,7 +431,7 @@ class ModelCalls:
         else:
             assert isinstance(op, Select)
             call = SelectCall(op, branch, tokenizer, self._max_tree)
-        flight = _Flight(frame, op, run, call, self._clock(), branch.attempts)
+        flight = _Flight(frame, op, run, call, self._clock(), branch.origin.attempts)
         timeout_s = run.time_left(flight.started, call.timeout_s)
         stream = run.program.deltas or run.program.trace
 
@@ -452,7 +452,7 @@ class ModelCalls:
             return
         if output.id not in branch.running:  # it was stopped: there is no value, but what has come is not lost
             flight.kept.append(flight.call.take(index, output))
-            if not run.program.deltas and branch.attempts == flight.attempts:
+            if not run.program.deltas and branch.origin.attempts == flight.attempts:
                 flight.send_text()
             return
         if continues and output.cached_tokens is not None:

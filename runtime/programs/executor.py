@@ -59,7 +59,7 @@ class Executor:
             raise EngineStoppedError("the engine has stopped")
         now = self._clock()
         state = self._find(program, now)
-        known = {branch.id: branch.scope == 0 for branch in state.branches.values()}
+        known = {branch.id: branch.origin.scope == 0 for branch in state.branches.values()}
         usable = {**self._tools.tools, **(tools or {})} if self._machine.calls_tools else {}
         reader = SubmissionReader(known, usable, self._patterns)
         block = reader.read(program.ops)  # raises before anything has changed

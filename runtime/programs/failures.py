@@ -12,8 +12,8 @@ CANCELLED = "cancelled"
 def isolated(state: State, branch: Branch) -> Branch | None:
     """Returns the nearest isolated branch that `branch` is or descends from."""
     found: Branch | None = branch
-    while found is not None and not found.isolated:
-        found = None if found.parent is None else state.branches[found.parent]
+    while found is not None and not found.origin.isolated:
+        found = None if found.origin.parent is None else state.branches[found.origin.parent]
     return found
 
 
@@ -21,7 +21,7 @@ def within_isolated(state: State) -> set[int]:
     """Returns the branches that `isolated` finds something for."""
     found: set[int] = set()
     for branch in state.branches.values():  # a branch comes after who forks it
-        if branch.isolated or branch.parent in found:
+        if branch.origin.isolated or branch.origin.parent in found:
             found.add(branch.id)
     return found
 
@@ -49,19 +49,19 @@ def _descendants(state: State, root: Branch, *, ended: bool) -> list[Branch]:
 
 def num_given(members: list[Branch]) -> int:
     """Counts the instructions and barriers that come again if the branches begin anew."""
-    return sum(len(member.given or ()) for member in members)
+    return sum(len(member.origin.given or ()) for member in members)
 
 
 def may_begin_anew(members: list[Branch]) -> bool:
     """Returns true if nobody outside of `members`, of which the first has failed, has joined one of them yet."""
     root = members[0]
-    if root.given is None or root.attempts[-1] >= root.retries:
+    if root.origin.given is None or root.origin.attempts[-1] >= root.origin.retries:
         return False
     inside = {member.id for member in members}
     return not any(
         isinstance(entry, Barrier) and entry.passed and entry.joiner not in inside
         for member in members
-        for entry in member.given or ()
+        for entry in member.origin.given or ()
     )
 
 
@@ -89,11 +89,11 @@ def begin_anew(state: State, members: list[Branch], run: Run) -> set[Run]:
     root = members[0]
     concerned: set[Run] = {run}
     again: list[tuple[Branch, list[Step | Barrier]]] = []
-    entered = {loop for member in members for loop in member.inside[member.num_forked_inside :]}
+    entered = {loop for member in members for loop in member.inside[member.origin.num_loops :]}
     for member in members:
         concerned |= {entry.run for entry in _drop(member) if isinstance(entry, Step)}
         # One that is forked in a block comes again when that is entered again.
-        given = member.given if member.scope == root.scope else None
+        given = member.origin.given if member.origin.scope == root.origin.scope else None
         failure = member.failure
         state.forget(member)
         if member is root:
@@ -101,11 +101,11 @@ def begin_anew(state: State, members: list[Branch], run: Run) -> set[Run]:
             state.recount(member)
         else:
             reset(state, member)
-            member.scope = NOT_YET if given is None else member.scope
+            member.origin.scope = NOT_YET if given is None else member.origin.scope
         if failure is not None and failure.error.code == CANCELLED:
             member.failure = failure
-        member.given = None if given is None else []
-        member.turns = Counter(root.forked_turns.get(member.id))
+        member.origin.given = None if given is None else []
+        member.turns = Counter(root.origin.turns.get(member.id))
         for name, loops in member.looping.items():
             member.looping[name] = [loop for loop in loops if loop not in entered]
         again.append((member, given or []))

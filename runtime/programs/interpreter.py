@@ -275,7 +275,7 @@ class Interpreter:
         if root is None or run.must_end(self._clock()):
             self._failed(state, step, branch.id, info)
             return
-        members = subtree(state, root) if root.retries else []
+        members = subtree(state, root) if root.origin.retries else []
         if not members or not may_begin_anew(members):
             self._end(state, alive(state, root), info, run, step.index)
             return
@@ -287,7 +287,7 @@ class Interpreter:
         self.stop(members)
         concerned = begin_anew(state, members, run)
         kept = {member.id: dict(member.turns) for member in members if member.turns}
-        event = BranchRestarted(branch=root.id, attempt=root.attempts[-1], error=info, kept=kept)
+        event = BranchRestarted(branch=root.id, attempt=root.origin.attempts[-1], error=info, kept=kept)
         state.walk.stirred = True
         for each in [each for each in state.runs if each in concerned]:
             each.tell(event)
@@ -389,10 +389,10 @@ class Interpreter:
             child.start_from(branch)
             state.branches[number] = state.branches.pop(number)  # branches take turns in the order of their beginnings
             state.walk.stirred = True
-            if child.retries:
+            if child.origin.retries:
                 members = subtree(state, child)
                 frame.spend(sum(1 + len(member.turns) for member in members) // PARTS_PER_WORK)
-                child.forked_turns = {member.id: Counter(member.turns) for member in members}
+                child.origin.turns = {member.id: Counter(member.turns) for member in members}
 
     def _join(self, frame: Frame, op: Join) -> None:
         branch, step = frame.branch, frame.step
@@ -483,7 +483,7 @@ def look_up(ref: Ref, reader: Branch, branches: Mapping[int, Branch]) -> str:
     if source is not None and source.failure is not None:
         message = f"there is no value {ref.name!r}: branch {ref.branch} has failed: {source.failure.error.message}"
         raise EngineError(message, code="branch_failed", param="ops")
-    if source is None or source.scope == NEVER or source.settled or source is reader:
+    if source is None or source.origin.scope == NEVER or source.settled or source is reader:
         raise RequestError(f"there is no value named {ref.name!r} in branch {ref.branch}", param="ops")
     raise NotYetError(ref)
 
@@ -495,11 +495,11 @@ def count(name: Times, reader: Branch, branches: Mapping[int, Branch]) -> int:
         NotYetError: there may be more.
     """
     source = branches.get(name.branch)
-    if source is None or source.scope == NEVER:
+    if source is None or source.origin.scope == NEVER:
         return 0
     if source is not reader and not source.settled:
         raise NotYetError(name)
-    return source.made[name.name]
+    return source.values.made[name.name]
 
 
 def lacks(of: Ref | Times, reader: Branch, branches: Mapping[int, Branch]) -> bool:

@@ -174,13 +174,15 @@ class Pending:
 class Values(Mapping[str, str]):
     """The last value of each name in a branch. Values from before a fork are shared with it, and never copied."""
 
-    __slots__ = ("_before", "_given", "_log", "_own")
+    __slots__ = ("_before", "_given", "_log", "_own", "made")
 
     def __init__(self, given: Mapping[str, str] | None = None) -> None:
         self._given: Mapping[str, str] = {} if given is None else given
         self._before = self._given  # never changed, but replaced when a fork takes in what has been made
         self._own: dict[str, str] = {}
         self._log: list[tuple[str, str]] = []
+        self.made: Counter[str] = Counter()
+        """Number of values of each name that were made here, those taken over at a join not among them."""
 
     def keep(self, name: str, text: str) -> None:
         self._own[name] = text
@@ -264,45 +266,55 @@ class Content(Protocol):
 
 
 @dataclass(eq=False, slots=True)
+class Origin:
+    """Fork of a branch, and what it takes to begin the branch anew.
+
+    parent      the branch that forks it
+    scope       the block that it belongs to: instructions elsewhere cannot be for it
+    isolated, retries   as its Fork says
+    attempts    of all that it descends from, itself last
+    turns       those of it and of the branches that it forks, by branch, as they were at the fork
+    num_loops   that it was in at the fork
+    given       everything that was put into its queue, kept if it may have to be done again
+    """
+
+    parent: int | None = None
+    scope: int = 0
+    isolated: bool = False
+    retries: int = 0
+    attempts: tuple[int, ...] = ()
+    turns: dict[int, Counter[str]] = field(default_factory=dict)
+    num_loops: int = 0
+    given: list[Step | Barrier] | None = None
+
+
+@dataclass(eq=False, slots=True)
 class Branch:
     """State of one branch. It is `started` once its parent has forked it.
 
     pending     what is known of the next instruction, if it was tried
     running     ids of the requests and tool calls that it waits for
-    made        number of values of each name that it has made
-    turns       the same, with those that it made before a loop forked it anew
-    inside      the loops that it is in, outermost first; the first `num_forked_inside` of them since before its fork
+    turns       number of values of each name that it has made, also before a loop forked it anew
+    inside      the loops that it is in, outermost first
     looping     of each name the loops, not over yet, that make values of it: the last one is still to come
-    forked_turns    `turns` of it and of those that it forks, by branch, as they were when it was forked
-    parent, children    the branch that forks it, and those that it forks
-    scope       the block that it belongs to: instructions elsewhere cannot be for it
-    isolated, retries, attempts     as its Fork says; `attempts` are of all that it descends from, itself last
-    given       everything that was put into its queue, kept if it may have to be done again
+    children    the branches that it forks
     failure     it has ended early
     counted     tokens of it that the program's bound counts
     """
 
     id: int
     content: Content
+    origin: Origin = field(default_factory=Origin)
     started: bool = True
     values: Values = field(default_factory=Values)
     queue: deque[Step | Barrier] = field(default_factory=deque)
     pending: Pending | None = None
     running: set[str] = field(default_factory=set)
-    made: Counter[str] = field(default_factory=Counter)
     turns: Counter[str] = field(default_factory=Counter)
     inside: list[Item] = field(default_factory=list)
     looping: dict[str, list[Item]] = field(default_factory=dict)
     num_ops: int = 0
-    num_forked_inside: int = 0
-    forked_turns: dict[int, Counter[str]] = field(default_factory=dict)
-    parent: int | None = None
     children: dict[int, None] = field(default_factory=dict)
-    scope: int = 0
-    isolated: bool = False
-    retries: int = 0
-    attempts: tuple[int, ...] = ()
-    given: list[Step | Barrier] | None = None
     failure: Failure | None = None
     counted: int = 0
 
@@ -324,23 +336,26 @@ class Branch:
     def keep(self, name: str, text: str) -> None:
         """Keeps a value that it has made."""
         self.values.keep(name, text)
-        self.made[name] += 1
+        self.values.made[name] += 1
         self.turns[name] += 1
 
     def start_from(self, parent: Branch) -> None:
         """Begins as a copy of `parent`."""
         self.started = True
         self.content, self.values = parent.content.fork(), parent.values.fork()
-        self.made, self.pending = Counter(), None
-        self.inside, self.num_forked_inside = list(parent.inside), len(parent.inside)
-        self.attempts = (*parent.attempts, self.attempts[-1] if self.attempts else 0)
+        self.pending = None
+        self.inside = list(parent.inside)
+        origin, before = self.origin, self.origin.attempts
+        origin.num_loops = len(parent.inside)
+        origin.attempts = (*parent.origin.attempts, before[-1] if before else 0)
 
     def start_anew(self) -> None:
         """Goes back to where it was forked."""
         self.content.restart()
-        self.values, self.made, self.pending = self.values.anew(), Counter(), None
-        self.inside = self.inside[: self.num_forked_inside]
-        self.attempts = (*self.attempts[:-1], self.attempts[-1] + 1)
+        self.values, self.pending = self.values.anew(), None
+        *before, last = self.origin.attempts
+        self.inside = self.inside[: self.origin.num_loops]
+        self.origin.attempts = (*before, last + 1)
 
     def adopt(self, child: Branch, barrier: Barrier) -> None:
         """Appends what `child` has appended from its fork up to `barrier`."""
@@ -497,12 +512,12 @@ def enter(state: State, step: Step, block: Block, branch: Branch, *, again: Step
     """Puts the instructions of a block before what its branch has to do, and `again` after them."""
     before = branch.queue
     branch.queue = deque()
-    given, branch.given = branch.given, None  # they come again with the instruction that holds them
+    given, branch.origin.given = branch.origin.given, None  # they come again with the instruction that holds them
     _enqueue(state, step.run, block.items, step.barriers, scope=step.item.index + 1)
     if again is not None:
         give(branch, again)
     branch.queue += before
-    branch.given = given
+    branch.origin.given = given
 
 
 def pass_over(state: State, block: Block) -> None:
@@ -510,15 +525,15 @@ def pass_over(state: State, block: Block) -> None:
     for fork in block.forks:
         for child in fork.children:
             branch = state.branches[child]
-            if not branch.started and branch.scope == NOT_YET:
-                branch.scope = NEVER
+            if not branch.started and branch.origin.scope == NOT_YET:
+                branch.origin.scope = NEVER
     state.walk.stirred = True
 
 
 def give(branch: Branch, entry: Step | Barrier) -> None:
     """Puts something into a branch's queue; one that has ended early does nothing more."""
-    if branch.given is not None:
-        branch.given.append(entry)
+    if branch.origin.given is not None:
+        branch.origin.given.append(entry)
     if branch.failure is None:
         branch.queue.append(entry)
         if isinstance(entry, Step):
@@ -534,9 +549,8 @@ def reset(state: State, branch: Branch) -> None:
     branch.pending = None
     branch.queue.clear()
     branch.running = set()
-    branch.attempts = ()
-    branch.inside, branch.num_forked_inside = [], 0
-    branch.given = None
+    branch.inside = []
+    branch.origin.attempts, branch.origin.num_loops, branch.origin.given = (), 0, None
     branch.failure = None
 
 
@@ -563,7 +577,7 @@ def _enqueue(state: State, run: Run, items: Iterable[Item], inherited: Barriers,
 
 
 def _is_new(branch: Branch | None) -> bool:
-    return branch is None or branch.failure is not None or branch.scope == NEVER
+    return branch is None or branch.failure is not None or branch.origin.scope == NEVER
 
 
 def _renew(state: State, fork: Fork, scope: int) -> None:
@@ -573,12 +587,12 @@ def _renew(state: State, fork: Fork, scope: int) -> None:
         parent.children[child] = None
         branch = state.branches.get(child)
         if branch is None:
-            branch = state.branches[child] = Branch(child, state.blank, parent=fork.branch)
+            branch = state.branches[child] = Branch(child, state.blank, Origin(fork.branch))
         else:
             state.forget(branch)
         reset(state, branch)
-        branch.scope = scope
-        branch.isolated, branch.retries = fork.isolated, fork.retries
+        branch.origin.scope = scope
+        branch.origin.isolated, branch.origin.retries = fork.isolated, fork.retries
         branch.failure = parent.failure
-        if scope != NOT_YET and (fork.retries or parent.given is not None):
-            branch.given = []
+        if scope != NOT_YET and (fork.retries or parent.origin.given is not None):
+            branch.origin.given = []

@@ -41,7 +41,7 @@ def start(
     engine.submit(Request(id=request_id, prompt=(65, 66), sampling=params, grammar=grammar), heard.append)
     engine.wait_for_grammar(10.0)
     engine._admit(0.0)
-    engine._live[request_id].receipt = Receipt(mode=mode, checked=("/pattern",))  # type: ignore[arg-type]
+    engine._live[request_id].check.receipt = Receipt(mode=mode, checked=("/pattern",))  # type: ignore[arg-type]
     return heard
 
 
