@@ -11,8 +11,7 @@ import pytest
 
 from bough.constrain import Choice, Grammar, GrammarError, GrammarTooComplexError, MatcherError, Regex, Vocabulary
 from bough.constrain.compiler import compile_grammar
-from bough.constrain.matchers.table.rows import FAR, TokenMoves, token_moves
-from bough.constrain.matchers.table.tables import RegularGrammar
+from bough.constrain.matchers.table.tables import FAR, RegularGrammar, TokenMoves, token_moves
 from bough.constrain.regex.automaton import Automaton, compile_regular, compile_words
 from bough.constrain.vocabulary.token_table import Level, TokenTable, build_trie
 
