@@ -15,7 +15,7 @@ from ..protocol.counters import Counters, ModelInfo
 from ..protocol.errors import EngineStoppedError, ErrorInfo, OverloadedError, RequestError
 from ..protocol.request import Request, RequestOutput
 from ..sampler.seeds import derive
-from ..scheduler.scheduler import Sequence
+from ..scheduler.scheduler import Scoring, Sequence, Standing
 from ..scheduler.token_tree import TreeLayout
 from ..tokenizer.tokenizer import Tokenizer
 from .detokenizer import Detokenizer
@@ -97,17 +97,19 @@ class Admission:
     def _generation(self, request: Request, listener: Listener, now: float) -> Generation:
         max_tokens = _check_request(request, self._info)
         params, num_prompt = request.sampling, len(request.prompt)
+        tree = None if request.tree is None else TreeLayout(num_prompt, request.tree)
         sequence = Sequence(
             id=request.id,
             tokens=list(request.prompt),
             num_prompt=num_prompt,
-            arrival=self._counters.requests,
+            standing=Standing(
+                arrival=self._counters.requests,
+                priority=request.priority,
+                deadline=None if request.timeout_s is None else now + request.timeout_s,
+            ),
             namespace=request.namespace,
-            priority=request.priority,
             limit=num_prompt + max_tokens,
-            score_from=request.score_from,
-            tree=None if request.tree is None else TreeLayout(num_prompt, request.tree),
-            deadline=None if request.timeout_s is None else now + request.timeout_s,
+            score=None if request.score_from is None else Scoring(request.score_from, tree),
         )
         detokenizer = Detokenizer(
             self._tokenizer,
@@ -141,7 +143,7 @@ class Admission:
             if generation is None:  # who heard of another one's end has ended it
                 continue
             if not future.done():
-                deadline = generation.sequence.deadline
+                deadline = generation.sequence.standing.deadline
                 if deadline is not None and now >= deadline:
                     yield generation, generation.expire(now)
                 continue
@@ -177,7 +179,7 @@ class Admission:
 
     def sleep_s(self, live: Mapping[str, Generation], now: float) -> float | None:
         """Seconds until the first deadline of what is being compiled; None if there is none."""
-        deadlines = [live[request_id].sequence.deadline for request_id in self.compiling]
+        deadlines = [live[request_id].sequence.standing.deadline for request_id in self.compiling]
         first = min((deadline for deadline in deadlines if deadline is not None), default=None)
         return None if first is None else min(max(first - now, 0.0), MAX_SLEEP_S)
 

@@ -217,9 +217,9 @@ class Generation:
     def rows(self, work: Work, first_mask: int | None) -> list[Row]:
         """Rules for drawing from each logits row of `work`; masks are `first_mask` and the rows after it."""
         sequence, params = self.sequence, self.request.sampling
-        if sequence.score_from is not None:
-            if sequence.tree is not None:
-                asked = sequence.tree.targets[work.logits_start + 1 - sequence.score_from :]
+        if (score := sequence.score) is not None:
+            if score.tree is not None:
+                asked = score.tree.targets[work.logits_start + 1 - score.start :]
                 asked = asked[: work.logits_stop - work.logits_start]
                 return [Row(params, target=first, others=others) for first, *others in asked]
             targets = sequence.tokens[work.logits_start + 1 : work.logits_stop + 1]
@@ -255,11 +255,11 @@ class Generation:
         `num_right` is how many of the rows had a mask (None: no grammar).
         """
         count = work.logits_stop - work.logits_start if num_right is None else num_right
-        if not work.samples and work.sequence.score_from is None:
+        if not work.samples and work.sequence.score is None:
             return Advance(), None
         if any(draws.poisoned[first : first + count]):
             return self._fail(now, "nonfinite_logits", "the model produced numbers that are not finite", poisoned=True)
-        if self.sequence.score_from is not None:
+        if self.sequence.score is not None:
             return self._take_scores(work, draws, first, now)
         if count == 0:
             return self._fail(now, "grammar_dead_end", "the grammar allows no further token")
@@ -371,9 +371,9 @@ class Generation:
     def _take_scores(self, work: Work, draws: Draws, first: int, now: float) -> tuple[Advance, RequestOutput | None]:
         count = work.logits_stop - work.logits_start
         # After a retraction positions are computed again, perhaps in other chunks.
-        assert self.sequence.score_from is not None
+        assert self.sequence.score is not None
         scores = self._report.scores
-        del scores[max(work.logits_start + 1 - self.sequence.score_from, 0) :]
+        del scores[max(work.logits_start + 1 - self.sequence.score.start, 0) :]
         scores += [entry for entry in draws.logprobs[first : first + count] if entry is not None]
         if work.stop < work.sequence.num_to_score:
             return Advance(), None

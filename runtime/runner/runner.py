@@ -129,14 +129,15 @@ def build_batch(
         tokens += work.drafts
         pages = sequence.lease.pages[: -(-stop // page_size)]
         slots += _slots(pages, start, stop, page_size)
-        if sequence.tree is None:
+        tree = None if sequence.score is None else sequence.score.tree
+        if tree is None:
             query_start.append(offset + stop - start)
             context_len.append(stop)
             positions += range(start, stop)
             tables.append(pages)
         else:
             assert page_size == 1, "siblings would share a page"
-            for low, high, path in sequence.tree.rows(start, stop):
+            for low, high, path in tree.rows(start, stop):
                 query_start.append(query_start[-1] + high - low)
                 context_len.append(len(path))
                 positions += range(len(path) - (high - low), len(path))

@@ -19,6 +19,34 @@ from .token_tree import TreeLayout
 
 
 @dataclass(eq=False, slots=True)
+class Standing:
+    """Standing of a sequence among those that wait.
+
+    arrival      number by which the older come first, among those of one `priority`: the lowest goes first
+    deadline     time at which it is given up, by the clock of `Scheduler.schedule`; None: never
+    passes       steps it has waited since it was queued
+    retractions  times it was put back to wait
+    """
+
+    arrival: int
+    priority: int = 0
+    deadline: float | None = None
+    passes: int = 0
+    retractions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Request for the log-probabilities of the prompt's tokens from `start` on, in place of a generation.
+
+    tree    how these tokens follow each other, if they are no line
+    """
+
+    start: int
+    tree: TreeLayout | None = None
+
+
+@dataclass(eq=False, slots=True)
 class Sequence:
     """Progress of a request. The scheduler alone changes it; all others read.
 
@@ -28,8 +56,7 @@ class Sequence:
     tokens        prompt and generated token ids, those that are known
     num_prompt    how many of them are prompt
     limit         prompt and generated tokens at most: no step is planned past it
-    score_from    first prompt token whose log-probability is asked for (None: this is a generation)
-    tree          how its last tokens follow each other, if they are no line
+    score         the log-probabilities that are asked for (None: this is a generation)
     drafts        proposed next tokens, to be computed and verified together with the last real one
     num_computed  tokens whose keys and values are in `lease`'s pages, or will be once the planned steps have run
     num_pending   tokens that planned steps draw and nobody has read yet; they follow `tokens`
@@ -38,19 +65,15 @@ class Sequence:
     epoch         counts what made planned steps void (put back to wait, a token replaced); their results are dropped
     num_cached    of these, found in the prefix cache when it was first admitted
     lease         its pages; None while it waits: a waiting sequence holds none
-    passes        steps it has waited since it was queued
     """
 
     id: str
     tokens: list[int]
     num_prompt: int
-    arrival: int
+    standing: Standing
     namespace: str = ""
-    priority: int = 0
     limit: int = sys.maxsize
-    score_from: int | None = None
-    tree: TreeLayout | None = None
-    deadline: float | None = None
+    score: Scoring | None = None
     drafts: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_pending: int = 0
@@ -59,8 +82,6 @@ class Sequence:
     epoch: int = 0
     num_cached: int | None = None
     lease: Lease | None = None
-    passes: int = 0
-    retractions: int = 0
 
     def __post_init__(self) -> None:
         self.check()
@@ -81,9 +102,14 @@ class Sequence:
     @property
     def ready(self) -> bool:
         """True if a further step can be planned now."""
-        if self.score_from is not None:
+        if self.score is not None:
             return self.num_computed < self.num_to_score
         return not self.blocked and self.length < self.limit
+
+    @property
+    def tree(self) -> TreeLayout | None:
+        """Layout of the last tokens, if they are no line."""
+        return None if self.score is None else self.score.tree
 
     @property
     def num_to_score(self) -> int:
@@ -93,7 +119,8 @@ class Sequence:
     @property
     def num_shareable(self) -> int:
         """Tokens that others may find in the cache: those that follow one another."""
-        return len(self.tokens) if self.tree is None else self.tree.num_linear
+        tree = self.tree
+        return len(self.tokens) if tree is None else tree.num_linear
 
     def rewind(self, num_computed: int) -> None:
         """Makes void what is planned beyond the first `num_computed` tokens."""
@@ -111,7 +138,7 @@ class Sequence:
     @property
     def match_limit(self) -> int:
         """Tokens that may be taken from the cache: a position whose logits are asked for must be computed."""
-        return len(self.tokens) - 1 if self.score_from is None else self.score_from - 1
+        return len(self.tokens) - 1 if self.score is None else self.score.start - 1
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -139,7 +166,7 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def samples(self) -> bool:
-        return self.sequence.score_from is None and self.logits_stop > self.logits_start
+        return self.sequence.score is None and self.logits_stop > self.logits_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +233,7 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def schedule(self, now: float) -> Plan:
-        expired = [s for s in (*self.running, *self.waiting) if s.deadline is not None and now >= s.deadline]
+        expired = [s for s in (*self.running, *self.waiting) if (at := s.standing.deadline) is not None and now >= at]
         for sequence in expired:
             self.remove(sequence)
         retracted: list[Sequence] = []
@@ -214,7 +241,7 @@ class Scheduler:
         if not retracted:
             self._admit(work, self.limits.max_batch_tokens - sum(item.num_tokens for item in work))
         for sequence in self.waiting:
-            sequence.passes += 1
+            sequence.standing.passes += 1
         for item in work:
             _launch(item)
         return Plan(work, retracted, expired)
@@ -329,7 +356,7 @@ class Scheduler:
         for sequence in self._order():
             if budget <= 0 or len(self.running) >= self.limits.max_num_seqs:
                 return
-            if sequence.passes < self.limits.max_passes and self._worth_waiting(sequence, computing):
+            if sequence.standing.passes < self.limits.max_passes and self._worth_waiting(sequence, computing):
                 continue
             lease = self.cache.open(sequence.tokens, sequence.namespace, limit=sequence.match_limit)
             # The whole prompt is reserved at once, so that a sequence is never put back in the middle of it by itself.
@@ -351,15 +378,16 @@ class Scheduler:
 
     def _order(self) -> list[Sequence]:
         """The waiting, best first; only the oldest `window` are looked at, so that a step's cost is bounded."""
-        window = sorted(self.waiting, key=lambda s: (s.priority, s.arrival))[: self.limits.window]
+        window = sorted(self.waiting, key=lambda s: (s.standing.priority, s.standing.arrival))[: self.limits.window]
         if len(window) == 1:
             return window
 
         def key(sequence: Sequence) -> tuple[int, int, int, int]:
-            if sequence.passes >= self.limits.max_passes or sequence.retractions:
-                return (sequence.priority, 0, 0, sequence.arrival)
+            standing = sequence.standing
+            if standing.passes >= self.limits.max_passes or standing.retractions:
+                return (standing.priority, 0, 0, standing.arrival)
             cached = self.cache.cached_tokens(sequence.tokens, sequence.namespace)
-            return (sequence.priority, 1, -cached, sequence.arrival)
+            return (standing.priority, 1, -cached, standing.arrival)
 
         return sorted(window, key=key)
 
@@ -383,7 +411,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._release(sequence)
         sequence.rewind(0)
-        sequence.retractions += 1
+        sequence.standing.retractions += 1
         self.num_retractions += 1
         self.waiting.append(sequence)
         retracted.append(sequence)
@@ -397,9 +425,9 @@ class Scheduler:
 def _work(sequence: Sequence, budget: int) -> Work:
     """The next tokens of a sequence, `budget` at most; drafts ride along only with the last real token."""
     start, end, epoch = sequence.num_computed, sequence.length, sequence.epoch
-    if sequence.score_from is not None:
+    if sequence.score is not None:
         stop = min(sequence.num_to_score, start + budget)
-        return Work(sequence, start, stop, min(max(start, sequence.score_from - 1), stop), stop, (), epoch)
+        return Work(sequence, start, stop, min(max(start, sequence.score.start - 1), stop), stop, (), epoch)
     stop = min(end, start + budget)
     if stop < end:
         return Work(sequence, start, stop, stop, stop, (), epoch)

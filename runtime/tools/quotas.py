@@ -23,19 +23,25 @@ class Owner(NamedTuple):
 
 
 class Shares:
-    """Counts what each program and each client has. What nobody owns has no bound here. Not thread-safe."""
+    """Counts what each program and each client has; `total` counts all. What nobody owns has no bound here.
+
+    Not thread-safe.
+    """
 
     def __init__(self, of_program: int, of_client: int) -> None:
+        self.total = 0
         self._limits = max(of_program, 1), max(of_client, 1)
         self._programs: Counter[Owner] = Counter()
         self._clients: Counter[str] = Counter()
 
     def add(self, owner: Owner | None) -> None:
+        self.total += 1
         if owner is not None:
             self._programs[owner] += 1
             self._clients[owner.client] += 1
 
     def remove(self, owner: Owner | None) -> None:
+        self.total -= 1
         if owner is None:
             return
         self._programs[owner] -= 1

@@ -126,15 +126,12 @@ class ToolRunner:
         self._max_abandoned = max_abandoned
         self._changed = threading.Condition()
         self._waiting: dict[Owner | None, deque[Ticket]] = {}
-        self._num_waiting = 0
         self._on_threads = Shares(max_threads // 2, 3 * max_threads // 4)
         self._in_queues = Shares(MAX_WAITING // 4, 3 * MAX_WAITING // 4)
         self._awaited = Shares(MAX_ASYNC // 4, 3 * MAX_ASYNC // 4)
         self._left_alone = Shares(max_abandoned, 3 * max_abandoned // 4)
         self._num_threads = 0
         self._num_idle = 0
-        self._num_abandoned = 0
-        self._num_async = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         self._closed = False
@@ -157,22 +154,21 @@ class ToolRunner:
                 raise EngineStoppedError("the engine has stopped")
             self._check_room(ticket)
             self._waiting.setdefault(owner, deque()).append(ticket)
-            self._num_waiting += 1
             self._in_queues.add(owner)
-            if self._num_idle < self._num_waiting and self._may_begin(owner):
+            if self._num_idle < self._in_queues.total and self._may_begin(owner):
                 self._start_thread()
             self._changed.notify()
         return ticket
 
     def _check_room(self, ticket: Ticket) -> None:
         name, owner = ticket.tool.name, ticket.owner
-        if self._num_abandoned >= self._max_abandoned or self._left_alone.who_is_full(owner):
-            message = f"{self._num_abandoned} tool calls for which nobody waits any more have not returned yet"
+        if self._left_alone.total >= self._max_abandoned or self._left_alone.who_is_full(owner):
+            message = f"{self._left_alone.total} tool calls for which nobody waits any more have not returned yet"
             raise OverloadedError(f"{message}; the tool {name!r} cannot be called")
         full = self._in_queues.who_is_full(owner) or self._awaited.who_is_full(owner)
         if full:
             raise OverloadedError(f"too many tool calls of this {full} wait; the tool {name!r} cannot be called")
-        if self._num_waiting >= MAX_WAITING or self._num_async >= MAX_ASYNC:
+        if self._in_queues.total >= MAX_WAITING or self._awaited.total >= MAX_ASYNC:
             raise OverloadedError(f"too many tool calls wait; the tool {name!r} cannot be called")
 
     def _may_begin(self, owner: Owner | None) -> bool:
@@ -185,15 +181,16 @@ class ToolRunner:
             if ticket.abandoned:
                 return
             ticket.abandoned = True
+            if self._closed and ticket.stage == "waiting":
+                return  # it has been dropped
             if ticket.stage == "waiting":
                 self._waiting[ticket.owner].remove(ticket)
                 self._left_queue(ticket)
             elif ticket.stage == "on a thread":
-                self._num_abandoned += 1
                 self._left_alone.add(ticket.owner)
                 self._on_threads.remove(ticket.owner)
-                room = self._num_usable < self._max_threads and self._num_abandoned < self._max_abandoned
-                if self._num_waiting and room:
+                room = self._num_usable < self._max_threads and self._left_alone.total < self._max_abandoned
+                if self._in_queues.total and room:
                     self._start_thread()
                 self._changed.notify()
             elif ticket.future is not None:
@@ -206,7 +203,6 @@ class ToolRunner:
                 return
             self._closed = True
             self._waiting.clear()
-            self._num_waiting = 0
             self._changed.notify_all()
         if self._loop is not None and self._loop_thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -218,7 +214,7 @@ class ToolRunner:
 
     @property
     def _num_usable(self) -> int:
-        return self._num_threads - self._num_abandoned
+        return self._num_threads - self._left_alone.total
 
     def _work(self) -> None:
         while (ticket := self._next()) is not None:
@@ -252,7 +248,6 @@ class ToolRunner:
         return ticket
 
     def _left_queue(self, ticket: Ticket) -> None:
-        self._num_waiting -= 1
         self._in_queues.remove(ticket.owner)
         queue = self._waiting.pop(ticket.owner)
         if queue:
@@ -278,7 +273,6 @@ class ToolRunner:
 
     def _left_thread(self, ticket: Ticket) -> None:
         if ticket.abandoned:
-            self._num_abandoned -= 1
             self._left_alone.remove(ticket.owner)
         else:
             self._on_threads.remove(ticket.owner)
@@ -289,7 +283,6 @@ class ToolRunner:
 
         def ended(future: Future[str]) -> None:
             with self._changed:
-                self._num_async -= 1
                 self._awaited.remove(ticket.owner)
                 ticket.stage = "over"
             if future.cancelled():
@@ -300,7 +293,6 @@ class ToolRunner:
                 self._deliver(ticket, checked_text(ticket.tool, future.result()))
 
         with self._changed:
-            self._num_async += 1
             self._awaited.add(ticket.owner)
             self._left_thread(ticket)
             ticket.stage = "awaited"

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from re import _constants, _parser  # type: ignore[attr-defined]  # the standard library's own parser of patterns
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ MAX_MOVES = 1 << 24
 
 FAR = np.iinfo(np.int32).max
 
+T = TypeVar("T")
 Int32 = npt.NDArray[np.int32]
 Bool = npt.NDArray[np.bool_]
 
@@ -217,6 +218,27 @@ _FORCED_BYTES = 40
 """Measured: what a list takes for each state, or each token of it."""
 
 
+class _Found(Generic[T]):
+    """Values found out for states: `of` them. Past `limit` units all are forgotten, and found again. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self.of: dict[int, T] = {}
+        self._limit = limit
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def keep(self, state: int, value: T, size: int) -> T:
+        """Keeps a value of `size` units, and returns it."""
+        with self._lock:
+            if self._size + size > self._limit:
+                self.of.clear()
+                self._size = 0
+            if state not in self.of:
+                self.of[state] = value
+                self._size += size
+        return value
+
+
 class RegularGrammar:
     """A `Grammar` over the moves of an automaton. Thread-safe.
 
@@ -239,12 +261,9 @@ class RegularGrammar:
         self.ends: list[bool] = moves.ends.tolist()
         self.farthest = max(distance for distance in self.distance if distance != FAR)
         self._automaton = automaton.tables()
-        self._max_rows = max(MAX_ROW_BYTES // (4 * tokens.num_words), 1)
-        self._rows: dict[int, MaskRow] = {}
-        self._forced: dict[int, list[int]] = {}
-        self._num_forced = 0
+        self._rows = _Found[MaskRow](max(MAX_ROW_BYTES // (4 * tokens.num_words), 1))
+        self._forced = _Found[list[int]](MAX_FORCED)
         self._example, self._longest = _of_classes(moves, tokens)
-        self._lock = threading.Lock()
 
     def matcher(self) -> RegularMatcher:
         """A fresh matcher at the start state."""
@@ -256,14 +275,8 @@ class RegularGrammar:
 
     def row(self, state: int) -> MaskRow:
         """The mask of a state; not to be written to."""
-        row = self._rows.get(state)
-        if row is None:
-            row = self._make_row(state)
-            with self._lock:
-                if len(self._rows) >= self._max_rows:
-                    self._rows.clear()
-                self._rows[state] = row
-        return row
+        row = self._rows.of.get(state)
+        return self._rows.keep(state, self._make_row(state), 1) if row is None else row
 
     @property
     def size(self) -> tuple[int, int]:
@@ -307,16 +320,10 @@ class RegularGrammar:
 
     def forced(self, state: int) -> list[int]:
         """The tokens of the text that must follow, without those at its end that could be longer ones."""
-        tokens = self._forced.get(state)
+        tokens = self._forced.of.get(state)
         if tokens is None:
             tokens = self._find_forced(state)
-            with self._lock:
-                if self._num_forced + len(tokens) > MAX_FORCED:
-                    self._forced.clear()
-                    self._num_forced = 0
-                if state not in self._forced:
-                    self._forced[state] = tokens
-                    self._num_forced += len(tokens)
+            self._forced.keep(state, tokens, len(tokens))
         return tokens
 
     def _find_forced(self, state: int) -> list[int]:

@@ -338,7 +338,7 @@ def test_soak(ahead: int) -> None:
     soak = Soak(0, NUM_REQUESTS, num_pages=POOL, max_num_seqs=48, max_batch_tokens=64, ahead=ahead)
     soak.run()
     assert_as_if_alone(soak)
-    retracted = sum(sequence.retractions > 0 for _, _, sequence in soak.requests.values())
+    retracted = sum(sequence.standing.retractions > 0 for _, _, sequence in soak.requests.values())
     assert retracted >= 0.3 * len(soak.requests), f"only {retracted} of {len(soak.requests)} were retracted"
     assert soak.refused > 20
     endings = {heard.ending[0::2] for _, heard, _ in soak.requests.values()}

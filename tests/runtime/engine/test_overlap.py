@@ -15,7 +15,7 @@ from bough.runtime.protocol.config import SchedulerLimits
 from bough.runtime.protocol.request import Finish, Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.runner.gpu_runner import _in_plan_order
-from bough.runtime.scheduler.scheduler import Advance, Plan, Scheduler, Sequence, Work
+from bough.runtime.scheduler.scheduler import Advance, Plan, Scheduler, Sequence, Standing, Work
 
 from ...support.fakes import fake_engine
 
@@ -114,7 +114,9 @@ def test_a_prefix_whose_last_chunk_is_not_read_yet_is_waited_for() -> None:
     stem = [random.Random(1).randrange(3) for _ in range(512)]
     for index in range(4):
         tokens = [*stem, index % 2, index // 2, 1]
-        scheduler.add(Sequence(id=str(index), tokens=tokens, num_prompt=len(tokens), arrival=index, limit=600))
+        scheduler.add(
+            Sequence(id=str(index), tokens=tokens, num_prompt=len(tokens), standing=Standing(index), limit=600)
+        )
     computed, unread = 0, Plan([], [], [])
     for _ in range(12):
         plan = scheduler.schedule(0.0)
@@ -126,7 +128,7 @@ def test_a_prefix_whose_last_chunk_is_not_read_yet_is_waited_for() -> None:
 
 def test_no_step_is_planned_past_the_limit() -> None:
     scheduler = Scheduler(PrefixCache(512, 4), SchedulerLimits(max_batch_tokens=64))
-    sequences = [Sequence(id=str(i), tokens=[1] * 5, num_prompt=5, arrival=i, limit=8 + i) for i in range(4)]
+    sequences = [Sequence(id=str(i), tokens=[1] * 5, num_prompt=5, standing=Standing(i), limit=8 + i) for i in range(4)]
     for sequence in sequences:
         scheduler.add(sequence)
     unread: list[Plan] = []

@@ -20,8 +20,8 @@ from bough.runtime.runner.gpu_prefixes import SharedReads  # isort: skip
 from bough.runtime.load.load_torch import load_engine  # isort: skip
 from bough.runtime.protocol.request import Request, RequestOutput  # isort: skip
 from bough.runtime.protocol.sampling_params import SamplingParams  # isort: skip
-from bough.runtime.scheduler.scheduler import Work  # isort: skip
-from bough.runtime.scheduler.scheduler import Sequence  # isort: skip
+from bough.runtime.scheduler.scheduler import Standing, Work  # isort: skip
+from bough.runtime.scheduler.scheduler import Sequence  # isort: skip, Standing
 from bough.radix import PrefixCache  # isort: skip
 
 from ...support.tiny_model import write_tiny_model
@@ -99,7 +99,7 @@ def test_passes_of_prompts_and_decodes_share_reads_too(folder: Path, settings: d
 
 def decoding(cache: PrefixCache, tokens: list[int], slot: int) -> tuple[Work, Slot]:
     """A sequence that decodes, all full pages of its prompt in the cache."""
-    sequence = Sequence(id=str(slot), tokens=tokens, num_prompt=len(tokens), arrival=slot)
+    sequence = Sequence(id=str(slot), tokens=tokens, num_prompt=len(tokens), standing=Standing(slot))
     lease = sequence.lease = cache.open(tokens)
     assert cache.reserve(lease, len(tokens) + PAGE)
     cache.commit(lease, tokens, len(tokens))

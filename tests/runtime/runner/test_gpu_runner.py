@@ -29,7 +29,7 @@ from bough.runtime.runner.gpu_runner import GpuPasses
 from bough.runtime.runner.gpu_slots import SlotTable, page_changes
 from bough.runtime.runner.runner import DirectPasses
 from bough.runtime.runner.torch_runner import ModelRunner
-from bough.runtime.scheduler.scheduler import Sequence
+from bough.runtime.scheduler.scheduler import Sequence, Standing
 from bough.runtime.tokenizer.load import load_tokenizer
 
 from ...kernels.decode_step.reference import advance_states, torch_drawing
@@ -250,7 +250,7 @@ def test_graph_sizes_rise_to_the_most_there_can_be(most: int) -> None:
 
 def test_slots_are_kept_while_a_sequence_runs_and_given_on_afterwards() -> None:
     table = SlotTable(2)
-    first, second, third = (Sequence(id=str(i), tokens=[1], num_prompt=1, arrival=i) for i in range(3))
+    first, second, third = (Sequence(id=str(i), tokens=[1], num_prompt=1, standing=Standing(i)) for i in range(3))
     for sequence in (first, second, third):
         sequence.lease = make_lease([])
     a, b = table.assign([first, second])
@@ -272,7 +272,7 @@ def make_lease(pages: list[int]) -> Any:
 
 def test_only_pages_that_are_new_are_sent() -> None:
     table = SlotTable(2)
-    sequence = Sequence(id="a", tokens=[1], num_prompt=1, arrival=0)
+    sequence = Sequence(id="a", tokens=[1], num_prompt=1, standing=Standing(0))
     sequence.lease = make_lease([5, 6])
     slots = table.assign([sequence])
 

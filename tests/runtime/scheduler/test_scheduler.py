@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 import bough
 from bough.radix import PrefixCache
 from bough.runtime.protocol.config import SchedulerLimits
-from bough.runtime.scheduler.scheduler import Advance, Plan, Scheduler, Sequence, Work
+from bough.runtime.scheduler.scheduler import Advance, Plan, Scheduler, Scoring, Sequence, Standing, Work
 
 from ...support.fakes import FakeModel, advance, reference
 
 VOCAB = 3
 
 
-def sequence(name: str, tokens: list[int], arrival: int = 0, **fields: object) -> Sequence:
-    return Sequence(id=name, tokens=list(tokens), num_prompt=len(tokens), arrival=arrival, **fields)  # type: ignore[arg-type]
+def sequence(
+    name: str, tokens: list[int], arrival: int = 0, *, deadline: float | None = None, **fields: object
+) -> Sequence:
+    standing = Standing(arrival, deadline=deadline)
+    return Sequence(id=name, tokens=list(tokens), num_prompt=len(tokens), standing=standing, **fields)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -272,7 +275,7 @@ def test_scoring_asks_for_the_logits_of_each_position_before_a_scored_token(star
     tokens = [i % VOCAB for i in range(24)]
     simulation.add(sequence("warm", tokens, 0), 1)
     simulation.run()
-    scored = sequence("score", tokens, 1, score_from=start)
+    scored = sequence("score", tokens, 1, score=Scoring(start))
     simulation.scheduler.add(scored)
     positions: list[int] = []
     while scored.num_computed < len(tokens) - 1:
@@ -314,17 +317,19 @@ def test_a_last_token_in_place_of_the_drawn_one_is_not_published_as_computed() -
 
 def test_a_sequence_checks_its_counts_at_birth_and_after_a_rewind() -> None:
     with pytest.raises(AssertionError):
-        Sequence("s", [1, 2, 3], 3, 0, num_computed=1, num_settled=2)
+        Sequence("s", [1, 2, 3], 3, Standing(0), num_computed=1, num_settled=2)
     with pytest.raises(AssertionError):
-        Sequence("s", [1, 2, 3], 3, 0, num_computed=4)
-    sequence = Sequence("s", [1, 2, 3], 3, 0, num_computed=3, num_settled=2)
+        Sequence("s", [1, 2, 3], 3, Standing(0), num_computed=4)
+    sequence = Sequence("s", [1, 2, 3], 3, Standing(0), num_computed=3, num_settled=2)
     with pytest.raises(AssertionError):
         sequence.rewind(4)
 
 
 def test_the_scheduler_alone_changes_a_sequence() -> None:
     fields = "|".join(Sequence.__dataclass_fields__)
-    change = re.compile(rf"\bsequence\.(?:(?:{fields})(?:\[.*\])? *[-+]?= |tokens\.\w+\(|drafts\.\w+\(|rewind\()")
+    change = re.compile(
+        rf"\bsequence\.(?:(?:{fields})(?:\[.*\])? *[-+]?= |tokens\.\w+\(|drafts\.\w+\(|standing\.\w+ *[-+]?= |rewind\()"
+    )
     assert change.search("work.sequence.num_computed = 3") and change.search("sequence.drafts.clear()")
     runtime = Path(bough.__file__).parent / "runtime"
     files = [file for file in runtime.rglob("*.py") if file.parent.name != "scheduler"]

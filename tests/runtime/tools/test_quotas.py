@@ -133,7 +133,7 @@ def test_calls_left_alone_count_for_who_left_them(slow: Gated) -> None:
     _, found = start(runner, Tool("quick", lambda: "quick"), STRANGER)
     wait_until(lambda: found == ["quick"])
     slow.gate.set()
-    wait_until(lambda: runner._num_abandoned == 0)
+    wait_until(lambda: runner._left_alone.total == 0)
     _, found = start(runner, Tool("quick", lambda: "quick"), HOG)
     wait_until(lambda: found == ["quick"])
     runner.close()
@@ -159,13 +159,13 @@ def test_what_is_awaited_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
         return "late"
 
     tickets, _ = start(runner, Tool("stay", stay), HOG, 2)
-    wait_until(lambda: runner._num_async == 2)
+    wait_until(lambda: runner._awaited.total == 2)
     with pytest.raises(OverloadedError, match="of this program wait"):
         start(runner, Tool("stay", stay), HOG)
     _, found = start(runner, Tool("quick", lambda: "quick"), OTHER)
     wait_until(lambda: found == ["quick"])
     for ticket in tickets:
         runner.abandon(ticket)
-    wait_until(lambda: runner._num_async == 0)
+    wait_until(lambda: runner._awaited.total == 0)
     start(runner, Tool("quick", lambda: "quick"), HOG)
     runner.close()

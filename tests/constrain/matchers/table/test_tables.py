@@ -160,5 +160,5 @@ def test_what_is_kept_of_a_table_has_a_bound(compiler: GrammarCompiler, monkeypa
     fresh = RegularTables(compiler.tokens).grammar(compile_regular(word), grammar.plain)
     for _ in range(2):
         assert [list(fresh.forced(state)) for state in range(fresh.moves.num_states)] == found
-        assert sum(map(len, fresh._forced.values())) <= 100
+        assert sum(map(len, fresh._forced.of.values())) <= 100
     assert fresh.num_bytes < grammar.num_bytes
