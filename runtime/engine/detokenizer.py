@@ -65,15 +65,10 @@ class Detokenizer:
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._automaton = _automaton(tuple(text for text in stop if text))
-        self._state = self._automaton.start
-        self._regex = _RegexSearch(stop_regex) if stop_regex is not None else None
-        self._searching = self._regex is not None or any(stop)
-        self._waiting: list[int] | None = [] if at_end and not self._searching else None
-        self._best: _Match | None = None
+        self._stops = _StopSearch(stop, stop_regex) if stop_regex is not None or any(stop) else None
+        self._waiting: list[int] | None = [] if at_end and self._stops is None else None
         self._held = ""  # characters not returned yet
         self._released = 0  # characters returned; what is held begins here
-        self._seen = 0  # characters searched
         self._finished = False
         self._parts: list[str] = []
 
@@ -130,48 +125,27 @@ class Detokenizer:
         self._finished = True
         if self.matched is not None:
             return delta
-        if self._regex is not None:
-            self._keep_earlier(self._regex.finish())
-        return delta + (self._settle() if self._best is not None else self._release(len(self._held)))
+        best = None if self._stops is None else self._stops.finish()
+        return delta + (self._release(len(self._held)) if best is None else self._settle(best))
 
     def _take(self, text: str, *, stops_count: bool) -> str:
         """Adds characters to the text and returns those that are certain."""
-        if not self._searching:  # nothing is ever held
+        stops = self._stops
+        if stops is None:  # nothing is ever held
             self._released += len(text)
             if text:
                 self._parts.append(text)
             return text
         self._held += text
         for char in text:
-            self._advance(char, stops_count=stops_count)
-            if self._best is not None and self._best.start <= self._seen - self._state.depth:
-                return self._settle()
-        certain = self._seen - self._state.depth
-        if self._best is not None:
-            certain = min(certain, self._best.start)
-        if self._regex is not None:
-            certain = min(certain, self._regex.live_from)
-        return self._release(certain - self._released)
+            if (match := stops.advance(char, stops_count=stops_count)) is not None:
+                return self._settle(match)
+        return self._release(stops.certain - self._released)
 
-    def _advance(self, char: str, *, stops_count: bool) -> None:
-        """Looks for stops that end with this character, and keeps the one that begins first."""
-        self._seen += 1
-        self._state = self._automaton.advance(self._state, char)
-        by_regex = self._regex.advance(char) if self._regex is not None else None
-        if stops_count and self._state.found is not None:
-            self._keep_earlier(_Match(self._seen - len(self._state.found), self._seen, self._state.found))
-        if stops_count:
-            self._keep_earlier(by_regex)
-
-    def _keep_earlier(self, match: _Match | None) -> None:
-        if match is not None and (self._best is None or match.start < self._best.start):
-            self._best = match
-
-    def _settle(self) -> str:
-        """Ends the text at the best match."""
-        assert self._best is not None
-        self.matched = self._best.text
-        end = self._best.stop if self._include_stop else self._best.start
+    def _settle(self, match: _Match) -> str:
+        """Ends the text at `match`."""
+        self.matched = match.text
+        end = match.stop if self._include_stop else match.start
         delta = self._release(end - self._released)
         self._held = ""
         return delta
@@ -183,6 +157,47 @@ class Detokenizer:
         if delta:
             self._parts.append(delta)
         return delta
+
+
+class _StopSearch:
+    """Search for the stop that begins first in a text that comes character by character."""
+
+    def __init__(self, stop: tuple[str, ...], stop_regex: str | None) -> None:
+        self._automaton = _automaton(tuple(text for text in stop if text))
+        self._state = self._automaton.start
+        self._regex = None if stop_regex is None else _RegexSearch(stop_regex)
+        self._best: _Match | None = None  # of those found so far
+        self._seen = 0  # characters searched
+
+    def advance(self, char: str, *, stops_count: bool) -> _Match | None:
+        """The match that ends the text, once none can begin before it any more."""
+        self._seen += 1
+        self._state = state = self._automaton.advance(self._state, char)
+        by_regex = None if self._regex is None else self._regex.advance(char)
+        if stops_count and state.found is not None:
+            self._keep_earlier(_Match(self._seen - len(state.found), self._seen, state.found))
+        if stops_count:
+            self._keep_earlier(by_regex)
+        best = self._best
+        return best if best is not None and best.start <= self._seen - state.depth else None
+
+    @property
+    def certain(self) -> int:
+        """Characters that no stop begins in."""
+        certain = self._seen - self._state.depth
+        if self._best is not None:
+            certain = min(certain, self._best.start)
+        return certain if self._regex is None else min(certain, self._regex.live_from)
+
+    def finish(self) -> _Match | None:
+        """The match that ends the text, now that nothing follows."""
+        if self._regex is not None:
+            self._keep_earlier(self._regex.finish())
+        return self._best
+
+    def _keep_earlier(self, match: _Match | None) -> None:
+        if match is not None and (self._best is None or match.start < self._best.start):
+            self._best = match
 
 
 class _RegexSearch:

@@ -33,6 +33,38 @@ from .gpu_slots import DeviceState, Slot, SlotTable, page_changes
 from .runner import DrawSpec, Pass, build_batch
 
 
+class _DecodeTensors:
+    """Tensors of decode steps that stay where they are, so that graphs find them, for up to R rows in as many slots.
+
+    rows      int32 [R]    the slot of each row; 0 pads
+    inputs    of the model, for each row
+    drawn     int64 [R]    the token drawn for each row
+    off       what rows that nobody fills in are drawn by
+    """
+
+    def __init__(self, max_num_seqs: int, device: torch.device) -> None:
+        self.rows = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self.inputs = DecodeInputs.empty(max_num_seqs, device)
+        self.drawn = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self.off = SampleRows.greedy(max_num_seqs, device)
+        self._seated: list[int] = []
+        self._logits: torch.Tensor | None = None
+
+    def seat(self, row_slots: list[int]) -> None:
+        """Says which slot each row is of, if that has changed."""
+        if self._seated != row_slots:
+            (rows,) = upload(self.rows.device, np.array(row_slots, np.int32))
+            self.rows[: len(row_slots)].copy_(rows)
+            self._seated = row_slots
+
+    def logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Returns a copy of `logits` [size, V], in float32, that stays."""
+        if self._logits is None:
+            shape = len(self.rows), logits.shape[1]
+            self._logits = torch.empty(shape, dtype=torch.float32, device=self.rows.device)
+        return self._logits[: len(logits)].copy_(logits)
+
+
 class GpuPasses:
     """`PassRunner` over a model on a GPU.
 
@@ -61,7 +93,6 @@ class GpuPasses:
         self._model = model
         self._attention = attention
         self._drawing = drawing
-        self._page_size = attention.shape.page_size
         self.device = device = attention.page_table.device
         max_num_seqs = len(attention.page_table) - 1
         self._replays = replays
@@ -69,12 +100,7 @@ class GpuPasses:
         self._sizes = graph_sizes(max_num_seqs)
         self._slots = SlotTable(max_num_seqs)
         self._state = DeviceState(max_num_seqs + 1, device)
-        self._inputs = DecodeInputs.empty(max_num_seqs, device)
-        self._rows = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        self._row_slots: list[int] = []
-        self._drawn = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self._off = SampleRows.greedy(max_num_seqs, device)
-        self._logits: torch.Tensor | None = None
+        self._tensors = _DecodeTensors(max_num_seqs, device)
         self._grammars = grammars
 
     @torch.inference_mode()
@@ -125,7 +151,7 @@ class GpuPasses:
         self._prepare(plan, slots, specs)
         shared = self._shared_reads.update(plan.work, slots) if self._shared_reads is not None else None
         size = next(size for size in self._sizes if size >= len(slots))
-        self._seat([slot.index for slot in slots] + [0] * (size - len(slots)))
+        self._tensors.seat([slot.index for slot in slots] + [0] * (size - len(slots)))
         if specs is None:
             logits = self._replays.run(("logits", size, shared is None), lambda: self._score(size, shared))
             return GpuPass(self, plan, slots, iter([logits[: len(slots)]]))
@@ -152,10 +178,10 @@ class GpuPasses:
         order = list(range(len(slots)))
         shared: tuple[SharedPrefix, ...] = ()
         if self._shared_reads is not None:
-            order, shared = arrange(plan.work, self._page_size)
+            order, shared = arrange(plan.work, self._attention.shape.page_size)
         works = [plan.work[index] for index in order]
         indices = np.array([slots[index].index for index in order], np.int32)
-        batch = build_batch(Plan(works, [], []), self._page_size, indices, shared)
+        batch = build_batch(Plan(works, [], []), self._attention.shape.page_size, indices, shared)
         self._attention.plan(batch.attention)
         tokens, positions, logit_rows, fed, fed_slots = upload(
             self.device,
@@ -200,36 +226,28 @@ class GpuPasses:
         if news:
             self._grammars.put([slot for slot, _ in news], [matcher for _, matcher in news])
 
-    def _seat(self, row_slots: list[int]) -> None:
-        """Says which slot each row is of, if that has changed."""
-        if self._row_slots != row_slots:
-            (rows,) = upload(self.device, np.array(row_slots, np.int32))
-            self._rows[: len(row_slots)].copy_(rows)
-            self._row_slots = row_slots
-
     def _hidden(self, size: int, shared: PaddedWork[torch.Tensor] | None) -> torch.Tensor:
         """The model's last states for the tokens drawn last in the first `size` rows, [size, hidden_size]."""
-        rows, inputs, state = self._rows[:size], self._inputs.first(size), self._state
-        self._drawing.begin(rows, state.last_token, state.position, self._attention.page_table, self._page_size, inputs)
-        self._attention.plan_decode(DecodeRows(rows, inputs.context_len, inputs.write_slot, shared))
-        return self._model.forward(inputs.tokens, inputs.positions, self._attention)
+        rows, inputs = self._tensors.rows[:size], self._tensors.inputs.first(size)
+        state, attention = self._state, self._attention
+        page_size = attention.shape.page_size
+        self._drawing.begin(rows, state.last_token, state.position, attention.page_table, page_size, inputs)
+        attention.plan_decode(DecodeRows(rows, inputs.context_len, inputs.write_slot, shared))
+        return self._model.forward(inputs.tokens, inputs.positions, attention)
 
     def _score(self, size: int, shared: PaddedWork[torch.Tensor] | None) -> torch.Tensor:
         """Logits of one more token of each of the first `size` rows; `keep` moves the rows on."""
-        logits = self._model.logits(self._hidden(size, shared), keep_dtype=True)
-        if self._logits is None:
-            self._logits = torch.empty(self._sizes[-1], logits.shape[1], dtype=torch.float32, device=self.device)
-        return self._logits[:size].copy_(logits)
+        return self._tensors.logits(self._model.logits(self._hidden(size, shared), keep_dtype=True))
 
     def _decode(self, size: int, shared: PaddedWork[torch.Tensor] | None, filters: bool, tables: bool) -> torch.Tensor:
         """One token of each of the first `size` rows, drawn and kept for the next step.
 
         With `tables` there may be rows that are constrained by one.
         """
-        rows, inputs, state = self._rows[:size], self._inputs.first(size), self._state
-        drawn = self._drawn[:size]
+        rows, inputs, state = self._tensors.rows[:size], self._tensors.inputs.first(size), self._state
+        drawn = self._tensors.drawn[:size]
         logits = self._model.logits(self._hidden(size, shared), keep_dtype=True)
-        sample_rows = state.sample_rows(rows, inputs.draw_positions, self._off.select(slice(0, size)))
+        sample_rows = state.sample_rows(rows, inputs.draw_positions, self._tensors.off.select(slice(0, size)))
         found = SampleTables()
         if tables:
             sample_rows = replace(sample_rows, mask_row=self._grammars.mask_rows(rows))
@@ -242,7 +260,7 @@ class GpuPasses:
 
     def draw(self, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None) -> tuple[torch.Tensor, Draws | None]:
         """See torch_sampler.draw_rows."""
-        return draw_rows(self._drawing.draw, logits, rows, masks, self._off.select(slice(0, len(rows))))
+        return draw_rows(self._drawing.draw, logits, rows, masks, self._tensors.off.select(slice(0, len(rows))))
 
     def keep(self, plan: Plan, slots: list[Slot], tokens: torch.Tensor, rows: Sequence[Row]) -> None:
         """Puts the tokens drawn from a pass of any shape where the next pass finds them; `tokens` int64 [R].
