@@ -68,7 +68,7 @@ class Finding:
 
     @property
     def fault(self) -> str | None:
-        """Why this must not be launched, if so."""
+        """Reason why this must not be launched; None if it may be."""
         limit = SHARED_LIMIT[self.target] * 1024
         if self.error is not None:
             return self.error

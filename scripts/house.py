@@ -7,7 +7,8 @@ depth; no module is a fragment, that is, each is imported by two others, or has 
 its folder (named like it, `__init__`, `__main__`, or an entry point), or stands in ALONE with its reason.
 
 Warnings: files over 700 lines, classes over 15 attributes of state, class names that one folder tree uses twice. How
-complex a function may be is ruff's affair. With `--strict`, fragments break the rules too. `--against` shows the
+complex a function may be is ruff's affair. With `--strict`, fragments and docstrings that begin like a question (What,
+Who, Whether) instead of with a verb or a noun of the field break the rules too. `--against` shows the
 lines of each folder beside those of a revision.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -33,6 +35,9 @@ COUNTED = {".py", ".c", ".h", ".html", ".css", ".js", ".j2", ".jinja"}
 
 COMMANDS = ("main", "bench", "chat", "deploy", "pull", "run", "schema", "serve")
 
+RIDDLES = re.compile(r"\W*(What|Who|Whose|Whether|How|Where|Which|When|Why|Nobody|Of|As) ")
+"""Beginnings of docstrings that leave open what is described."""
+
 DATA = frozenset({"tests/data"})
 """Folders of data, trees and all, that may have any number of entries."""
 
@@ -40,6 +45,7 @@ ALONE: Mapping[str, str] = {
     "constrain/matchers/tagged/matcher.py": "test_compile.py beside it tests both the matcher and its compiler",
     "constrain/regex/assertions.py": "with patterns.py, which alone imports it, over 700 lines",
     "constrain/regex/number_texts.py": "with numbers.py, which alone imports it, over 700 lines",
+    "runtime/programs/engine_machine.py": "the engine's side of the port; its tests bear the names of what it serves",
     "server/openai/readers.py": "a stage of a request of its own: tool calls and reasoning out of the text",
 }
 """Modules that would be fragments, and why each is one nevertheless."""
@@ -153,6 +159,19 @@ class House:
             for node in ast.walk(self._tree(other)):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bough."):
                     yield from self._file((node.module or "").split(".")[1:])
+
+    def riddles(self) -> list[str]:
+        """Docstrings, of the tests too, that begin like a question; with file and line."""
+        trees = {path: self._tree(path) for path in self.paths if path.endswith(".py")}
+        return [
+            f"{path}:{node.lineno} {node.value.value.strip().splitlines()[0]}"
+            for path, tree in trees.items()
+            for owner in ast.walk(tree)
+            if isinstance(body := getattr(owner, "body", None), list)
+            for node in body
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            if isinstance(node.value.value, str) and RIDDLES.match(node.value.value)
+        ]
 
     # Lists
 
@@ -284,7 +303,7 @@ def print_lines(root: Path, revision: str | None) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--strict", action="store_true", help="fail for fragments and unfinished folders, too")
+    parser.add_argument("--strict", action="store_true", help="fail for fragments and riddles, too")
     parser.add_argument("--against", metavar="REV", help="show the lines at a revision beside those of now")
     options = parser.parse_args()
     root = Path(__file__).resolve().parent.parent
@@ -303,8 +322,9 @@ def report_rules(house: House, *, strict: bool) -> bool:
     show(f"Folders with more than {MAX_ENTRIES} entries", [f"{folder}: {count}" for folder, count in crowded.items()])
     show("Circles of imports", [" <-> ".join(circle) for circle in cycles])
     show("Fragments", [house.described(path) for path in sorted(fragments, key=house.lines)])
+    show("Docstrings that begin like a question", riddles := house.riddles())
     show("Unnecessary reasons in ALONE", stale := [path for path in ALONE if path not in house.alone()])
-    return bool(crowded or cycles or (strict and (fragments or stale)))
+    return bool(crowded or cycles or (strict and (fragments or riddles or stale)))
 
 
 def report_lists(house: House) -> None:

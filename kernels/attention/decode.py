@@ -34,7 +34,7 @@ _SPLITS_PER_PROCESSOR = 3
 32 to 64 KiB of reads in flight; a latency of 1 us at 4.3 TB/s takes 33 KiB a multiprocessor."""
 
 _MAX_SPLITS = 65535
-"""Of one launch: the most programs that its second dimension may have."""
+"""Most programs in the second dimension of one launch."""
 
 
 @triton.jit(do_not_specialize=["batch", "target", "window"])

@@ -24,7 +24,7 @@ MAX_LIKELIEST = 20
 
 
 STAGES = ("plan", "norm", "qkv", "store", "attention", "out", "expand", "down", "head")
-"""Of a forward pass: what `Batch.seconds`, if it is not null, counts."""
+"""Parts of a forward pass that `Batch.seconds`, if it is not null, counts."""
 
 
 class Weight(ctypes.Structure):

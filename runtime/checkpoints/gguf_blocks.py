@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.floating]
 
 
 class _Blocks(NamedTuple):
-    """Of B blocks of n numbers with g scales each: scale * code, plus a minimum where there is one."""
+    """B blocks of n numbers with g scales each: scale * code, plus a minimum where there is one."""
 
     codes: npt.NDArray[np.integer]  # [B, n]
     scales: Floats  # [B, g]

@@ -20,7 +20,7 @@ Event = TypeVar("Event", RequestOutput, ProgramEvent)
 
 
 class Starter(Protocol):
-    """What requests and programs are given to, and taken back from.
+    """Engine as clients see it: takes requests and programs, and takes them back.
 
     `start_...` may refuse by an exception or by the first event; if it does not raise, a terminal event always comes.
     """

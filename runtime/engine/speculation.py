@@ -53,7 +53,7 @@ MAX_CONTENT = 16
 MAX_DEPTH = 16
 """Open containers that are told apart, the innermost ones."""
 MAX_LINKS = 8192
-"""Of one constraint. A link and the place it leads to take some 700 bytes."""
+"""Links of one constraint, at most. A link and the place it leads to take some 700 bytes."""
 MAX_CONSTRAINTS = 16
 MAX_STREAK = 31
 STREAK_CHANCES = (0.0, 0.4, 0.65, 0.8, 0.9, 0.96)

@@ -117,7 +117,7 @@ def native_target(config: EngineConfig) -> NativeTarget:
 
 
 def obstacle_to_native(config: EngineConfig, device: str) -> RequestError | None:
-    """Why the CPU library cannot run, whatever the model: a setting, or this machine."""
+    """Reason why the CPU library cannot run, whatever the model: a setting, or this machine."""
     for name, value, possible in (
         ("device", device, ("cpu",)),
         ("dtype", config.dtype, ("auto",)),

@@ -37,7 +37,7 @@ def start_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Of garbage: what is loaded is hundreds of thousands of objects, none of which is any."""
+    """Stops the collection of garbage: what is loaded is hundreds of thousands of objects, none of which is any."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -88,7 +88,7 @@ class NativeDecoder:
         return self.config.head_dim
 
     def kv_bytes(self, num_tokens: int, kv_bits: int) -> tuple[int, int]:
-        """Of tokens' keys (the same of their values), and of the scales of both, in all layers."""
+        """Sizes of tokens' keys (the same of their values), and of the scales of both, in all layers."""
         heads = num_tokens * self.num_layers * self.num_kv_heads
         return heads * self.head_dim * kv_bits // 8, heads * 2 * 4
 
@@ -98,7 +98,7 @@ class NativeDecoder:
 
     @property
     def layer_bits(self) -> float:
-        """Of a layer's weight on average, scales included."""
+        """Bits of a layer's weight on average, scales included."""
         layers = (native.Layer * self.num_layers).from_address(self.struct.layers)
         weights = [getattr(layer, name) for layer in layers for name, _ in _MATRICES]
         num_bytes = sum(self.library.weight_bytes(weight.format, weight.rows, weight.columns) for weight in weights)

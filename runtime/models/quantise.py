@@ -52,7 +52,7 @@ class QuantisedLinear:
 
     @property
     def num_parameters(self) -> int:
-        """Of the weight and the bias."""
+        """Numbers in the weight and the bias."""
         return self.weight.shape[0] * self.weight.shape[1] + (0 if self.bias is None else self.bias.numel())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ class StackedLinear:
 
     @property
     def num_parameters(self) -> int:
-        """Of the weights and biases."""
+        """Numbers in the weights and biases."""
         return sum(part.num_parameters for part in self.parts)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

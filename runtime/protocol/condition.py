@@ -17,7 +17,7 @@ MAX_DEPTH = 32
 MAX_NUMBER_CHARS = 64
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
-"""Of a value, a tool, an argument; errors quote names. The bound holds where programs come in as data."""
+"""Longest name of a value, a tool, an argument; errors quote names. The bound holds where programs come in as data."""
 
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """Integers that fit into a message between processes."""

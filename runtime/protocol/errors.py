@@ -62,7 +62,7 @@ class DeviceLostError(EngineStoppedError):
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request failed: a stable code, a sentence, and the field to blame if there is one."""
+    """Reason why a request failed: a stable code, a sentence, and the field to blame if there is one."""
 
     code: str
     message: str
@@ -100,7 +100,7 @@ def to_exception(error: ErrorInfo) -> BoughError:
 
 
 MAX_MESSAGE_CHARS = 2000
-"""Of an error as data: errors may quote errors, and names."""
+"""Longest text in an error as data: errors may quote errors, and names."""
 
 
 def to_info(error: BoughError) -> ErrorInfo:

@@ -24,8 +24,8 @@ MAX_MATCHED_CHARS = 32_768
 """A text that is longer is not looked at: a character takes about a microsecond."""
 
 MAX_NESTED_COUNTS = 1024
-"""Of counts in each other the product: `(a{0,9}){0,9}` has 81. What such a pattern can still become after a character
-grows with it, and so does the time that a character takes: to a second, if nothing bounds it."""
+"""Largest product of counts in each other: `(a{0,9}){0,9}` has 81. What such a pattern can still become after a
+character grows with it, and so does the time that a character takes: to a second, if nothing bounds it."""
 
 MAX_KEPT = 256
 

@@ -31,10 +31,10 @@ from .rewrite import Parts, condition_of, joined, operands, parts_in, rewrite, w
 
 MAX_ARGUMENT_CHARS = 4_000_000
 MAX_FILLED_CHARS = 2 * MAX_ARGUMENT_CHARS
-"""Of all that arguments are written as in one program and its result. A template can have a hole for one many times."""
+"""Most characters that arguments are written as in one program and its result. A template can repeat a hole."""
 
 CHECK_TIMEOUT_S = 5.0
-"""Of the processor's time, for looking at the arguments of one call."""
+"""Processor time for looking at the arguments of one call."""
 
 TOO_DEEP = "its blocks and conditions are nested too deeply"
 

@@ -29,7 +29,7 @@ from ..protocol.template import (
 from ..tokenizer.reasoning import Marks, split_reasoning
 
 MAX_RESULT_CHARS = 1 << 25
-"""Of a result, and of the values that are kept for it. A short template can name a long value many times."""
+"""Most characters of a result, and of the values that are kept for it. A short template can repeat a long value."""
 
 JSON_WEIGHT = 8
 """Bytes counted for a character of a text that is read as JSON: the values take more room than the text."""

@@ -11,7 +11,7 @@ from ..protocol.errors import EngineError, RequestError
 from .registry import ToolCall
 
 MAX_ARGUMENT_CHARS = 1 << 20
-"""Of all arguments of one call."""
+"""Most characters of all arguments of one call."""
 
 MAX_DEPTH = 16
 

@@ -30,7 +30,7 @@ IMPORT = "import time; started = time.perf_counter(); import bough; print(time.p
 
 MODEL = "smollm2-135m"
 BUSY = 6.0
-"""How much longer things may take where the machine is shared, as it is when all tests run."""
+"""Factor by which things may take longer where the machine is shared, as it is when all tests run."""
 
 
 def python(program: str) -> str:

@@ -108,7 +108,7 @@ Talk = Callable[..., str]
 
 @pytest.fixture
 def talk(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Talk:
-    """What a chat prints for these lines, in this process."""
+    """Returns what a chat prints for these lines, in this process."""
 
     def run(*lines: str, options: tuple[str, ...] = ()) -> str:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(line + "\n" for line in lines)))
@@ -207,7 +207,7 @@ def test_pulling_what_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Terminal(io.StringIO):
-    """Where a bar is shown: in a file there is none."""
+    """A stream that shows bars, unlike a file."""
 
     def isatty(self) -> bool:
         return True

@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """What `bough run` prints to standard output and error."""
+    """Returns what `bough run` prints to standard output and error."""
     file = tmp_path / "program_to_run.py"
     file.write_text(PROGRAM)
 

@@ -183,3 +183,25 @@ def test_no_circles_and_no_crowded_folders(script: ModuleType, repository: Path)
     house = script.House.at(repository)
     assert len(house.modules) > 100
     assert not script.report_rules(house, strict=False)
+
+
+# Docstrings
+
+
+@pytest.mark.parametrize(
+    ("docstring", "is_riddle"),
+    [
+        ("Returns the pages on the path.", False),
+        ("Whatever comes.", False),
+        ("Whether a page is free.", True),
+        ("\\n    Who listens.", True),
+        ("Of all of them.", True),
+    ],
+)
+@pytest.mark.parametrize("place", ["lang/errors.py", "tests/lang/test_errors.py"])
+def test_docstrings_that_begin_like_questions(
+    house: House, script: ModuleType, docstring: str, is_riddle: bool, place: str
+) -> None:
+    found = house({place: f'class A:\n    def b(self):\n        """{docstring}"""\n'})
+    assert [riddle.split(" ")[0] for riddle in found.riddles()] == [f"{place}:3"] * is_riddle
+    assert broken(found, script) == is_riddle

@@ -30,7 +30,7 @@ class Sequence:
 
 
 Work: TypeAlias = "list[tuple[Sequence, int]]"
-"""Who brings how many new tokens."""
+"""Numbers of new tokens, by sequence."""
 
 
 @dataclass
@@ -114,7 +114,7 @@ def make_shape(page_size: int, *, num_kv_heads: int = 1, dtype: torch.dtype = to
 
 
 def make_backend(shape: KVShape, **options: Any) -> TritonAttention:
-    """Whose cache is poisoned where nothing has been written, but for the null page."""
+    """A runner whose cache is poisoned where nothing has been written, but for the null page."""
     backend = TritonAttention(shape, DEVICE, max_num_seqs=15, max_model_len=1024, **options)
     for cache in (backend.keys, backend.values):
         cache[:, shape.page_size :] = NAN

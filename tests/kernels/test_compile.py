@@ -27,7 +27,7 @@ OLDEST = Path(sys.prefix) / "triton-oldest"
 
 @pytest.fixture(scope="module", params=["installed", "oldest"])
 def findings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What the check finds in a process of its own: in this one kernels may be interpreted."""
+    """Runs the check in a process of its own: in this one kernels may be interpreted."""
     folder = tmp_path_factory.mktemp("compile")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONSAFEPATH": "1"}
@@ -181,7 +181,7 @@ def test_faults_and_their_table() -> None:
 
 
 VARYING = {"T", "num_rows", "batch", "num_tokens"}
-"""What kernels call a number that differs from step to step."""
+"""Names of numbers that differ from step to step."""
 
 
 def compiled_anew(source: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What every other kernel test rests on: products and conversions of all float types, as torch has them."""
+"""Products and conversions of all float types are torch's: every other kernel test rests on this."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _neighbours(dtype: torch.dtype) -> torch.Tensor:
 
 
 def right_conversion(values: torch.Tensor, target: str) -> torch.Tensor:
-    """As torch converts; but 8-bit floats saturate, also at infinities."""
+    """Converts as torch does; but 8-bit floats saturate, also at infinities."""
     if target in NARROW and values.dtype.itemsize > 1:
         values = values.float().clamp(-_largest(target), _largest(target))
     return values.float().to(FLOATS[target])
@@ -116,7 +116,7 @@ def _largest(name: str) -> float:
 
 
 def same(found: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Where two tensors are equal: to the bit, any NaN being as good as another."""
+    """Mask of where two tensors are equal: to the bit, any NaN being as good as another."""
     bits = BITS[right.dtype.itemsize]
     return (found.view(bits) == right.view(bits)) | (found.float().isnan() & right.float().isnan())
 

@@ -40,7 +40,7 @@ def chain(previous: int, token: int) -> int:
 
 
 def origin(namespace: str) -> int:
-    """What is read at the position before the first."""
+    """Value that is read at the position before the first."""
     return zlib.crc32(b"namespace " + namespace.encode())
 
 
@@ -279,7 +279,7 @@ class Episode:
     # The check: everything recounted from the tree's nodes, the free list, the open leases and the slots.
 
     def _longest_prefix(self, generation: Generation, limit: int | None) -> int:
-        """What a match must find, from the set of all prefixes that are in the tree."""
+        """Returns what a match must find, from the set of all prefixes that are in the tree."""
         size = self.page_size
         stop = len(generation.tokens) - 1
         stop = stop if limit is None else min(stop, limit)

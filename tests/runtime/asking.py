@@ -1,4 +1,4 @@
-"""What the tests of clients ask of an engine, and what has to be true afterwards."""
+"""Requests that the tests of clients make of an engine, and checks of what has to be true afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the engine share: requests, somebody who listens, and what a clean engine is."""
+"""Requests, listeners and checks of a clean engine, for the tests of the engine."""
 
 from __future__ import annotations
 

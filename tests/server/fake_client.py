@@ -81,7 +81,7 @@ class ByteTokenizer:
 
 @dataclass
 class Script:
-    """What the engine does with a request.
+    """Outcome of a request, as the engine would have it.
 
     pieces    texts of the outputs, one each
     delay_s   before each

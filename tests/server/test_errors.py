@@ -162,7 +162,7 @@ def test_the_list_of_bad_requests() -> None:
 
 
 def problems(server: Running, row: dict[str, Any]) -> list[str]:
-    """What is wrong with the answer. (Sent by hand: some rows lie about their length.)"""
+    """Returns what is wrong with the answer. (Sent by hand: some rows lie about their length.)"""
     headers = {"authorization": "Bearer test-key", "content-type": "application/json", **row.get("headers", {})}
     data = wire(row)
     headers.setdefault("content-length", str(len(data)))

@@ -1,4 +1,4 @@
-"""How long other threads wait for the interpreter while an engine decodes, seen by one that sleeps and looks up.
+"""Time that other threads wait for the interpreter while an engine decodes, seen by one that sleeps and looks up.
 
 A gap between two looks is bounded from above by what the engine's thread computed in it: what is longer was the doing
 of the machine, or of other processes. The switch interval is the one that loading an engine sets.

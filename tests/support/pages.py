@@ -11,7 +11,7 @@ from typing import Any
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DEPLOY = re.compile(r"^\$ \.venv/bin/bough (deploy .*)$", re.MULTILINE)
 MARK = "\x1e"
-"""What a marked script prints after each of its blocks."""
+"""Output of a marked script after each of its blocks."""
 
 
 def blocks(text: str, language: str) -> list[str]:

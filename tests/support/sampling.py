@@ -15,7 +15,7 @@ _WORD = (1 << 64) - 1
 
 
 def host_sampler() -> Sampler:
-    """What engines on the CPU draw with here."""
+    """Sampler of the engines on the CPU."""
     library = load_library()
     if library is not None:
         return NativeSampler(library, Threads(library, 1))

@@ -46,7 +46,7 @@ class HeadShape:
 
     @property
     def token_bytes(self) -> int:
-        """Of one token's key and value, one head."""
+        """Size of one token's key and value, one head."""
         return 2 * self.head_dim * self.kv_itemsize
 
     @property

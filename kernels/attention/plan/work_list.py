@@ -47,7 +47,7 @@ _SPLIT_STEPS = (1, 2, 4)
 """Splits are tried that are to keep all programs busy for so many turns."""
 
 _GOOD_ENOUGH = 1.1
-"""Of an even share of all keys: a busiest program with no more than that is not worth looking for a better split."""
+"""Load, in even shares of all keys: with no more in the busiest program, a better split is not worth looking for."""
 
 
 @dataclass(frozen=True)

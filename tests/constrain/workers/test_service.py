@@ -215,7 +215,7 @@ def test_the_start_of_a_process_is_not_the_fault_of_its_task(
 
 def test_native_code_that_panics_fails_its_own_task(compiler: GrammarCompiler) -> None:
     class Panic(BaseException):
-        """What native code raises when it panics."""
+        """Exception that native code raises when it panics."""
 
     def panic(turn: Turn) -> None:
         raise Panic("at src/lib.rs")

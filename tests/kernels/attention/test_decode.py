@@ -21,7 +21,7 @@ from bough.kernels.attention.reference import ragged_attention
 
 NAN = float("nan")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Of the norm of the error, relative to the norm of the result."""
+"""Bound of the error's norm, relative to the norm of the result."""
 
 
 @dataclass
@@ -206,7 +206,7 @@ def test_a_context_is_split_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_splits_are_planned_anew_for_each_batch() -> None:
-    """As a captured graph does: the same memory, other lengths, fewer rows."""
+    """Runs like a captured graph: the same memory, other lengths, fewer rows."""
     splits = DecodeSplits(4, num_heads=1, num_kv_heads=1, head_dim=64, device=DEVICE)
     for contexts in ([900, 1, 0, 30], [5, 700], [3]):
         case = Case(contexts, heads=(1, 1))

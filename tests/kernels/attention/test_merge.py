@@ -42,7 +42,7 @@ def starts_of(lists: list[list[bool]]) -> list[int]:
 def merge_lists(
     lists: list[list[bool]], head_dim: int, *, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the kernel and what the reference make of the lists, on rows of a poisoned result in reverse order."""
+    """Results of the kernel and of the reference for the lists, on rows of a poisoned result in reverse order."""
     out, lse = partials(lists, head_dim, seed)
     rows = ints(list(range(2 * len(lists), 0, -2)))
     starts = ints(starts_of(lists))

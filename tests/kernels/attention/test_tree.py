@@ -128,7 +128,7 @@ class Case:
         return ragged_attention(queries, keys, values, scale=self.shape.head_dim**-0.5, window=window)
 
     def rows_of(self, row: int) -> np.ndarray:
-        """Where in q and `out` the queries of a sequence are."""
+        """Rows of a sequence's queries in q and `out`."""
         return self.query_rows[self.batch.query_start[row] : self.batch.query_start[row + 1]]
 
     def check(self, out: torch.Tensor, window: int | None = None) -> None:

@@ -26,10 +26,10 @@ NAN = float("nan")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 SCALE = 0.2
 UNUSED_PAGE = 2**30
-"""Where a page table holds nothing: reading there would be seen."""
+"""Page in a page table's empty entries: reading there would be seen."""
 
 Lengths = list[tuple[int, int]]
-"""Of each sequence the number of queries and of tokens."""
+"""The number of queries and of tokens of each sequence."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def test_partials_are_normalised_and_weighed_in_powers_of_two() -> None:
 
 
 def test_items_of_queries_that_lie_apart_and_keys_with_an_open_end() -> None:
-    """As for a tree: rows in any order, keys that queries of several sequences share, limits known to the device."""
+    """Like a tree's work: rows in any order, keys that several sequences' queries share, limits known to the device."""
     case = problem([(1, 130), (1, 200), (1, 90)], page_size=16)
     case.page_table[2, :5] = case.page_table[1, :5]
     case.page_table[3, :5] = case.page_table[1, :5]

@@ -30,7 +30,7 @@ class TreeBatch:
     num_pages: int
 
     def slots(self, row: int) -> list[int]:
-        """Where the keys of a sequence are, by position."""
+        """Slots of a sequence's keys, by position."""
         positions = range(self.context_len[row])
         return [self.pages[row][p // self.page_size] * self.page_size + p % self.page_size for p in positions]
 

@@ -63,7 +63,7 @@ def test_zeros_and_a_row_alone() -> None:
 @pytest.mark.parametrize("to", DTYPES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_no_number_stays_none(bad: float, to: torch.dtype) -> None:
-    """Who looks at the logits is to see it; the other rows are as they were."""
+    """The poisoned row shows in the logits; the other rows are as they were."""
     x = make_rows(3, 96, torch.bfloat16).clone()
     good = round_rows(x, to)[1]
     x[1, 40] = bad

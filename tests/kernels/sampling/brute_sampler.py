@@ -13,7 +13,7 @@ from bough.kernels.sampling.reference import SampleRows, SampleTables
 from tests.support.sampling import uniform
 
 MARGIN = 1e-5
-"""How far float32 moves a sum of probabilities, generously; borders closer than this have two right answers."""
+"""Error of a sum of probabilities in float32, generously; borders closer than this have two right answers."""
 
 
 @dataclass
@@ -129,7 +129,7 @@ def right_tokens(logits: torch.Tensor, draw: Draw) -> set[int]:
 
 
 def chi_square(tokens: list[int], probabilities: np.ndarray) -> bool:
-    """Whether the draws may well follow the probabilities: chi-square within 5 standard deviations, none impossible."""
+    """True if the draws may well follow the probabilities: chi-square within 5 standard deviations, none impossible."""
     counts = np.bincount(tokens, minlength=len(probabilities))
     if (counts[probabilities == 0] > 0).any():
         return False

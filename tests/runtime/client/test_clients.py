@@ -137,7 +137,7 @@ def test_leaving_a_program_drops_it(client: EngineClient) -> None:
 
 
 def test_a_program_that_another_thread_drops_ends(client: EngineClient) -> None:
-    """Who reads the events of a program does not wait for ever when its state is dropped."""
+    """A reader of a program's events does not wait for ever when its state is dropped."""
     endless = program(Text(0, ("x",)), Gen(0, "g", request(400).sampling), keep=True)
     events = client.run(endless)
     next(events)

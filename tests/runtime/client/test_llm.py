@@ -46,7 +46,7 @@ def llm(made: LLM) -> Iterator[LLM]:
 
 
 def _model(llm: LLM) -> Any:
-    """What computes the logits in its engine."""
+    """Returns what computes the logits in its engine."""
     runner: Any = llm._engine._runner
     return runner.model
 

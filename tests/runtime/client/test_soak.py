@@ -126,7 +126,7 @@ def make_program(index: int) -> tuple[Op, ...]:
 
 @dataclass
 class Heard:
-    """What was said of one request or program; nothing may be said after the end."""
+    """Outputs of one request or program; nothing may follow the end."""
 
     outputs: list[RequestOutput] = field(default_factory=list)
     events: list[ProgramEvent] = field(default_factory=list)
@@ -181,7 +181,7 @@ def place(**settings: Any) -> tuple[Engine, FakeRunner, Executor, Clock]:
 
 @functools.cache
 def cold() -> tuple[list[Heard], list[Heard]]:
-    """What each kind gets alone: no cache, no batch, no chunks, no drafts."""
+    """Answers that each kind gets alone: no cache, no batch, no chunks, no drafts."""
     engine, _, executor, _ = place(
         enable_prefix_caching=False, max_num_seqs=1, max_batch_tokens=2048, jump_forward=False
     )

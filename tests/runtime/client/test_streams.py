@@ -124,7 +124,7 @@ def test_an_error_that_quotes_errors_stays_short() -> None:
 
 
 def test_a_flood_of_events_leaves_the_loop_to_others() -> None:
-    """What comes while other events are delivered waits for the loop's next turn."""
+    """An event that comes while others are delivered waits for the loop's next turn."""
     num_delivered = 0
 
     async def main() -> None:

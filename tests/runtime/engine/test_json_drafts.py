@@ -1,4 +1,4 @@
-"""What answers share is found again whatever their values hold, in bounded memory; what is taught does no harm."""
+"""Parts that answers share are found again whatever their values hold, in bounded memory; no answer does harm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def taught(*texts: str, times: int = 1, max_links: int = 8192) -> Skeleton:
 
 
 def goes_on(skeleton: Skeleton, text: str, length: int = 40) -> str:
-    """What follows `text` as far as anything is known."""
+    """Returns what follows `text` as far as anything is known."""
     place, found = skeleton.start, bytearray()
     for token in text.encode():
         place = place.follow(token)

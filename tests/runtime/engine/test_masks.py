@@ -130,7 +130,7 @@ def test_what_ends_while_it_is_waited_for_again_is_in_the_step(num_drafts: int) 
 
 
 class Panic(BaseException):
-    """What native code raises when it panics."""
+    """Exception that native code raises when it panics."""
 
 
 def test_native_code_that_panics_ends_its_own_job(caplog: pytest.LogCaptureFixture) -> None:

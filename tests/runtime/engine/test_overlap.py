@@ -73,7 +73,7 @@ def test_values_that_are_closed_before_the_limit(ahead: int) -> None:
 
 @pytest.mark.parametrize("ahead", [0, 1, 4])
 def test_what_replaced_tokens_leave_in_the_cache_is_theirs(ahead: int) -> None:
-    """Who continues a text that was closed finds the keys of the tokens in it, not of those that were drawn."""
+    """A continuation of a text that was closed finds the keys of the tokens in it, not of those that were drawn."""
     engine, _ = fake_engine(ahead=ahead)
     closed = [SamplingParams(max_tokens=count, temperature=1.5, seed=count) for count in range(5, 25)]
     requests = [(prompt_of(index), params) for index, params in enumerate(closed)]

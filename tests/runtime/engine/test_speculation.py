@@ -77,7 +77,7 @@ def everything(heard: list[Heard]) -> list[tuple]:
 
 
 def requests(count: int = 60) -> list[Request]:
-    """Of every kind."""
+    """Requests of every kind."""
     rng = random.Random(1)
     grammars: list[GrammarSpec | None] = [
         None,

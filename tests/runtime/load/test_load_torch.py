@@ -1,4 +1,4 @@
-"""What an engine is put together from, by its settings."""
+"""Parts that an engine is put together from, by its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU's KV cache may take, and what is said if nothing is left."""
+"""Memory that a GPU's KV cache may take, and the error if nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the model tests share: a tiny engine over the reference backend, and small random checkpoints."""
+"""Fixtures of the model tests: a tiny engine over the reference backend, and small random checkpoints."""
 
 from __future__ import annotations
 

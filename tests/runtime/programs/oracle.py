@@ -262,7 +262,7 @@ class Oracle:
         return self.branches[number].values[name]
 
     def logprobs(self, prompt: Context, tokens: Context) -> list[float]:
-        """Of each of `tokens` after `prompt`."""
+        """Log-probabilities of each of `tokens` after `prompt`."""
         found = []
         for index, token in enumerate(tokens):
             found.append(float(self._logits([*prompt, *tokens[:index]]).double().log_softmax(0)[token]))

@@ -267,7 +267,7 @@ def test_joined_text_is_told_in_the_branch_that_wrote_it(executor: Executor) -> 
 
 
 def test_a_child_that_goes_on_after_a_join_keeps_its_own_places(executor: Executor) -> None:
-    """Where a piece lies in the parent does not count for the child that computes it first."""
+    """A piece's place in the parent does not count for the child that computes it first."""
     warm = "a" * 40
     trace(executor, [Text(0, (warm,)), Gen(0, "g", GREEDY)], "warm")
     ops: list[Op] = [

@@ -336,7 +336,7 @@ def test_without_deltas_values_are_the_same(place: Place) -> None:
 
 
 def test_without_deltas_what_had_come_of_a_value_is_told_when_it_ends_early(place: Place) -> None:
-    """Of the generation that fails, and of others that run then; not of those that were done."""
+    """Tokens are told of the generation that fails, and of others that run then; not of those that were done."""
     endless = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
     ops: list[Op] = [
         Text(0, ("Say ",)),

@@ -228,7 +228,7 @@ def test_counts_in_counts(source: str, product: int) -> None:
 
 
 def test_patterns_whose_characters_take_long_are_refused() -> None:
-    """What they can still become grows with each character: five levels of 30 took a second for the fiftieth."""
+    """The states of such a pattern grow with each character: five levels of 30 took a second for the fiftieth."""
     with pytest.raises(RequestError, match=f"multiply to more than {MAX_NESTED_COUNTS}"):
         Pattern("(" * 4 + "a{0,30}" + "){0,30}" * 4)
 

@@ -80,7 +80,7 @@ def test_a_generation_that_fails_stops_all_branches(place: Place) -> None:
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 5, 8, 13])
 def test_abort_at_any_step_ends_every_stretch(place: Place, num_steps: int) -> None:
-    """Who listens to a stretch hears that it is over; nothing goes on, and the pages come back."""
+    """A listener hears that its submission is over; nothing goes on, and the pages come back."""
     first = place.start(EVERYTHING[:30], keep=True)
     second = place.start(EVERYTHING[30:], keep=True, resume=True)
     for _ in range(num_steps):

@@ -332,7 +332,7 @@ def test_a_pass_may_have_no_logits(make_runner: MakeRunner) -> None:
 
 
 def take(runner: NativeRunner) -> int:
-    """How many pieces of memory it takes."""
+    """Number of pieces of memory it takes."""
     num_pieces = 0
     while runner.prepare():
         num_pieces += 1
@@ -340,7 +340,7 @@ def take(runner: NativeRunner) -> int:
 
 
 def test_memory_is_there_before_it_is_written_to(make_runner: MakeRunner) -> None:
-    """As much as was used so far, and a little before; what is in use stays as it is."""
+    """Grows to what was used so far, and a little before; what is in use stays as it is."""
     config = make_config()
     runner, other = make_runner(config), make_runner(config)
     assert take(runner) == 3 * config.num_layers  # 2048 slots

@@ -1,4 +1,4 @@
-"""What the CPU library draws from logits: the tokens and log-probabilities of runtime.sampler.torch_sampler."""
+"""The CPU library draws the tokens and log-probabilities of runtime.sampler.torch_sampler."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_what_is_not_finite_is_found_anywhere(sampler: NativeSampler, size: int,
 
 @pytest.mark.parametrize("size", [2, 7, 8, 16, 17, 1023, 1024, 1025, 49152])
 def test_log_probabilities_to_two_parts_in_a_million(sampler: NativeSampler, size: int) -> None:
-    """Of what the model says, and where a mask leaves four of five tokens."""
+    """Log-probabilities of what the model says, and where a mask leaves four of five tokens."""
     line = np.random.default_rng(size).normal(0.0, 6.0, size).astype(np.float32)
     allowed = np.arange(size) % 5 != 1
     bits = np.zeros(-(-size // 32) * 32, np.uint8)

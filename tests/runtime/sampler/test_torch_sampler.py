@@ -83,7 +83,7 @@ def distribution(values: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def distribution_at(logits: torch.Tensor, params: SamplingParams, token: int) -> float:
-    """How likely a token would be if it were kept."""
+    """Probability that a token would have if it were kept."""
     values = logits[0].double().numpy()
     kept = distribution(values, params) > 0
     weights = np.exp((values - values.max()) / params.temperature)

@@ -32,7 +32,7 @@ WORDS = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=5), min_size=1
 
 
 def paths(tokens: Sequence[int], tree: TokenTree) -> list[list[int]]:
-    """Of each token of a prompt all that come before it, and itself."""
+    """The path of each token of a prompt: all that come before it, and itself."""
     first = len(tokens) - len(tree.parents)
     found: list[list[int]] = []
     for index, token in enumerate(tokens):

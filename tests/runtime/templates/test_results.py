@@ -1,4 +1,4 @@
-"""What is kept of a run for its result, and how much."""
+"""Values that are kept of a run for its result, and their bounds."""
 
 from __future__ import annotations
 

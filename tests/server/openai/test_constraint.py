@@ -50,7 +50,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 
 def written(request: Request, wish: str, compiler: GrammarCompiler) -> str:
-    """What a model writes that has `wish` in mind: the next byte of it that is allowed, else the first that is."""
+    """Text of a model that has `wish` in mind: the next byte of it that is allowed, else the first that is."""
     if request.grammar is None:
         return wish
     matcher = compiler.compile(request.grammar).matcher()

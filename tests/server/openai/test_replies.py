@@ -1,4 +1,4 @@
-"""What an answer says of how its constraint was kept."""
+"""Receipts in answers say how their constraint was kept."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def create(server: Running, **fields: Any) -> Any:
 
 
 def read(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    """What is said, and the calls as (name, arguments)."""
+    """The text, and the calls as (name, arguments)."""
     said = ""
     calls: list[tuple[str, str]] = []
     for part in [*(part for piece in pieces for part in reader.push(piece)), *reader.finish()]:

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of a program's arguments and result is what they are."""
+"""The OpenAPI document describes a program's arguments and result as they are."""
 
 import datetime
 import json

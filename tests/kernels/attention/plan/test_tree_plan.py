@@ -271,7 +271,7 @@ def test_units_are_dealt_in_turns_there_and_back() -> None:
 
 
 def test_partial_results_are_weighed_against_even_loads() -> None:
-    """Of the candidates the one with the fewest items is best where each partial result takes a second."""
+    """The candidate with the fewest items is best where each partial result takes a second."""
     cost = tile_costs(shape_of(16), H200, PROGRAMS)[16]
     lengths = np.array([20000, 3000, 100] * 5)
     splits = [

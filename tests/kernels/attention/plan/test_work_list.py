@@ -32,7 +32,7 @@ from bough.kernels.attention.reference import ragged_attention
 from tests.kernels.attention.oracle import attend_work_list
 
 Lengths = list[tuple[int, int]]
-"""Of each sequence the number of queries and of tokens."""
+"""The number of queries and of tokens of each sequence."""
 
 LENGTHS = st.lists(
     st.tuples(st.sampled_from([0, 1, 2, 5, 16, 17, 33, 100]), st.sampled_from([0, 1, 15, 16, 130, 1000, 5000])),
