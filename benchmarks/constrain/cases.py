@@ -1,10 +1,10 @@
-"""Schemas with instances that they accept or refuse: the official suite, and MaskBench's real schemas."""
+"""Constraints with instances that they accept or refuse: the official suite, MaskBench's schemas, and patterns."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Case:
+class SchemaCase:
     """A schema's text and its instances. `group` is what its figures are counted under: a keyword, a set."""
 
     group: str
@@ -36,34 +36,36 @@ class Case:
 
 
 def suite_folder() -> Path | None:
-    """Where the official suite is: the copy beside the checkout, else the smaller one inside it."""
+    """The official suite: the copy beside the checkout, else the smaller one inside it, if there is one."""
     places = (_SHARED / "json-schema-test-suite", _OWN / "json_schema_test_suite")
     return next((path / "draft2020-12" for path in places if path.is_dir()), None)
 
 
 def maskbench_folder() -> Path | None:
-    """Where schemas of MaskBench are; None if there are none."""
+    """Schemas of MaskBench beside the checkout, if they are there."""
     path = _SHARED / "maskbench-sample"
     return path if path.is_dir() else None
 
 
-def suite_cases(folder: Path, *, optional: bool = False) -> Iterator[Case]:
-    """The groups of every file of the suite, in order; those in `optional/` only if asked for."""
+def suite_cases(folder: Path | None, *, optional: bool = False) -> Iterator[SchemaCase]:
+    """The groups of every file of the suite, if there is one, in order; those in `optional/` only if asked for."""
+    if folder is None:
+        return
     for path in sorted(folder.rglob("*.json") if optional else folder.glob("*.json")):
-        keyword = str(path.relative_to(folder).with_suffix(""))
+        keyword = path.relative_to(folder).with_suffix("").as_posix()
         for number, group in enumerate(json.loads(path.read_text())):
-            yield Case(
+            yield SchemaCase(
                 keyword, f"{keyword}/{number} {group['description']}", _dumps(group["schema"]), _instances(group)
             )
 
 
-def maskbench_cases(folder: Path) -> Iterator[Case]:
-    """A case for each file of the folder. A file's name begins with the name of its set."""
-    for path in sorted(folder.glob("*.json")):
+def maskbench_cases(folder: Path | None) -> Iterator[SchemaCase]:
+    """A case for each file of the folder, if there is one. A file's name begins with the name of its set."""
+    for path in sorted(folder.glob("*.json")) if folder else ():
         content = json.loads(path.read_text())
         of_set = _SET.match(path.stem)
         group = path.stem if of_set is None else of_set[0]
-        yield Case(group, path.stem, _dumps(content["schema"]), _instances(content))
+        yield SchemaCase(group, path.stem, _dumps(content["schema"]), _instances(content))
 
 
 def _instances(group: Any) -> tuple[Instance, ...]:
@@ -74,5 +76,36 @@ def _instances(group: Any) -> tuple[Instance, ...]:
 
 
 def _dumps(value: Any) -> str:
-    """In the layout that is generated: that of `json.dumps`, characters as themselves."""
+    """JSON in the layout that is generated: that of `json.dumps`, characters as themselves."""
     return json.dumps(value, ensure_ascii=False)
+
+
+# -- Regular constraints -----------------------------------------------------------------------------------------------
+
+REPEATS = 5
+"""A server meets a pattern many times: most of its states have been visited before."""
+
+
+def patterns() -> dict[str, dict[str, Any]]:
+    """Patterns that people ask for by name: each with `matches`, texts that match, and `others`, which do not."""
+    found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("patterns.json").read_text())
+    return found
+
+
+def regular_cases() -> list[SchemaCase]:
+    """A case for each pattern. Its schema is the pattern."""
+    return [_regular(name, entry["pattern"], entry["matches"], entry["others"]) for name, entry in patterns().items()]
+
+
+def choices(count: int) -> SchemaCase:
+    """A case of `count` words to choose from, all of which begin like others."""
+    countries = patterns()["country"]["pattern"].split("|")
+    words = [f"{country} {number}" for number in range(count // len(countries) + 1) for country in countries][:count]
+    return _regular(f"{count} choices", "|".join(words), words[:: max(1, count // 8)])
+
+
+def _regular(name: str, pattern: str, matches: list[str], others: Sequence[str] = ()) -> SchemaCase:
+    verdicts = [*((text, True) for text in matches), *((text, False) for text in others)]
+    return SchemaCase(
+        "regular", name, pattern, tuple(Instance(text, text, valid) for text, valid in verdicts) * REPEATS
+    )

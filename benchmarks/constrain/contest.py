@@ -1,11 +1,12 @@
-"""Takes cases through several engines in alternation, each in a process of its own that is replaced if it hangs."""
+"""Takes cases through several engines in turn, each in a process of its own, and judges their masks."""
 
 from __future__ import annotations
 
 import base64
 import json
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,61 +14,113 @@ import msgspec
 
 from ...constrain import GrammarCompiler, JsonSchema, Vocabulary
 from ..harness.child import Child, GoneError, python_command
-from .cases import Case, Instance
-from .judge import Outcome, outcome_of
+from ..harness.report import share
+from .cases import SchemaCase
 from .peer import MARK
+from .sides import SIDES
 
 OURS = "bough"
 START_S = 120.0
 _IMPOSSIBLE = ("satisf", "schema is false", "schema false", "empty language")
-"""What engines say of schemas that no value satisfies."""
+"""Words with which engines refuse schemas that no value satisfies."""
 
 
-class Measured(msgspec.Struct):
-    """An engine's outcome on a case, with the times of each mask and of each token that was taken."""
+class Outcome(msgspec.Struct):
+    """An engine's outcome on a case.
 
-    outcome: Outcome
+    compile_ms  until the schema was ready or refused
+    over        (index, place, reason) of valid instances that were not accepted; the place is a token or a byte
+    under       indices of invalid instances that were
+    impossible  it was refused since no value satisfies it
+    mask_us, accept_us   times of each mask, and of each token that was taken
+    """
+
+    group: str
+    name: str
+    compile_ms: float
+    num_instances: int
+    refused: str | None = None
+    over: list[tuple[int, int, str]] = []
+    under: list[int] = []
+    mask_us: list[float] = []
     accept_us: list[float] = []
+    num_valid: int = 0
+    impossible: bool = False
+
+    @classmethod
+    def of(
+        cls, case: SchemaCase, compile_ms: float, refused: str | None = None, *, impossible: bool = False
+    ) -> Outcome:
+        """The outcome before instances are walked."""
+        outcome = cls(case.group, case.name, compile_ms, len(case.instances), refused, impossible=impossible)
+        outcome.num_valid = sum(instance.valid for instance in case.instances)
+        return outcome
+
+    @property
+    def verdict(self) -> str:
+        """ "right", "refused", "under" (whatever else), or "over".
+
+        A schema that no value satisfies is to be refused as that: it is right if indeed no instance is valid.
+        """
+        if self.refused is not None:
+            return "right" if self.impossible and self.num_instances and not self.num_valid else "refused"
+        return "under" if self.under else "over" if self.over else "right"
 
 
-class Absent(Exception):  # noqa: N818  # a statement about this machine
-    """The engine is not installed where it was looked for."""
+class Score(msgspec.Struct):
+    """Counts over cases: each is right, over-restricted, under-constrained or refused."""
+
+    right: int = 0
+    over: int = 0
+    under: int = 0
+    refused: int = 0
+
+    @classmethod
+    def of(cls, outcomes: Iterable[Outcome]) -> Score:
+        return cls(**Counter(outcome.verdict for outcome in outcomes))
+
+    @property
+    def total(self) -> int:
+        return self.right + self.over + self.under + self.refused
+
+    @property
+    def part(self) -> str:
+        """The right ones in per cent, "-" of nothing."""
+        return share(self.right, self.total)
+
+    def __str__(self) -> str:
+        return f"{self.right}/{self.total} = {self.part} (o{self.over} u{self.under} e{self.refused})"
 
 
 class Contestant:
-    """An engine in a process; `budget_s` is how long it may take in all, after which it is `done`.
+    """An engine in a process; `left_s` is the time that it may still take, after which it is left out.
 
     Raises:
-        Absent: it does not start.
+        OSError, GoneError: it does not start.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, *, budget_s: float, limit_s: float) -> None:
+    def __init__(self, name: str, command: Sequence[str], log: Path, *, budget_s: float, limit_s: float = 40.0) -> None:
         self.name = name
-        self._command = command
-        self._log = log
-        self._limit_s = limit_s
         self.left_s = budget_s
-        self._child: Child | None = None
-        self._start()
+        self._command, self._log, self._limit_s = command, log, limit_s
+        self.version: str | None = None
+        self._child: Child | None = self._started()
 
-    @property
-    def done(self) -> bool:
-        return self.left_s <= 0
-
-    def take(self, case: Case, walks: Sequence[Sequence[int]], kind: str = "schema") -> Measured:
-        """Its outcome; a case that takes longer than the limit counts as refused."""
+    def take(self, case: SchemaCase, walks: Sequence[Sequence[int]], kind: str = "schema") -> Outcome:
+        """Returns its outcome; a case that takes longer than the limit counts as refused."""
         started = time.monotonic()
         try:
-            if self._child is None:
-                self._start()
-            answer = self._ask({"kind": kind, "text": case.schema, "walks": walks})
-        except GoneError as error:
+            self._child = self._child or self._started()
+            self._child.send(json.dumps({"kind": kind, "text": case.schema, "walks": walks}))
+            line = self._child.receive(self._limit_s)
+            if line is None:
+                raise GoneError("it ended")
+        except (OSError, GoneError) as error:
             self.close()
-            elapsed_ms = (time.monotonic() - started) * 1e3
-            return Measured(outcome_of(case, elapsed_ms, f"gone: {error}"))
+            return Outcome.of(case, (time.monotonic() - started) * 1e3, f"gone: {error}")
         finally:
             self.left_s -= time.monotonic() - started
-        return _judged(case, walks, answer)
+        return _judged(case, json.loads(line))
 
     def close(self) -> None:
         """Ends the process; the next case starts another."""
@@ -75,76 +128,63 @@ class Contestant:
             self._child.end()
             self._child = None
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._child is not None
-        self._child.send(json.dumps(request))
-        line = self._child.receive(self._limit_s)
+    def _started(self) -> Child:
+        child = Child(self._command, mark=MARK, log=self._log)
+        line = child.receive(START_S)
         if line is None:
-            raise GoneError("it ended")
-        result: dict[str, Any] = json.loads(line)
-        return result
-
-    def _start(self) -> None:
-        try:
-            self._child = Child(self._command, mark=MARK, log=self._log)
-            ready = self._child.receive(START_S)
-        except (OSError, GoneError) as error:
-            raise Absent(str(error)) from error
-        if ready is None:
-            self.close()
-            raise Absent("it ended at the start")
+            child.end()
+            raise GoneError("it ended at the start")
+        self.version = json.loads(line)["version"]
+        return child
 
 
-def contestant(
-    name: str, model: str, vocabulary: Path, peers: str, folder: Path, *, budget_s: float, limit_s: float = 40.0
-) -> Contestant:
-    """An engine by its name; peers run in the interpreter `peers`, llguidance in ours: it is what we are built on."""
-    if name in (OURS, "llguidance"):
-        command = [*python_command("constrain.worker"), name, model]
-    else:
-        command = [peers, "-P", str(Path(__file__).with_name("peer.py")), name, str(vocabulary)]
-    return Contestant(name, command, folder / f"{name}.log", budget_s=budget_s, limit_s=limit_s)
+def engine_command(name: str, model: str, vocabulary: Path, peers: str | None) -> list[str]:
+    """The command that serves an engine: peers run in the interpreter `peers` and read the file `vocabulary`.
+
+    Raises:
+        FileNotFoundError: there is no interpreter for a peer.
+    """
+    if name in SIDES:
+        return [*python_command("constrain.sides"), name, model]
+    if peers is None:
+        raise FileNotFoundError("no --peers")
+    return [peers, "-P", str(Path(__file__).with_name("peer.py")), name, str(vocabulary)]
 
 
 def write_vocabulary(vocabulary: Vocabulary, path: Path) -> None:
-    """For the peers, which cannot read our models."""
+    """Writes the tokens for the peers, which cannot read our models."""
     tokens = [None if text is None else base64.b64encode(text).decode() for text in vocabulary.tokens]
     path.write_text(json.dumps({"tokens": tokens, "size": vocabulary.size, "eos": vocabulary.eos_ids[0]}))
 
 
 def contest(
-    contestants: Sequence[Contestant], cases: Sequence[Case], vocabulary: Vocabulary, kind: str = "schema"
-) -> dict[str, list[Measured]]:
-    """Each case through each engine in turn. One whose time is up keeps what it has: a prefix of the cases."""
-    measured: dict[str, list[Measured]] = {contestant.name: [] for contestant in contestants}
+    contestants: Sequence[Contestant], cases: Sequence[SchemaCase], vocabulary: Vocabulary, kind: str = "schema"
+) -> dict[str, list[Outcome]]:
+    """Takes each case through each engine in turn. One whose time is up keeps its outcomes: a prefix of the cases."""
+    outcomes: dict[str, list[Outcome]] = {contestant.name: [] for contestant in contestants}
     for case in cases:
         walks = [vocabulary.encode(instance.text) for instance in case.instances]
         for contestant in contestants:
-            if not contestant.done:
-                measured[contestant.name].append(contestant.take(case, walks, kind))
-    return measured
+            if contestant.left_s > 0:
+                outcomes[contestant.name].append(contestant.take(case, walks, kind))
+    return outcomes
 
 
-def _judged(case: Case, walks: Sequence[Sequence[int]], answer: dict[str, Any]) -> Measured:
+def _judged(case: SchemaCase, answer: dict[str, Any]) -> Outcome:
     refused: str | None = answer["refused"]
     impossible = any(word in (refused or "").lower() for word in _IMPOSSIBLE)
-    outcome = outcome_of(case, answer["compile_us"] / 1e3, refused, impossible=impossible)
-    measured = Measured(outcome)
+    outcome = Outcome.of(case, answer["compile_us"] / 1e3, refused, impossible=impossible)
     for index, (instance, walk) in enumerate(zip(case.instances, answer["walks"], strict=False)):
-        _count(outcome, index, instance, walk)
+        if instance.valid and not walk["accepted"]:
+            outcome.over.append((index, walk["num_tokens"], ""))
+        if walk["accepted"] and not instance.valid:
+            outcome.under.append(index)
         outcome.mask_us += walk["mask_us"]
-        measured.accept_us += walk["accept_us"]
-    return measured
+        outcome.accept_us += walk["accept_us"]
+    return outcome
 
 
-def _count(outcome: Outcome, index: int, instance: Instance, walk: dict[str, Any]) -> None:
-    if instance.valid and not walk["accepted"]:
-        outcome.over.append((index, walk["num_tokens"], ""))
-    if walk["accepted"] and not instance.valid:
-        outcome.under.append(index)
-
-
-def measure_service(cases: Sequence[Case], vocabulary: Vocabulary) -> list[float]:
+def measure_service(cases: Iterable[SchemaCase], vocabulary: Vocabulary) -> list[float]:
     """Milliseconds until each case's grammar is there, one after another, as a server's first request waits for it."""
     compiler = GrammarCompiler(vocabulary)
     times_ms = []
@@ -152,8 +192,7 @@ def measure_service(cases: Sequence[Case], vocabulary: Vocabulary) -> list[float
         compiler.compile(JsonSchema("{}"))  # starts what is started once
         for case in cases:
             started = time.perf_counter()
-            error = compiler.submit(JsonSchema(case.schema)).exception()
-            if error is None:
+            if compiler.submit(JsonSchema(case.schema)).exception() is None:
                 times_ms.append((time.perf_counter() - started) * 1e3)
     finally:
         compiler.close()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -16,81 +17,21 @@ from ...constrain.compiler import compile_grammar
 from ...constrain.json_schema.validate import violations
 from ...constrain.matchers.interface import Grammar
 from ...constrain.vocabulary.token_table import TokenTable
-from ...runtime.client.llm import LLM
+from ...runtime.client.llm import LLM, CompletionOutput
 from ...runtime.protocol.sampling_params import SamplingParams
-from .cases import Case
+from .cases import SchemaCase
 
 BATCH = 16
 TEMPERATURE = 1.5
 SOON_S = 1.0
 _PROMPT = "Write the JSON document that was asked for. Number {number}.\n"
 
-RECORDS: tuple[dict[str, Any], ...] = (
-    {
-        "type": "object",
-        "properties": {
-            "location": {"type": "string", "maxLength": 24},
-            "unit": {"enum": ["celsius", "fahrenheit"]},
-            "days": {"type": "integer", "minimum": 1, "maximum": 14},
-            "include_hourly_forecast": {"type": "boolean"},
-        },
-        "required": ["location", "unit", "days", "include_hourly_forecast"],
-        "additionalProperties": False,
-    },
-    {
-        "type": "object",
-        "properties": {
-            "sentiment": {"enum": ["positive", "neutral", "negative"]},
-            "confidence": {"type": "number", "minimum": 0, "maximum": 1},
-            "mentions_delivery": {"type": "boolean"},
-            "mentions_price": {"type": "boolean"},
-            "recommended_action": {"enum": ["reply_publicly", "contact_customer", "escalate_to_manager", "no_action"]},
-            "summary": {"type": "string", "maxLength": 60},
-        },
-        "required": [
-            *("sentiment", "confidence", "mentions_delivery", "mentions_price", "recommended_action", "summary"),
-        ],
-        "additionalProperties": False,
-    },
-    {
-        "type": "object",
-        "properties": {
-            "first_name": {"type": "string", "maxLength": 16},
-            "last_name": {"type": "string", "maxLength": 16},
-            "date_of_birth": {"type": "string", "format": "date"},
-            "address": {
-                "type": "object",
-                "properties": {
-                    "street": {"type": "string", "maxLength": 24},
-                    "postal_code": {"type": "string", "pattern": "^[0-9]{5}$"},
-                    "country_code": {"enum": ["DE", "FR", "IT", "ES", "NL"]},
-                },
-                "required": ["street", "postal_code", "country_code"],
-                "additionalProperties": False,
-            },
-            "newsletter_subscription": {"type": "boolean"},
-        },
-        "required": ["first_name", "last_name", "date_of_birth", "address", "newsletter_subscription"],
-        "additionalProperties": False,
-    },
-    {
-        "type": "object",
-        "properties": {
-            "event_title": {"type": "string", "maxLength": 32},
-            "start_time": {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}$"},
-            "duration_minutes": {"enum": [15, 30, 45, 60, 90]},
-            "attendees": {"type": "array", "items": {"enum": ["anna", "boris", "chen"]}, "minItems": 1, "maxItems": 3},
-            "reminder_before_minutes": {"type": "integer", "minimum": 0, "maximum": 60},
-        },
-        "required": ["event_title", "start_time", "duration_minutes", "attendees", "reminder_before_minutes"],
-        "additionalProperties": False,
-    },
-)
-"""What applications ask for: records with names that are longer than their values."""
+RECORDS = [json.dumps(schema) for schema in json.loads(Path(__file__).with_name("records.json").read_text())]
+"""Schemas as applications ask for them: records with names that are longer than their values."""
 
 
 class Speed(msgspec.Struct):
-    """Output tokens a second in each round, with masks and without, and how many of a word's tokens were forced."""
+    """Output tokens a second in each round, with masks and without, and how many of the JSON texts validate."""
 
     json_tokens_per_s: list[float]
     free_tokens_per_s: list[float]
@@ -105,34 +46,37 @@ class Speed(msgspec.Struct):
 
 def measure_speed(llm: LLM, *, rounds: int) -> Speed:
     """Batches of JSON and of free text in turn, as many tokens of free text as the JSON took."""
-    specs = [JsonSchema(json.dumps(RECORDS[number % len(RECORDS)]), property_order="schema") for number in range(BATCH)]
+    specs = [JsonSchema(RECORDS[number % len(RECORDS)], property_order="schema") for number in range(BATCH)]
     speed = Speed([], [], 0, 0, 0)
     for number in range(-1, rounds):  # the first warms up
         prompts = [_PROMPT.format(number=f"{number} {index}") for index in range(BATCH)]
         params = [SamplingParams(temperature=0.8, seed=index, max_tokens=256) for index in range(BATCH)]
-        started = time.perf_counter()
-        results = llm.generate(prompts, params, grammar=specs, use_tqdm=False)
-        json_s = time.perf_counter() - started
-        outputs = [result.outputs[0] for result in results]
+        outputs, json_s = _generated(llm, prompts, params, specs)
         counts = [len(output.token_ids) for output in outputs]
-        free = [
+        params = [
             SamplingParams(temperature=0.8, seed=index, max_tokens=count, ignore_eos=True)
             for index, count in enumerate(counts)
         ]
-        started = time.perf_counter()
-        results = llm.generate([prompt + "-" for prompt in prompts], free, use_tqdm=False)
-        free_s = time.perf_counter() - started
-        num_free = sum(len(result.outputs[0].token_ids) for result in results)
+        free, free_s = _generated(llm, [prompt + "-" for prompt in prompts], params)
         if number < 0:
             continue
         speed.json_tokens_per_s.append(sum(counts) / json_s)
-        speed.free_tokens_per_s.append(num_free / free_s)
+        speed.free_tokens_per_s.append(sum(len(output.token_ids) for output in free) / free_s)
         speed.num_json_tokens += sum(counts)
         speed.total += BATCH
         speed.valid += sum(
             not violations(spec.schema, output.text) for spec, output in zip(specs, outputs, strict=True)
         )
     return speed
+
+
+def _generated(
+    llm: LLM, prompts: Sequence[str], params: Sequence[SamplingParams], specs: Sequence[JsonSchema] | None = None
+) -> tuple[list[CompletionOutput], float]:
+    """The outputs, and the seconds until the last."""
+    started = time.perf_counter()
+    results = llm.generate(prompts, params, grammar=specs, use_tqdm=False)
+    return [result.outputs[0] for result in results], time.perf_counter() - started
 
 
 class Samples(msgspec.Struct):
@@ -167,18 +111,11 @@ def draw_word(grammar: Grammar, vocabulary: Vocabulary, rng: random.Random, max_
     return text if whole else None
 
 
-def sample_masks(cases: Sequence[Case], vocabulary: Vocabulary, count: int, *, seed: int = 0) -> Samples:
+def sample_masks(cases: Sequence[SchemaCase], vocabulary: Vocabulary, count: int, *, seed: int = 0) -> Samples:
     """Outputs of a model that finds every token equally likely: it goes wherever the masks let it."""
     rng = random.Random(seed)
-    table = TokenTable(vocabulary)
-    samples = Samples()
-    grammars = []
-    for case in cases:
-        try:
-            grammars.append((case, compile_grammar(JsonSchema(case.schema), table)))
-        except GrammarError:
-            continue
-    samples.schemas = len(grammars)
+    grammars = _compiled(cases, vocabulary)
+    samples = Samples(schemas=len(grammars))
     while grammars and samples.total < count:
         case, grammar = rng.choice(grammars)
         try:
@@ -191,35 +128,40 @@ def sample_masks(cases: Sequence[Case], vocabulary: Vocabulary, count: int, *, s
     return samples
 
 
-def sample_model(cases: Iterable[Case], llm: LLM, count: int, *, seed: int = 0) -> Samples:
+def sample_model(cases: Iterable[SchemaCase], llm: LLM, count: int, *, seed: int = 0) -> Samples:
     """Outputs of the engine at a temperature that makes nonsense of the model, so far as the masks allow."""
     tokenizer = llm.get_tokenizer()
-    table = TokenTable(tokenizer.vocabulary(tokenizer.vocab_size))
-    usable = []
-    for case in cases:
-        started = time.perf_counter()
-        try:
-            grammar = compile_grammar(JsonSchema(case.schema), table)
-        except GrammarError:
-            continue
-        if time.perf_counter() - started > SOON_S:  # the engine may refuse it for taking too long
-            continue
-        usable.append((case, max(64, 2 * (grammar.min_tokens() or 0) + 16)))
+    grammars = _compiled(cases, tokenizer.vocabulary(tokenizer.vocab_size), soon_s=SOON_S)
     rng = random.Random(seed)
-    chosen = [rng.choice(usable) for _ in range(count)]
+    chosen = [rng.choice(grammars) for _ in range(count)]
     params = [
-        SamplingParams(temperature=TEMPERATURE, max_tokens=max_tokens, seed=index)
-        for index, (_, max_tokens) in enumerate(chosen)
+        SamplingParams(temperature=TEMPERATURE, max_tokens=max(64, 2 * (grammar.min_tokens() or 0) + 16), seed=index)
+        for index, (_, grammar) in enumerate(chosen)
     ]
     specs = [JsonSchema(case.schema) for case, _ in chosen]
-    results = llm.generate([_PROMPT.format(number=0)] * count, params, grammar=specs, use_tqdm=False)
-    samples = Samples(total=count, schemas=len(usable))
-    for (case, _), result in zip(chosen, results, strict=True):
-        _judge(samples, case, result.outputs[0].text)
+    outputs, _ = _generated(llm, [_PROMPT.format(number=0)] * count, params, specs)
+    samples = Samples(total=count, schemas=len(grammars))
+    for (case, _), output in zip(chosen, outputs, strict=True):
+        _judge(samples, case, output.text)
     return samples
 
 
-def _judge(samples: Samples, case: Case, text: str | None) -> None:
+def _compiled(
+    cases: Iterable[SchemaCase], vocabulary: Vocabulary, *, soon_s: float = float("inf")
+) -> list[tuple[SchemaCase, Grammar]]:
+    """The cases that compile within `soon_s`: the engine may refuse others for taking too long."""
+    table = TokenTable(vocabulary)
+    found = []
+    for case in cases:
+        started = time.perf_counter()
+        with contextlib.suppress(GrammarError):
+            grammar = compile_grammar(JsonSchema(case.schema), table)
+            if time.perf_counter() - started <= soon_s:
+                found.append((case, grammar))
+    return found
+
+
+def _judge(samples: Samples, case: SchemaCase, text: str | None) -> None:
     if text is None:
         samples.unfinished += 1
     elif found := violations(case.schema, text):

@@ -1,20 +1,27 @@
-"""What `bough bench constrain` found: its figures as JSON, as the table of goals, and as a picture."""
+"""Figures of `bough bench constrain`: by engine, beside the goals, and as a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from .contest import OURS, Measured
-from .generate import Speed
-from .judge import Score, percentile, score
+from ..harness.pictures import BLUE, GREY, ORANGE, RED, SOFT, Axis, Panel
+from ..harness.report import MARKS, machine_line, percentiles, share, short, table
+from .contest import OURS, Outcome, Score
+from .generate import Samples, Speed
 
 ENGINES = (OURS, "xgrammar", "llguidance", "outlines_core")
-_COLOURS = {OURS: "#0072b2", "xgrammar": "#e69f00", "llguidance": "#56b4a9", "outlines_core": "#9aa3ad"}
-_WIDTH = 24
-_INK, _SOFT, _GRID = "#22272e", "#6b7480", "#e4e7eb"
+_COLOURS = dict(zip(ENGINES, (BLUE, ORANGE, "#56b4a9", GREY), strict=True))
+_VERDICTS = {
+    "right": ("right", BLUE),
+    "refused": ("refused", "#c9ced6"),
+    "over": ("refuses valid", ORANGE),
+    "under": ("lets invalid through", RED),
+}
 
 
 class Times(msgspec.Struct):
@@ -27,11 +34,14 @@ class Times(msgspec.Struct):
     most: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Times:
-        return cls(*(percentile(values, percent) for percent in (50, 90, 99, 99.9, 100)))
+    def of(cls, values: Sequence[float]) -> Times | None:
+        return cls(*percentiles(values, 50, 90, 99, 99.9, 100)) if values else None
+
+    def within(self, p50: float, p99: float = math.inf) -> bool:
+        return self.p50 <= p50 and self.p99 <= p99
 
     def __str__(self) -> str:
-        return f"{_short(self.p50)} / {_short(self.p99)}"
+        return f"{short(self.p50)} / {short(self.p99)}"
 
 
 class Standing(msgspec.Struct):
@@ -40,29 +50,29 @@ class Standing(msgspec.Struct):
     impossible      refused since no value satisfies the schema, says the engine; right if that is so
     annotated       right ones without the file in which `format` is an annotation, and how many there are
     compile_ms      of what was compiled; refused in no time does not count as fast
+    mask_us, accept_us   of all masks and all tokens; times are None where there are none
     """
 
     score: Score
     impossible: int
     gone: int
     annotated: Score
-    compile_ms: Times
-    mask_us: Times
-    accept_us: Times
+    compile_ms: Times | None
+    mask_us: Times | None
+    accept_us: Times | None
     num_masks: int
 
     @classmethod
-    def of(cls, measured: Sequence[Measured]) -> Standing:
-        outcomes = [entry.outcome for entry in measured]
+    def of(cls, outcomes: Sequence[Outcome]) -> Standing:
         mask_us = [us for outcome in outcomes for us in outcome.mask_us]
         return cls(
-            score=score(outcomes),
+            score=Score.of(outcomes),
             impossible=sum(outcome.impossible for outcome in outcomes),
             gone=sum((outcome.refused or "").startswith("gone:") for outcome in outcomes),
-            annotated=score(outcome for outcome in outcomes if outcome.group != "format"),
+            annotated=Score.of(outcome for outcome in outcomes if outcome.group != "format"),
             compile_ms=Times.of([outcome.compile_ms for outcome in outcomes if outcome.refused is None]),
             mask_us=Times.of(mask_us),
-            accept_us=Times.of([us for entry in measured for us in entry.accept_us]),
+            accept_us=Times.of([us for outcome in outcomes for us in outcome.accept_us]),
             num_masks=len(mask_us),
         )
 
@@ -71,232 +81,162 @@ class Standing(msgspec.Struct):
         return self.score.total - self.score.refused - self.impossible
 
 
-class Sampled(msgspec.Struct):
-    """Outputs drawn under random schemas: from the masks alone, or by the model."""
-
-    total: int
-    schemas: int
-    unfinished: int
-    wrong: list[tuple[str, str]]
+Standings = dict[str, Standing]
+"""By engine."""
 
 
-class Report(msgspec.Struct):
-    """Everything measured; None where it was left out. Standings are by engine."""
+class ConstrainReport(msgspec.Struct):
+    """Everything measured; None or empty where it was left out."""
 
     date: str
     machine: dict[str, Any]
     versions: dict[str, str | None]
     absent: dict[str, str] = {}
-    suite: dict[str, Standing] = {}
-    maskbench: dict[str, Standing] = {}
-    regular: dict[str, Standing] = {}
+    suite: Standings = {}
+    maskbench: Standings = {}
+    regular: Standings = {}
     service_ms: Times | None = None
     speed: Speed | None = None
-    from_masks: Sampled | None = None
-    from_model: Sampled | None = None
+    from_masks: Samples | None = None
+    from_model: Samples | None = None
 
 
 class Goal(msgspec.Struct):
-    """A line of the table. `met`: None if it only explains another."""
+    """A line of the table: a figure of each engine. `met`: None if it only explains another."""
 
     name: str
     goal: str
     figures: dict[str, str]
-    met: bool | None
+    met: bool | None = None
 
 
-def goals(report: Report) -> list[Goal]:
-    """The figures to reach that were measured, with what was found."""
-    every = (*_schemas(report), *_speeds(report), *_outputs(report))
-    return [goal for goal in every if goal.figures]
+def goals(report: ConstrainReport) -> list[Goal]:
+    """The goals that were measured, with the figures."""
+    suite, maskbench, regular = report.suite, report.maskbench, report.regular
+    found = [
+        _goal("official suite: groups wholly right", ">= 90 %", suite, _right, _right_in(0.9)),
+        _goal("   without the file where format is an annotation", "", suite, lambda each: each.annotated.part),
+        _goal("official suite: groups silently wrong (under)", "0", suite, lambda each: each.score.under, _sound),
+        _goal("MaskBench: schemas wholly right", ">= 98.5 %", maskbench, _right, _right_in(0.985)),
+        _goal("MaskBench: under-constrained, of compiled", "0", maskbench, _under, _sound),
+        _timed("compile ms p50 / p99", "1.5 / 40", maskbench, attrgetter("compile_ms"), 1.5, 40),
+        Goal("   through the compile service", "", {OURS: str(report.service_ms)} if report.service_ms else {}),
+        _timed("mask us p50 / p99, one thread", "5 / 100", maskbench, attrgetter("mask_us"), 5, 100),
+        _timed("regular constraints: mask us p50 / p99", "<= 1", regular, attrgetter("mask_us"), 1),
+        _goal("   patterns wholly right", "", regular, lambda each: f"{each.score.right}/{each.score.total}"),
+        *_generated(report),
+    ]
+    return [goal for goal in found if goal.figures]
 
 
-def _schemas(report: Report) -> Iterator[Goal]:
-    ours = report.suite.get(OURS)
-    yield Goal(
-        "official suite: groups wholly right",
-        ">= 90 %",
-        _figures(report.suite, lambda standing: _share(standing.score.right, standing.score.total)),
-        None if ours is None else ours.score.right >= 0.9 * ours.score.total,
-    )
-    yield Goal(
-        "   without the file where format is an annotation",
-        "",
-        _figures(report.suite, lambda standing: _share(standing.annotated.right, standing.annotated.total)),
-        None,
-    )
-    yield Goal(
-        "official suite: groups silently wrong (under)",
-        "0",
-        _figures(report.suite, lambda standing: str(standing.score.under)),
-        None if ours is None else ours.score.under == 0,
-    )
-    ours = report.maskbench.get(OURS)
-    yield Goal(
-        "MaskBench: schemas wholly right",
-        ">= 98.5 %",
-        _figures(report.maskbench, lambda standing: _share(standing.score.right, standing.score.total)),
-        None if ours is None else ours.score.right >= 0.985 * ours.score.total,
-    )
-    yield Goal(
-        "MaskBench: under-constrained, of compiled",
-        "0",
-        _figures(report.maskbench, lambda standing: _share(standing.score.under, standing.compiled)),
-        None if ours is None else ours.score.under == 0,
-    )
-
-
-def _speeds(report: Report) -> Iterator[Goal]:
-    ours = report.maskbench.get(OURS)
-    yield Goal(
-        "compile ms p50 / p99",
-        "1.5 / 40",
-        _figures(report.maskbench, lambda standing: str(standing.compile_ms)),
-        None if ours is None else ours.compile_ms.p50 <= 1.5 and ours.compile_ms.p99 <= 40,
-    )
-    if report.service_ms is not None:
-        yield Goal("   through the compile service", "", {OURS: str(report.service_ms)}, None)
-    yield Goal(
-        "mask us p50 / p99, one thread",
-        "5 / 100",
-        _figures(report.maskbench, lambda standing: str(standing.mask_us)),
-        None if ours is None else ours.mask_us.p50 <= 5 and ours.mask_us.p99 <= 100,
-    )
-    ours = report.regular.get(OURS)
-    yield Goal(
-        "regular constraints: mask us p50 / p99",
-        "<= 1",
-        _figures(report.regular, lambda standing: str(standing.mask_us)),
-        None if ours is None else ours.mask_us.p50 <= 1,
-    )
-    yield Goal(
-        "   patterns wholly right",
-        "",
-        _figures(report.regular, lambda standing: f"{standing.score.right}/{standing.score.total}"),
-        None,
-    )
+def _generated(report: ConstrainReport) -> Iterator[Goal]:
     if report.speed is not None:
         ratio = sorted(report.speed.ratios)[len(report.speed.ratios) // 2]
         yield Goal("JSON generation / free text, batch 16", ">= 1.15", {OURS: f"{ratio:.2f}"}, ratio >= 1.15)
+    for name, samples in (("the masks alone", report.from_masks), ("the model at 1.5", report.from_model)):
+        if samples is not None:
+            figure = f"{samples.total - len(samples.wrong)} of {samples.total}"
+            yield Goal(f"outputs drawn from {name} validate", "100 %", {OURS: figure}, not samples.wrong)
 
 
-def _outputs(report: Report) -> Iterator[Goal]:
-    for name, sampled in (("the masks alone", report.from_masks), ("the model at 1.5", report.from_model)):
-        if sampled is not None:
-            right = sampled.total - len(sampled.wrong)
-            what = f"{right} of {sampled.total}"
-            yield Goal(f"outputs drawn from {name} validate", "100 %", {OURS: what}, not sampled.wrong)
-
-
-def table(report: Report) -> str:
-    """The goals as lines of text."""
-    machine = report.machine
-    lines = [
-        f"{machine.get('system')}, {machine.get('cpus')} CPUs, commit {machine.get('commit')}, {report.date}; "
-        + ", ".join(f"{name} {version}" for name, version in report.versions.items() if version),
-        *(f"absent: {name}: {why}" for name, why in report.absent.items()),
-        f"{'figure':52}{'goal':>10}" + "".join(f"{name:>{_WIDTH}}" for name in ENGINES),
-    ]
-    for goal in goals(report):
-        mark = {True: "  met", False: "  MISSED", None: ""}[goal.met]
-        cells = "".join(f"{goal.figures.get(name, '-'):>{_WIDTH}}" for name in ENGINES)
-        lines.append(f"{goal.name:52}{goal.goal:>10}{cells}{mark}")
-    return "\n".join(lines)
-
-
-def markdown(report: Report) -> str:
-    """The same for docs/performance.md."""
-    lines = ["| figure | goal | " + " | ".join(ENGINES) + " |", "|---|---|" + "---|" * len(ENGINES)]
-    for goal in goals(report):
-        cells = " | ".join(goal.figures.get(name, "-") for name in ENGINES)
-        lines.append(f"| {goal.name.strip()} | {goal.goal} | {cells} |")
-    return "\n".join(lines)
-
-
-def draw(report: Report, new_figure: Callable[..., Any]) -> Any:
-    """How right each engine is, and how its times are spread."""
-    figure = new_figure(figsize=(11, 7.2), layout="constrained", facecolor="white")
-    figure.suptitle(
-        f"{report.machine.get('cpus')} CPUs, {report.date[:10]}, {report.machine.get('commit')}",
-        x=0.99, ha="right", fontsize=8.5, color=_SOFT,
-    )  # fmt: skip
-    axes = figure.subplots(2, 2)
-    _draw_verdicts(axes[0, 0], report.suite, "Official suite: groups")
-    _draw_verdicts(axes[0, 1], report.maskbench, "MaskBench: schemas")
-    _draw_times(axes[1, 0], {name: entry.compile_ms for name, entry in report.maskbench.items()}, "compilation, ms")
-    _draw_times(axes[1, 1], {name: entry.mask_us for name, entry in report.maskbench.items()}, "one mask, us")
-    return figure
-
-
-_VERDICTS = {"right": "#0072b2", "refused": "#c9ced6", "over": "#e69f00", "under": "#d55e00"}
-_MEANING = {"right": "right", "refused": "refused", "over": "refuses valid", "under": "lets invalid through"}
-
-
-def _draw_verdicts(axes: Any, standings: dict[str, Standing], title: str) -> None:
-    names = [name for name in ENGINES if name in standings]
-    left = [0.0] * len(names)
-    for verdict, colour in _VERDICTS.items():
-        scores = [standings[name].score for name in names]
-        widths = [100 * getattr(entry, verdict) / max(entry.total, 1) for entry in scores]
-        axes.barh(names, widths, 0.62, left=left, color=colour, label=_MEANING[verdict], zorder=3)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    for place, name in enumerate(names):
-        entry = standings[name].score
-        axes.annotate(
-            f"{100 * entry.right / max(entry.total, 1):.0f} %", (2, place), va="center", color="white", fontsize=10,
-            zorder=4,
-        )  # fmt: skip
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("% of all", color=_SOFT)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=4, frameon=False, fontsize=8.5)
-    _plain(axes, title)
-
-
-def _draw_times(axes: Any, times: dict[str, Times], title: str) -> None:
-    names = [name for name in ENGINES if name in times]
-    for place, name in enumerate(names):
-        entry = times[name]
-        axes.plot([entry.p50, entry.p99], [place, place], color=_COLOURS[name], linewidth=7, alpha=0.35, zorder=3)
-        for value, size in ((entry.p50, 70), (entry.p90, 34), (entry.p99, 34)):
-            axes.scatter(value, place, s=size, color=_COLOURS[name], edgecolor="white", linewidth=0.8, zorder=4)
-        axes.annotate(
-            f"{_short(entry.p50)} / {_short(entry.p99)}", (entry.p99, place), xytext=(9, 0),
-            textcoords="offset points", va="center", fontsize=9, color=_INK,
-        )  # fmt: skip
-    axes.set_xscale("log")
-    axes.margins(x=0.25, y=0.15)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel("p50, p90, p99", color=_SOFT)
-    _plain(axes, title[0].upper() + title[1:])
-
-
-def _plain(axes: Any, title: str) -> None:
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_GRID)
-    axes.grid(True, axis="x", color=_GRID, linewidth=0.6, zorder=0)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=_SOFT, which="both", length=0, labelsize=9)
-    axes.set_title(title, loc="left", fontsize=12, color=_INK)
-
-
-def _figures(standings: dict[str, Standing], figure: Callable[[Standing], str]) -> dict[str, str]:
-    """By engine; with how many cases it got to, if its time was up before the end."""
+def _goal(
+    name: str,
+    goal: str,
+    standings: Standings,
+    figure: Callable[[Standing], object],
+    met: Callable[[Standing], bool] | None = None,
+) -> Goal:
+    """A goal over a set of cases. An engine whose time was up before the end has beside its figure how far it got."""
     most = max((standing.score.total for standing in standings.values()), default=0)
-    return {
-        name: figure(standing) + ("" if standing.score.total == most else f" (n {standing.score.total})")
-        for name, standing in standings.items()
+    figures = {
+        engine: str(figure(standing)) + ("" if standing.score.total == most else f" (n {standing.score.total})")
+        for engine, standing in standings.items()
         if standing.score.total
     }
+    return Goal(name, goal, figures, met(standings[OURS]) if met and OURS in standings else None)
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+def _timed(
+    name: str, goal: str, standings: Standings, times: Callable[[Standing], Times | None], *limits: float
+) -> Goal:
+    """A goal for times: at most `limits`, of the p50 and of the p99."""
+
+    def met(ours: Standing) -> bool:
+        found = times(ours)
+        return found is not None and found.within(*limits)
+
+    return _goal(name, goal, standings, lambda each: times(each) or "-", met)
 
 
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.0f}"
+def _right(standing: Standing) -> str:
+    return standing.score.part
 
 
-def standings(measured: dict[str, list[Measured]], only: Iterable[str] = ENGINES) -> dict[str, Standing]:
-    return {name: Standing.of(measured[name]) for name in only if measured.get(name)}
+def _right_in(least: float) -> Callable[[Standing], bool]:
+    return lambda standing: standing.score.right >= least * standing.score.total
+
+
+def _under(standing: Standing) -> str:
+    return share(standing.score.under, standing.compiled)
+
+
+def _sound(standing: Standing) -> bool:
+    return standing.score.under == 0
+
+
+def lines(report: ConstrainReport) -> str:
+    """The goals as text for a terminal, below where they were measured."""
+    versions = (f"{name} {version}" for name, version in report.versions.items() if version)
+    absent = (f"absent: {name}: {why}" for name, why in report.absent.items())
+    return "\n".join([machine_line(report.machine, report.date, *versions), *absent, goal_table(report)])
+
+
+def goal_table(report: ConstrainReport, *, markdown: bool = False) -> str:
+    """The goals as a table, in Markdown without the verdicts."""
+    heads = ("figure", "goal", *ENGINES)
+    rows = [
+        (goal.name, goal.goal, *(goal.figures.get(name, "-") for name in ENGINES), MARKS[goal.met])
+        for goal in goals(report)
+    ]
+    if markdown:
+        return table(heads, [row[:-1] for row in rows], markdown=True)
+    return table((*heads, ""), rows, right=range(1, len(heads)))
+
+
+# -- The picture -------------------------------------------------------------------------------------------------------
+
+
+def panels(report: ConstrainReport) -> list[list[Panel]]:
+    """Bars of the verdicts on each engine, and its times from p50 to p99."""
+    compile_ms = {name: standing.compile_ms for name, standing in report.maskbench.items()}
+    mask_us = {name: standing.mask_us for name, standing in report.maskbench.items()}
+    return [
+        [_verdicts("Official suite: groups", report.suite), _verdicts("MaskBench: schemas", report.maskbench)],
+        [_times("Compilation, ms", compile_ms), _times("One mask, us", mask_us)],
+    ]
+
+
+def _verdicts(title: str, standings: Standings) -> Panel:
+    names = [name for name in ENGINES if name in standings]
+    panel = Panel(title, Axis("% of all", 0, 100), rows=names)
+    for place, name in enumerate(names):
+        score, start = standings[name].score, 0.0
+        for verdict, (meaning, colour) in _VERDICTS.items():
+            end = start + 100 * getattr(score, verdict) / max(score.total, 1)
+            panel.bar(place, start, end, colour, label=meaning)
+            start = end
+        panel.text(2, place, f"{100 * score.right / max(score.total, 1):.0f} %", "white")
+    return panel
+
+
+def _times(title: str, times: Mapping[str, Times | None]) -> Panel:
+    names = [name for name in ENGINES if times.get(name)]
+    panel = Panel(title, Axis("p50, p90, p99", log=True, room=0.3, tick="{:,g}".format), rows=names)
+    for place, name in enumerate(names):
+        entry, colour = times[name], _COLOURS[name]
+        assert entry is not None
+        panel.line([(entry.p50, place), (entry.p99, place)], colour, wide=7, faint=True)
+        for value, size in ((entry.p50, 6.0), (entry.p90, 4.0), (entry.p99, 4.0)):
+            panel.dot(value, place, colour, size=size)
+        panel.text(entry.p99, place, str(entry), SOFT, shift=(9, 4))
+    return panel

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from bough.benchmarks.constrain.cases import Case, suite_cases
+from bough.benchmarks.constrain.cases import SchemaCase, suite_cases
+from bough.benchmarks.constrain.contest import Score
 from bough.benchmarks.constrain.generate import sample_masks, sample_model
-from bough.benchmarks.constrain.judge import judge, percentile, score
-from bough.benchmarks.constrain.ours import Ours
+from bough.benchmarks.harness.report import percentile
 from bough.constrain import Vocabulary
 from bough.runtime.client.llm import LLM
 from tests.constrain.search.endurance import measure_held, measure_memory
 from tests.constrain.search.hostile import LIMIT_S, hostile_bodies, measure_hostile, summary
+from tests.constrain.search.judge import Ours, judge
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -36,28 +37,30 @@ def vocabulary(llm: LLM) -> Vocabulary:
 
 
 @pytest.fixture(scope="module")
-def cases() -> list[Case]:
+def cases() -> list[SchemaCase]:
     return list(suite_cases(SUITE))
 
 
-def test_the_official_suite(vocabulary: Vocabulary, cases: list[Case], figures: Callable[[str], None]) -> None:
+def test_the_official_suite(vocabulary: Vocabulary, cases: list[SchemaCase], figures: Callable[[str], None]) -> None:
     subject = Ours(vocabulary)
     outcomes = [judge(case, subject) for case in cases]
-    counts = score(outcome for outcome in outcomes if outcome.group != "format")  # there formats are annotations
-    figures(f"{counts} groups without format.json, {score(outcomes)} with it")
+    counts = Score.of(outcome for outcome in outcomes if outcome.group != "format")  # there formats are annotations
+    figures(f"{counts} groups without format.json, {Score.of(outcomes)} with it")
     assert [outcome.name for outcome in outcomes if outcome.under] == []
     assert counts.right >= 0.9 * counts.total
 
 
 def test_what_the_masks_allow_validates(
-    full: bool, vocabulary: Vocabulary, cases: list[Case], figures: Callable[[str], None]
+    full: bool, vocabulary: Vocabulary, cases: list[SchemaCase], figures: Callable[[str], None]
 ) -> None:
     samples = sample_masks(cases, vocabulary, 2_000 if full else 200)
     figures(f"{samples.total - len(samples.wrong)} of {samples.total} over {samples.schemas} schemas validate")
     assert samples.wrong == []
 
 
-def test_what_the_model_says_validates(full: bool, llm: LLM, cases: list[Case], figures: Callable[[str], None]) -> None:
+def test_what_the_model_says_validates(
+    full: bool, llm: LLM, cases: list[SchemaCase], figures: Callable[[str], None]
+) -> None:
     samples = sample_model(cases, llm, 2_000 if full else 32)
     figures(f"{samples.total - len(samples.wrong)} of {samples.total} at temperature 1.5 validate")
     assert samples.wrong == []
@@ -77,7 +80,7 @@ def test_memory_is_bounded(full: bool, vocabulary: Vocabulary, figures: Callable
 
 
 def test_the_interpreters_lock_is_not_held_for_long(
-    full: bool, vocabulary: Vocabulary, cases: list[Case], figures: Callable[[str], None]
+    full: bool, vocabulary: Vocabulary, cases: list[SchemaCase], figures: Callable[[str], None]
 ) -> None:
     held = measure_held(cases if full else cases[::8], vocabulary)
     worst = {name: percentile(times, 99.9) for name, times in held.calls_us.items()}

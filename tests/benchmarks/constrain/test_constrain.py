@@ -11,21 +11,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bough.benchmarks.constrain.cases import Case, Instance, maskbench_cases, suite_cases
+from bough.benchmarks.constrain.cases import Instance, SchemaCase, choices, maskbench_cases, regular_cases, suite_cases
 from bough.benchmarks.constrain.constrain import main
-from bough.benchmarks.constrain.contest import Absent, Contestant, Measured, contest, write_vocabulary
-from bough.benchmarks.constrain.judge import Outcome, Refused, Score, Walk, by_group, judge, percentile, score
-from bough.benchmarks.constrain.peer import State, answer
-from bough.benchmarks.constrain.peer import Vocabulary as PeerVocabulary
-from bough.benchmarks.constrain.regular import choices, regular_cases
-from bough.benchmarks.constrain.report import Report, Standing, goals, markdown, table
+from bough.benchmarks.constrain.contest import Contestant, Outcome, Score, contest, engine_command, write_vocabulary
+from bough.benchmarks.constrain.peer import MaskEngine, PeerVocabulary, State, answer
+from bough.benchmarks.constrain.report import ConstrainReport, Standing, goal_table, goals, lines, panels
+from bough.benchmarks.harness.child import GoneError
+from bough.benchmarks.harness.pictures import picture
+from bough.benchmarks.harness.report import write_json
 from bough.constrain import Vocabulary
 from tests.constrain.search.hostile import hostile_bodies, listed_bodies
+from tests.constrain.search.judge import Refused, Walk, by_group, judge
 
 VOCABULARY = Vocabulary(
     tokens=(None, b"a", b"b", b"c"), eos_ids=(0,), size=4, encode=lambda text: [*map("?abc".find, text)]
 )
-CASE = Case(
+CASE = SchemaCase(
     "group", "name", "a?b", (Instance("one", "ab", True), Instance("two", "b", True), Instance("three", "c", False))
 )
 
@@ -55,24 +56,24 @@ class TestJudge:
         assert judge(CASE, Fake(*accepted)).verdict == verdict
 
     def test_refused(self) -> None:
-        assert judge(Case("g", "n", "odd", CASE.instances), Fake()).verdict == "refused"
+        assert judge(SchemaCase("g", "n", "odd", CASE.instances), Fake()).verdict == "refused"
 
     def test_impossible_is_right_only_without_a_valid_instance(self) -> None:
-        assert judge(Case("g", "n", "false", CASE.instances[2:]), Fake()).verdict == "right"
-        assert judge(Case("g", "n", "false", CASE.instances), Fake()).verdict == "refused"
+        assert judge(SchemaCase("g", "n", "false", CASE.instances[2:]), Fake()).verdict == "right"
+        assert judge(SchemaCase("g", "n", "false", CASE.instances), Fake()).verdict == "refused"
 
     def test_says_what_was_wrong(self) -> None:
         outcome = judge(CASE, Fake("b", "c"))
         assert (outcome.over, outcome.under, outcome.mask_us) == ([(0, 0, "")], [2], [1.0] * 3)
 
     def test_scores(self) -> None:
-        outcomes = [judge(CASE, Fake("ab", "b")), judge(CASE, Fake()), judge(Case("other", "n", "odd", ()), Fake())]
-        assert str(score(outcomes)) == "1/3 = 33.3 % (o1 u0 e1)"
+        outcomes = [
+            judge(CASE, Fake("ab", "b")),
+            judge(CASE, Fake()),
+            judge(SchemaCase("other", "n", "odd", ()), Fake()),
+        ]
+        assert str(Score.of(outcomes)) == "1/3 = 33.3 % (o1 u0 e1)"
         assert by_group(outcomes) == {"group": Score(right=1, over=1), "other": Score(refused=1)}
-
-    def test_percentiles(self) -> None:
-        assert [percentile(range(100), percent) for percent in (0, 50, 99, 100)] == [0, 50, 99, 99]
-        assert percentile([7.0], 99.9) == 7.0
 
 
 class TestCases:
@@ -86,7 +87,7 @@ class TestCases:
         for name in ("type.json", "optional/other.json"):
             (tmp_path / name).write_text(json.dumps([group]))
         assert list(suite_cases(tmp_path)) == [
-            Case("type", "type/0 d", '{"type": "null"}', (Instance("t", '"é"', False),))
+            SchemaCase("type", "type/0 d", '{"type": "null"}', (Instance("t", '"é"', False),))
         ]
         assert [case.group for case in suite_cases(tmp_path, optional=True)] == ["optional/other", "type"]
 
@@ -99,7 +100,7 @@ class TestCases:
         assert cases[0].instances == (Instance("0", '{"a": [1, 2]}', True),)
 
     @pytest.mark.parametrize("case", [*regular_cases(), choices(200)], ids=lambda case: case.name)
-    def test_patterns_mean_what_their_instances_say(self, case: Case) -> None:
+    def test_patterns_mean_what_their_instances_say(self, case: SchemaCase) -> None:
         verdicts = [re.fullmatch(case.schema, instance.text) is not None for instance in case.instances]
         assert verdicts == [instance.valid for instance in case.instances]
 
@@ -112,36 +113,30 @@ class TestCases:
         assert list(listed_bodies(tmp_path / "rows")) == [("F1", {"a": {"items": {"items": True}}})]
 
 
-class Letters:
-    """An engine that wants the letters of its text, one after another."""
-
-    eos = 0
+class Letters(MaskEngine):
+    """Wants the letters of its text, one after another."""
 
     def compile(self, kind: str, text: str) -> Callable[[], State]:
         if text == "bad":
             raise ValueError("no\nsuch thing")
-        return lambda: _LettersState(VOCABULARY.encode(text))
+
+        def start() -> State:
+            left = [*VOCABULARY.encode(text), self.eos]
+
+            def fill() -> None:
+                self.row[0] = 1 << left[0]
+
+            return fill, lambda token: left.pop(0)
+
+        return start
 
     def passes(self, tokens: object) -> bool:
         return tokens != [2]
 
 
-class _LettersState:
-    def __init__(self, left: list[int]) -> None:
-        self._left = left
-
-    def fill(self) -> None: ...
-
-    def allows(self, token: int) -> bool:
-        return token == (self._left[0] if self._left else 0)
-
-    def accept(self, token: int) -> None:
-        self._left = self._left[1:]
-
-
 class TestPeer:
     def test_walks(self) -> None:
-        found = answer(Letters(), {"kind": "regex", "text": "ab", "walks": [[1, 2], [1], [1, 2, 3]]})
+        found = answer(Letters(4, 0), {"kind": "regex", "text": "ab", "walks": [[1, 2], [1], [1, 2, 3]]})
         assert found["refused"] is None
         assert [(walk["accepted"], walk["num_tokens"]) for walk in found["walks"]] == [
             (True, 2),
@@ -151,23 +146,32 @@ class TestPeer:
         assert [len(walk["mask_us"]) for walk in found["walks"]] == [3, 2, 3]
 
     def test_checks_what_was_accepted(self) -> None:
-        found = answer(Letters(), {"kind": "regex", "text": "b", "walks": [[2]]})
+        found = answer(Letters(4, 0), {"kind": "regex", "text": "b", "walks": [[2]]})
         assert not found["walks"][0]["accepted"]
 
+    def test_a_token_that_is_allowed_and_then_refused_ends_the_walk(self) -> None:
+        class Fickle(Letters):
+            def compile(self, kind: str, text: str) -> Callable[[], State]:
+                start = super().compile(kind, text)
+                return lambda: (start()[0], lambda token: False)
+
+        found = answer(Fickle(4, 0), {"kind": "regex", "text": "ab", "walks": [[1, 2]]})["walks"][0]
+        assert (found["accepted"], found["num_tokens"], found["accept_us"]) == (False, 0, [])
+
     def test_refuses(self) -> None:
-        found = answer(Letters(), {"kind": "regex", "text": "bad", "walks": [[1]]})
+        found = answer(Letters(4, 0), {"kind": "regex", "text": "bad", "walks": [[1]]})
         assert (found["refused"], found["walks"]) == ("no", [])
 
     def test_reads_a_vocabulary(self, tmp_path: Path) -> None:
         write_vocabulary(VOCABULARY, tmp_path / "vocabulary")
         read = PeerVocabulary(str(tmp_path / "vocabulary"))
-        assert (read.tokens, read.size, read.eos, read.control) == ([None, b"a", b"b", b"c"], 4, 0, {0})
+        assert (read.tokens, read.size, read.eos) == ([None, b"a", b"b", b"c"], 4, 0)
 
 
 SCRIPT = """
 import json, sys, time
 print("chatter")
-print("@bench {}", flush=True)
+print('@bench {"version": "0.1"}', flush=True)
 for line in sys.stdin:
     request = json.loads(line)
     if request["text"] == "hang":
@@ -187,12 +191,18 @@ class TestContest:
         return Contestant("peer", command, tmp_path / "log", budget_s=30.0, limit_s=2.0)
 
     def test_a_hang_costs_its_own_case(self, peer: Contestant) -> None:
-        cases = [CASE, Case("g", "hang", "hang", CASE.instances), Case("g", "die", "die", CASE.instances), CASE]
+        cases = [
+            CASE,
+            SchemaCase("g", "hang", "hang", CASE.instances),
+            SchemaCase("g", "die", "die", CASE.instances),
+            CASE,
+        ]
         measured = contest([peer], cases, VOCABULARY)["peer"]
         peer.close()
-        assert [entry.outcome.verdict for entry in measured] == ["under", "refused", "refused", "under"]
-        assert (measured[0].outcome.compile_ms, measured[0].outcome.mask_us) == (1.5, [2.0] * 3)
-        assert measured[1].outcome.refused == "gone: no answer within 2 s"
+        assert peer.version == "0.1"
+        assert [outcome.verdict for outcome in measured] == ["under", "refused", "refused", "under"]
+        assert (measured[0].compile_ms, measured[0].mask_us) == (1.5, [2.0] * 3)
+        assert measured[1].refused == "gone: no answer within 2 s"
 
     def test_a_peer_whose_time_is_up_keeps_what_it_has(self, peer: Contestant) -> None:
         peer.left_s = 0.0
@@ -200,21 +210,23 @@ class TestContest:
         peer.close()
 
     def test_absent(self, tmp_path: Path) -> None:
-        with pytest.raises(Absent):
+        with pytest.raises(FileNotFoundError):
             Contestant("peer", [str(tmp_path / "none")], tmp_path / "log", budget_s=1.0, limit_s=1.0)
-        with pytest.raises(Absent, match="ended at the start"):
+        with pytest.raises(GoneError, match="ended at the start"):
             Contestant("peer", [sys.executable, "-c", ""], tmp_path / "log", budget_s=1.0, limit_s=1.0)
+        with pytest.raises(FileNotFoundError, match="no --peers"):
+            engine_command("xgrammar", "model", tmp_path / "vocabulary", None)
 
 
 def standing(*, right: int, under: int, mask_us: float) -> Standing:
-    outcome = Outcome("g", "n", 1.0, 1, num_valid=1, mask_us=[mask_us])
+    outcome = Outcome("g", "n", 1.0, 1, num_valid=1, mask_us=[mask_us], accept_us=[1.0])
     wrong = Outcome("g", "n", 1.0, 1, under=[0])
-    return Standing.of([Measured(outcome, [1.0])] * right + [Measured(wrong)] * under)
+    return Standing.of([outcome] * right + [wrong] * under)
 
 
 class TestReport:
     def test_goals(self) -> None:
-        report = Report("2026", {}, {})
+        report = ConstrainReport("2026", {}, {})
         assert goals(report) == []
         report.suite = {"bough": standing(right=19, under=1, mask_us=2.0)}
         report.maskbench = {"bough": standing(right=10, under=0, mask_us=900.0)}
@@ -225,18 +237,31 @@ class TestReport:
         assert met["mask us p50 / p99, one thread"] is False
 
     def test_is_shown_again_from_its_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        report = Report("2026", {"cpus": 2}, {"llguidance": "1"}, absent={"xgrammar": "no --peers"})
+        report = ConstrainReport("2026", {"cpus": 2}, {"llguidance": "1"}, absent={"xgrammar": "no --peers"})
         report.suite = {
             "bough": standing(right=3, under=1, mask_us=2.0),
             "llguidance": standing(right=1, under=0, mask_us=1.0),
         }
-        (tmp_path / "r.json").write_bytes(msgspec.json.encode(report))
-        assert main(["--show", str(tmp_path / "r.json"), "--markdown", str(tmp_path / "r.md")]) == 0
+        write_json(tmp_path / "r.json", report)
+        files = {"--show": "r.json", "--markdown": "r.md", "--plot": "r.svg"}
+        assert main([word for option, name in files.items() for word in (option, str(tmp_path / name))]) == 0
         shown = capsys.readouterr().out
-        assert table(report) in shown
+        assert lines(report) in shown
         assert "absent: xgrammar: no --peers" in shown
         assert "100.0 % (n 1)" in shown
-        assert (tmp_path / "r.md").read_text() == markdown(report) + "\n"
+        assert (tmp_path / "r.md").read_text() == goal_table(report, markdown=True) + "\n"
+        assert (tmp_path / "r.svg").read_text().count("<rect") > 4
+
+    def test_an_engine_that_refuses_everything_has_no_times(self) -> None:
+        report = ConstrainReport("2026", {}, {}, maskbench={"bough": standing(right=1, under=0, mask_us=1.0)})
+        report.maskbench["xgrammar"] = Standing.of([Outcome("g", "n", 1.0, 1, refused="no")])
+        report = msgspec.json.decode(msgspec.json.encode(report), type=ConstrainReport)
+        figures = {goal.name: goal.figures for goal in goals(report)}
+        assert figures["compile ms p50 / p99"] == {"bough": "1 / 1", "xgrammar": "-"}
+        assert picture(panels(report)).count("xgrammar") == 1  # among the verdicts only
+
+    def test_picture_of_nothing(self) -> None:
+        assert picture(panels(ConstrainReport("2026", {}, {}))).endswith("</svg>")
 
     def test_unknown_section(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["--sections", "suite,none"]) == 2

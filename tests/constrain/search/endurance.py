@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bough.benchmarks.constrain.cases import Case, maskbench_cases, maskbench_folder, suite_cases, suite_folder
-from bough.benchmarks.constrain.judge import percentile
+from bough.benchmarks.constrain.cases import SchemaCase, maskbench_cases, maskbench_folder, suite_cases, suite_folder
+from bough.benchmarks.harness.report import percentile
 from bough.constrain import GrammarCompiler, GrammarError, JsonSchema, Vocabulary
 from bough.constrain.compiler import compile_grammar
 from bough.constrain.vocabulary.token_table import TokenTable
@@ -98,7 +98,7 @@ class Held(msgspec.Struct):
     idle_us: list[float]
 
 
-def measure_held(cases: Sequence[Case], vocabulary: Vocabulary) -> Held:
+def measure_held(cases: Sequence[SchemaCase], vocabulary: Vocabulary) -> Held:
     """Walks the cases' instances as decoding does: filled masks, tokens taken, forced tokens asked for."""
     held = Held({"accept": [], "forced": [], "copy": [], "rollback": []}, [], [])
     with _watch(held.idle_us):

@@ -16,7 +16,7 @@ from typing import Any
 import jsonschema
 
 from bough.benchmarks.constrain.generate import draw_word
-from bough.benchmarks.constrain.ours import passes_check
+from bough.benchmarks.constrain.sides import passes_check
 from bough.constrain import GrammarError, JsonSchema, MatcherError, Vocabulary, grammar_accepts
 from bough.constrain.compiler import compile_grammar
 from bough.constrain.matchers.interface import Grammar

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from bough.benchmarks.constrain.judge import percentile
+from bough.benchmarks.harness.report import percentile
 
 LIMIT_S = 6.0
 _START_S = 180.0

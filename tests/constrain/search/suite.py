@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from bough.benchmarks.constrain.cases import Case, maskbench_cases, maskbench_folder, suite_cases, suite_folder
-from bough.benchmarks.constrain.judge import Outcome, Refused, Walk, by_group, judge, percentile, score
-from bough.benchmarks.constrain.ours import Ours
+from bough.benchmarks.constrain.cases import SchemaCase, maskbench_cases, maskbench_folder, suite_cases, suite_folder
+from bough.benchmarks.constrain.contest import Outcome, Score
+from bough.benchmarks.harness.report import percentile
 from bough.runtime.models.load import locate
 from bough.runtime.tokenizer.load import load_tokenizer
+
+from .judge import Ours, Refused, Walk, by_group, judge
 
 _COMPILE_S = 20.0
 _SLOW_S = 2.0
@@ -28,8 +30,6 @@ _SLOW_S = 2.0
 
 class _Limited:
     """A subject whose compilations are cut off, as far as Python can."""
-
-    name = "bough"
 
     def __init__(self, ours: Ours) -> None:
         self._ours = ours
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     subject = _Limited(Ours(tokenizer.vocabulary(tokenizer.vocab_size)))
     report: dict[str, list[Outcome]] = {}
     suite = arguments.folder or suite_folder()
-    sources: dict[str, Iterable[Case]] = {}
+    sources: dict[str, Iterable[SchemaCase]] = {}
     if suite is not None and arguments.part != "maskbench":
         sources["suite"] = suite_cases(suite, optional=arguments.optional)
     if arguments.maskbench is not None and arguments.part != "suite":
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _judged(case: Case, subject: _Limited) -> Outcome:
+def _judged(case: SchemaCase, subject: _Limited) -> Outcome:
     started = time.monotonic()
     outcome = judge(case, subject)
     if time.monotonic() - started > _SLOW_S:
@@ -87,13 +87,13 @@ def _judged(case: Case, subject: _Limited) -> Outcome:
     return outcome
 
 
-def _print(outcomes: Sequence[Outcome], cases: Sequence[Case], *, verbose: bool) -> None:
+def _print(outcomes: Sequence[Outcome], cases: Sequence[SchemaCase], *, verbose: bool) -> None:
     for group, counts in by_group(outcomes).items():
         print(f"  {group:34} {counts}")
-    print(f"  {'TOTAL':34} {score(outcomes)}")
+    print(f"  {'TOTAL':34} {Score.of(outcomes)}")
     others = [outcome for outcome in outcomes if outcome.group != "format"]
     if len(others) < len(outcomes):
-        print(f"  {'without format, an annotation there':34} {score(others)}")
+        print(f"  {'without format, an annotation there':34} {Score.of(others)}")
     impossible = sum(outcome.impossible for outcome in outcomes)
     print(f"  {impossible} were refused since no value satisfies them, which is right if no instance is valid")
     for reason, count in Counter(_short(outcome.refused) for outcome in outcomes if outcome.refused).most_common():
@@ -106,7 +106,7 @@ def _print(outcomes: Sequence[Outcome], cases: Sequence[Case], *, verbose: bool)
             _explain(outcome, case)
 
 
-def _explain(outcome: Outcome, case: Case) -> None:
+def _explain(outcome: Outcome, case: SchemaCase) -> None:
     if outcome.verdict == "right":
         return
     print(f"{outcome.verdict.upper()} {outcome.name}\n    schema   {case.schema[:600]}")

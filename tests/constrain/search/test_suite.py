@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from bough.benchmarks.constrain.cases import suite_cases
-from bough.benchmarks.constrain.judge import Outcome, judge, score
-from bough.benchmarks.constrain.ours import Ours
+from bough.benchmarks.constrain.contest import Outcome, Score
 from bough.constrain import Vocabulary
+
+from .judge import Ours, judge
 
 SUITE = Path(__file__).parents[2] / "data" / "json_schema_test_suite" / "draft2020-12"
 AT_LEAST_RIGHT = 0.92
@@ -33,7 +34,7 @@ def test_nothing_invalid_is_let_through(outcomes: list[Outcome]) -> None:
 
 
 def test_most_groups_are_wholly_right(outcomes: list[Outcome]) -> None:
-    counts = score(outcome for outcome in outcomes if not outcome.group.startswith(("optional/", ANNOTATION)))
+    counts = Score.of(outcome for outcome in outcomes if not outcome.group.startswith(("optional/", ANNOTATION)))
     assert counts.right >= AT_LEAST_RIGHT * counts.total, str(counts)
 
 
