@@ -82,7 +82,7 @@ class Standing(msgspec.Struct):
 
 
 Standings = dict[str, Standing]
-"""By engine."""
+"""Standings of engines, by name."""
 
 
 class ConstrainReport(msgspec.Struct):

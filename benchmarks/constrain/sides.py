@@ -50,7 +50,7 @@ class Bough(MaskEngine):
         return passes_check(*self._compiled, self._table.text(tokens).decode())
 
     def _tabulated(self, spec: GrammarSpec) -> Grammar:
-        """As it is served a moment after the first request: its table takes the place of the grammar."""
+        """Returns the table that takes the grammar's place a moment after the first request."""
         deadline = time.monotonic() + TABLE_S
         while (grammar := self._compiler.compile(spec)).matcher().on_table is None and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -84,7 +84,7 @@ def measure(
 
 
 def best_hit_rate(client: EngineClient, runs: Sequence[ProgramRun]) -> float:
-    """What an unlimited cache would reach with the requests that were sent, in the best order."""
+    """Returns the hit rate that an unlimited cache reaches with the requests that were sent, in the best order."""
 
     def split(choice: str) -> list[str]:
         return client.tokenizer.texts(client.tokenizer.encode(choice))

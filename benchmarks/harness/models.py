@@ -64,7 +64,7 @@ def random_model(name: str, *, device: str, dtype: str = "auto", seed: int = 0) 
 
 
 def _deviation(name: str, config: ModelConfig) -> float:
-    """Of a matrix's entries: outputs as large as inputs, but smaller where they are added to the residual."""
+    """Standard deviation of a matrix: outputs as large as inputs, but smaller where they are added to the residual."""
     kind = name.rpartition(".")[2]
     num_inputs = {"out": config.num_heads * config.head_dim, "down": config.intermediate_size}
     deviation = 1.0 / math.sqrt(num_inputs.get(kind, config.hidden_size))

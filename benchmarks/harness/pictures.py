@@ -54,7 +54,7 @@ class Axis:
         return replace(self, low=low, high=high)
 
     def place(self, value: float) -> float:
-        """Where `value` lies, 0 at the low end and 1 at the high one. Needs bounds."""
+        """Position of `value`, 0 at the low end and 1 at the high one. Needs bounds."""
         assert self.low is not None and self.high is not None
         if not self.log:
             return (value - self.low) / (self.high - self.low)
@@ -179,7 +179,7 @@ class Panel:
         return self.width, _TOP + _BOTTOM + _LINE * bool(self.note) + self._legend_lines() * _LINE + 26 * max(3, places)
 
     def _legend_places(self) -> list[tuple[float, int]]:
-        """Where each entry of the legend begins, in pixels from the panel's left, and its line."""
+        """Start of each entry of the legend, in pixels from the panel's left, and its line."""
         places: list[tuple[float, int]] = []
         at, line = float(_GAP), 0
         for label in self._legend:

@@ -69,7 +69,7 @@ def short(value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """In microseconds, milliseconds or seconds, whichever is the smallest that needs no more than three digits."""
+    """Seconds as microseconds, milliseconds or seconds: the smallest unit that needs no more than three digits."""
     if seconds is None:
         return ""
     for unit, name in ((1e-6, "us"), (1e-3, "ms")):

@@ -23,7 +23,7 @@ _ANSWERS = re.compile(r'^bough_http_responses_total\{path="(/v1/[^"]*)",status="
 
 @dataclass(frozen=True)
 class Counters:
-    """What a server has counted so far, or between two moments.
+    """Counts of a server since its start, or between two moments.
 
     num_requests     HTTP requests to the API
     prompt_tokens    of all generations; of these, `cached_tokens` were found in the prefix cache
@@ -105,7 +105,7 @@ class ServerProcess:
         self._log.close()
 
     def info(self) -> dict[str, Any]:
-        """What the server says of itself."""
+        """Returns what `/server_info` answers."""
         answer: dict[str, Any] = self._client.get("/server_info").json()
         return answer
 

@@ -36,7 +36,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentence_piece() -> Tokenizer:
-    """With byte fallback, and a space put before every text."""
+    """A tokenizer with byte fallback that puts a space before every text."""
     pieces = [
         ("<unk>", 0.0),
         *((f"<0x{byte:02X}>", -5.0) for byte in range(256)),
@@ -54,7 +54,7 @@ def sentence_piece() -> Tokenizer:
 
 
 class Ours:
-    """What a tokenizer of the runtime offers."""
+    """The part of the runtime's tokenizer that compilers use."""
 
     vocab_size = 257
 

@@ -25,7 +25,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 
 def policies(compiler: GrammarCompiler, spec: GrammarSpec, text: str) -> list[str]:
-    """Of what is found."""
+    """Policies of the violations that are found."""
     receipt = compiler.compile(spec).receipt
     return [found.policy for found in compiler.check(spec, text, receipt).result(20.0)]
 

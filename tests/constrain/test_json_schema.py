@@ -1,4 +1,4 @@
-"""What a schema's mask lets through is what a validator of JSON Schema accepts."""
+"""A schema's masks let through what a validator of JSON Schema accepts."""
 
 from __future__ import annotations
 

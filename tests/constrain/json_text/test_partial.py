@@ -16,12 +16,12 @@ _DECODER = json.JSONDecoder()
 
 
 def complete_part(text: str) -> Any:
-    """What is complete of the first value in `text`, by decoding again each value that could be."""
+    """Returns the complete part of the first value in `text`, by decoding again each value that could be."""
     return _part(text, 0)[0]
 
 
 def _part(text: str, at: int) -> tuple[Any, int | None]:
-    """What is shown of the value at `at`, and where it ends; None: it is not complete."""
+    """Returns the part shown of the value at `at`, and its end; None: it is not complete."""
     at = _after_space(text, at)
     try:
         value, end = _DECODER.raw_decode(text, at)

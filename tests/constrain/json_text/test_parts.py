@@ -1,4 +1,4 @@
-"""Which constraints are light, and where in a text the values are that a schema speaks of."""
+"""Light constraints, and the places in a text of the values that a schema speaks of."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ INNER = Reader(DistinctPaths((PathState(names=(("a", 1),)), PathState(items=True
 
 
 def duplicate_at(reader: Reader, text: str) -> int | None:
-    """How many bytes of `text` are read before a repetition is complete; None if there is none."""
+    """Counts the bytes of `text` that are read before a repetition is complete; None if there is none."""
     scan: Scan = reader.start
     for position, byte in enumerate(text.encode()):
         try:

@@ -48,7 +48,7 @@ def allowed_by(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
 
 
 def reads(grammar: Grammar | None, text: bytes, table: TokenTable) -> bool:
-    """Whether a grammar allows a text as a beginning, taken a byte at a time."""
+    """Tells whether a grammar allows a text as a beginning, taken a byte at a time."""
     if grammar is None:
         return True
     matcher = grammar.matcher()
@@ -61,7 +61,7 @@ def reads(grammar: Grammar | None, text: bytes, table: TokenTable) -> bool:
 
 
 def expected(text: bytes, prefix: bytes, grammar: Grammar | None, table: TokenTable) -> list[int]:
-    """By brute force: the tokens after which `text` agrees with the prefix and then with the grammar."""
+    """Finds by brute force the tokens after which `text` agrees with the prefix and then with the grammar."""
     found = []
     for token, piece in enumerate(table.vocabulary.tokens):
         if not piece or token in table.eos_ids:

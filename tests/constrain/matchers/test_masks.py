@@ -82,7 +82,7 @@ first: "a" (END ("]" | "!") | ";")
 second: "b" (END ("}" | "?") | ";")
 END: "]"
 """
-"""What may follow is told apart by the rule alone: the lexemes after "a" and "b" begin alike."""
+"""The rule alone tells apart what may follow: the lexemes after "a" and "b" begin alike."""
 
 
 @pytest.mark.parametrize("way", ["draft", "rollback"])

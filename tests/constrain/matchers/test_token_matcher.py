@@ -162,7 +162,7 @@ def test_too_small_a_budget_closes_the_text(compiler: GrammarCompiler, allowed: 
 
 
 def test_looking_for_an_end_takes_a_bounded_time(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where open arrays must differ, each state that is looked at costs a millisecond; there were very many."""
+    """Each state of open arrays that must differ costs a millisecond to look at; there were very many."""
     monkeypatch.setattr("bough.constrain.matchers.completion.SEARCH_TIME_S", 0.1)
     enum = [{"c": 10}, 5, {"b": "tab\there"}]
     schema = {"type": "array", "uniqueItems": True, "contains": {"enum": enum}, "minContains": 2, "maxContains": 2}

@@ -295,7 +295,7 @@ def test_rollback_copy_and_what_is_refused(vocabulary: Vocabulary, tokens: Token
 def test_forced_tokens_are_those_of_the_whole_text(
     pattern: str, taken: str, forced: str, vocabulary: Vocabulary, tokens: TokenTable, trie: tuple[Level, ...]
 ) -> None:
-    """What the text must go on with, in the model's tokens, up to where they depend on what is open."""
+    """Forced text in the model's tokens, up to where they depend on what is open."""
     grammar = make(pattern, tokens, trie)
     ours, theirs = grammar.matcher(), grammar.plain.matcher()
     for token in vocabulary.encode(taken):

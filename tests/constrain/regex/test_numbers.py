@@ -91,7 +91,7 @@ def _matches(found: tuple[list[str], list[list[str]]], text: str) -> bool:
 
 
 def _readings(text: str) -> list[Number]:
-    """What readers make of a text: the exact number, and the double."""
+    """Numbers that readers make of a text: the exact one, and the double."""
     double = json.loads(text)
     return [Decimal(text), *([double] if isinstance(double, float) and not math.isinf(double) else [])]
 
@@ -229,5 +229,5 @@ def test_schemas_compile_to_what_they_say(numbers: NumberSet, accepts: Callable[
 
 @pytest.fixture(scope="module")
 def accepts(compiler: GrammarCompiler, vocabulary: Vocabulary) -> Callable[[str, str], bool]:
-    """Whether the grammar of a Lark source accepts a text."""
+    """Tells whether the grammar of a Lark source accepts a text."""
     return lambda source, text: grammar_accepts(compiler.compile(Lark(source)), text, vocabulary)

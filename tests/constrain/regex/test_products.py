@@ -17,7 +17,7 @@ PATTERNS = ["a.*b", "^(a|1b)*$", "^.{3,5}$", "11", "^[ab]", "b$", "(a1|ba){2}", 
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """As ECMA-262 has it: `$` is the very end, and `.` is no end of a line."""
+    """Searches as ECMA-262 has it: `$` is the very end, and `.` is no end of a line."""
     return bool(re.search(pattern.replace("$", r"\Z").replace(".", r"[^\n\r\u2028\u2029]"), text))
 
 

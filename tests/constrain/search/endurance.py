@@ -1,4 +1,4 @@
-"""What constraints cost a long-lived process: memory under many distinct schemas, and time that the lock is held.
+"""Costs of constraints in a long-lived process: memory under many distinct schemas, and time that the lock is held.
 
 python -m tests.constrain.search.endurance --schemas 20000
 """
@@ -73,7 +73,7 @@ def _distinct(number: int) -> JsonSchema:
 
 
 def resident_mb() -> float:
-    """Of this process and its children, on Linux; NaN elsewhere."""
+    """Memory of this process and its children, on Linux; NaN elsewhere."""
     total = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -86,7 +86,7 @@ def resident_mb() -> float:
 
 
 class Held(msgspec.Struct):
-    """For how long one call held the interpreter's lock at most, in microseconds, over all calls of its kind.
+    """Times for which single calls held the interpreter's lock, in microseconds.
 
     calls_us    of the processor's time, so that what else runs on the machine does not count
     waits_us    how much later than it asked a second thread ran beside the walk; it also holds what the system's

@@ -110,7 +110,7 @@ FAMILIES: dict[str, Callable[[], Vocabulary]] = {
 
 
 def large(size: int) -> Vocabulary:
-    """As many tokens as Llama 3, Qwen and Gemma have: all short runs of common letters, with and without a space."""
+    """A vocabulary of the size of Llama 3's or Qwen's: all short runs of common letters, with and without a space."""
     texts: dict[bytes, None] = dict.fromkeys(bytes([byte]) for byte in range(256))
     texts.update(
         (mark.encode(), None) for mark in ('": ', '", "', '": "', '"}', '"]', "}]", ", ", "\\n", "\\u", "00", "://")

@@ -32,7 +32,7 @@ _CHAT = "/v1/chat/completions"
 
 
 class Hostile(msgspec.Struct):
-    """What became of hostile requests, and of the ordinary ones that ran beside them.
+    """Outcomes of hostile requests, and of the ordinary ones that ran beside them.
 
     slow        name and seconds of those that were answered later than the limit
     wrong       name and status of those that were answered with something else than a refusal or a document

@@ -30,7 +30,7 @@ class Refused(Exception):  # noqa: N818  # an outcome, not a mistake
 
 
 class Walk(msgspec.Struct):
-    """How far a text came. `at` is the byte at which it was refused, None if it was not.
+    """A text's way through the masks. `at` is the byte at which it was refused, None if it was not.
 
     mask_us     time of each mask that was computed on the way
     """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Check = Callable[[Any, Any], bool]
-"""Whether a schema and a value still show what was found. It must bear schemas that are none."""
+"""Tells whether a schema and a value still show what was found. It must bear schemas that are none."""
 
 
 def shrink(schema: Any, value: Any, shows: Check, *, most: int = 2_000) -> tuple[Any, Any]:

@@ -57,7 +57,7 @@ def compiler_of(family: str) -> GrammarCompiler:
 
 @functools.cache
 def byte_compiler() -> GrammarCompiler:
-    """Of a vocabulary of bytes: token i + 1 is byte i."""
+    """A compiler for a vocabulary of bytes: token i + 1 is byte i."""
     return GrammarCompiler(greedy([None, *(bytes([byte]) for byte in range(256))], eos_ids=(0,)))
 
 

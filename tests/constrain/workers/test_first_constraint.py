@@ -1,4 +1,4 @@
-"""What is made once for all constraints holds up nobody, is of no constraint's time, and can be made ahead."""
+"""Parts made once for all constraints hold up nobody, are of no constraint's time, and can be made ahead."""
 
 from __future__ import annotations
 

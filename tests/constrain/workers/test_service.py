@@ -42,7 +42,7 @@ def hang(service: CompileService) -> Future[Any]:
 
 
 def exists(process_id: int) -> bool:
-    """Whether the process is there, be it as a zombie."""
+    """Tells whether the process is there, be it as a zombie."""
     return Path(f"/proc/{process_id}").exists()
 
 
@@ -94,7 +94,7 @@ def test_a_crowded_process_is_interrupted_and_goes_on(process: WorkerProcess) ->
 
 
 def test_a_process_is_kept_however_large_the_one_that_started_it_is() -> None:
-    """As is one that has loaded a model."""
+    """A process that has loaded a model is as large."""
     ballast = b"x" * (600 << 20)
     process = WorkerProcess(memory_bytes=1 << 30, seconds=5.0)
     process.wait_until_ready()

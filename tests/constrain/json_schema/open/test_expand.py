@@ -91,7 +91,7 @@ def test_key_sets_are_sets(first: KeySet, second: KeySet) -> None:
 
 @pytest.mark.parametrize("extra", [{}, {"minLength": 1}, {"anyOf": [{"maxLength": 9}, {"pattern": "x"}]}])
 def test_strings_of_many_patterns(extra: dict[str, Any], vocabulary: Vocabulary) -> None:
-    """What they have in common is looked at once, when all are known."""
+    """Their intersection is computed once, when all are known."""
     schema = {"type": "string", "allOf": [{"pattern": "^a"}, {"pattern": "b"}, {"pattern": "c$"}], **extra}
     assert accepts(schema, '"axbc"', vocabulary)
     assert not accepts(schema, '"axc"', vocabulary)
@@ -101,7 +101,7 @@ def test_strings_of_many_patterns(extra: dict[str, Any], vocabulary: Vocabulary)
 
 
 def test_keys_divided_by_patterns(vocabulary: Vocabulary) -> None:
-    """Of the two parts of a set of keys, the one that has no key of its own is left out."""
+    """A pattern divides a set of keys in two; a part without a key of its own is left out."""
     patterns = {"^a": {"type": "integer"}, "^ab": {"minimum": 3}, "b$": {"maximum": 9}, "^": {"type": "number"}}
     schema = {"type": "object", "patternProperties": patterns, "minProperties": 1}
     validator = jsonschema.Draft202012Validator(schema)

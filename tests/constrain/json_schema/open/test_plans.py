@@ -65,7 +65,7 @@ def _accepts(graph: Graph, counting: Counting, values: tuple[int, ...]) -> bool:
 
 
 def test_one_unnamed_key_may_be_all_that_is_asked_for() -> None:
-    """With room for one key, it has to be of both patterns."""
+    """A key has to be of both patterns if there is room for one only."""
     schema = {
         "type": "object",
         "maxProperties": 1,

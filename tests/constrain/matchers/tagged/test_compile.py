@@ -1,4 +1,4 @@
-"""What masks allow in texts with marked parts is what a plain reading of the whole text allows, however it is cut."""
+"""Masks allow in texts with marked parts what a plain reading of the whole text allows, however it is cut."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bough.constrain.vocabulary.vocabulary import Vocabulary
 EOS, CALL, OTHER = 0, 1, 2
 CALL_NAME = "[CALL]"
 CALL_CHAR, OTHER_CHAR = "\ue001", "\ue002"
-"""What control tokens are in the reference's text."""
+"""Characters that stand for control tokens in the reference's text."""
 
 MakeTokens = Callable[[int], TokenTable]
 
@@ -115,7 +115,7 @@ CASES = {
 
 
 def read(case: Case, text: str) -> tuple[bool, bool]:
-    """Whether a text can go on to be a whole one, and whether it is one."""
+    """Tells whether a text can go on to be a whole one, and whether it is one."""
     spec = case.spec
     contents = [f"(?:{content})" for content in case.contents]
     if spec.reasoning_end is not None:

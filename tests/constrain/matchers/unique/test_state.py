@@ -344,7 +344,7 @@ def test_ends_valid_within_the_budget(
 
 
 def test_elements_that_have_run_out(compiler: GrammarCompiler) -> None:
-    """Where only a repetition could come, no element is begun."""
+    """No element is begun if only a repetition could come."""
     endings = {**STRINGS, "items": {"type": "integer", "minimum": 0, "maximum": 69}}
     grammar = compiler.compile(JsonSchema(json.dumps(endings)))
     text = json.dumps(list(range(70)))
