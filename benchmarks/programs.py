@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from ..runtime.protocol.config import EngineConfig
 from ..runtime.protocol.errors import BoughError
 from .harness.measure import Measurement, best_hit_rate, measure
 from .harness.pictures import BLUE, ORANGE, Axis, Panel, write_picture
-from .harness.report import now, write_json
+from .harness.report import describe_machine, now, write_json
 from .workloads.agent import generative_agents, react, retrieval
 from .workloads.choice import hellaswag, mmlu
 from .workloads.real_data import RealDataError, real_workloads
@@ -67,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "scale": size.scale,
         "data": arguments.data,
         "time": now(),
-        "machine": {"system": platform.platform(), "python": platform.python_version(), **_machine()},
+        "machine": {**describe_machine(), "threads": _threads()},
         "results": results,
     }
     if arguments.json:
@@ -155,10 +154,10 @@ def _table(workloads: dict[str, Workload], results: dict[str, dict[str, Any]]) -
     return "\n".join(lines[1:])
 
 
-def _machine() -> dict[str, Any]:
+def _threads() -> int:
     import torch
 
-    return {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    return torch.get_num_threads()
 
 
 def _plot(results: dict[str, dict[str, Any]], path: str) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +18,7 @@ from ..runtime.protocol.request import Request
 from ..runtime.protocol.sampling_params import SamplingParams
 from ..runtime.runner import runner as passes
 from ..runtime.runner.runner import DirectPasses
+from .harness.report import write_json
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -73,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             results.append({"sampling": kind, "batch": batch, "step_s": whole_s, "beside": beside, "stages_s": stages})
     engine.close()
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(results, indent=1) + "\n")
+        write_json(arguments.json, results)
     return 0
 
 

@@ -220,12 +220,10 @@ def _verdicts(title: str, standings: Standings) -> Panel:
     names = [name for name in ENGINES if name in standings]
     panel = Panel(title, Axis("% of all", 0, 100), rows=names)
     for place, name in enumerate(names):
-        score, start = standings[name].score, 0.0
-        for verdict, (meaning, colour) in _VERDICTS.items():
-            end = start + 100 * getattr(score, verdict) / max(score.total, 1)
-            panel.bar(place, start, end, colour, label=meaning)
-            start = end
-        panel.text(2, place, f"{100 * score.right / max(score.total, 1):.0f} %", "white")
+        score = standings[name].score
+        percents = {verdict: 100 * getattr(score, verdict) / max(score.total, 1) for verdict in _VERDICTS}
+        panel.stack(place, [(meaning, percents[verdict], colour) for verdict, (meaning, colour) in _VERDICTS.items()])
+        panel.text(2, place, f"{percents['right']:.0f} %", "white")
     return panel
 
 

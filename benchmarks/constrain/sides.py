@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib.metadata
 import sys
@@ -98,16 +97,13 @@ class LLGuidance(MaskEngine):
 SIDES: dict[str, Callable[[Vocabulary], MaskEngine]] = {"bough": Bough, "llguidance": LLGuidance}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bough.benchmarks.constrain.sides", description=__doc__)
-    parser.add_argument("engine", choices=SIDES)
-    parser.add_argument("model")
-    arguments = parser.parse_args(argv)
-    tokenizer = load_tokenizer(locate(arguments.model))
-    engine = SIDES[arguments.engine](tokenizer.vocabulary(tokenizer.vocab_size))
+def main(name: str, model: str) -> int:
+    """Serves the engine `name` with the tokens of `model`."""
+    tokenizer = load_tokenizer(locate(model))
+    engine = SIDES[name](tokenizer.vocabulary(tokenizer.vocab_size))
     gc.freeze()  # as the processes that lower schemas do
     return serve(engine)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

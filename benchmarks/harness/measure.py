@@ -8,13 +8,13 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import quantiles
 
 from ...runtime.client.client import EngineClient
 from ...runtime.protocol.errors import EngineError
 from ...runtime.protocol.program import Done, Failed, Fork, Gen, Join, Op, Piece, Program, Select, Value
 from ...runtime.protocol.request import Usage
 from ..workloads.workload import Workload
+from .report import percentiles
 
 _IDS = itertools.count()
 
@@ -68,7 +68,7 @@ def measure(
     runs = asyncio.run(_run_all(client, workload.programs, concurrency, on_program))
     elapsed_s = time.perf_counter() - started
     usage = sum((run.usage for run in runs), Usage())
-    p50_s, p99_s = _percentiles([run.latency_s for run in runs])
+    p50_s, p99_s = percentiles([run.latency_s for run in runs], 50, 99)
     measurement = Measurement(
         num_requests=sum(run.num_requests for run in runs),
         prompt_tokens=usage.prompt_tokens,
@@ -123,13 +123,6 @@ async def _run(client: EngineClient, ops: tuple[Op, ...]) -> ProgramRun:
             latency_s = time.perf_counter() - started
             return ProgramRun(ops, tuple(pieces), tuple(values), event.usage, event.requests, latency_s)
     raise EngineError("a program ended without a result")
-
-
-def _percentiles(latencies_s: Sequence[float]) -> tuple[float, float]:
-    if len(latencies_s) == 1:
-        return latencies_s[0], latencies_s[0]
-    cuts = quantiles(latencies_s, n=100, method="inclusive")
-    return cuts[49], cuts[98]
 
 
 # -- The best that any cache could do ----------------------------------------------------------------------------------

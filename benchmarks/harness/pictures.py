@@ -8,7 +8,7 @@ write_picture(path, [[panel]], caption="4 CPUs, commit abc")
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -107,6 +107,13 @@ class Panel:
             return f'<rect x="{left:.1f}" y="{min(top, bottom):.1f}" {size} fill="{colour}"/>'
 
         self._add(draw, (start, y - thick / 2), (end, y + thick / 2), label=label, colour=colour)
+
+    def stack(self, y: float, parts: Iterable[tuple[str, float, str]]) -> None:
+        """Bars end to end from 0 on: the label, the length and the colour of each."""
+        start = 0.0
+        for label, length, colour in parts:
+            self.bar(y, start, start + length, colour, label=label)
+            start += length
 
     def line(
         self, points: Sequence[tuple[float, float]], colour: str = INK, *, wide: float = 1.6, steps: bool = False,

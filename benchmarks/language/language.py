@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import platform
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.errors import BoughError
 from ...runtime.tokenizer.load import load_tokenizer
 from ..harness.models import write_light_model
-from ..harness.report import now, write_json, write_text
+from ..harness.report import describe_machine, now, versions, write_json, write_text
 from ..harness.server_process import ServerProcess
 from ..programs import WORKLOADS
 from ..workloads.workload import Size
@@ -68,9 +67,7 @@ _QUICK_PLANS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    try:
-        import openai
-    except ImportError:
+    if versions("openai")["openai"] is None:
         print("error: the comparison needs the official client: pip install openai", file=sys.stderr)
         return 1
     plans = [plan for plan in plans_of(arguments) if arguments.light in (None, plan.light)]
@@ -89,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         report = {
             "time": now(),
-            "machine": {"system": platform.platform(), "python": platform.python_version(), "openai": openai.VERSION},
+            "machine": {**describe_machine(), **versions("openai")},
             "version": version("bough"),
             "models": [result.numbers() for result in results],
         }

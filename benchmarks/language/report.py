@@ -172,15 +172,14 @@ def _contests(result: ModelResults) -> Panel:
     axis = Axis("time, as a part of the openai client's", low=0.0)
     panel = Panel(f"{result.name}: where time goes", x=axis, rows=rows, width=680)
     for row, (each, side) in enumerate(sides):
-        median, scale, left = each.rounds[side].median, each.rounds[THEIRS].wall_s, 0.0
+        median, whole_s = each.rounds[side].median, each.rounds[THEIRS].wall_s
         counted = median.counted
-        for name, seconds, colour in (
-            ("in the model", counted.forward_s, BLUE),
-            ("else in steps", counted.step_s - counted.forward_s, "#7fb8d8"),
-            ("engine idle", median.idle_s, ORANGE),
-        ):
-            panel.bar(row, left, left + seconds / scale, colour, label=name)
-            left += seconds / scale
+        parts = (
+            ("in the model", counted.forward_s / whole_s, BLUE),
+            ("else in steps", (counted.step_s - counted.forward_s) / whole_s, "#7fb8d8"),
+            ("engine idle", median.idle_s / whole_s, ORANGE),
+        )
+        panel.stack(row, parts)
     return panel
 
 

@@ -51,6 +51,14 @@ class TestAxis:
 
 
 class TestPanel:
+    def test_a_stack_is_bars_end_to_end(self) -> None:
+        panel = Panel("Shares", Axis(low=0, high=4), rows=["one"])
+        panel.stack(0, [("first", 1.0, BLUE), ("second", 3.0, RED)])
+        (first,), (second,) = bars(panel, BLUE), bars(panel, RED)
+        end = float(first.get("x", 0)) + float(first.get("width", 0))
+        assert float(second.get("x", 0)) == pytest.approx(end, abs=0.2)
+        assert float(second.get("width", 0)) == pytest.approx(3 * float(first.get("width", 0)), abs=0.2)
+
     def test_its_legend_lies_within_it_whatever_its_rows_are_called(self) -> None:
         panel = Panel("Where time goes", rows=["a row of a name as long as half of the picture " * 2], width=520)
         for number in range(9):
