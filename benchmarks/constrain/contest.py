@@ -107,7 +107,7 @@ class Contestant:
         self._child: Child | None = self._started()
 
     def take(self, case: SchemaCase, walks: Sequence[Sequence[int]], kind: str = "schema") -> Outcome:
-        """Returns its outcome; a case that takes longer than the limit counts as refused."""
+        """Returns the outcome on a case; one that takes longer than the limit counts as refused."""
         started = time.monotonic()
         try:
             self._child = self._child or self._started()

@@ -208,11 +208,13 @@ def goal_table(report: ConstrainReport, *, markdown: bool = False) -> str:
 
 def panels(report: ConstrainReport) -> list[list[Panel]]:
     """Bars of the verdicts on each engine, and its times from p50 to p99."""
-    compile_ms = {name: standing.compile_ms for name, standing in report.maskbench.items()}
-    mask_us = {name: standing.mask_us for name, standing in report.maskbench.items()}
+    suite, maskbench = report.suite, report.maskbench
     return [
-        [_verdicts("Official suite: groups", report.suite), _verdicts("MaskBench: schemas", report.maskbench)],
-        [_times("Compilation, ms", compile_ms), _times("One mask, us", mask_us)],
+        [_verdicts("Official suite: groups", suite), _verdicts("MaskBench: schemas", maskbench)],
+        [
+            _times("Compilation, ms", {name: each.compile_ms for name, each in maskbench.items()}),
+            _times("One mask, us", {name: each.mask_us for name, each in maskbench.items()}),
+        ],
     ]
 
 
@@ -228,13 +230,12 @@ def _verdicts(title: str, standings: Standings) -> Panel:
 
 
 def _times(title: str, times: Mapping[str, Times | None]) -> Panel:
-    names = [name for name in ENGINES if times.get(name)]
-    panel = Panel(title, Axis("p50, p90, p99", log=True, room=0.3, tick="{:,g}".format), rows=names)
-    for place, name in enumerate(names):
-        entry, colour = times[name], _COLOURS[name]
-        assert entry is not None
-        panel.line([(entry.p50, place), (entry.p99, place)], colour, wide=7, faint=True)
+    found = [(name, entry) for name in ENGINES if (entry := times.get(name)) is not None]
+    axis = Axis("p50, p90, p99", log=True, room=0.3, tick="{:,g}".format)
+    panel = Panel(title, axis, rows=[name for name, _ in found])
+    for place, (name, entry) in enumerate(found):
+        panel.line([(entry.p50, place), (entry.p99, place)], _COLOURS[name], wide=7, faint=True)
         for value, size in ((entry.p50, 6.0), (entry.p90, 4.0), (entry.p99, 4.0)):
-            panel.dot(value, place, colour, size=size)
+            panel.dot(value, place, _COLOURS[name], size=size)
         panel.text(entry.p99, place, str(entry), SOFT, shift=(9, 4))
     return panel
