@@ -57,6 +57,9 @@ ENTRY_POINTS = frozenset({
 })  # fmt: skip
 """Modules that are started by name: with `python -m`, as pytest's plugin, as commands of `bough`."""
 
+SIDES = "benchmarks/peers/sides/peer_"
+"""Beginning of the modules that a table names and the interpreter of a peer loads."""
+
 
 @dataclass
 class House:
@@ -222,7 +225,8 @@ def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 def _is_door(path: str) -> bool:
     *_, folder, name = path.split("/")
-    return name in (f"{folder}.py", "__init__.py", "__main__.py") or path in ENTRY_POINTS
+    named = name in (f"{folder}.py", "__init__.py", "__main__.py") or path in ENTRY_POINTS
+    return named or path.startswith(SIDES)
 
 
 def _has_test(path: str, tests: set[str]) -> bool:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+
+from tqdm import tqdm
 
 from ..workloads.passage import PASSAGE
 from ..workloads.prompts import Prompts, Sizes, Workload
+from .environments import PeerError, make_environment
+from .models import KINDS, make_model
 from .process import OURS, Side, side_command
-from .quality import judge
-from .report import FLOAT32, Report, Row, memory_row, row_of, start_row
+from .report import FLOAT32, Quality, Report, Row, Starts, memory_row, row_of, start_row
 from .rounds import Rounds, Turns
-from .setup.environments import PeerError, make_environment
-from .setup.models import KINDS, make_model
-from .setup.progress import Progress
-from .starts import Starts, take_turns
 
 _MAX_STARTS = 3
 _START_SHARE = 0.3  # of a peer's time, for fresh processes
@@ -27,6 +28,8 @@ _JUDGE_S = 300.0
 _NUM_SCORED = 1500  # tokens of the passage
 _NUMBERS_OF_A_PEER = 10_000  # more rounds than any peer has: all have prompts of their own
 _WARM_UP_TOKENS = 8
+_SAID_WIDTH = 48  # of what is being done
+_STRIDE = 4  # of positions, where an engine tells its choice only by generating
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class PeerRun:
         """Our engine, loading. `alone`: for one sequence."""
         settings = self.settings if dtype == "auto" else {}
         options = {"model": self.model, "config": {"dtype": dtype, **settings}}
-        return self._side(OURS, None, options | {"max_num_seqs": 1 if alone else self._max_seqs})
+        return self.side(OURS, "prompts", None, options | {"max_num_seqs": 1 if alone else self._max_seqs})
 
     def theirs(self, name: str, interpreter: Path, model_file: Path, *, alone: bool = False) -> Side:
         """A peer's engine, loading."""
@@ -82,15 +85,16 @@ class PeerRun:
             "max_model_len": self.sizes.context_tokens,
             "cache_gib": 1 if alone else 4,
         }
-        return self._side(name, interpreter, options)
+        return self.side(name, "prompts", interpreter, options)
 
     @property
     def _max_seqs(self) -> int:
         return max(1, *self.sizes.batches, self.sizes.num_shared, self.sizes.num_json, self.sizes.num_chats)
 
-    def _side(self, name: str, interpreter: Path | None, options: Mapping[str, Any]) -> Side:
+    def side(self, name: str, kind: str, interpreter: Path | None, options: Mapping[str, Any]) -> Side:
+        """An engine that is given prompts, or programs (`kind`), loading; see `side_command`."""
         variables = {"OMP_NUM_THREADS": str(self.threads)}
-        return Side(name, side_command(name, interpreter, options), log=self.log, variables=variables)
+        return Side(name, side_command(kind, name, interpreter, options), log=self.log, variables=variables)
 
 
 def measure_quality_of_ours(run: PeerRun, report: Report, progress: Progress) -> None:
@@ -185,3 +189,98 @@ def _warm_up(side: Side, run: PeerRun) -> None:
     prompts = run.prompts.draw(2, 2, run.sizes.prompt)
     for some in (prompts[:1], prompts):
         side.ask("generate", _READY_S, prompts=some, num_tokens=_WARM_UP_TOKENS)
+
+
+def start_once(start: Callable[[], Side], found: Starts, prompts: Prompts, sizes: Sizes, limit_s: float) -> None:
+    """One fresh process more. `start` must not wait.
+
+    Raises:
+        PeerError: it did not come up, or failed, in time.
+    """
+    deadline = time.monotonic() + limit_s
+    (short, long) = prompts.draw(0, 1, sizes.prompt) + prompts.draw(1, 1, sizes.prefill)
+    began = time.perf_counter()
+    side = start()
+    try:
+        side.wait_ready(limit_s)
+        side.ask("generate", deadline - time.monotonic(), prompts=[short], num_tokens=1)
+        found.first_token_s.append(time.perf_counter() - began)
+        side.ask("generate", deadline - time.monotonic(), prompts=[long], num_tokens=sizes.answer)
+        found.peak_bytes.append(side.ask("memory", deadline - time.monotonic())["peak_bytes"])
+    finally:
+        side.end()
+
+
+def take_turns(
+    starters: Sequence[tuple[Starts, Callable[[], Side]]],
+    num_rounds: int,
+    prompts: Prompts,
+    sizes: Sizes,
+    limit_s: float,
+) -> None:
+    """`num_rounds` fresh processes of each side, in turn; fewer where there is no time for another.
+
+    Raises:
+        PeerError: see start_once.
+    """
+    deadline, took_s = time.monotonic() + limit_s, 0.0
+    for _ in range(num_rounds):
+        began = time.monotonic()
+        if began + took_s > deadline:
+            return
+        for found, start in starters:
+            start_once(start, found, prompts, sizes, deadline - time.monotonic())
+        took_s = time.monotonic() - began
+
+
+def judge(side: Side, tokens: Sequence[int], limit_s: float) -> Quality:
+    """Has a side read a text.
+
+    Raises:
+        PeerError: the side failed.
+    """
+    answer: dict[str, Any] = side.ask("score", limit_s, tokens=list(tokens))
+    likeliest = answer["likeliest"]
+    if likeliest is not None:
+        chosen = {position + 1: token for position, token in enumerate(likeliest)}
+    else:
+        positions = range(_STRIDE, len(tokens), _STRIDE)
+        prompts = [list(tokens[:position]) for position in positions]
+        outputs = side.ask("generate", limit_s, prompts=prompts, num_tokens=1)["tokens"]
+        chosen = {position: output[0] for position, output in zip(positions, outputs, strict=True)}
+    return Quality(tuple(answer["logprobs"] or ()), chosen)
+
+
+class Progress:
+    """Counts steps of a known number. Where nobody looks (not a terminal) only what begins is printed, a line each."""
+
+    def __init__(self, total: int) -> None:
+        self._bar = tqdm(total=total, unit="step", disable=None, file=sys.stderr, dynamic_ncols=True)
+
+    def say(self, what: str) -> None:
+        """What is being done."""
+        if self._bar.disable:
+            print(what, file=sys.stderr, flush=True)
+        else:
+            self._bar.set_description(what[:_SAID_WIDTH].ljust(_SAID_WIDTH))
+
+    def detail(self, line: str) -> None:
+        """A line of what a tool prints meanwhile; on a terminal only."""
+        if not self._bar.disable:
+            self._bar.set_postfix_str(line[:_SAID_WIDTH])
+
+    def step(self) -> None:
+        self._bar.set_postfix_str("", refresh=False)
+        self._bar.update()
+
+    def finish_part(self, total_done: int) -> None:
+        """Goes to where a part ends, also if it ended early."""
+        self._bar.update(max(0, total_done - self._bar.n))
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.close()

@@ -8,12 +8,8 @@ while the other works; a round is the same prompts for both, which neither has s
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import sys
-import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +19,13 @@ from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.errors import BoughError
 from ...runtime.runner.host import num_threads
 from ...runtime.tokenizer.load import load_tokenizer
+from ..harness.report import describe_machine, now, versions, write_json, write_text
 from ..workloads.prompts import QUICK, Prompts, Sizes, workloads
-from .contest import PeerRun, measure_peer, measure_quality_of_ours
-from .pictures import draw
+from .contest import PeerRun, Progress, measure_peer, measure_quality_of_ours
+from .environments import PeerError, peers_folder
+from .models import KINDS
 from .programs import measure as measure_programs
-from .report import GOALS, LARGER_GOALS, Report, tables
-from .setup.environments import PeerError, peers_folder
-from .setup.models import KINDS
-from .setup.progress import Progress
+from .report import GOALS, LARGER_GOALS, Report, draw, tables
 
 EXTRAS = ("start", "quality", "programs")
 """What is measured besides the workloads: fresh processes (and their memory), numbers, programs."""
@@ -48,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         report.left_out.append("the rest: it was interrupted")
     print(tables(report, markdown=False))
-    return write(report, arguments)
+    write(report, arguments)
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--log", metavar="FILE", help="what all processes print (default: peers.log in the cache folder)"
     )
-    parser.add_argument("--out", metavar="DIR", help="write peers.json, peers.md and peers.png there")
+    parser.add_argument("--out", metavar="DIR", help="write peers.json, peers.md and peers.svg there")
     parser.add_argument("--markdown", metavar="FILE", help="write the tables")
     return parser
 
@@ -146,42 +142,29 @@ def _measure(arguments: argparse.Namespace, run: PeerRun, report: Report) -> Non
 
 
 def facts(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the numbers are of."""
-    names = ("bough", "torch", "numpy", "llguidance", "tokenizers")
+    """The model, the time, the machine and the versions that the numbers are of."""
+    machine = describe_machine()
     return {
         "model": arguments.model,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"system": platform.platform(), "processor": _processor(), "threads": arguments.threads},
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in names},
+        "time": now(),
+        "machine": {key: machine[key] for key in ("system", "processor")} | {"threads": arguments.threads},
+        "python": machine["python"],
+        "versions": versions("bough", "torch", "numpy", "llguidance", "tokenizers"),
         "quick": arguments.quick,
         "settings": _settings(arguments),
     }
 
 
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = next((line for line in lines if line.startswith("model name")), "")
-    return found.partition(":")[2].strip() or platform.processor()
-
-
-def write(report: Report, arguments: argparse.Namespace) -> int:
+def write(report: Report, arguments: argparse.Namespace) -> None:
     """Writes what was asked for."""
     if arguments.markdown:
-        Path(arguments.markdown).write_text(tables(report) + "\n")
-    if not arguments.out:
-        return 0
-    folder = Path(arguments.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "peers.json").write_text(json.dumps(report.numbers(), indent=1) + "\n")
-    (folder / "peers.md").write_text(tables(report) + "\n")
-    try:
-        draw(report, str(folder / "peers.png"))
-    except ImportError:
-        print("error: the plot needs matplotlib: pip install matplotlib", file=sys.stderr)
-        return 1
-    return 0
+        write_text(arguments.markdown, tables(report))
+    if arguments.out:
+        folder = Path(arguments.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "peers.json", report.numbers())
+        write_text(folder / "peers.md", tables(report))
+        draw(report, str(folder / "peers.svg"))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..harness.child import Child, GoneError, python_command
-from .setup.environments import PeerError
+from .environments import PeerError
 from .sides import peer_side
 
 OURS = "bough"
@@ -72,8 +72,17 @@ class Side:
         return answer
 
 
-def side_command(engine: str, interpreter: Path | None, options: Mapping[str, Any]) -> list[str]:
-    """How to run a side of `peer_side.ENGINES`. `interpreter`: of the peer's environment; None: ours, as a module."""
-    script = str(Path(peer_side.__file__).resolve())
-    command = python_command("peers.sides.peer_side") if interpreter is None else [str(interpreter), "-P", "-u", script]
-    return [*command, engine, json.dumps(options)]
+_RUN = "import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module('sides.peer_side', {}, '__main__', True)"
+"""Runs the folder of sides as a package by itself."""
+
+
+def side_command(kind: str, engine: str, interpreter: Path | None, options: Mapping[str, Any]) -> list[str]:
+    """How to run a side.
+
+    kind         "prompts": of `peer_side.ENGINES`; "programs": of CLIENTS
+    interpreter  of the peer's environment; None: ours, as a module
+    """
+    folder = str(Path(peer_side.__file__).resolve().parent.parent)
+    alone = [str(interpreter), "-P", "-u", "-c", _RUN, folder]
+    command = python_command("peers.sides.peer_side") if interpreter is None else alone
+    return [*command, kind, engine, json.dumps(options)]

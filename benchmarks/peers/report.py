@@ -1,15 +1,16 @@
-"""What `bough bench peers` found, as tables: ratios beside what was asked for, rates, starts, memory, quality."""
+"""Report of `bough bench peers`: ratios beside what was asked for, rates, starts, memory, quality; a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from .quality import Quality
-from .rounds import Contest
-from .starts import Starts
+from ..harness.pictures import PURPLE, SIDES, Axis, Panel, write_picture
+from ..harness.report import table
+from .rounds import PromptPairs
 
 ANY = "any"
 """In place of a peer's name: asked for against each of them, so against the best."""
@@ -65,6 +66,36 @@ class Row:
 
 
 @dataclass
+class Starts:
+    """One side's fresh processes, one after the other. `peak_bytes`: after a long prompt and an answer."""
+
+    name: str
+    first_token_s: list[float] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What a side has to say about a text, token by token.
+
+    logprobs   of each token after the first, if the side tells them
+    likeliest  position -> the token that it would choose after so many
+    """
+
+    logprobs: tuple[float, ...]
+    likeliest: dict[int, int]
+
+    @property
+    def perplexity(self) -> float | None:
+        return math.exp(-sum(self.logprobs) / len(self.logprobs)) if self.logprobs else None
+
+    def agreement(self, other: Quality) -> float:
+        """Share of the positions that both have at which they choose the same."""
+        both = self.likeliest.keys() & other.likeliest.keys()
+        return sum(self.likeliest[at] == other.likeliest[at] for at in both) / len(both)
+
+
+@dataclass
 class Report:
     """All that was found. `facts` are of machine and versions; `left_out` says what was not measured, and why."""
 
@@ -97,7 +128,7 @@ def asked(goals: Mapping[tuple[str, str], float], workload: str, peer: str) -> f
     return goals.get((workload, peer), goals.get((workload, ANY)))
 
 
-def row_of(contest: Contest, goals: Mapping[tuple[str, str], float]) -> Row:
+def row_of(contest: PromptPairs, goals: Mapping[tuple[str, str], float]) -> Row:
     """A contest as a line."""
     row = Row(contest.workload, contest.peer, asked(goals, contest.workload, contest.peer), contest.ratios)
     row.note = contest.note
@@ -134,10 +165,10 @@ def memory_row(ours: Starts, theirs: Starts) -> Row:
 
 def tables(report: Report, *, markdown: bool = True) -> str:
     """All tables."""
-    parts = [_table(_HEADS, [_cells(row) for row in report.rows], markdown=markdown)] if report.rows else []
+    parts = [table(_HEADS, [_cells(row) for row in report.rows], markdown=markdown)] if report.rows else []
     if report.quality:
         rows = [_quality_cells(name, found, report.reference) for name, found in report.quality.items()]
-        parts.append(_table(_QUALITY_HEADS, rows, markdown=markdown))
+        parts.append(table(_QUALITY_HEADS, rows, markdown=markdown))
     if report.left_out:
         parts.append("Not measured:\n\n" + "\n".join(f"- {text}" for text in report.left_out))
     return "\n\n".join(parts)
@@ -188,12 +219,35 @@ def _quality_numbers(found: Quality, reference: Quality | None) -> dict[str, Any
     return numbers | {"positions": len(found.likeliest)}
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, markdown: bool) -> str:
-    lines = [heads, *rows]
-    if markdown:
-        lines.insert(1, ["---"] * len(heads))
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+# -- The picture -------------------------------------------------------------------------------------------------------
+
+
+def draw(report: Report, path: str) -> None:
+    """Draws each workload against each peer: the median as a bar, least and most as a line over it, what was asked for
+    as a diamond."""
+    rows = [row for row in report.rows if row.ratio is not None]
+    axis = Axis(
+        "times as fast (or as small) as the peer; a diamond is what was asked for",
+        low=0.8 * min([0.5, *(min(row.ratios) for row in rows)]),
+        log=True,
+        room=0.12,
+        tick="{:g}x".format,
     )
+    places: list[float] = []
+    for before, row in zip([None, *rows], rows, strict=False):
+        gap = 0.0 if before is None else 1.0 if before.workload == row.workload else 1.5
+        places.append(gap + (places[-1] if places else 0.0))
+    names = dict.fromkeys(row.workload for row in rows)
+    of_name = {name: [at for at, row in zip(places, rows, strict=True) if row.workload == name] for name in names}
+    ticks = [(sum(of_name[name]) / len(of_name[name]), name) for name in names]
+    panel = Panel(f"bough beside its peers: {report.facts.get('model', '')}", x=axis, ticks=ticks, width=900)
+    for at, row in zip(places, rows, strict=True):
+        assert row.ratio is not None
+        panel.bar(at, 1.0, row.ratio, SIDES.get(row.peer, PURPLE), thick=0.8, label=row.peer)
+        panel.line([(min(row.ratios), at), (max(row.ratios), at)], wide=1.2)
+        panel.text(max(1.0, *row.ratios), at, f"{row.ratio:.2f}x")
+        if row.asked is not None:
+            panel.dot(row.asked, at, hollow=True, diamond=True)
+    if rows:
+        panel.line([(1.0, -0.5), (1.0, places[-1] + 0.5)])
+    write_picture(path, [[panel]])

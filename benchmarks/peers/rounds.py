@@ -12,7 +12,7 @@ import jsonschema
 import msgspec
 
 from ..workloads.prompts import SCHEMA, Prompts, Timing, Workload, count
-from .setup.environments import PeerError
+from .environments import PeerError
 
 _VALIDATOR = jsonschema.Draft202012Validator(msgspec.json.decode(SCHEMA))
 REST_S = 0.5
@@ -65,8 +65,8 @@ class Pairs(Generic[Made]):
 
 
 @dataclass
-class Contest(Pairs[Timing]):
-    """The rounds of a workload."""
+class PromptPairs(Pairs[Timing]):
+    """The rounds of a workload of prompts."""
 
     workload: str = field(kw_only=True)
     peer: str = field(kw_only=True)
@@ -126,7 +126,7 @@ class Rounds:
         self._prompts = prompts
         self._next_number = first_number
         peer = turns.theirs.name
-        self.contests = {each.name: Contest(workload=each.name, peer=peer) for each in chosen}
+        self.contests = {each.name: PromptPairs(workload=each.name, peer=peer) for each in chosen}
 
     def run(self, num_rounds: int, *, begin: Callable[[str], object], end: Callable[[], object]) -> None:
         """All workloads, `num_rounds` times at most. `begin` is called with a workload's name, `end` after its round.
@@ -144,7 +144,7 @@ class Rounds:
                     self._round(workload, number, contest)
                 end()
 
-    def _round(self, workload: Workload, number: int, contest: Contest) -> None:
+    def _round(self, workload: Workload, number: int, contest: PromptPairs) -> None:
         arguments = workload.make(self._prompts, self._next_number)
         self._next_number += 1
 

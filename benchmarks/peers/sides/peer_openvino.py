@@ -1,64 +1,154 @@
-"""OpenVINO GenAI's side of a comparison: continuous batching with its prefix cache on, over weights in int8."""
+"""OpenVINO GenAI's side of a comparison: continuous batching with its prefix cache on, over weights in int8.
+
+Programs drive it step by step, without a server: a generation joins the batch in the very step after what it depends on
+has ended, faster than any client of a server, or one that waits for whole batches. Of choices, the prompt is computed
+first, then all of them are scored side by side.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov  # type: ignore[import-not-found,unused-ignore]  # in its own environment only
-import openvino_genai  # type: ignore[import-not-found,unused-ignore]
+import openvino_genai as genai  # type: ignore[import-not-found,unused-ignore]
+import tokenizers
+
+from .peer_walk import Answer, Call, Plan, run_stepping
 
 
-class OpenVinoEngine:
+class _Pipeline:
     """`options`: model_file (a folder with the model as OpenVINO has it), threads, max_num_seqs."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        scheduling = openvino_genai.SchedulerConfig()
+        scheduling = genai.SchedulerConfig()
         scheduling.enable_prefix_caching = True
         scheduling.max_num_seqs = options["max_num_seqs"]
         for name, value in options.get("scheduling", {}).items():
             setattr(scheduling, name, value)
         properties = {"INFERENCE_NUM_THREADS": options["threads"]}
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(options["model_file"], scheduling, "CPU", properties)
+        self.pipeline = genai.ContinuousBatchingPipeline(options["model_file"], scheduling, "CPU", properties)
+        self.end = self.pipeline.get_tokenizer().get_eos_token_id()
         self._num_requests = 0
 
-    def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-        config = self._config(num_tokens)
-        config.ignore_eos = True
-        return self._run(prompts, config)
-
-    def constrained(self, prompts: list[list[int]], schema: str, num_tokens: int) -> list[list[int]]:
-        config = self._config(num_tokens)
-        config.structured_output_config = openvino_genai.StructuredOutputConfig(json_schema=schema)
-        return self._run(prompts, config)
-
-    def score(self, tokens: list[int]) -> tuple[list[float] | None, None]:
-        config = self._config(1)
-        config.echo, config.logprobs = True, 1
-        handle = self._pipeline.add_request(self._num_requests, _tensor(tokens), config)
-        self._num_requests += 1
-        while self._pipeline.has_non_finished_requests():
-            self._pipeline.step()
-        (output,) = handle.read_all()
-        found = [float(each) for each in output.generated_log_probs[1 : len(tokens)]]
-        return (found if len(found) == len(tokens) - 1 else None), None
-
-    def _config(self, num_tokens: int) -> Any:
-        config = openvino_genai.GenerationConfig()
+    def config(self, num_tokens: int, *, ignore_eos: bool = False, scores: bool = False) -> Any:
+        """Greedy; with `scores`, the log-probabilities of the prompt are told."""
+        config = genai.GenerationConfig()
         config.max_new_tokens = num_tokens
-        config.do_sample = False
-        config.eos_token_id = self._pipeline.get_tokenizer().get_eos_token_id()
-        config.stop_token_ids = {config.eos_token_id}
+        config.do_sample, config.ignore_eos = False, ignore_eos
+        config.eos_token_id, config.stop_token_ids = self.end, {self.end}
+        if scores:
+            config.echo, config.logprobs = True, 1
         return config
 
-    def _run(self, prompts: list[list[int]], config: Any) -> list[list[int]]:
-        results = self._pipeline.generate([_tensor(prompt) for prompt in prompts], [config] * len(prompts))
-        return [[int(token) for token in result.m_generation_ids[0]] for result in results]
+    def send(self, prompt: list[int], config: Any) -> Any:
+        self._num_requests += 1
+        return self.pipeline.add_request(self._num_requests, _tensor(prompt), config)
 
 
 def _tensor(tokens: list[int]) -> Any:
     return ov.Tensor(np.array([tokens], dtype=np.int64))
 
 
-def load(options: dict[str, Any]) -> OpenVinoEngine:
-    return OpenVinoEngine(options)
+class OpenVinoEngine:
+    """`options`: as `_Pipeline`."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._engine = _Pipeline(options)
+
+    def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+        return self._run(prompts, self._engine.config(num_tokens, ignore_eos=True))
+
+    def constrained(self, prompts: list[list[int]], schema: str, num_tokens: int) -> list[list[int]]:
+        config = self._engine.config(num_tokens)
+        config.structured_output_config = genai.StructuredOutputConfig(json_schema=schema)
+        return self._run(prompts, config)
+
+    def score(self, tokens: list[int]) -> tuple[list[float] | None, None]:
+        handle = self._engine.send(tokens, self._engine.config(1, scores=True))
+        while self._engine.pipeline.has_non_finished_requests():
+            self._engine.pipeline.step()
+        (output,) = handle.read_all()
+        found = [float(each) for each in output.generated_log_probs[1 : len(tokens)]]
+        return (found if len(found) == len(tokens) - 1 else None), None
+
+    def _run(self, prompts: list[list[int]], config: Any) -> list[list[int]]:
+        tensors = [_tensor(prompt) for prompt in prompts]
+        results = self._engine.pipeline.generate(tensors, [config] * len(prompts))
+        return [[int(token) for token in result.m_generation_ids[0]] for result in results]
+
+
+@dataclass(eq=False)
+class _Choice:
+    """A call for one of several, with the score of each that has one."""
+
+    call: Call
+    prompt: list[int]
+    scores: dict[int, float]
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A request. `choice` is what it is a part of; `place`: which of its choices is scored, `count` tokens long."""
+
+    handle: Any
+    call: Call
+    choice: _Choice | None = None
+    place: int | None = None
+    count: int = 0
+
+
+class OpenVinoClient:
+    """`options`: as `_Pipeline`, and tokenizer (a folder)."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._engine = _Pipeline(options)
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(Path(options["tokenizer"]) / "tokenizer.json"))
+        self._running: list[_Sent] = []
+
+    def run(self, plans: list[Plan], at_once: int, stop_s: float) -> dict[str, Any]:
+        return run_stepping(plans, at_once, stop_s, self)
+
+    def add(self, call: Call) -> None:
+        prompt = self._encode(call.prompt)
+        config = self._engine.config(max(1, call.num_tokens), ignore_eos=call.pattern is None)
+        if call.pattern is not None:
+            config.structured_output_config = genai.StructuredOutputConfig(regex=call.pattern)
+        choice = _Choice(call, prompt, {}) if call.choices else None
+        self._running.append(_Sent(self._engine.send(prompt, config), call, choice))
+
+    def step(self) -> list[tuple[Call, Answer]]:
+        self._engine.pipeline.step()
+        ended = []
+        for sent in [each for each in self._running if each.handle.get_status() != genai.GenerationStatus.RUNNING]:
+            self._running.remove(sent)
+            if sent.handle.get_status() != genai.GenerationStatus.FINISHED:
+                raise RuntimeError(f"a generation ended as {sent.handle.get_status()}")
+            (output,) = sent.handle.read_all()
+            if sent.choice is None:
+                end = self._engine.end
+                tokens = [token for token in output.generated_ids if token != end or sent.call.pattern is None]
+                text = self._tokenizer.decode(tokens, skip_special_tokens=False)
+                ended.append((sent.call, Answer(text, len(tokens))))
+            elif sent.place is None:
+                self._score(sent.choice)
+            else:
+                found = output.generated_log_probs[-1 - sent.count : -1]
+                sent.choice.scores[sent.place] = sum(found) / sent.count
+                if len(sent.choice.scores) == len(sent.call.choices):
+                    best = max(sent.choice.scores, key=sent.choice.scores.__getitem__)
+                    ended.append((sent.call, Answer(sent.call.choices[best])))
+        return ended
+
+    def _score(self, choice: _Choice) -> None:
+        for place, text in enumerate(choice.call.choices):
+            tokens = self._encode(text)
+            config = self._engine.config(1, ignore_eos=True, scores=True)
+            handle = self._engine.send(choice.prompt + tokens, config)
+            self._running.append(_Sent(handle, choice.call, choice, place, len(tokens)))
+
+    def _encode(self, text: str) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return tokens

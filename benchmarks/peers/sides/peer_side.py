@@ -1,7 +1,8 @@
 """One side of a comparison on the CPU: an engine in a process of its own that does jobs when it is told to.
 
-Ours runs as a module of the package; a peer's interpreter runs this file by its path, so neither this file nor the
-`peer_<name>.py` beside it that makes the peer's engine imports anything of the package. All sides get the same tokens.
+Ours runs as a module of the package. In a peer's interpreter this folder is a package by itself, `sides`, so that no
+file here imports anything of bough but bough's own side; see `process.side_command`. All sides get the same tokens, or
+the same programs.
 
 In comes a line of JSON, {"job": name, ...its arguments}; out goes a line that begins with "@bench ": the answer, or
 {"error": text}. A job waits for nothing but its engine; between jobs the process sleeps. The end of the input ends it.
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import os
 import sys
@@ -24,14 +24,25 @@ MARK = "@bench "
 """Begins a line that is meant for the parent; all others are chatter of libraries."""
 
 ENGINES = {
-    "bough": "peer_bough",
-    "llama.cpp": "peer_llama_cpp",
-    "openvino": "peer_openvino",
-    "vllm": "peer_vllm",
-    "transformers": "peer_transformers",
+    "bough": "peer_bough.BoughEngine",
+    "llama.cpp": "peer_llama_cpp.LlamaCppEngine",
+    "openvino": "peer_openvino.OpenVinoEngine",
+    "vllm": "peer_vllm.VllmEngine",
+    "transformers": "peer_transformers.TransformersEngine",
 }
-"""The file beside this one that makes each engine, by a function `load(options) -> Engine`."""
+"""Engines that are given prompts as tokens: the module beside this one, and its class, made with the options."""
 
+CLIENTS = {
+    "bough": "peer_bough.BoughClient",
+    "openvino": "peer_openvino.OpenVinoClient",
+    "llama.cpp": "peer_llama_cpp.LlamaCppClient",
+    "llama.cpp server": "peer_http.ServerClient",
+    "vllm": "peer_http.ServerClient",
+    "guidance": "peer_guidance.GuidanceClient",
+    "outlines": "peer_outlines.OutlinesClient",
+    "sglang": "peer_sglang.SglangClient",
+}
+"""Engines that are given programs, by a client."""
 
 Scores = tuple[list[float] | None, list[int] | None]
 """Of each token of a text but the first: its log-probability, and which token the engine would have chosen there.
@@ -41,7 +52,7 @@ None: the engine does not tell.
 
 
 class Engine(Protocol):
-    """What a side has to offer. A method that an engine has no means for raises NotImplementedError."""
+    """What a side has to offer for prompts. A method that an engine has no means for raises NotImplementedError."""
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         """Greedy, all prompts at once, exactly `num_tokens` each, whatever the tokens mean."""
@@ -53,7 +64,18 @@ class Engine(Protocol):
         """What the engine makes of a text."""
 
 
-Job = Callable[[Engine, dict[str, Any]], dict[str, Any]]
+class Client(Protocol):
+    """What a side has to offer for programs."""
+
+    def run(self, plans: list[Any], at_once: int, stop_s: float) -> dict[str, Any]:
+        """Runs programs, and begins none after `stop_s`; see `plan.check` for what it returns.
+
+        Raises:
+            NotImplementedError: there are no means for these.
+        """
+
+
+Job = Callable[[Any, dict[str, Any]], dict[str, Any]]
 
 
 class _Clock:
@@ -102,7 +124,13 @@ def _score(engine: Engine, message: dict[str, Any]) -> dict[str, Any]:
     return {"logprobs": logprobs, "likeliest": likeliest}
 
 
-def _memory(engine: Engine, message: dict[str, Any]) -> dict[str, Any]:
+def _programs(client: Client, message: dict[str, Any]) -> dict[str, Any]:
+    started = time.perf_counter()
+    result = client.run(message["plans"], message["at_once"], message["stop_s"])
+    return {"seconds": time.perf_counter() - started} | result
+
+
+def _memory(engine: object, message: dict[str, Any]) -> dict[str, Any]:
     return {"peak_bytes": peak_bytes()}
 
 
@@ -112,6 +140,7 @@ JOBS: dict[str, Job] = {
     "chat": _chat,
     "shared": _shared,
     "score": _score,
+    "programs": _programs,
     "memory": _memory,
 }
 
@@ -140,12 +169,12 @@ def _family(pid: int) -> list[tuple[str, str]]:
     return [texts, *(each for child in children for each in _family(int(child)))]
 
 
-def serve(engine: Engine, jobs: dict[str, Job] = JOBS) -> int:
+def serve(engine: Engine | Client) -> int:
     """Does jobs until there are no more."""
     for line in sys.stdin:
         message: dict[str, Any] = json.loads(line)
         try:
-            send(jobs[message["job"]](engine, message))
+            send(JOBS[message["job"]](engine, message))
         except Exception as error:  # noqa: BLE001  a peer may raise anything; the other side goes on
             send({"error": f"{type(error).__name__}: {error}"[:500]})
     return 0
@@ -155,27 +184,21 @@ def send(message: dict[str, Any]) -> None:
     print(MARK + json.dumps(message), flush=True)
 
 
-def load(name: str, options: dict[str, Any]) -> Engine:
-    """The engine, made by the file of its own: as a module of the package, or by its path in a peer's interpreter."""
-    module_name = ENGINES[name]
-    if __package__:
-        module = importlib.import_module(f".{module_name}", __package__)
-    else:
-        spec = importlib.util.spec_from_file_location(module_name, Path(__file__).with_name(f"{module_name}.py"))
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    engine: Engine = module.load(options)
-    return engine
+def load(place: str, options: dict[str, Any]) -> Any:
+    """The engine or client of ENGINES or CLIENTS."""
+    module, _, name = place.partition(".")
+    return getattr(importlib.import_module(f".{module}", __package__), name)(options)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("engine", choices=ENGINES)
-    parser.add_argument("options", help="a JSON object: model, threads, max_num_seqs, and what else its file reads")
+    parser.add_argument("kind", choices=("prompts", "programs"))
+    parser.add_argument("engine", choices=sorted({*ENGINES, *CLIENTS}))
+    parser.add_argument("options", help="a JSON object: model, threads, max_num_seqs, and what else the engine reads")
     arguments = parser.parse_args(argv)
+    places = ENGINES if arguments.kind == "prompts" else CLIENTS
     started = time.perf_counter()
-    engine = load(arguments.engine, json.loads(arguments.options))
+    engine = load(places[arguments.engine], json.loads(arguments.options) | {"client": arguments.engine})
     send({"ready": time.perf_counter() - started})
     return serve(engine)
 

@@ -49,7 +49,3 @@ class TransformersEngine:
             )
         outputs: list[list[int]] = result[:, width:].tolist()
         return outputs
-
-
-def load(options: dict[str, Any]) -> TransformersEngine:
-    return TransformersEngine(options)

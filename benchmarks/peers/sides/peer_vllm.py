@@ -41,7 +41,3 @@ class VllmEngine:
     def _run(self, prompts: list[list[int]], params: Any) -> list[list[int]]:
         results = self._engine.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
         return [list(result.outputs[0].token_ids) for result in results]
-
-
-def load(options: dict[str, Any]) -> VllmEngine:
-    return VllmEngine(options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -13,20 +14,37 @@ from typing import Any
 
 import pytest
 
+from bough.benchmarks.peers import environments as peer_environments
+from bough.benchmarks.peers import models as peer_models
 from bough.benchmarks.peers import peers
 from bough.benchmarks.peers import rounds as peer_rounds
-from bough.benchmarks.peers.contest import PeerRun
-from bough.benchmarks.peers.pictures import draw
+from bough.benchmarks.peers.contest import PeerRun, judge, take_turns
+from bough.benchmarks.peers.environments import (
+    RECIPES,
+    TORCH,
+    PeerError,
+    Recipe,
+    environment_folder,
+    make_environment,
+    run_command,
+)
 from bough.benchmarks.peers.process import Side, side_command
-from bough.benchmarks.peers.quality import Quality, judge
-from bough.benchmarks.peers.report import GOALS, LARGER_GOALS, Report, Row, asked, memory_row, row_of, start_row, tables
-from bough.benchmarks.peers.rounds import Contest, Rounds, Turns
-from bough.benchmarks.peers.setup import environments as peer_environments
-from bough.benchmarks.peers.setup import models as peer_models
-from bough.benchmarks.peers.setup.environments import PeerError, environment_folder, make_environment, run_command
-from bough.benchmarks.peers.setup.requirements import RECIPES, TORCH, Recipe
+from bough.benchmarks.peers.report import (
+    GOALS,
+    LARGER_GOALS,
+    Quality,
+    Report,
+    Row,
+    Starts,
+    asked,
+    draw,
+    memory_row,
+    row_of,
+    start_row,
+    tables,
+)
+from bough.benchmarks.peers.rounds import PromptPairs, Rounds, Turns
 from bough.benchmarks.peers.sides import peer_side
-from bough.benchmarks.peers.starts import Starts, take_turns
 from bough.benchmarks.workloads.prompts import QUICK, Prompts, Sizes, Timing, Workload, count, workloads
 
 FAKE = """
@@ -107,8 +125,9 @@ def test_every_engine_has_a_recipe_and_a_form_of_the_model():
         assert all("==" in requirement for step in recipe.steps for requirement in step)
         if TORCH in (requirement for step in recipe.steps for requirement in step):
             assert recipe.steps[0] == (TORCH,) and all(TORCH in step for step in recipe.steps)
-    for file in peer_side.ENGINES.values():
-        assert Path(peer_side.__file__).with_name(f"{file}.py").is_file()
+    for place in (*peer_side.ENGINES.values(), *peer_side.CLIENTS.values()):
+        file, _, name = place.partition(".")
+        assert f"class {name}" in Path(peer_side.__file__).with_name(f"{file}.py").read_text()
 
 
 def test_a_folder_is_named_after_what_is_in_it(tmp_path):
@@ -211,11 +230,19 @@ def test_a_side_that_ends_or_is_not_there(tmp_path):
         Side("none", [str(tmp_path / "nothing")], log=tmp_path / "log")
 
 
-def test_a_peer_runs_the_file_and_not_the_package():
-    ours, theirs = side_command("bough", None, {}), side_command("vllm", Path("/x/python"), {"a": 1})
-    assert ours[-3:-1] == ["bough.benchmarks.peers.sides.peer_side", "bough"]
-    assert theirs[0] == "/x/python" and theirs[3].endswith("peer_side.py") and json.loads(theirs[-1]) == {"a": 1}
-    done = subprocess.run([sys.executable, "-I", theirs[3], "--help"], capture_output=True, text=True, check=True)
+def test_a_peer_runs_the_folder_and_not_the_package(tmp_path):
+    ours = side_command("prompts", "bough", None, {})
+    assert ours[-4:-1] == ["bough.benchmarks.peers.sides.peer_side", "prompts", "bough"]
+    theirs = side_command("programs", "guidance", Path("/x/python"), {"a": 1})
+    assert theirs[0] == "/x/python" and theirs[-3:-1] == ["programs", "guidance"] and json.loads(theirs[-1]) == {"a": 1}
+    folder = tmp_path / "sides"
+    shutil.copytree(Path(theirs[-4]) / "sides", folder, ignore=shutil.ignore_patterns("peer_bough.py"))
+    (folder / "peer_guidance.py").write_text("from .peer_walk import Plan\nclass GuidanceClient(dict):\n  pass\n")
+    command = [sys.executable, "-I", *theirs[3:5], str(tmp_path), *theirs[-3:]]
+    done = subprocess.run(command, input="", capture_output=True, text=True, check=True)
+    assert done.stdout.startswith('@bench {"ready"')
+    command[-3:] = ["--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "engine" in done.stdout
 
 
@@ -336,8 +363,8 @@ def made_report() -> Report:
         for rounds in (((1.0, 4), (1.0, 3), (2.0, 4)), ((3.0, 0), (4.0, 0), (5.0, 1)))
     )
     report = Report({"model": "m"})
-    report.rows.append(row_of(Contest(fast, slow, workload="JSON schema, batch 16", peer="openvino"), GOALS))
-    report.rows.append(row_of(Contest(note="it ended", workload="prefill, 1,400 tokens", peer="llama.cpp"), GOALS))
+    report.rows.append(row_of(PromptPairs(fast, slow, workload="JSON schema, batch 16", peer="openvino"), GOALS))
+    report.rows.append(row_of(PromptPairs(note="it ended", workload="prefill, 1,400 tokens", peer="llama.cpp"), GOALS))
     report.rows.append(Row("batch 8 decode", "vllm", None, [0.5, 0.7, 0.6], "5 tok/s", "9 tok/s"))
     report.quality["float32"] = Quality((-1.0, -2.0), {1: 5, 2: 6})
     report.quality["bough"] = Quality((-1.1, -2.0), {1: 5, 2: 7})
@@ -363,14 +390,14 @@ def test_the_table():
 def test_the_file_and_the_picture(tmp_path):
     report = made_report()
     arguments = argparse.Namespace(markdown=str(tmp_path / "t.md"), out=str(tmp_path / "out"))
-    pytest.importorskip("matplotlib")
-    assert peers.write(report, arguments) == 0
+    peers.write(report, arguments)
     numbers = json.loads((tmp_path / "out" / "peers.json").read_text())
     assert numbers["rows"][0]["ratio"] == 3.0 and numbers["rows"][0]["reached"] is True
     assert numbers["rows"][1]["ratio"] is None and numbers["quality"]["bough"]["agreement"] == 0.5
     assert (tmp_path / "t.md").read_text() == (tmp_path / "out" / "peers.md").read_text() == tables(report) + "\n"
-    assert (tmp_path / "out" / "peers.png").stat().st_size > 1000
-    draw(report, str(tmp_path / "p.svg"))
+    picture = (tmp_path / "out" / "peers.svg").read_text()
+    assert "JSON schema, batch 16" in picture and "3.00x" in picture and "prefill" not in picture
+    draw(Report({}), str(tmp_path / "nothing.svg"))
 
 
 def test_options(capsys):

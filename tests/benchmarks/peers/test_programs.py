@@ -13,7 +13,8 @@ import pytest
 import tokenizers
 
 from bough.benchmarks.peers import rounds as peer_rounds
-from bough.benchmarks.peers.program_plan import Found, Level, Plans, ProgramSizes, check
+from bough.benchmarks.peers.models import described
+from bough.benchmarks.peers.plan import Found, Level, Plans, ProgramSizes, check
 from bough.benchmarks.peers.programs import (
     BEST,
     BEST_CLIENT,
@@ -21,21 +22,20 @@ from bough.benchmarks.peers.programs import (
     Results,
     best_peer,
     failures,
-    geometric_means,
     rows_of,
 )
 from bough.benchmarks.peers.report import ANY
 from bough.benchmarks.peers.rounds import Pairs
-from bough.benchmarks.peers.setup.tokenizer import described
-from bough.benchmarks.peers.sides import peer_program_side as side_script
-from bough.benchmarks.peers.sides.peer_program_bough import BoughClient
-from bough.benchmarks.peers.sides.peer_program_gbnf import gbnf, gbnf_of_choices
-from bough.benchmarks.peers.sides.peer_program_walk import (
+from bough.benchmarks.peers.sides import peer_side
+from bough.benchmarks.peers.sides.peer_bough import BoughClient
+from bough.benchmarks.peers.sides.peer_walk import (
     PRIMED_CHARS,
     Answer,
     Call,
     Crew,
     Plan,
+    gbnf,
+    gbnf_of_choices,
     run_async,
     run_serially,
     run_stepping,
@@ -282,41 +282,6 @@ class TestOurs:
                 assert found.num_patterned == (5 * count if name == "json" else 0)
 
 
-PLAN: Plan = [
-    ["gen", 0, "x", 4, None],
-    ["gen", 0, "y", 4, "[0-9]+"],
-    ["select", 0, "z", ["a", "b"]],
-]
-
-
-class TestCheck:
-    def test_counts(self) -> None:
-        values = [[0, "x", "some", 3], [0, "y", "12a", 2], [0, "z", "a", None]]
-        found = check([PLAN, PLAN], {"seconds": 2.0, "programs": [values, None]})
-        assert found == Found(2.0, 1, 5, 1, 0, 1)
-        assert found.rate == 0.5
-
-    def test_tokens_that_nobody_counted_are_those_asked_for(self) -> None:
-        values = [[0, "x", "some", None], [0, "y", "12", 1], [0, "z", "b", None]]
-        found = check([PLAN], {"seconds": 1.0, "programs": [values]})
-        assert (found.num_tokens, found.num_short, found.num_matching) == (5, 0, 1)
-
-    @pytest.mark.parametrize(
-        ("values", "message"),
-        [
-            ([[0, "x", "some", 4]], "there is no y"),
-            ([[0, "x", "some", 4], [0, "y", "1", 1], [0, "z", "c", None]], "none of the choices"),
-        ],
-    )
-    def test_what_is_missing_or_wrong(self, values: Any, message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            check([PLAN], {"seconds": 1.0, "programs": [values]})
-
-    def test_nothing_in_time(self) -> None:
-        with pytest.raises(ValueError, match="no program was finished"):
-            check([PLAN], {"seconds": 1.0, "programs": [None]})
-
-
 class TestGbnf:
     @pytest.mark.parametrize(
         ("pattern", "grammar"),
@@ -405,16 +370,12 @@ class TestRows:
         }
         assert failures(results) == ["programs, x: a, l; b, l: cannot"]
 
-    def test_means_have_as_many_rounds_as_all(self) -> None:
-        assert geometric_means([[2.0, 3.0, 9.0], [8.0, 3.0]]) == pytest.approx([4.0, 3.0])
-
 
 class TestSide:
     def test_files_that_peers_run_import_nothing_of_the_package(self) -> None:
-        folder = Path(side_script.__file__).parent
-        files = {*side_script.CLIENTS.values(), "peer_program_walk", "peer_program_gbnf", "peer_program_side"}
-        for name in files - {side_script.CLIENTS["bough"]}:
-            assert not re.search(r"^\s*from \.", (folder / f"{name}.py").read_text(), re.MULTILINE), name
+        folder = Path(peer_side.__file__).parent
+        for file in sorted({path.name for path in folder.glob("peer_*.py")} - {"peer_bough.py"}):
+            assert not re.search(r"^\s*from (\.\.|bough)", (folder / file).read_text(), re.MULTILINE), file
 
 
 class TestTokenizer:

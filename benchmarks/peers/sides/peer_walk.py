@@ -1,4 +1,4 @@
-"""Walks programs on behalf of a client that has nothing but prompts to send. Runs in peers' interpreters: by its path.
+"""Walks programs on behalf of a client that has nothing but prompts to send.
 
 A program is a `Plan` without roles. `Crew` says which generations can be begun; whoever drives
 it begins them in any order, as many at once as the engine takes, and gives it the answers.
@@ -9,6 +9,8 @@ would do, `Crew` has long texts that several programs or branches begin with com
 
 from __future__ import annotations
 
+import asyncio
+import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -241,8 +243,6 @@ async def run_async(
     plans: Sequence[Plan], at_once: int, stop_s: float, answer: Callable[[Call], Awaitable[Answer]]
 ) -> dict[str, Any]:
     """A task for each call, so that as many are on their way as can be."""
-    import asyncio
-
     crew = Crew(plans, at_once, stop_s)
     tasks: set[asyncio.Task[None]] = set()
 
@@ -256,3 +256,26 @@ async def run_async(
         for task in done:
             task.result()
     return crew.result()
+
+
+def gbnf(pattern: str) -> str:
+    """A regular expression of literals, classes, groups and counts in llama.cpp's notation for grammars."""
+    written: list[str] = []
+    for part in re.findall(r"\[(?:\\.|[^\]])*\]|\{[^}]*\}|\\.|.", pattern):
+        if part[0] in "{?*+":
+            written[-1] += part
+        elif part in ("(", ")", "|") or (part[0] == "[" and len(part) > 1):
+            written.append(part)
+        else:
+            written.append(_literal(part[-1]))
+    return " ".join(written)
+
+
+def gbnf_of_choices(choices: Sequence[str]) -> str:
+    """One of several texts."""
+    return " | ".join(_literal(choice) for choice in choices)
+
+
+def _literal(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

@@ -11,10 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import openai  # in peers' own environments too
+
+from .peer_walk import Answer, Call, Plan, gbnf, gbnf_of_choices, run_async
 
 _START_S = 900.0
 _TIMEOUT_S = 900.0
@@ -30,9 +31,8 @@ class ServerClient:
         RuntimeError: the server did not start.
     """
 
-    def __init__(self, options: dict[str, Any], beside: Callable[[str], Any]) -> None:
+    def __init__(self, options: dict[str, Any]) -> None:
         self._is_vllm = options["client"] == "vllm"
-        self._walk, self._grammars = beside("peer_program_walk"), beside("peer_program_gbnf")
         port = _free_port()
         self._url = f"http://127.0.0.1:{port}/v1"
         command = _vllm(options, port) if self._is_vllm else _llama_cpp(options, port)
@@ -41,26 +41,25 @@ class ServerClient:
         self._wait()
         self._ends = [] if self._is_vllm else _ends_of(options["model_file"])
 
-    def run(self, plans: list[Any], at_once: int, stop_s: float) -> dict[str, Any]:
+    def run(self, plans: list[Plan], at_once: int, stop_s: float) -> dict[str, Any]:
         return asyncio.run(self._run(plans, at_once, stop_s))
 
-    async def _run(self, plans: list[Any], at_once: int, stop_s: float) -> dict[str, Any]:
+    async def _run(self, plans: list[Plan], at_once: int, stop_s: float) -> dict[str, Any]:
         http = openai.DefaultAsyncHttpxClient(trust_env=False)
         async with openai.AsyncOpenAI(
             base_url=self._url, api_key="-", timeout=_TIMEOUT_S, max_retries=0, http_client=http
         ) as client:
 
-            async def answer(call: Any) -> Any:
+            async def answer(call: Call) -> Answer:
                 completion = await client.completions.create(
                     model=_MODEL, prompt=call.prompt, temperature=0, **self._options(call)
                 )
                 count = None if call.choices or completion.usage is None else completion.usage.completion_tokens
-                return self._walk.Answer(completion.choices[0].text, count)
+                return Answer(completion.choices[0].text, count)
 
-            result: dict[str, Any] = await self._walk.run_async(plans, at_once, stop_s, answer)
-            return result
+            return await run_async(plans, at_once, stop_s, answer)
 
-    def _options(self, call: Any) -> dict[str, Any]:
+    def _options(self, call: Call) -> dict[str, Any]:
         extra: dict[str, Any] = {}
         options: dict[str, Any] = {"max_tokens": max(1, call.num_tokens), "extra_body": extra}
         if call.choices:
@@ -73,9 +72,9 @@ class ServerClient:
             else:
                 extra["ignore_eos"] = True
         elif call.choices:
-            extra["grammar"] = f"root ::= {self._grammars.gbnf_of_choices(call.choices)}"
+            extra["grammar"] = f"root ::= {gbnf_of_choices(call.choices)}"
         elif call.pattern is not None:
-            extra["grammar"] = f"root ::= {self._grammars.gbnf(call.pattern)}"
+            extra["grammar"] = f"root ::= {gbnf(call.pattern)}"
         else:
             options["logit_bias"] = {str(token): -100 for token in self._ends}
         return options
@@ -127,7 +126,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def load(options: dict[str, Any], beside: Callable[[str], Any]) -> ServerClient:
-    return ServerClient(options, beside)

@@ -12,7 +12,7 @@ from ...runtime.protocol.program import Fork, Gen, Hole, Join, Op, Ref, RoleBegi
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..programs import WORKLOADS
 from ..workloads.workload import Size
-from .sides.peer_program_walk import Plan, first_texts
+from .sides.peer_walk import Plan, first_texts
 
 
 @dataclass(frozen=True)

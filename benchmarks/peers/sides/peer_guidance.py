@@ -6,10 +6,11 @@ It has no way to run states side by side, nor to go on after a token that ends t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import guidance  # type: ignore[import-not-found,unused-ignore]  # in its own environment only
+
+from .peer_walk import Plan
 
 
 class GuidanceClient:
@@ -24,7 +25,7 @@ class GuidanceClient:
             echo=False,
         )
 
-    def run(self, plans: list[Any], at_once: int, stop_s: float) -> dict[str, Any]:
+    def run(self, plans: list[Plan], at_once: int, stop_s: float) -> dict[str, Any]:
         started = time.perf_counter()
         programs: list[list[list[Any]] | None] = []
         for plan in plans:
@@ -32,7 +33,7 @@ class GuidanceClient:
             programs.append(None if late else self._walk(plan))
         return {"seconds": time.perf_counter() - started, "programs": programs}
 
-    def _walk(self, plan: Any) -> list[list[Any]]:
+    def _walk(self, plan: Plan) -> list[list[Any]]:
         states = {0: self._model}
         values = []
         for kind, branch, *rest in plan:
@@ -56,7 +57,3 @@ class GuidanceClient:
 
     def _count(self, text: str) -> int:
         return len(self._model.engine.tokenizer.encode(text.encode()))
-
-
-def load(options: dict[str, Any], beside: Callable[[str], Any]) -> GuidanceClient:
-    return GuidanceClient(options)

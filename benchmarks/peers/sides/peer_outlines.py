@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import llama_cpp  # type: ignore[import-not-found,unused-ignore]  # in its own environment only
 import outlines  # type: ignore[import-not-found,unused-ignore]
 from outlines.types import Choice, Regex  # type: ignore[import-not-found,unused-ignore]
+
+from .peer_walk import Answer, Call, Plan, run_serially
 
 _LONGEST_CHOICE = 64  # tokens
 
@@ -15,7 +16,7 @@ _LONGEST_CHOICE = 64  # tokens
 class OutlinesClient:
     """`options`: model_file (GGUF), threads, max_model_len."""
 
-    def __init__(self, options: dict[str, Any], beside: Callable[[str], Any]) -> None:
+    def __init__(self, options: dict[str, Any]) -> None:
         self._llama = llama_cpp.Llama(
             options["model_file"],
             n_ctx=options["max_model_len"],
@@ -25,23 +26,18 @@ class OutlinesClient:
         )
         self._model = outlines.from_llamacpp(self._llama)
         self._generators: dict[str, Any] = {}  # by pattern: what it compiles to is kept
-        self._walk = beside("peer_program_walk")
 
-    def run(self, plans: list[Any], at_once: int, stop_s: float) -> dict[str, Any]:
+    def run(self, plans: list[Plan], at_once: int, stop_s: float) -> dict[str, Any]:
         if any(op[0] == "gen" and op[4] is None for plan in plans for op in plan):
             raise NotImplementedError("it is for constrained answers; the others are llama.cpp's own")
-        result: dict[str, Any] = self._walk.run_serially(plans, stop_s, self._answer)
-        return result
+        return run_serially(plans, stop_s, self._answer)
 
-    def _answer(self, call: Any) -> Any:
+    def _answer(self, call: Call) -> Answer:
         if call.choices:
             text = outlines.Generator(self._model, Choice(call.choices))(call.prompt, max_tokens=_LONGEST_CHOICE)
-            return self._walk.Answer(text)
+            return Answer(text)
+        assert call.pattern is not None
         if call.pattern not in self._generators:
             self._generators[call.pattern] = outlines.Generator(self._model, Regex(call.pattern))
         text = self._generators[call.pattern](call.prompt, max_tokens=call.num_tokens)
-        return self._walk.Answer(text, len(self._llama.tokenize(text.encode(), add_bos=False)))
-
-
-def load(options: dict[str, Any], beside: Callable[[str], Any]) -> OutlinesClient:
-    return OutlinesClient(options, beside)
+        return Answer(text, len(self._llama.tokenize(text.encode(), add_bos=False)))

@@ -11,12 +11,13 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import sglang  # type: ignore[import-not-found,unused-ignore]  # in its own environment only
 from sglang.lang.backend.base_backend import BaseBackend  # type: ignore[import-not-found,unused-ignore]
 from sglang.lang.chat_template import get_chat_template  # type: ignore[import-not-found,unused-ignore]
+
+from .peer_walk import Plan
 
 _OK = 200
 
@@ -97,14 +98,14 @@ class SglangClient:
         sglang.global_config.enable_precache_with_tracing = False  # plans cannot be traced with made-up arguments
         self._backend = Server(options["host"], options["port"], options["model"])
 
-    def run(self, plans: list[Any], at_once: int, stop_s: float) -> dict[str, Any]:
+    def run(self, plans: list[Plan], at_once: int, stop_s: float) -> dict[str, Any]:
         gc.disable()  # what it collects while a thread begins asks whether threads live, and CPython 3.11 hangs
         try:
             return self._run(plans, at_once)
         finally:
             gc.enable()
 
-    def _run(self, plans: list[Any], at_once: int) -> dict[str, Any]:
+    def _run(self, plans: list[Plan], at_once: int) -> dict[str, Any]:
         started = time.perf_counter()
         states = replay.run_batch(
             [{"plan": plan} for plan in plans], backend=self._backend, num_threads=at_once, progress_bar=False
@@ -121,7 +122,3 @@ class SglangClient:
                 usage = state.ret_value[value[0]].get_meta_info(value[1]) or {}
                 value[3] = usage.get("completion_tokens")
         return {"seconds": seconds, "programs": programs}
-
-
-def load(options: dict[str, Any], beside: Callable[[str], Any]) -> SglangClient:
-    return SglangClient(options)

@@ -1,0 +1,128 @@
+"""A model's files as each peer wants them: made once of the same GGUF file, kept beside the environments."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from ...runtime.checkpoints.gguf_file import GGUFFile
+from ...runtime.models.load import locate
+from ...runtime.tokenizer.load import read_gguf_tokenizer
+from ...runtime.tokenizer.tokenizer import TokenizerParts
+from .environments import PeerError, Say, locked, log_file, peers_folder, run_command
+
+KINDS = {"llama.cpp": "gguf", "openvino": "openvino-int8", "vllm": "folder", "transformers": "folder"}
+"""What each peer loads: the GGUF file itself, a folder in bfloat16, or OpenVINO's own form with weights in int8."""
+
+_LIMIT_S = 1800.0
+_CONVERT = """
+import pathlib, sys, torch, transformers
+source, target = map(pathlib.Path, sys.argv[1:])
+where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
+model.save_pretrained(target)
+transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(target)
+"""
+"""Script for a peer's interpreter: makes of a GGUF file a folder as transformers has it, weights in bfloat16."""
+
+
+def make_model(
+    kind: str, model: str, interpreter: Path, *, cache_dir: str | Path | None = None, say: Say = lambda line: None
+) -> Path:
+    """The model's files in a form of KINDS.
+
+    model        a name or path of a GGUF file, as the engine takes it
+    interpreter  of the peer's environment: what conversion needs is in it
+
+    Raises:
+        PeerError: the model is no GGUF file, or could not be converted.
+    """
+    source = locate(model)
+    if not source.is_file():
+        raise PeerError(f"{model} is no .gguf file, which is what peers' models are made of")
+    if kind == "gguf":
+        return source
+    target = model_folder(source, cache_dir) / kind
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(kind + ".part")
+    if kind == "folder":
+        command = [str(interpreter), "-P", "-c", _CONVERT, str(source.resolve()), str(part)]
+    else:
+        folder = make_model("folder", model, interpreter, cache_dir=cache_dir, say=say)
+        command = [str(interpreter), "-P", "-m", "optimum.commands.optimum_cli", "export", "openvino"]
+        command += ["--model", str(folder), "--task", "text-generation-with-past", "--weight-format", "int8", str(part)]
+    with locked(target):
+        if not target.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+            run_command(
+                command,
+                f"making {kind}",
+                log=log_file(target),
+                deadline=time.monotonic() + _LIMIT_S,
+                say=say,
+                variables={"HF_HUB_OFFLINE": "1"},
+            )
+            os.replace(part, target)
+    return target
+
+
+def model_folder(source: Path, cache_dir: str | Path | None = None) -> Path:
+    """Where forms of a file lie: its name changes with the file."""
+    facts = source.stat()
+    text = f"{source.resolve()} {facts.st_size} {facts.st_mtime_ns}"
+    return peers_folder(cache_dir) / "models" / f"{source.stem}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+# -- The tokenizer, for peers that are given text ----------------------------------------------------------------------
+
+
+_END = "<|im_end|>"
+
+
+def make_tokenizer(source: Path, target: Path) -> Path:
+    """The folder `target` with tokenizer.json and its settings, made of a GGUF file if it is not there.
+
+    What transformers makes of such a file splits digits and line breaks in other ways, puts a token before each text,
+    and writes spaces as letters: no two sides would have the same tokens.
+
+    Raises:
+        PeerError: the tokenizer is of a kind that this does not write.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(target):
+        if not target.is_dir():
+            part = target.with_name(target.name + ".part")
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            document, settings = described(read_gguf_tokenizer(GGUFFile(source)))
+            (part / "tokenizer.json").write_text(json.dumps(document))
+            (part / "tokenizer_config.json").write_text(json.dumps(settings))
+            os.replace(part, target)
+    return target
+
+
+def described(parts: TokenizerParts) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What tokenizer.json and tokenizer_config.json say. Raises as `make_tokenizer`."""
+    if not parts.byte_level:
+        raise PeerError("the model's tokenizer is none of bytes, which is what peers' tokenizers are written for")
+    document: dict[str, Any] = json.loads(parts.pipeline.own.to_str())
+    document["decoder"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    document["post_processor"] = None
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    for text, token in sorted(parts.control.ids.items(), key=lambda entry: entry[1]):
+        document["model"]["vocab"][text] = token
+        document["added_tokens"].append({"id": token, "content": text, **plain})
+    document["added_tokens"].sort(key=lambda entry: entry["id"])
+    end = _END if _END in parts.control.ids else parts.spellings[min(parts.eos_ids)]
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": end,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1 << 20,
+    }
+    return document, settings
