@@ -34,7 +34,7 @@ from ..runtime.runner.native_runner import NativeRunner
 from ..runtime.runner.runner import Batch, LogitsRunner
 from ..runtime.runner.torch_runner import ModelRunner
 from ..runtime.tokenizer.load import load_tokenizer
-from .workloads.passage import PASSAGE
+from .workloads.prose import PASSAGE
 
 _CHUNK = 256  # tokens of one forward pass
 _PAGE_SIZE = 16

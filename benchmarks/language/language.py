@@ -26,7 +26,7 @@ from ...runtime.tokenizer.load import load_tokenizer
 from ..harness.models import write_light_model
 from ..harness.report import describe_machine, now, versions, write_json, write_text
 from ..harness.server_process import ServerProcess
-from ..programs import WORKLOADS
+from ..workloads.programs import WORKLOADS
 from ..workloads.workload import Size
 from . import contests as contests
 from . import workloads as workloads

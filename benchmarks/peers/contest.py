@@ -13,8 +13,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..workloads.passage import PASSAGE
 from ..workloads.prompts import Prompts, Sizes, Workload
+from ..workloads.prose import PASSAGE
 from .environments import PeerError, make_environment
 from .models import KINDS, make_model
 from .process import OURS, Side, side_command

@@ -10,7 +10,7 @@ from typing import Any
 from ...constrain.spec import Regex
 from ...runtime.protocol.program import Fork, Gen, Hole, Join, Op, Ref, RoleBegin, RoleEnd, Select, Text
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..programs import WORKLOADS
+from ..workloads.programs import WORKLOADS
 from ..workloads.workload import Size
 from .sides.peer_walk import Plan, first_texts
 

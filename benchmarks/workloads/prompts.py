@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ...runtime.tokenizer.tokenizer import Tokenizer
@@ -12,29 +12,7 @@ from .prose import Prose
 
 Maker = Callable[["Prompts", int], dict[str, Any]]
 
-SCHEMA = json.dumps(
-    {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "maxLength": 40},
-            "description": {"type": "string", "maxLength": 80},
-            "role": {"enum": ["hero", "villain", "guide", "rival"]},
-            "home": {
-                "type": "object",
-                "properties": {
-                    "town": {"type": "string", "maxLength": 30},
-                    "climate": {"enum": ["cold", "mild", "hot"]},
-                },
-                "required": ["town", "climate"],
-                "additionalProperties": False,
-            },
-            "age": {"type": "integer", "minimum": 1, "maximum": 120},
-            "alive": {"type": "boolean"},
-        },
-        "required": ["name", "description", "role", "home", "age", "alive"],
-        "additionalProperties": False,
-    }
-)
+SCHEMA = Path(__file__).with_name("character.json").read_text().rstrip()
 
 
 _QUESTIONS = (

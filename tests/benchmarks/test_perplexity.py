@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bough.benchmarks.perplexity import compare, log_probabilities, main
-from bough.benchmarks.workloads.passage import PASSAGE
+from bough.benchmarks.workloads.prose import PASSAGE
 from bough.runtime.models.load import load_model
 from bough.runtime.tokenizer.load import load_tokenizer
 

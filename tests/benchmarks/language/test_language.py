@@ -34,7 +34,7 @@ from bough.benchmarks.language.ways import (
     texts_of,
 )
 from bough.benchmarks.language.workloads import Agreement, Traffic, WorkloadResult, agreement
-from bough.benchmarks.programs import WORKLOADS
+from bough.benchmarks.workloads.programs import WORKLOADS
 from bough.benchmarks.workloads.workload import Script, Size
 from bough.constrain.spec import Regex
 from bough.runtime.protocol.errors import EngineError

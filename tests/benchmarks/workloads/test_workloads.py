@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from bough.benchmarks.programs import WORKLOADS
-from bough.benchmarks.workloads.choice import Question, mmlu
+from bough.benchmarks.workloads.programs import WORKLOADS, Question, mmlu
 from bough.benchmarks.workloads.prose import Prose
 from bough.benchmarks.workloads.workload import Size
 from bough.runtime.protocol.program import Fork, Gen, Ref, RoleBegin, RoleEnd, Select, Text
