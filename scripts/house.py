@@ -54,8 +54,11 @@ ALONE: Mapping[str, str] = {
 ENTRY_POINTS = frozenset({
     "constrain/workers/worker.py", "kernels/compile_check.py", "lang/backends/testing.py",
     "runtime/client/engine_process.py", *(f"cli/{command}.py" for command in COMMANDS),
+    *(f"benchmarks/{name}.py" for name in ("speculation", "step", "throughput")),
+    *(f"benchmarks/gpu/{name}.py" for name in ("side", "worker")),
+    *(f"benchmarks/gpu/cases/{name}.py" for name in ("ceilings", "engine", "kernels", "layers")),
 })  # fmt: skip
-"""Modules that are started by name: with `python -m`, as pytest's plugin, as commands of `bough`."""
+"""Modules that are started by name: with `python -m`, as pytest's plugin, as commands of `bough`, as benchmarks."""
 
 SIDES = "benchmarks/peers/sides/peer_"
 """Beginning of the modules that a table names and the interpreter of a peer loads."""

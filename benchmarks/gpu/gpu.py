@@ -7,26 +7,21 @@ rows only. The JSON file is whole after every row.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import os
-import platform
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from ..harness.child import Child, GoneError, python_command
+from ..harness.report import describe_machine, now, nvidia_smi
 from ..harness.shapes import SHAPES
 from .peers import Comparison, compare
 from .report import markdown, table, write_pictures
-from .rows import Report, Row, read_report
-from .worker_protocol import CONTEXT_LOST, MARK, Event
+from .rows import CONTEXT_LOST, MARK, Event, Report, Row, read_report
 
 _STARTUP_S = 90.0  # a process imports torch and makes its first CUDA context within that
 _LAST_S = 12.0  # of the budget, for what is still on its way
@@ -51,7 +46,7 @@ def plan_jobs(sections: Sequence[str], models: Sequence[str]) -> list[Job]:
         Job("K", ("kernels:decode", "kernels:tree"), 70.0),
         Job("E", (f"engine:{large}",), 90.0, large, cold=True),
         Job("P", (), 170.0, large),
-        Job("K", ("kernels:extend", "kernels:sampler", "kernels:small", "kernels:linear"), 80.0),
+        Job("K", ("kernels:extend", "layers:sampler", "layers:small", "layers:linear"), 80.0),
     ]
     for model in small:
         jobs.append(Job("E", (f"engine:{model}",), 50.0, model))
@@ -59,7 +54,10 @@ def plan_jobs(sections: Sequence[str], models: Sequence[str]) -> list[Job]:
     for model in small:
         jobs.append(Job("P", (), 80.0, model))
         jobs.append(Job("E", (f"engine:{model}:options",), 60.0, model))
-    jobs += [Job("E", (f"engine:{large}:options",), 90.0, large), Job("K", ("kernels:compiled",), 90.0)]
+    jobs += [
+        Job("E", (f"engine:{large}:options",), 90.0, large),
+        Job("K", ("kernels:compiled", "layers:compiled"), 90.0),
+    ]
     return [job for job in jobs if job.section in sections]
 
 
@@ -78,12 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.markdown:
         Path(arguments.markdown).write_text(markdown(report) + "\n")
     if arguments.pictures:
-        try:
-            for path in write_pictures(report, Path(arguments.pictures)):
-                print(path, file=sys.stderr)
-        except ImportError:
-            print("error: --pictures needs matplotlib: pip install matplotlib", file=sys.stderr)
-            return 1
+        for path in write_pictures(report, Path(arguments.pictures)):
+            print(path, file=sys.stderr)
     return 0
 
 
@@ -109,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fa3", metavar="FILE", help="library that registers FlashAttention 3's operators")
     parser.add_argument("--commit", help="what is measured, if the package lies in no git checkout")
     parser.add_argument("--markdown", metavar="FILE", help="write the tables of docs/performance.md")
-    parser.add_argument("--pictures", metavar="FOLDER", help="draw the roofline and the step times (needs matplotlib)")
+    parser.add_argument("--pictures", metavar="FOLDER", help="draw roofline, steps and workloads as SVG")
     parser.add_argument("--show", metavar="FILE", help="measure nothing: render this JSON file")
     return parser
 
@@ -118,7 +112,7 @@ def _device(name: str) -> str | None:
     """The device to measure; None if there is none. A CPU only if asked for."""
     if name != "auto":
         return name
-    return "cuda" if Path("/dev/nvidia0").exists() or _nvidia_smi("name") else None
+    return "cuda" if Path("/dev/nvidia0").exists() or nvidia_smi("name") else None
 
 
 @dataclass
@@ -134,7 +128,7 @@ class Run:
         self._log = self._out.with_suffix(".log")
         self._without: set[str] = set()
         self._report = Report(
-            date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            date=now(),
             machine=describe_machine(self.device, self.arguments.commit),
             meaningful=self.device != "cpu" and not self.arguments.quick,
         )
@@ -157,7 +151,7 @@ class Run:
                     self._work(job, deadline, {"TRITON_CACHE_DIR": cache} if job.section == "E" else {})
                 else:
                     self._compare(job.model, deadline, {"TRITON_CACHE_DIR": cache})
-        self._report.machine["clocks_after"] = _nvidia_smi("clocks.sm,clocks.mem,temperature.gpu")
+        self._report.machine["clocks_after"] = nvidia_smi("clocks.sm,clocks.mem,temperature.gpu")
         self._keep()
         return self._report
 
@@ -256,41 +250,6 @@ class Run:
     def _keep(self) -> None:
         self._report.elapsed_s = time.time() - self.begun
         self._report.write(self._out)
-
-
-def describe_machine(device: str, commit: str | None) -> dict[str, Any]:
-    versions: dict[str, str | None] = {}
-    for name in ("torch", "triton"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
-    return {
-        "device": device,
-        "gpu": _nvidia_smi("name,driver_version,memory.total"),
-        "clocks_before": _nvidia_smi("clocks.sm,clocks.mem,temperature.gpu"),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        **versions,
-        "commit": commit or _commit(),
-    }
-
-
-def _commit() -> str | None:
-    return _output(["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short", "HEAD"])
-
-
-def _nvidia_smi(fields: str) -> str | None:
-    return _output(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"])
-
-
-def _output(command: list[str]) -> str | None:
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip() or None
 
 
 if __name__ == "__main__":

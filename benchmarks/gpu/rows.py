@@ -1,4 +1,4 @@
-"""What a GPU benchmark finds: rows, the report they make up, and the file it is kept in."""
+"""Rows of a GPU benchmark, the report they make up, the file it is kept in, and lines between its processes."""
 
 from __future__ import annotations
 
@@ -122,3 +122,24 @@ def spread(samples: Sequence[float]) -> tuple[float, float]:
 
 def read_report(path: Path) -> Report:
     return msgspec.json.decode(path.read_bytes(), type=Report)
+
+
+MARK = "@bench "
+"""Begins a line that is meant for the parent; all others are chatter of libraries."""
+
+CONTEXT_LOST = 3
+"""Exit status: a kernel ended the process's CUDA context."""
+
+
+class Event(msgspec.Struct, kw_only=True):
+    """A line to the parent: case `number` begins (and has something to say `within_s`), gave a row or ended without.
+
+    With `peer`, what is said is that the case that runs tries that one next.
+    """
+
+    number: int = 0
+    case: str = ""
+    within_s: float | None = None
+    peer: str | None = None
+    row: Row | None = None
+    skipped: str | None = None

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from .cases.case import Case, Settings
-from .worker_protocol import CONTEXT_LOST, MARK, Event
+from .rows import CONTEXT_LOST, MARK, Event
 
 
 def group_cases(group: str, settings: Settings) -> list[Case]:

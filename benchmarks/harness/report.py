@@ -119,8 +119,8 @@ def describe_machine(device: str = "cpu", commit: str | None = None) -> dict[str
     """
     return {
         "device": device,
-        "gpu": _nvidia_smi("name,driver_version,memory.total"),
-        "clocks_before": _nvidia_smi("clocks.sm,clocks.mem,temperature.gpu"),
+        "gpu": nvidia_smi("name,driver_version,memory.total"),
+        "clocks_before": nvidia_smi("clocks.sm,clocks.mem,temperature.gpu"),
         "system": platform.platform(),
         "processor": _processor(),
         "cpus": os.cpu_count(),
@@ -161,7 +161,8 @@ def _processor() -> str:
     return found.partition(":")[2].strip() or platform.processor()
 
 
-def _nvidia_smi(fields: str) -> str | None:
+def nvidia_smi(fields: str) -> str | None:
+    """Fields of the GPUs, a line each; None where there is no such tool."""
     return _output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader")
 
 

@@ -14,10 +14,8 @@ from . import ours as gpu_ours
 from . import rivals as gpu_rivals
 from .attention import AttentionInputs, Path, distinct_tokens, make_inputs, plain_paths, reference
 from .case import Case, Settings
-from .fa3 import fa3
-from .linear import linear_cases
-from .problem import Launch, Problem, measure
-from .small_kernels import compiled_cases, sampler_cases, small_cases
+from .problem import Launch, Problem
+from .rivals import fa3
 
 Bind = Callable[[AttentionInputs], Launch]
 
@@ -30,10 +28,7 @@ def cases(settings: Settings, argument: str) -> list[Case]:
         "decode": _decode_cases,
         "tree": _tree_cases,
         "extend": _extend_cases,
-        "sampler": sampler_cases,
-        "small": small_cases,
-        "linear": linear_cases,
-        "compiled": lambda settings: [*_flex_cases(settings), *compiled_cases(settings)],
+        "compiled": _flex_cases,
     }
     return families[argument](settings)
 
@@ -66,11 +61,8 @@ def _case(
         return make_inputs(paths, heads, device=settings.device, dtype=dtype, seed=seed, num_queries=num_queries)
 
     ours, peers = binds
-    problem = Problem(
-        name=name, cfg=cfg, work=work, num_bytes=work.bytes, make=make, ours=ours, peers=peers, reference=reference
-    )
-    label = f"{name} {' '.join(map(str, cfg.values()))}"
-    return Case(label, partial(measure, problem, settings), estimate_s)
+    problem = Problem(name=name, cfg=cfg, work=work, make=make, ours=ours, peers=peers, reference=reference)
+    return problem.case(settings, estimate_s)
 
 
 def _decode_cases(settings: Settings) -> list[Case]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from ..roofline import Work
 from ..rows import Row
-from .case import Settings
+from .case import Case, Settings
 from .timing import Timing, num_input_sets, relative_error, time_calls
 
 Inputs = TypeVar("Inputs")
@@ -29,7 +30,7 @@ class AbsentError(Exception):
 class Problem(Generic[Inputs]):
     """A kernel's row before it is measured.
 
-    make        a set of inputs from a seed; `num_bytes` of them are read or written by a launch
+    make        a set of inputs from a seed; a launch moves the bytes of `work`
     reference   what ours and the peers are to give, in float32 or float64; None: peers may differ from ours
     check       raises if our output is wrong
     max_error   relative, of ours; None: what the dtype allows. Peers are held to the same
@@ -39,13 +40,17 @@ class Problem(Generic[Inputs]):
     name: str
     cfg: Mapping[str, Any]
     work: Work
-    num_bytes: float
     make: Callable[[int], Inputs]
     ours: Callable[[Inputs], Launch]
     peers: Mapping[str, Callable[[Inputs], Launch]] = field(default_factory=dict)
     reference: Callable[[Inputs], torch.Tensor] | None = None
     check: Callable[[Inputs, torch.Tensor], None] | None = None
     max_error: float | None = None
+
+    def case(self, settings: Settings, estimate_s: float = 1.5) -> Case:
+        """The case that measures it."""
+        label = f"{self.name} {' '.join(map(str, self.cfg.values()))}"
+        return Case(label, partial(measure, self, settings), estimate_s)
 
 
 def measure(problem: Problem[Inputs], settings: Settings) -> Iterator[Row]:
@@ -56,7 +61,7 @@ def measure(problem: Problem[Inputs], settings: Settings) -> Iterator[Row]:
     """
     torch.manual_seed(0)
     try:
-        sets = [problem.make(seed) for seed in range(num_input_sets(problem.num_bytes, quick=settings.tiny))]
+        sets = [problem.make(seed) for seed in range(num_input_sets(problem.work.bytes, quick=settings.tiny))]
     except AbsentError as error:
         yield Row(sec="K", name=problem.name, cfg=dict(problem.cfg), note=str(error))
         return

@@ -8,7 +8,6 @@ from ....support.triton_interpreter import DEVICE
 
 pytest.importorskip("triton")
 
-from bough.benchmarks.gpu.cases import kernels as gpu_kernels
 from bough.benchmarks.gpu.cases import ours as gpu_ours
 from bough.benchmarks.gpu.cases import rivals as gpu_rivals
 from bough.benchmarks.gpu.cases.attention import PAGE_SIZE, make_inputs, reference
@@ -16,16 +15,20 @@ from bough.benchmarks.gpu.cases.case import Settings
 from bough.benchmarks.gpu.cases.problem import AbsentError
 from bough.benchmarks.gpu.cases.timing import relative_error
 from bough.benchmarks.gpu.roofline import Heads
+from bough.benchmarks.gpu.worker import group_cases
 from bough.kernels.attention.plan.tree_cost import HeadShape, Machine
 from bough.kernels.attention.plan.tree_plan import TreePlanner
 
 QUICK = Settings(DEVICE, quick=True)
-FAMILIES = ("decode", "tree", "extend", "sampler", "small", "linear", "compiled")
+FAMILIES = (
+    *("kernels:decode", "kernels:tree", "kernels:extend", "kernels:compiled"),
+    *("layers:sampler", "layers:small", "layers:linear", "layers:compiled"),
+)
 
 
-@pytest.mark.parametrize("family", ["decode", "extend", "small", "linear"])
+@pytest.mark.parametrize("family", ["kernels:decode", "kernels:extend", "layers:small", "layers:linear"])
 def test_every_row_of_a_family_is_right(family):
-    for case in gpu_kernels.cases(QUICK, family):
+    for case in group_cases(family, QUICK):
         *_, row = case.run()
         assert row.us is not None and row.us > 0
         assert row.err is not None and row.err < (5e-2 if row.cfg.get("kind") == "fp8" else 1e-4)
@@ -33,7 +36,7 @@ def test_every_row_of_a_family_is_right(family):
 
 
 def test_the_sampler_draws_the_references_tokens():
-    labels = {case.label: case for case in gpu_kernels.cases(QUICK, "sampler")}
+    labels = {case.label: case for case in group_cases("layers:sampler", QUICK)}
     *_, row = labels["sampler 3 greedy, mask"].run()
     assert row.us is not None and row.us > 0
 
@@ -52,9 +55,9 @@ def test_a_tree_is_read_as_a_tree():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_full_sizes_are_listed_and_distinct(family):
-    labels = [case.label for case in gpu_kernels.cases(Settings("cuda"), family)]
+    labels = [case.label for case in group_cases(family, Settings("cuda"))]
     assert labels and len(labels) == len(set(labels))
-    assert all(case.estimate_s > 0 for case in gpu_kernels.cases(Settings("cuda"), family))
+    assert all(case.estimate_s > 0 for case in group_cases(family, Settings("cuda")))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="what happens without a GPU")

@@ -56,7 +56,6 @@ def doubling(ours=lambda x: lambda: 2 * x, **peers):
         name="double",
         cfg={"T": 8},
         work=Work(64.0, 8.0),
-        num_bytes=64,
         make=lambda seed: torch.arange(8.0) + seed,
         ours=ours,
         peers=peers,

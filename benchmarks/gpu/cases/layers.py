@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch.nn.functional as F
 
 from ....kernels.attention.interface import HeadNorm
 from ....kernels.decoder import reference
+from ....kernels.linear.formats import QuantisedWeight, dequantise, quantise_bytes, quantise_int4, quantise_int8
+from ....kernels.linear.invariant_matmul import invariant_linear
+from ....kernels.linear.select import select_product
 from ....kernels.sampling.reference import SampleRows, SampleTables
 from ....kernels.sampling.reference import sample_rows as sample_reference
 from .. import roofline
@@ -18,7 +22,7 @@ from . import ours as gpu_ours
 from . import rivals as gpu_rivals
 from .case import Case, Settings
 from .ours import RopeInputs, SampleInputs
-from .problem import AbsentError, Launch, Problem, measure, poison
+from .problem import AbsentError, Launch, Problem, poison
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -37,15 +41,16 @@ def _normal(settings: Settings, seed: int, *shapes: tuple[int, ...]) -> Tensors:
     )
 
 
-def _case(settings: Settings, problem: Problem[Any], estimate_s: float = 1.5) -> Case:
-    label = f"{problem.name} {' '.join(map(str, problem.cfg.values()))}"
-    return Case(label, partial(measure, problem, settings), estimate_s)
-
-
 # -- Norms, gates, rotary positions ------------------------------------------------------------------------------------
 
 
-def small_cases(settings: Settings) -> list[Case]:
+def cases(settings: Settings, argument: str) -> list[Case]:
+    """Those of one family."""
+    families = {"small": _small, "sampler": _sampler_cases, "linear": _linear_cases, "compiled": _compiled}
+    return families[argument](settings)
+
+
+def _small(settings: Settings) -> list[Case]:
     found = []
     for num_tokens in (3,) if settings.tiny else (1, 64, 8192):
         problems: list[Problem[Any]] = [
@@ -53,11 +58,11 @@ def small_cases(settings: Settings) -> list[Case]:
             _silu(settings, num_tokens, "flashinfer", gpu_rivals.flashinfer_silu),
             _rope(settings, num_tokens),
         ]
-        found += [_case(settings, problem) for problem in problems]
+        found += [problem.case(settings) for problem in problems]
     return found
 
 
-def compiled_cases(settings: Settings) -> list[Case]:
+def _compiled(settings: Settings) -> list[Case]:
     """The same beside torch.compile, where bandwidth is what counts; compiling takes seconds."""
     num_tokens = 3 if settings.tiny else 8192
 
@@ -72,7 +77,7 @@ def compiled_cases(settings: Settings) -> list[Case]:
         _add_norm(settings, num_tokens, "compile", partial(gpu_rivals.compiled, add_norm)),
         _silu(settings, num_tokens, "compile", partial(gpu_rivals.compiled, silu)),
     ]
-    return [_case(settings, problem, 15.0) for problem in problems]
+    return [problem.case(settings, 15.0) for problem in problems]
 
 
 def _add_norm(settings: Settings, num_tokens: int, peer: str, bind: Callable[..., Launch]) -> Problem[Tensors]:
@@ -97,7 +102,6 @@ def _add_norm(settings: Settings, num_tokens: int, peer: str, bind: Callable[...
         name="add_norm",
         cfg=_settings(num_tokens, peer),
         work=work,
-        num_bytes=work.bytes,
         make=make,
         ours=partial(on_copies, gpu_ours.add_norm),
         peers={peer: partial(on_copies, bind)},
@@ -112,7 +116,6 @@ def _silu(settings: Settings, num_tokens: int, peer: str, bind: Callable[..., La
         name="silu",
         cfg=_settings(num_tokens, peer),
         work=work,
-        num_bytes=work.bytes,
         make=lambda seed: _normal(settings, seed, (num_tokens, 2 * inner)),
         ours=lambda inputs: gpu_ours.silu(inputs[0]),
         peers={peer: lambda inputs: bind(inputs[0])},
@@ -151,7 +154,7 @@ def _rope(settings: Settings, num_tokens: int) -> Problem[RopeInputs]:
         return reference.rotate(normed, *(part.double() for part in inputs.rotation))
 
     return Problem(
-        name="rope_store", cfg={"T": num_tokens}, work=work, num_bytes=work.bytes, make=make, ours=gpu_ours.rope,
+        name="rope_store", cfg={"T": num_tokens}, work=work, make=make, ours=gpu_ours.rope,
         reference=wanted,
     )  # fmt: skip
 
@@ -159,10 +162,10 @@ def _rope(settings: Settings, num_tokens: int) -> Problem[RopeInputs]:
 # -- Sampling ----------------------------------------------------------------------------------------------------------
 
 
-def sampler_cases(settings: Settings) -> list[Case]:
+def _sampler_cases(settings: Settings) -> list[Case]:
     kinds = ("greedy", "greedy, mask", "temperature", "all filters")
     batches = (3,) if settings.tiny else (1, 64, 256)
-    return [_case(settings, _sampler(settings, batch, kind), 3.0) for batch in batches for kind in kinds]
+    return [_sampler(settings, batch, kind).case(settings, 3.0) for batch in batches for kind in kinds]
 
 
 def _sampler(settings: Settings, batch: int, kind: str) -> Problem[SampleInputs]:
@@ -207,6 +210,104 @@ def _sampler(settings: Settings, batch: int, kind: str) -> Problem[SampleInputs]
         return gpu_rivals.torch_sample(inputs.logits, inputs.rows, inputs.tables.mask, filters=inputs.filters)
 
     return Problem(
-        name="sampler", cfg={"B": batch, "kind": kind}, work=work, num_bytes=work.bytes, make=make,
+        name="sampler", cfg={"B": batch, "kind": kind}, work=work, make=make,
         ours=gpu_ours.sample, peers={"flashinfer": flashinfer, "torch": plain}, check=check,
     )  # fmt: skip
+
+
+# -- Weight products -------------------------------------------------------------------------------------------------
+
+
+_WEIGHTS = {  # name -> inputs, outputs
+    "8b gate_up": (4096, 24_576),
+    "8b down": (12_288, 4096),
+    "8b head": (4096, 151_936),
+    "0.6b gate_up": (1024, 6144),
+    "0.6b head": (1024, 151_936),
+}
+
+
+@dataclass(frozen=True)
+class LinearInputs:
+    """x [T, N] and a weight [M, N]. `product` is x W^T as a decoder computes it, and `right` the weight it goes by."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    right: torch.Tensor
+    product: Callable[[torch.Tensor], torch.Tensor]
+
+
+def _linear_cases(settings: Settings) -> list[Case]:
+    weights = {"tiny": (256, 160)} if settings.tiny else _WEIGHTS
+    found = []
+    for name, (num_inputs, num_outputs) in weights.items():
+        for num_tokens in (2,) if settings.tiny else (1, 16, 64, 256):
+            for kind in _KINDS:
+                if kind == "bf16" or "head" not in name:
+                    problem = _linear(settings, name, num_tokens, num_inputs, num_outputs, kind)
+                    found.append(problem.case(settings, 2.0))
+    return found
+
+
+def _linear(
+    settings: Settings, name: str, num_tokens: int, num_inputs: int, num_outputs: int, kind: str
+) -> Problem[LinearInputs]:
+    """bf16 is cuBLAS: its row says how near the library comes to the floor, and the others are compared with it."""
+    dtype = _dtype(settings)
+    how = _KINDS[kind]
+    bits = how.bits or 8 * dtype.itemsize
+    work = roofline.linear(num_tokens, num_inputs, num_outputs, weight_bits=bits, itemsize=dtype.itemsize)
+
+    def make(seed: int) -> LinearInputs:
+        x, weight = _normal(settings, seed, (num_tokens, num_inputs), (num_outputs, num_inputs))
+        return how.prepare(x, weight * num_inputs**-0.5)
+
+    def cublas(inputs: LinearInputs) -> Launch:
+        return lambda: F.linear(inputs.x, inputs.weight)
+
+    peers: dict[str, Any] = {} if kind == "bf16" else {"cublas": cublas}
+    return Problem(
+        name="linear",
+        cfg={"weight": name, "kind": kind, "T": num_tokens},
+        work=work,
+        make=make,
+        ours=lambda inputs: lambda: inputs.product(inputs.x),
+        peers=peers,
+        reference=lambda inputs: inputs.x.float() @ inputs.right.float().T,
+        max_error=how.max_error,
+    )
+
+
+def _plain(x: torch.Tensor, weight: torch.Tensor) -> LinearInputs:
+    return LinearInputs(x, weight, weight, lambda x: F.linear(x, weight))
+
+
+def _invariant(x: torch.Tensor, weight: torch.Tensor) -> LinearInputs:
+    return LinearInputs(x, weight, weight, lambda x: invariant_linear(x, weight))
+
+
+def _quantised(
+    quantise: Callable[[torch.Tensor], QuantisedWeight], rounds_rows: bool, x: torch.Tensor, weight: torch.Tensor
+) -> LinearInputs:
+    stored = quantise(weight)
+    product = select_product(stored, x.dtype, rounds_rows=rounds_rows)
+    return LinearInputs(x, weight, dequantise(stored), lambda x: product(x, None))
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Bits that a weight takes (None: as many as an activation), how it is prepared, and what error that may bring."""
+
+    bits: float | None
+    prepare: Callable[[torch.Tensor, torch.Tensor], LinearInputs]
+    max_error: float | None = None
+
+
+_FP8 = partial(quantise_bytes, dtype=torch.float8_e4m3fn)
+_KINDS = {
+    "bf16": _Kind(None, _plain),
+    "invariant": _Kind(None, _invariant),
+    "fp8": _Kind(8, partial(_quantised, _FP8, True), max_error=5e-2),  # activations are rounded to 4 bits, too
+    "int8": _Kind(8, partial(_quantised, quantise_int8, False)),
+    "int4": _Kind(4 + 16 / 128, partial(_quantised, quantise_int4, False)),
+}
