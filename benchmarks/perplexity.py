@@ -44,7 +44,7 @@ _NATIVES = tuple(f"{_NATIVE}{kind}{kv}" for kind in ("", *(f"-{kind}" for kind i
 
 
 @dataclass(frozen=True)
-class Quality:
+class WeightQuality:
     """One kind of weights against the reference of the same model.
 
     perplexity        exp of the mean negative log-likelihood of the text's tokens but the first
@@ -102,7 +102,7 @@ def _runner(loaded: LoadedModel, num_pages: int, kv_bits: int) -> LogitsRunner:
 
 def compare(
     model: str, kinds: Sequence[str], *, device: str = "cpu", dtype: str = "auto", num_tokens: int | None = None
-) -> list[Quality]:
+) -> list[WeightQuality]:
     """The model's own weights, undone, called "none", and then each of `kinds`.
 
     kinds       of quantised.KINDS; "stored" keeps weights that files have quantised; "native" computes with them by the
@@ -124,7 +124,7 @@ def compare(
         reference = scores if reference is None else reference
         results.append(_judge(kind, scores, reference, tokens, _mean_bits(loaded), seconds))
     first = results[0].perplexity
-    return [Quality(**(asdict(result) | {"ratio": result.perplexity / first})) for result in results]
+    return [WeightQuality(**(asdict(result) | {"ratio": result.perplexity / first})) for result in results]
 
 
 def _load(model: str, kind: str, device: str, dtype: str) -> LoadedModel:
@@ -147,7 +147,7 @@ def _load(model: str, kind: str, device: str, dtype: str) -> LoadedModel:
 
 def _judge(
     kind: str, scores: torch.Tensor, reference: torch.Tensor, tokens: Sequence[int], bits: float, seconds: float
-) -> Quality:
+) -> WeightQuality:
     following = torch.tensor(tokens[1:])[:, None]
     likelihood = scores[:-1].gather(1, following).double().mean()
     divergence = 0.0
@@ -155,7 +155,9 @@ def _judge(
         theirs, ours = reference[start : start + _CHUNK], scores[start : start + _CHUNK]
         divergence += float((theirs.exp() * (theirs - ours)).sum(dtype=torch.float64))
     same = (scores.argmax(-1) == reference.argmax(-1)).double().mean()
-    return Quality(kind, math.exp(-likelihood), 1.0, float(same), divergence / len(tokens), bits, len(tokens), seconds)
+    return WeightQuality(
+        kind, math.exp(-likelihood), 1.0, float(same), divergence / len(tokens), bits, len(tokens), seconds
+    )
 
 
 def _mean_bits(loaded: LoadedModel) -> float:
@@ -179,7 +181,7 @@ def _mean_bits(loaded: LoadedModel) -> float:
     return num_bits / num_weights
 
 
-def table(results: Sequence[Quality]) -> str:
+def table(results: Sequence[WeightQuality]) -> str:
     """One line a kind."""
     names = ("weights", "bits", "perplexity", "ratio", "same token", "KL, nats", "seconds")
     lines = ["{:15} {:>6} {:>11} {:>7} {:>11} {:>9} {:>8}".format(*names)]

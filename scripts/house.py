@@ -42,6 +42,7 @@ DATA = frozenset({"tests/data"})
 """Folders of data, trees and all, that may have any number of entries."""
 
 ALONE: Mapping[str, str] = {
+    "benchmarks/language/programs.py": "a server loads it by name, for the tool of its programs",
     "constrain/matchers/tagged/matcher.py": "test_compile.py beside it tests both the matcher and its compiler",
     "constrain/regex/assertions.py": "with patterns.py, which alone imports it, over 700 lines",
     "constrain/regex/number_texts.py": "with numbers.py, which alone imports it, over 700 lines",
@@ -54,7 +55,7 @@ ALONE: Mapping[str, str] = {
 ENTRY_POINTS = frozenset({
     "constrain/workers/worker.py", "kernels/compile_check.py", "lang/backends/testing.py",
     "runtime/client/engine_process.py", *(f"cli/{command}.py" for command in COMMANDS),
-    *(f"benchmarks/{name}.py" for name in ("speculation", "step", "throughput")),
+    *(f"benchmarks/{name}.py" for name in ("programs", "speculation", "step", "throughput")),
     *(f"benchmarks/gpu/{name}.py" for name in ("side", "worker")),
     *(f"benchmarks/gpu/cases/{name}.py" for name in ("ceilings", "engine", "kernels", "layers")),
 })  # fmt: skip

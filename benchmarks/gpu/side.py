@@ -27,7 +27,7 @@ _VOCABULARY = 10_000  # prompts use the ids below it
 
 
 @dataclass(frozen=True)
-class Workload:
+class EngineWorkload:
     """Token ids and output lengths of requests that arrive together. `decode`: time the decode alone as well."""
 
     prompts: list[list[int]]
@@ -36,11 +36,11 @@ class Workload:
     decode: bool = False
 
 
-Generate = Callable[[Workload], int]
+Generate = Callable[[EngineWorkload], int]
 """Runs all requests to the end; returns how many tokens came out."""
 
 
-def make_workload(name: str, seed: int, *, scale: float = 1.0, vocabulary: int = _VOCABULARY) -> Workload:
+def make_workload(name: str, seed: int, *, scale: float = 1.0, vocabulary: int = _VOCABULARY) -> EngineWorkload:
     """A workload by name; lengths are the same for every seed, token ids are not.
 
     w1          256 requests, inputs and outputs of 100 .. 1024 tokens, uniformly drawn (133,966 tokens out), at
@@ -58,7 +58,7 @@ def make_workload(name: str, seed: int, *, scale: float = 1.0, vocabulary: int =
             [(token + shift) % vocabulary for token in prompt[: max(1, int(len(prompt) * scale))]]
             for prompt in prompts[:count]
         ]
-        return Workload(prompts, [max(2, int(output * scale)) for output in outputs[:count]], temperature=0.6)
+        return EngineWorkload(prompts, [max(2, int(output * scale)) for output in outputs[:count]], temperature=0.6)
     ids = random.Random(f"{name} {seed}")
 
     def tokens(count: int) -> list[int]:
@@ -68,10 +68,10 @@ def make_workload(name: str, seed: int, *, scale: float = 1.0, vocabulary: int =
     num_requests = max(2, int(64 * scale))
     prefix = tokens(common)
     outputs = [max(4, int(256 * scale))] * num_requests
-    return Workload([prefix + tokens(own) for _ in range(num_requests)], outputs, decode=True)
+    return EngineWorkload([prefix + tokens(own) for _ in range(num_requests)], outputs, decode=True)
 
 
-def run_workload(workload: Workload, generate: Generate) -> dict[str, float]:
+def run_workload(workload: EngineWorkload, generate: Generate) -> dict[str, float]:
     """Seconds from the first request's arrival to the last token, nothing of it cached before.
 
     With `decode`, also of the decode alone: all prompts are cached then, and what the first token takes is taken off.
@@ -82,7 +82,7 @@ def run_workload(workload: Workload, generate: Generate) -> dict[str, float]:
     times["seconds"] = time.perf_counter() - started
     if not workload.decode:
         return times
-    first = Workload(workload.prompts, [1] * len(workload.outputs))
+    first = EngineWorkload(workload.prompts, [1] * len(workload.outputs))
     for key, one in (("first_s", first), ("whole_s", workload)):
         started = time.perf_counter()
         generate(one)
@@ -114,7 +114,7 @@ def _bough(arguments: argparse.Namespace) -> Generate:
         )
     )
 
-    def generate(workload: Workload) -> int:
+    def generate(workload: EngineWorkload) -> int:
         done = tokens = 0
 
         def take(output: RequestOutput) -> None:
@@ -149,7 +149,7 @@ def _vllm(arguments: argparse.Namespace) -> Generate:
         kv_cache_memory_bytes=arguments.kv_bytes,
     )
 
-    def generate(workload: Workload) -> int:
+    def generate(workload: EngineWorkload) -> int:
         params = [
             vllm.SamplingParams(max_tokens=output, temperature=workload.temperature, ignore_eos=True, detokenize=False)
             for output in workload.outputs
@@ -174,7 +174,7 @@ def _sglang(arguments: argparse.Namespace) -> Generate:
         mem_fraction_static=0.85,
     )
 
-    def generate(workload: Workload) -> int:
+    def generate(workload: EngineWorkload) -> int:
         params = [
             {"max_new_tokens": output, "temperature": workload.temperature, "ignore_eos": True}
             for output in workload.outputs
@@ -193,7 +193,7 @@ def _transformers(arguments: argparse.Namespace) -> Generate:
     model.eval()
     batching = transformers.ContinuousBatchingConfig(max_memory_percent=0.5)
 
-    def generate(workload: Workload) -> int:
+    def generate(workload: EngineWorkload) -> int:
         if len(set(workload.outputs)) > 1:
             raise NotImplementedError("it takes one output length for all requests")
         settings = transformers.GenerationConfig(max_new_tokens=workload.outputs[0], do_sample=False, eos_token_id=-1)

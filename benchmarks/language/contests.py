@@ -30,7 +30,7 @@ from .programs import (
     majority,
     search,
 )
-from .rounds import Job, Rounds, run_round, take_turns, watch_batch
+from .rounds import Job, WayRounds, run_round, take_turns, watch_batch
 from .ways import TIMEOUT_S, openai_client
 
 # -- By hand: a call a generation --------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class ContestResult:
     name: str
     setting: str
     at_once: int
-    rounds: dict[str, Rounds]
+    rounds: dict[str, WayRounds]
     num_same: int | None
     batches: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
 

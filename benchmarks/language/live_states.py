@@ -54,7 +54,7 @@ _BODIES: dict[str, Callable[[], Function[str]]] = {
 
 
 @dataclass(frozen=True)
-class Cost:
+class StateCost:
     """What live states cost. Bytes are per state; `traced_bytes` is what Python's own allocator knows of, measured on a
     tenth of them before. `start_s` until all wait; `end_s` until all have ended."""
 
@@ -134,15 +134,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _in_child(arguments: argparse.Namespace, case: str) -> Cost:
+def _in_child(arguments: argparse.Namespace, case: str) -> StateCost:
     """Measures in a process of its own, whose memory nothing else has used."""
     command = [sys.executable, "-P", "-m", "bough.cli", "bench", "live_states", "--case", case]
     command += ["--states", str(arguments.states), "--engine-states", str(arguments.engine_states)]
     done = subprocess.run([*command, "--model", arguments.model], stdout=subprocess.PIPE, text=True, check=True)
-    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+    return StateCost(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def _measure(arguments: argparse.Namespace) -> Cost:
+def _measure(arguments: argparse.Namespace) -> StateCost:
     name, _, where = arguments.case.partition(":")
     function = _BODIES[name]()
     if where == "hold":
@@ -151,7 +151,7 @@ def _measure(arguments: argparse.Namespace) -> Cost:
         return asyncio.run(measure_waiting(function, name, arguments.engine_states, backend))
 
 
-async def measure_held(function: Function[Any], name: str, num_states: int) -> Cost:
+async def measure_held(function: Function[Any], name: str, num_states: int) -> StateCost:
     """States that wait for a backend which holds its answers, and then get them."""
     warm = HoldingBackend()
     warm.let_go()
@@ -162,7 +162,7 @@ async def measure_held(function: Function[Any], name: str, num_states: int) -> C
     return replace(await _held(function, f"{name} body", num_states), traced_bytes=traced.traced_bytes)
 
 
-async def _held(function: Function[Any], case: str, num_states: int) -> Cost:
+async def _held(function: Function[Any], case: str, num_states: int) -> StateCost:
     backend = HoldingBackend()
     before = _Levels.now()
     start = time.perf_counter()
@@ -179,7 +179,7 @@ async def _held(function: Function[Any], case: str, num_states: int) -> Cost:
     return now.cost_since(before, case, num_states, start_s=held - start, end_s=time.perf_counter() - released)
 
 
-async def measure_waiting(function: Function[Any], name: str, num_states: int, backend: LocalBackend) -> Cost:
+async def measure_waiting(function: Function[Any], name: str, num_states: int, backend: LocalBackend) -> StateCost:
     """States whose requests wait in an engine's queue, behind one that is running; then all are cancelled."""
     await function.arun(0, backend=backend)
     longest = backend.client.info.max_request_tokens // 2
@@ -214,8 +214,8 @@ class _Levels:
         gc.collect()
         return cls(_resident_bytes(), tracemalloc.get_traced_memory()[0], threading.active_count())
 
-    def cost_since(self, before: _Levels, case: str, num_states: int, *, start_s: float, end_s: float) -> Cost:
-        return Cost(
+    def cost_since(self, before: _Levels, case: str, num_states: int, *, start_s: float, end_s: float) -> StateCost:
+        return StateCost(
             case=case,
             num_states=num_states,
             resident_bytes=(self.resident_bytes - before.resident_bytes) / num_states,
@@ -236,7 +236,7 @@ def _resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _table(costs: Sequence[Cost]) -> str:
+def _table(costs: Sequence[StateCost]) -> str:
     lines = [f"{'':26}{'states':>8}{'KB each':>9}{'by Python':>11}{'threads':>9}{'start s':>9}{'end s':>8}"]
     lines += [
         f"{cost.case:26}{cost.num_states:>8,}{cost.resident_bytes / 1024:>9.1f}{cost.traced_bytes / 1024:>11.1f}"

@@ -32,7 +32,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class WayRounds:
     """The rounds of one way to do `num_programs` programs."""
 
     num_programs: int
@@ -95,7 +95,7 @@ async def take_turns(
     at_once: int,
     num_rounds: int,
     on_round: Callable[[], object],
-) -> dict[str, Rounds]:
+) -> dict[str, WayRounds]:
     """`num_rounds` rounds of each way, in turn; who begins changes from round to round."""
     names = list(ways)
     found: dict[str, list[Round]] = {name: [] for name in names}
@@ -104,7 +104,7 @@ async def take_turns(
         for name in names[shift:] + names[:shift]:
             found[name].append(await run_round(server, ways[name], at_once))
             on_round()
-    return {name: Rounds(len(ways[name]), tuple(rounds)) for name, rounds in found.items()}
+    return {name: WayRounds(len(ways[name]), tuple(rounds)) for name, rounds in found.items()}
 
 
 async def watch_batch(server: ServerProcess, jobs: Sequence[Job]) -> list[tuple[float, int]]:

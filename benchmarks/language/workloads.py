@@ -11,7 +11,7 @@ from typing import Any
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..harness.server_process import ServerProcess
 from ..workloads.workload import Workload
-from .rounds import Job, Rounds, take_turns
+from .rounds import Job, WayRounds, take_turns
 from .ways import GenByGen, OneRequest, OpenAICalls, Ops, Record, Way, is_chat
 
 
@@ -46,7 +46,7 @@ class WorkloadResult:
 
     name: str
     num_programs: int
-    rounds: dict[int, dict[str, Rounds]]
+    rounds: dict[int, dict[str, WayRounds]]
     traffic: dict[str, Traffic]
     agreement: dict[str, Agreement]
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..workloads.prompts import Prompts, Sizes, Workload
+from ..workloads.prompts import Prompts, PromptWorkload, Sizes
 from ..workloads.prose import PASSAGE
 from .environments import PeerError, make_environment
 from .models import KINDS, make_model
 from .process import OURS, Side, side_command
-from .report import FLOAT32, Quality, Report, Row, Starts, memory_row, row_of, start_row
+from .report import FLOAT32, PeerReport, PeerRow, Quality, Starts, memory_row, row_of, start_row
 from .rounds import Rounds, Turns
 
 _MAX_STARTS = 3
@@ -47,7 +47,7 @@ class PeerRun:
     model: str
     prompts: Prompts
     sizes: Sizes
-    workloads: Sequence[Workload]
+    workloads: Sequence[PromptWorkload]
     extras: set[str]
     num_rounds: int
     threads: int
@@ -97,7 +97,7 @@ class PeerRun:
         return Side(name, side_command(kind, name, interpreter, options), log=self.log, variables=variables)
 
 
-def measure_quality_of_ours(run: PeerRun, report: Report, progress: Progress) -> None:
+def measure_quality_of_ours(run: PeerRun, report: PeerReport, progress: Progress) -> None:
     """The model as it is, in float32, and as our engine computes it.
 
     Raises:
@@ -113,7 +113,7 @@ def measure_quality_of_ours(run: PeerRun, report: Report, progress: Progress) ->
             side.end()
 
 
-def measure_peer(name: str, number: int, run: PeerRun, report: Report, progress: Progress) -> None:
+def measure_peer(name: str, number: int, run: PeerRun, report: PeerReport, progress: Progress) -> None:
     """All there is to measure against one peer; `report` gets its rows. `number` is the peer's, for prompts of its own.
 
     Raises:
@@ -149,7 +149,7 @@ def measure_peer(name: str, number: int, run: PeerRun, report: Report, progress:
 
 
 def _measure_rounds(
-    ours: Side, theirs: Side, first_number: int, run: PeerRun, report: Report, progress: Progress
+    ours: Side, theirs: Side, first_number: int, run: PeerRun, report: PeerReport, progress: Progress
 ) -> None:
     deadline = time.monotonic() + run.limit_s * (1 - _START_SHARE)
     turns = Turns(ours, theirs, deadline)
@@ -161,7 +161,7 @@ def _measure_rounds(
         report.rows += [row_of(contest, run.goals) for contest in rounds.contests.values()]
 
 
-def _measure_starts(name: str, start: Callable[..., Side], run: PeerRun, report: Report) -> None:
+def _measure_starts(name: str, start: Callable[..., Side], run: PeerRun, report: PeerReport) -> None:
     ours, theirs = Starts(OURS), Starts(name)
     starters = [(ours, lambda: run.ours(alone=True)), (theirs, lambda: start(alone=True))]
     try:
@@ -174,11 +174,11 @@ def _measure_starts(name: str, start: Callable[..., Side], run: PeerRun, report:
     report.rows += [row for row in (start_row(ours, theirs), memory_row(ours, theirs)) if _says_something(row)]
 
 
-def _says_something(row: Row) -> bool:
+def _says_something(row: PeerRow) -> bool:
     return bool(row.ratios)
 
 
-def _measure_quality(theirs: Side, run: PeerRun, report: Report) -> None:
+def _measure_quality(theirs: Side, run: PeerRun, report: PeerReport) -> None:
     try:
         report.quality[theirs.name] = judge(theirs, run.passage, _JUDGE_S)
     except PeerError as error:

@@ -25,7 +25,7 @@ from .contest import PeerRun, Progress, measure_peer, measure_quality_of_ours
 from .environments import PeerError, peers_folder
 from .models import KINDS
 from .programs import measure as measure_programs
-from .report import GOALS, LARGER_GOALS, Report, draw, tables
+from .report import GOALS, LARGER_GOALS, PeerReport, draw, tables
 
 EXTRAS = ("start", "quality", "programs")
 """What is measured besides the workloads: fresh processes (and their memory), numbers, programs."""
@@ -33,7 +33,7 @@ EXTRAS = ("start", "quality", "programs")
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    report = Report(facts(arguments))
+    report = PeerReport(facts(arguments))
     try:
         run = make_run(arguments)
         _measure(arguments, run, report)
@@ -126,7 +126,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str]:
     return settings | ({"speculation": "off"} if arguments.no_speculation else {})
 
 
-def _measure(arguments: argparse.Namespace, run: PeerRun, report: Report) -> None:
+def _measure(arguments: argparse.Namespace, run: PeerRun, report: PeerReport) -> None:
     with Progress(len(arguments.peers) * run.num_steps) as progress:
         if "quality" in run.extras:
             measure_quality_of_ours(run, report, progress)
@@ -155,7 +155,7 @@ def facts(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def write(report: Report, arguments: argparse.Namespace) -> None:
+def write(report: PeerReport, arguments: argparse.Namespace) -> None:
     """Writes what was asked for."""
     if arguments.markdown:
         write_text(arguments.markdown, tables(report))

@@ -19,7 +19,7 @@ from .environments import RECIPES, PeerError, Recipe, make_environment
 from .models import make_model, make_tokenizer, model_folder
 from .plan import QUICK_SIZES, SIZES, Found, Level, Plans, ProgramSizes, check
 from .process import OURS, Side
-from .report import Row, asked
+from .report import PeerRow, asked
 from .rounds import Asks, OursFailedError, Pairs, Turns
 
 SGLANG = "sglang"
@@ -155,7 +155,9 @@ Results = dict[str, dict[Key, Pairs[Found]]]
 """By peers' names."""
 
 
-def measure(run: PeerRun, emit: Callable[[Row], None], say: Callable[[str], object] = lambda line: None) -> list[str]:
+def measure(
+    run: PeerRun, emit: Callable[[PeerRow], None], say: Callable[[str], object] = lambda line: None
+) -> list[str]:
     """Measures all peers: what was left out, and why. `emit` gets each row at the end, `say` what is being done.
 
     Raises:
@@ -274,7 +276,7 @@ class ProgramContest:
         return bool(ratios and mine.ratios) and mine.ratio > _HOPELESS * min(ratios)
 
 
-def rows_of(results: Results, sizes: ProgramSizes, goals: Mapping[tuple[str, str], float]) -> Iterator[Row]:
+def rows_of(results: Results, sizes: ProgramSizes, goals: Mapping[tuple[str, str], float]) -> Iterator[PeerRow]:
     """The best peer of each workload and level, the means over all, those over peers that are not driven, and SGLang's
     language on our server."""
     peers = {name: found for name, found in results.items() if name != SGLANG}
@@ -286,20 +288,20 @@ def rows_of(results: Results, sizes: ProgramSizes, goals: Mapping[tuple[str, str
             yield _row(key, name, peers)
         goal = asked(goals, WORKLOAD, BEST) if number == 0 else None
         if best:
-            yield _mean([peers[name][key] for key, name in best.items()], Row(WORKLOAD + suffix, BEST, goal), level)
+            yield _mean([peers[name][key] for key, name in best.items()], PeerRow(WORKLOAD + suffix, BEST, goal), level)
         clients = {name: found for name, found in peers.items() if name not in _DRIVEN}
         pairs = [clients[name][key] for key in best if (name := best_peer(clients, key)) is not None]
         if pairs and len(clients) < len(peers):
-            yield _mean(pairs, Row(WORKLOAD + suffix, BEST_CLIENT, goal), level)
+            yield _mean(pairs, PeerRow(WORKLOAD + suffix, BEST_CLIENT, goal), level)
         language = [results[SGLANG][key] for key in keys if SGLANG in results and results[SGLANG][key].ratios]
         if language:
-            row = Row(f"programs{suffix}", "SGLang's language on our server", None)
+            row = PeerRow(f"programs{suffix}", "SGLang's language on our server", None)
             row.ratios = geometric_means([each.ratios for each in language])
             row.note = f"geometric mean over {len(language)}, {level.name}; the same engine, no peer of the rows above"
             yield row
 
 
-def _mean(pairs: Sequence[Pairs[Found]], row: Row, level: Level) -> Row:
+def _mean(pairs: Sequence[Pairs[Found]], row: PeerRow, level: Level) -> PeerRow:
     """`row`, as the mean over workloads."""
     least = min(each.ratio for each in pairs)
     row.ratios = geometric_means([each.ratios for each in pairs])
@@ -323,9 +325,9 @@ def failures(results: Results) -> list[str]:
     return [f"programs, {name}: {'; '.join(keys)}: {note}" for (name, note), keys in reasons.items()]
 
 
-def _row(key: Key, best: str, peers: Results) -> Row:
+def _row(key: Key, best: str, peers: Results) -> PeerRow:
     pairs = peers[best][key]
-    row = Row(", ".join(key), best, _LEAST, pairs.ratios)
+    row = PeerRow(", ".join(key), best, _LEAST, pairs.ratios)
     row.ours, row.theirs = (f"{median(each.rate for each in side):.3g}/s" for side in (pairs.ours, pairs.theirs))
     about = [peer.about for peer in PEERS if peer.name == best]
     remarks = [*about, _others(key, best, peers), _partial(pairs), _matching(pairs)]

@@ -37,7 +37,7 @@ START_GOAL_S = 2.0
 
 
 @dataclass
-class Row:
+class PeerRow:
     """A line of the table: one workload against one peer.
 
     asked      the ratio to reach, if one was set
@@ -96,11 +96,11 @@ class Quality:
 
 
 @dataclass
-class Report:
+class PeerReport:
     """All that was found. `facts` are of machine and versions; `left_out` says what was not measured, and why."""
 
     facts: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[PeerRow] = field(default_factory=list)
     starts: dict[str, Starts] = field(default_factory=dict)
     quality: dict[str, Quality] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
@@ -128,9 +128,9 @@ def asked(goals: Mapping[tuple[str, str], float], workload: str, peer: str) -> f
     return goals.get((workload, peer), goals.get((workload, ANY)))
 
 
-def row_of(contest: PromptPairs, goals: Mapping[tuple[str, str], float]) -> Row:
+def row_of(contest: PromptPairs, goals: Mapping[tuple[str, str], float]) -> PeerRow:
     """A contest as a line."""
-    row = Row(contest.workload, contest.peer, asked(goals, contest.workload, contest.peer), contest.ratios)
+    row = PeerRow(contest.workload, contest.peer, asked(goals, contest.workload, contest.peer), contest.ratios)
     row.note = contest.note
     if contest.ratios:
         row.ours, row.theirs = (
@@ -143,10 +143,10 @@ def row_of(contest: PromptPairs, goals: Mapping[tuple[str, str], float]) -> Row:
     return row
 
 
-def start_row(ours: Starts, theirs: Starts) -> Row:
+def start_row(ours: Starts, theirs: Starts) -> PeerRow:
     """Starting up as a line: how many times as soon ours has its first token."""
     pairs = zip(ours.first_token_s, theirs.first_token_s, strict=False)
-    row = Row("start to first token", theirs.name, None, [b / a for a, b in pairs])
+    row = PeerRow("start to first token", theirs.name, None, [b / a for a, b in pairs])
     if row.ratios:
         row.ours, row.theirs = (f"{median(side.first_token_s):.1f} s" for side in (ours, theirs))
         met = "reached" if median(ours.first_token_s) <= START_GOAL_S else "missed"
@@ -154,16 +154,16 @@ def start_row(ours: Starts, theirs: Starts) -> Row:
     return row
 
 
-def memory_row(ours: Starts, theirs: Starts) -> Row:
+def memory_row(ours: Starts, theirs: Starts) -> PeerRow:
     """Memory as a line: how many times as much the peer needs."""
-    row = Row("peak memory", theirs.name)
+    row = PeerRow("peak memory", theirs.name)
     if ours.peak_bytes and theirs.peak_bytes and all(ours.peak_bytes):
         row.ratios = [b / a for a, b in zip(ours.peak_bytes, theirs.peak_bytes, strict=False)]
         row.ours, row.theirs = (f"{median(side.peak_bytes) / 2**20:,.0f} MiB" for side in (ours, theirs))
     return row
 
 
-def tables(report: Report, *, markdown: bool = True) -> str:
+def tables(report: PeerReport, *, markdown: bool = True) -> str:
     """All tables."""
     parts = [table(_HEADS, [_cells(row) for row in report.rows], markdown=markdown)] if report.rows else []
     if report.quality:
@@ -189,7 +189,7 @@ _HEADS = (
 _QUALITY_HEADS = ("weights", "perplexity", "over float32's", "same choice as float32")
 
 
-def _cells(row: Row) -> Sequence[str]:
+def _cells(row: PeerRow) -> Sequence[str]:
     wanted = "-" if row.asked is None else f"{row.asked:g}x"
     if row.ratio is None:
         return (row.workload, row.peer, "-", "-", wanted, "-", "-", "-", "0", row.note)
@@ -222,7 +222,7 @@ def _quality_numbers(found: Quality, reference: Quality | None) -> dict[str, Any
 # -- The picture -------------------------------------------------------------------------------------------------------
 
 
-def draw(report: Report, path: str) -> None:
+def draw(report: PeerReport, path: str) -> None:
     """Draws each workload against each peer: the median as a bar, least and most as a line over it, what was asked for
     as a diamond."""
     rows = [row for row in report.rows if row.ratio is not None]

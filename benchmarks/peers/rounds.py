@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import jsonschema
 import msgspec
 
-from ..workloads.prompts import SCHEMA, Prompts, Timing, Workload, count
+from ..workloads.prompts import SCHEMA, Prompts, PromptWorkload, RoundTime, count
 from .environments import PeerError
 
 _VALIDATOR = jsonschema.Draft202012Validator(msgspec.json.decode(SCHEMA))
@@ -65,7 +65,7 @@ class Pairs(Generic[Made]):
 
 
 @dataclass
-class PromptPairs(Pairs[Timing]):
+class PromptPairs(Pairs[RoundTime]):
     """The rounds of a workload of prompts."""
 
     workload: str = field(kw_only=True)
@@ -120,7 +120,7 @@ class Rounds:
     first_number  of the first round: prompts depend on it, so that no side has seen any of them
     """
 
-    def __init__(self, turns: Turns, chosen: Sequence[Workload], *, prompts: Prompts, first_number: int) -> None:
+    def __init__(self, turns: Turns, chosen: Sequence[PromptWorkload], *, prompts: Prompts, first_number: int) -> None:
         self._turns = turns
         self._chosen = chosen
         self._prompts = prompts
@@ -144,11 +144,11 @@ class Rounds:
                     self._round(workload, number, contest)
                 end()
 
-    def _round(self, workload: Workload, number: int, contest: PromptPairs) -> None:
+    def _round(self, workload: PromptWorkload, number: int, contest: PromptPairs) -> None:
         arguments = workload.make(self._prompts, self._next_number)
         self._next_number += 1
 
-        def work(side: Asks) -> Timing:
+        def work(side: Asks) -> RoundTime:
             limit_s = max(1.0, self._turns.deadline - time.monotonic())
             answer = side.ask(workload.job, limit_s, **arguments)
             return count(workload, arguments, answer, self._is_valid)

@@ -65,7 +65,7 @@ QUICK = Sizes(
 
 
 @dataclass(frozen=True)
-class Workload:
+class PromptWorkload:
     """Something that is timed.
 
     job       of `peer_side.JOBS`
@@ -80,7 +80,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Timing:
+class RoundTime:
     """One round of one side.
 
     cpu_s      processor seconds of its processes: much less than `seconds` times threads, and others were at work
@@ -122,24 +122,24 @@ class Prompts:
         return [self.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
 
 
-def workloads(sizes: Sizes) -> list[Workload]:
+def workloads(sizes: Sizes) -> list[PromptWorkload]:
     """All there are, in the order of the report."""
     many = [_decode(f"batch {count} decode", count, sizes) for count in sizes.batches]
     return [
         _decode("single stream decode", 1, sizes),
         *many,
-        Workload(
+        PromptWorkload(
             f"prefill, {sizes.prefill:,} tokens",
             "generate",
             lambda prompts, number: {"prompts": prompts.draw(number, 1, sizes.prefill), "num_tokens": 1},
             counts="prompt",
         ),
-        Workload(
+        PromptWorkload(
             f"{sizes.num_shared} requests, one prefix of {sizes.prefix:,}",
             "shared",
             lambda prompts, number: {"prompts": _shared(prompts, number, sizes), "num_tokens": sizes.short_answer},
         ),
-        Workload(
+        PromptWorkload(
             f"JSON schema, batch {sizes.num_json}",
             "constrained",
             lambda prompts, number: {
@@ -148,7 +148,7 @@ def workloads(sizes: Sizes) -> list[Workload]:
                 "num_tokens": sizes.json_answer,
             },
         ),
-        Workload(
+        PromptWorkload(
             f"{sizes.num_chats} chats of {sizes.num_turns} turns",
             "chat",
             lambda prompts, number: {
@@ -161,8 +161,8 @@ def workloads(sizes: Sizes) -> list[Workload]:
     ]
 
 
-def _decode(name: str, count: int, sizes: Sizes) -> Workload:
-    return Workload(
+def _decode(name: str, count: int, sizes: Sizes) -> PromptWorkload:
+    return PromptWorkload(
         name,
         "generate",
         lambda prompts, number: {"prompts": prompts.questions(number, count), "num_tokens": sizes.answer},
@@ -175,8 +175,11 @@ def _shared(prompts: Prompts, number: int, sizes: Sizes) -> list[list[int]]:
 
 
 def count(
-    workload: Workload, arguments: Mapping[str, Any], answer: Mapping[str, Any], is_valid: Callable[[list[int]], bool]
-) -> Timing:
+    workload: PromptWorkload,
+    arguments: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    is_valid: Callable[[list[int]], bool],
+) -> RoundTime:
     """What a side's answer amounts to.
 
     Raises:
@@ -186,10 +189,10 @@ def count(
     asked, cpu_s = arguments["num_tokens"], answer["cpu_s"]
     if workload.job == "constrained":
         num_valid = sum(is_valid(output) for output in outputs)
-        return Timing(answer["seconds"], sum(map(len, outputs)), cpu_s, num_valid)
+        return RoundTime(answer["seconds"], sum(map(len, outputs)), cpu_s, num_valid)
     if any(len(output) != asked for output in outputs):
         raise ValueError(f"answers of {sorted({len(output) for output in outputs})} tokens instead of {asked}")
     if workload.counts == "prompt":
-        return Timing(answer["seconds"], sum(map(len, arguments["prompts"])), cpu_s)
+        return RoundTime(answer["seconds"], sum(map(len, arguments["prompts"])), cpu_s)
     num_turns = len(arguments["chats"][0]) if workload.job == "chat" else 1
-    return Timing(answer["seconds"], num_turns * asked * len(outputs), cpu_s)
+    return RoundTime(answer["seconds"], num_turns * asked * len(outputs), cpu_s)

@@ -10,7 +10,7 @@ from bough.benchmarks.gpu import peers as gpu_peers
 from bough.benchmarks.gpu import side as gpu_side
 from bough.benchmarks.gpu.peers import WORKLOADS, Comparison, compare
 from bough.benchmarks.gpu.rows import Row
-from bough.benchmarks.gpu.side import Workload, make_workload, run_workload
+from bough.benchmarks.gpu.side import EngineWorkload, make_workload, run_workload
 
 FAKE = """
     import json, sys
@@ -66,11 +66,11 @@ def test_decode_is_timed_with_everything_cached(monkeypatch):
         now[0] += 3.0 + workload.outputs[0]
         return sum(workload.outputs)
 
-    times = run_workload(Workload([[1], [2]], [5, 5], decode=True), generate)
+    times = run_workload(EngineWorkload([[1], [2]], [5, 5], decode=True), generate)
     assert seen == [5, 1, 5]
     assert times["decode_tokens"] == 8 and times["output_tokens"] == 10
     assert times["seconds"] == 8 and times["first_s"] == 4 and times["decode_s"] == 4
-    assert set(run_workload(Workload([[1]], [3]), generate)) == {"seconds", "output_tokens"}
+    assert set(run_workload(EngineWorkload([[1]], [3]), generate)) == {"seconds", "output_tokens"}
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from bough.benchmarks.harness.server_process import Counters, ServerProcess, cou
 from bough.benchmarks.language import contests, language
 from bough.benchmarks.language import programs as language_programs
 from bough.benchmarks.language.contests import OURS, THEIRS, ContestResult
-from bough.benchmarks.language.report import ModelResults, draw, reached, tables
-from bough.benchmarks.language.rounds import Round, Rounds
+from bough.benchmarks.language.language import ModelResults, draw, reached, tables
+from bough.benchmarks.language.rounds import Round, WayRounds
 from bough.benchmarks.language.ways import (
     GenByGen,
     OneRequest,
@@ -223,9 +223,9 @@ bough_requests_total 9
     assert count_answers(metrics) == 7
 
 
-def rounds(*walls_s: float, num_requests: int = 2, forward_s: float = 0.5) -> Rounds:
+def rounds(*walls_s: float, num_requests: int = 2, forward_s: float = 0.5) -> WayRounds:
     counted = Counters(num_requests, 100, 75, 40, 15, 4, 0.75, forward_s)
-    return Rounds(2, tuple(Round(wall_s, 0.1, counted) for wall_s in walls_s))
+    return WayRounds(2, tuple(Round(wall_s, 0.1, counted) for wall_s in walls_s))
 
 
 def test_a_median_is_of_one_round() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from bough.benchmarks.language import live_states
-from bough.benchmarks.language.live_states import GOAL_BYTES, Cost, measure_held
+from bough.benchmarks.language.live_states import GOAL_BYTES, StateCost, measure_held
 
 
 @pytest.mark.parametrize("name", ["plain", "async"])
@@ -21,7 +21,7 @@ def test_states_that_wait_are_small_and_have_no_threads(name: str) -> None:
 
 
 def test_what_costs_too_much_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    cost = Cost("plain body", 10, GOAL_BYTES, 900.0, 1, 0, 0.1, 0.1)
+    cost = StateCost("plain body", 10, GOAL_BYTES, 900.0, 1, 0, 0.1, 0.1)
     costs = [cost]
     monkeypatch.setattr(live_states, "_in_child", lambda arguments, case: costs[0])
     assert live_states.main(["--engine-states", "0"]) == 0

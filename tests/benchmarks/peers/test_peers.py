@@ -32,9 +32,9 @@ from bough.benchmarks.peers.process import Side, side_command
 from bough.benchmarks.peers.report import (
     GOALS,
     LARGER_GOALS,
+    PeerReport,
+    PeerRow,
     Quality,
-    Report,
-    Row,
     Starts,
     asked,
     draw,
@@ -45,7 +45,7 @@ from bough.benchmarks.peers.report import (
 )
 from bough.benchmarks.peers.rounds import PromptPairs, Rounds, Turns
 from bough.benchmarks.peers.sides import peer_side
-from bough.benchmarks.workloads.prompts import QUICK, Prompts, Sizes, Timing, Workload, count, workloads
+from bough.benchmarks.workloads.prompts import QUICK, Prompts, PromptWorkload, RoundTime, Sizes, count, workloads
 
 FAKE = """
 import importlib.util, sys
@@ -263,15 +263,15 @@ def test_no_two_rounds_share_prompts(prompts, sizes):
 
 
 def test_tokens_are_counted():
-    one = Workload("w", "generate", lambda prompts, number: {})
+    one = PromptWorkload("w", "generate", lambda prompts, number: {})
     answer = {"seconds": 2.0, "cpu_s": 1.0, "tokens": [[1, 2], [3, 4]]}
     asked_for = {"prompts": [[1] * 10, [2] * 10], "num_tokens": 2}
-    assert count(one, asked_for, answer, bool) == Timing(2.0, 4, 1.0)
-    prefill = Workload("p", "generate", lambda prompts, number: {}, counts="prompt")
+    assert count(one, asked_for, answer, bool) == RoundTime(2.0, 4, 1.0)
+    prefill = PromptWorkload("p", "generate", lambda prompts, number: {}, counts="prompt")
     assert count(prefill, asked_for, answer, bool).rate == 10.0
-    chat = Workload("c", "chat", lambda prompts, number: {})
+    chat = PromptWorkload("c", "chat", lambda prompts, number: {})
     assert count(chat, {"chats": [[[1]] * 3] * 2, "num_tokens": 2}, answer, bool).num_tokens == 12
-    bound = Workload("j", "constrained", lambda prompts, number: {})
+    bound = PromptWorkload("j", "constrained", lambda prompts, number: {})
     judged = count(bound, {"num_tokens": 9}, answer, lambda tokens: tokens == [1, 2])
     assert (judged.num_tokens, judged.num_valid) == (4, 1)
     with pytest.raises(ValueError, match="answers of"):
@@ -357,15 +357,15 @@ def test_goals():
     assert asked(GOALS, "JSON schema, batch 16", "whoever") == 2.0
 
 
-def made_report() -> Report:
+def made_report() -> PeerReport:
     fast, slow = (
-        [Timing(seconds, 100, 0.1, valid) for seconds, valid in rounds]
+        [RoundTime(seconds, 100, 0.1, valid) for seconds, valid in rounds]
         for rounds in (((1.0, 4), (1.0, 3), (2.0, 4)), ((3.0, 0), (4.0, 0), (5.0, 1)))
     )
-    report = Report({"model": "m"})
+    report = PeerReport({"model": "m"})
     report.rows.append(row_of(PromptPairs(fast, slow, workload="JSON schema, batch 16", peer="openvino"), GOALS))
     report.rows.append(row_of(PromptPairs(note="it ended", workload="prefill, 1,400 tokens", peer="llama.cpp"), GOALS))
-    report.rows.append(Row("batch 8 decode", "vllm", None, [0.5, 0.7, 0.6], "5 tok/s", "9 tok/s"))
+    report.rows.append(PeerRow("batch 8 decode", "vllm", None, [0.5, 0.7, 0.6], "5 tok/s", "9 tok/s"))
     report.quality["float32"] = Quality((-1.0, -2.0), {1: 5, 2: 6})
     report.quality["bough"] = Quality((-1.1, -2.0), {1: 5, 2: 7})
     report.quality["openvino"] = Quality((), {2: 6})
@@ -397,7 +397,7 @@ def test_the_file_and_the_picture(tmp_path):
     assert (tmp_path / "t.md").read_text() == (tmp_path / "out" / "peers.md").read_text() == tables(report) + "\n"
     picture = (tmp_path / "out" / "peers.svg").read_text()
     assert "JSON schema, batch 16" in picture and "3.00x" in picture and "prefill" not in picture
-    draw(Report({}), str(tmp_path / "nothing.svg"))
+    draw(PeerReport({}), str(tmp_path / "nothing.svg"))
 
 
 def test_options(capsys):
