@@ -1,4 +1,4 @@
-"""What quantisation costs: perplexity of a fixed text, and how often the most likely token is still the same.
+"""Costs of quantisation: perplexity of a fixed text, and how often the most likely token is still the same.
 
     python -m bough.benchmarks.perplexity smollm2-135m --dtype float32 --kinds native fp8 int8 int4
 

@@ -1,4 +1,4 @@
-"""Where the time of a decode step goes: the stages of the engine's loop, beside the forward pass itself."""
+"""Time of a decode step by stages: those of the engine's loop, beside the forward pass itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tree decode attention saves, as its planner expects: plans for typical loads, costed for a GPU, no GPU needed.
+"""Savings of tree decode attention, as its planner expects: plans for typical loads, costed for a GPU, no GPU needed.
 
     python -m bough.benchmarks.tree_costs [--json]
 
@@ -28,7 +28,7 @@ SHAPE = HeadShape(page_size=16, group=4, num_kv_heads=8, head_dim=128, kv_itemsi
 
 NUM_LAYERS = 36
 REST_S = 15.1e9 / H200.bandwidth
-"""Of a decode step besides attention: the weights, once."""
+"""Seconds of a decode step besides attention: the weights, once."""
 
 NUM_PROGRAMS = {block_m: count * H200.num_sms for block_m, count in PROGRAMS_PER_PROCESSOR.items()}
 TILES = tile_costs(SHAPE, H200, NUM_PROGRAMS)
@@ -61,7 +61,7 @@ LOADS = (
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one plan and layer.
+    """Cost of one plan and layer.
 
     max_over_mean   seconds of the busiest multiprocessor over the mean, the worst of the launches
     layer_us        expected time of a layer's attention

@@ -53,7 +53,7 @@ def _ceilings(report: Report) -> str:
 
 
 def _most_important(rows: Sequence[Row], judged: Sequence[Verdict], room: int) -> list[Row]:
-    """As many rows as there is room for, in their order."""
+    """Selects as many rows as there is room for, in their order."""
     targeted = {id(row) for verdict in judged for row in verdict.rows}
     ranked = sorted(
         range(len(rows)), key=lambda index: (rows[index].sec == "C", id(rows[index]) not in targeted, index)
@@ -82,7 +82,7 @@ def _row_line(row: Row) -> str:
 
 
 def _setting(key: str, value: object) -> str:
-    """What a value is called, unless it says so itself."""
+    """Name and value of a setting; the value alone where it says what it is."""
     return str(value) if isinstance(value, str) else f"{key}={value}"
 
 

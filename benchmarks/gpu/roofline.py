@@ -14,7 +14,7 @@ from ...runtime.checkpoints.config import ModelConfig
 
 @dataclass(frozen=True)
 class Machine:
-    """What a device reaches: bytes a second of a large copy (read plus written), bfloat16 operations a second."""
+    """Rates of a device: bytes a second of a large copy (read plus written), bfloat16 operations a second."""
 
     name: str
     bandwidth: float

@@ -133,7 +133,7 @@ GOAL = 4.0
 
 @dataclass(frozen=True)
 class Setting:
-    """How long prompts are, in words, and answers, in tokens."""
+    """Lengths of prompts, in words, and of answers, in tokens."""
 
     name: str
     num_words: int
@@ -185,7 +185,7 @@ class ContestResult:
 
     @property
     def bound(self) -> float:
-        """What the ratio would be if nothing of our time were left but the model's own."""
+        """Ratio if nothing of our time were left but the model's own."""
         return self.rounds[THEIRS].wall_s / self.rounds[OURS].forward_s
 
     def numbers(self) -> dict[str, Any]:
@@ -235,7 +235,7 @@ async def measure_contest(
 
 
 def num_rounds_of(num_rounds: int) -> int:
-    """How often `measure_contest` calls `on_round`."""
+    """Number of times that `measure_contest` calls `on_round`."""
     return 2 * (1 + num_rounds)
 
 

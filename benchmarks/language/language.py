@@ -49,7 +49,7 @@ Row = Sequence[str]
 
 @dataclass
 class ModelResults:
-    """What was found with one model. `about` tells readers what it is."""
+    """Results with one model. `about` tells readers what it is."""
 
     name: str
     about: str
@@ -58,7 +58,7 @@ class ModelResults:
 
     @property
     def share_different(self) -> float:
-        """Of the texts that were generated after the same tokens on both sides, how many are not the same."""
+        """Share of the texts generated after the same tokens on both sides that are not the same."""
         found = [found for result in self.workloads for found in result.agreement.values()]
         num_different, num_same = sum(each.different for each in found), sum(each.same for each in found)
         return num_different / max(1, num_different + num_same)
@@ -87,7 +87,7 @@ def tables(results: Iterable[ModelResults], *, markdown: bool) -> str:
 
 
 def reached(results: Iterable[ModelResults]) -> str:
-    """Where the goal is reached, and else by how much the model's own time forbids it."""
+    """Tells where the goal is reached, and else by how much the model's own time forbids it."""
     lines = []
     for result in results:
         for contest in result.contests:
@@ -122,7 +122,7 @@ def _workload_row(result: WorkloadResult) -> Row:
 
 
 def _agreement(result: WorkloadResult, ways: Sequence[str]) -> str:
-    """Of each way: how many texts are the same; what follows other tokens of the same text; what is wrong."""
+    """Counts for each way the texts that are the same, that follow other tokens of the same text, that are wrong."""
     parts = []
     for way in ways:
         found = result.agreement[way]
@@ -224,7 +224,7 @@ _TOOLS = "from bough.benchmarks.language.programs import search\n"
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured with one model: its own, or with `light` one that costs next to nothing.
+    """Measurements with one model: the one named, or with `light` one that costs next to nothing.
 
     levels      programs at once, for the workloads
     at_once     the same, for the programs by hand

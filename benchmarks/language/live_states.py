@@ -27,7 +27,7 @@ from ...runtime.protocol.program import Done, Gen, Program, ProgramEvent, Value
 from ..harness.report import write_json
 
 GOAL_BYTES = 20 * 1024
-"""Of memory per idle state, by the operating system's count."""
+"""Memory per idle state, by the operating system's count."""
 
 _POLL_S = 0.02
 _MAX_TOKENS = 2
@@ -55,7 +55,7 @@ _BODIES: dict[str, Callable[[], Function[str]]] = {
 
 @dataclass(frozen=True)
 class StateCost:
-    """What live states cost. Bytes are per state; `traced_bytes` is what Python's own allocator knows of, measured on a
+    """Cost of live states. Bytes are per state; `traced_bytes` is what Python's own allocator knows of, measured on a
     tenth of them before. `start_s` until all wait; `end_s` until all have ended."""
 
     case: str
@@ -228,7 +228,7 @@ class _Levels:
 
 
 def _resident_bytes() -> int:
-    """Of this process, now. Where the system does not say it, the most that it ever was."""
+    """Resident memory of this process, now. Where the system does not say it, the most that it ever was."""
     status = Path("/proc/self/statm")
     if status.exists():
         return int(status.read_text().split()[1]) * resource.getpagesize()

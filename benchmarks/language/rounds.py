@@ -108,7 +108,7 @@ async def take_turns(
 
 
 async def watch_batch(server: ServerProcess, jobs: Sequence[Job]) -> list[tuple[float, int]]:
-    """How many generations ran at a time, by seconds since the beginning. Looking costs time: no round to be timed."""
+    """Numbers of generations at a time, by seconds since the start. Looking costs time: no round to be timed."""
     looks: list[tuple[float, int]] = []
     over = threading.Event()
 

@@ -51,7 +51,7 @@ _IDS = itertools.count()
 
 @dataclass
 class Record:
-    """What one run of one program sent, and what it was answered.
+    """Record of what one run of one program sent, and was answered.
 
     values      the text of each value
     prompts     the texts of the tokens that each was generated after
@@ -259,7 +259,7 @@ def openai_client(url: str) -> Any:
 
 
 def is_chat(ops: Sequence[Op]) -> bool:
-    """Whether each generation is a whole message of the assistant, so that chat completions can make it."""
+    """True if each generation is a whole message of the assistant, so that chat completions can make it."""
     roles: dict[int, str | None] = {0: None}
     begun: dict[int, bool] = {}
     for op in ops:

@@ -94,12 +94,12 @@ async def measure_workload(
 
 
 def num_rounds_of(workload: Workload, levels: Sequence[int], num_rounds: int) -> int:
-    """How often `measure_workload` calls `on_round`."""
+    """Number of times that `measure_workload` calls `on_round`."""
     return (3 if is_chat(workload.programs[0]) else 2) * (1 + len(levels) * num_rounds)
 
 
 _CUT = "\ufffd"
-"""What stands for part of a character: sent again, it is another character."""
+"""Replacement for part of a character: sent again, it is another character."""
 
 
 def agreement(wanted: Sequence[Record], found: Sequence[Record]) -> Agreement:

@@ -34,7 +34,7 @@ _STRIDE = 4  # of positions, where an engine tells its choice only by generating
 
 @dataclass(frozen=True)
 class PeerRun:
-    """What all parts of a run need to know.
+    """Settings of a run, for all its parts.
 
     extras        of "start", "quality", "programs": which to measure
     limit_s       seconds for each peer, beside making its environment and model and loading
@@ -66,7 +66,7 @@ class PeerRun:
 
     @property
     def passage(self) -> list[int]:
-        """What is read for the quality."""
+        """Tokens that are read for the quality."""
         return self.prompts.tokenizer.encode_prompt(PASSAGE)[: _NUM_SCORED // (5 if self.quick else 1)]
 
     def ours(self, *, alone: bool = False, dtype: str = "auto") -> Side:
@@ -258,7 +258,7 @@ class Progress:
         self._bar = tqdm(total=total, unit="step", disable=None, file=sys.stderr, dynamic_ncols=True)
 
     def say(self, what: str) -> None:
-        """What is being done."""
+        """Shows what is being done."""
         if self._bar.disable:
             print(what, file=sys.stderr, flush=True)
         else:

@@ -27,7 +27,7 @@ is, and again in each later step, which might replace it otherwise."""
 
 @dataclass(frozen=True)
 class Recipe:
-    """How an environment is made.
+    """Recipe of an environment.
 
     steps      requirements of one `pip install` after the other
     removed    packages that come along and are uninstalled afterwards
@@ -126,19 +126,19 @@ def make_environment(
 
 
 def environment_folder(name: str, recipe: Recipe, python: str, cache_dir: str | Path | None = None) -> Path:
-    """Where the environment lies: its name changes with what is in it and with the interpreter."""
+    """Folder of the environment: its name changes with what is in it and with the interpreter."""
     content = json.dumps([asdict(recipe), os.path.realpath(python)], sort_keys=True, default=dict)
     digest = hashlib.sha256(content.encode()).hexdigest()[:10]
     return peers_folder(cache_dir) / f"{name}-{digest}"
 
 
 def peers_folder(cache_dir: str | Path | None = None) -> Path:
-    """Where all that is made for peers is kept."""
+    """Folder of all that is made for peers."""
     return (Path(cache_dir).expanduser() if cache_dir else default_cache()) / "peers"
 
 
 def log_file(folder: Path) -> Path:
-    """What was said while a folder was made."""
+    """Log of the making of a folder."""
     return folder.with_name(folder.name + ".log")
 
 

@@ -17,7 +17,7 @@ from ...runtime.tokenizer.tokenizer import TokenizerParts
 from .environments import PeerError, Say, locked, log_file, peers_folder, run_command
 
 KINDS = {"llama.cpp": "gguf", "openvino": "openvino-int8", "vllm": "folder", "transformers": "folder"}
-"""What each peer loads: the GGUF file itself, a folder in bfloat16, or OpenVINO's own form with weights in int8."""
+"""Form of the model for each peer: the GGUF file, a folder in bfloat16, or OpenVINO's own with weights in int8."""
 
 _LIMIT_S = 1800.0
 _CONVERT = """
@@ -72,7 +72,7 @@ def make_model(
 
 
 def model_folder(source: Path, cache_dir: str | Path | None = None) -> Path:
-    """Where forms of a file lie: its name changes with the file."""
+    """Folder of the forms of a file: its name changes with the file."""
     facts = source.stat()
     text = f"{source.resolve()} {facts.st_size} {facts.st_mtime_ns}"
     return peers_folder(cache_dir) / "models" / f"{source.stem}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
@@ -107,7 +107,7 @@ def make_tokenizer(source: Path, target: Path) -> Path:
 
 
 def described(parts: TokenizerParts) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What tokenizer.json and tokenizer_config.json say. Raises as `make_tokenizer`."""
+    """Contents of tokenizer.json and tokenizer_config.json. Raises as `make_tokenizer`."""
     if not parts.byte_level:
         raise PeerError("the model's tokenizer is none of bytes, which is what peers' tokenizers are written for")
     document: dict[str, Any] = json.loads(parts.pipeline.own.to_str())

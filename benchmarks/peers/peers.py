@@ -28,7 +28,7 @@ from .programs import measure as measure_programs
 from .report import GOALS, LARGER_GOALS, PeerReport, draw, tables
 
 EXTRAS = ("start", "quality", "programs")
-"""What is measured besides the workloads: fresh processes (and their memory), numbers, programs."""
+"""Measurements besides the workloads: fresh processes (and their memory), numbers, programs."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +87,7 @@ def _listed(known: Any) -> Any:
 
 
 def make_run(arguments: argparse.Namespace) -> PeerRun:
-    """What all parts of a run need."""
+    """Reads the settings of a run."""
     sizes = QUICK if arguments.quick else Sizes()
     words = [word.strip().lower() for word in (arguments.workloads or "").split(",") if word.strip()]
 

@@ -43,7 +43,7 @@ QUICK_SIZES = ProgramSizes(0.05, (Level("4 at once", 4, 4), Level(ONE_BY_ONE, 1,
 
 @dataclass(frozen=True)
 class Found:
-    """What a side made of a batch of programs.
+    """Result of a side with a batch of programs.
 
     seconds       for those that it finished, which may be fewer than it was given
     num_tokens    generated, those of choices not counted
@@ -141,7 +141,7 @@ def _known(op: Text) -> list[str | Ref]:
 
 
 def check(plans: Sequence[Plan], answer: Mapping[str, Any]) -> Found:
-    """What a side's answer to `plans` amounts to.
+    """Checks and counts a side's answer to `plans`.
 
     answer   {"seconds", "programs"}: of each program None if it was not finished, else [branch, name, text, number of
              tokens or None] for each value

@@ -37,7 +37,7 @@ class Side:
             raise PeerError(f"{command[0]}: {error.strerror}") from error
 
     def wait_ready(self, limit_s: float) -> dict[str, Any]:
-        """What it says when it is ready: `ready`, the seconds that it took to load.
+        """Waits for its first message: `ready`, the seconds that it took to load.
 
         Raises:
             PeerError: it ended, said otherwise, or was not ready in time (and is ended).
@@ -77,7 +77,7 @@ _RUN = "import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module('s
 
 
 def side_command(kind: str, engine: str, interpreter: Path | None, options: Mapping[str, Any]) -> list[str]:
-    """How to run a side.
+    """Command that runs a side.
 
     kind         "prompts": of `peer_side.ENGINES`; "programs": of CLIENTS
     interpreter  of the peer's environment; None: ours, as a module

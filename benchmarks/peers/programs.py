@@ -72,7 +72,7 @@ class Peer:
 
     @property
     def engine(self) -> str:
-        """What computes: one of RECIPES."""
+        """Engine that computes: one of RECIPES."""
         return self.environment if self.environment in RECIPES else "llama.cpp"
 
 
@@ -316,7 +316,7 @@ def best_peer(results: Results, key: Key) -> str | None:
 
 
 def failures(results: Results) -> list[str]:
-    """What peers could not run, and why: a line for each reason."""
+    """Lines on what peers could not run, one for each reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for name, found in results.items():
         for key, pairs in found.items():
@@ -342,7 +342,7 @@ def _others(key: Key, best: str, peers: Results) -> str:
 
 
 def _partial(pairs: Pairs[Found]) -> str:
-    """Where a peer did less than it was asked."""
+    """Remarks where a peer did less than it was asked."""
     remarks: list[Any] = []
     if any(theirs.num_programs < ours.num_programs for ours, theirs in zip(pairs.ours, pairs.theirs, strict=True)):
         remarks.append(f"{pairs.theirs[0].num_programs} of {pairs.ours[0].num_programs} programs")
@@ -352,7 +352,7 @@ def _partial(pairs: Pairs[Found]) -> str:
 
 
 def _matching(pairs: Pairs[Found]) -> str:
-    """How many answers under a pattern satisfy it."""
+    """Counts the answers under a pattern that satisfy it."""
     if not pairs.ours[0].num_patterned:
         return ""
     shares = [f"{side[0].num_matching} of {side[0].num_patterned}" for side in (pairs.ours, pairs.theirs)]

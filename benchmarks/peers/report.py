@@ -76,7 +76,7 @@ class Starts:
 
 @dataclass(frozen=True)
 class Quality:
-    """What a side has to say about a text, token by token.
+    """Scores of a side for a text, token by token.
 
     logprobs   of each token after the first, if the side tells them
     likeliest  position -> the token that it would choose after so many

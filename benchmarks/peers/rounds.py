@@ -26,7 +26,7 @@ class OursFailedError(PeerError):
 
 
 class Rated(Protocol):
-    """What a side made of the work of a round."""
+    """Result of a side's work in a round."""
 
     @property
     def rate(self) -> float: ...
@@ -36,7 +36,7 @@ Made = TypeVar("Made", bound=Rated)
 
 
 class Asks(Protocol):
-    """What rounds need of a side; see `peer_process.Side`."""
+    """Side as rounds need it; see `process.Side`."""
 
     name: str
 
@@ -56,7 +56,7 @@ class Pairs(Generic[Made]):
 
     @property
     def ratios(self) -> list[float]:
-        """How many times as fast ours is, a round each: by rates, since answers may differ in length."""
+        """Ratios of ours to theirs, a round each: by rates, since answers may differ in length."""
         return [ours.rate / theirs.rate for ours, theirs in zip(self.ours, self.theirs, strict=True)]
 
     @property
@@ -84,7 +84,7 @@ class Turns:
         self._took: dict[str, float] = {}
 
     def allow(self, name: str, number: int, pairs: Pairs[Made]) -> bool:
-        """Whether round `number` of what is called `name` can be played; why not is noted."""
+        """Tells whether round `number` of what is called `name` can be played; why not is noted."""
         left_s = self.deadline - time.monotonic()
         if not pairs.note and (left_s <= 0 or self._took.get(name, 0.0) * _MORE_THAN_BEFORE > left_s):
             pairs.note = f"no time for more than {number} rounds"
@@ -156,7 +156,7 @@ class Rounds:
         self._turns.play(workload.name, number, contest, work)
 
     def _is_valid(self, tokens: list[int]) -> bool:
-        """Whether an answer is a value of the schema."""
+        """True if an answer is a value of the schema."""
         try:
             value = msgspec.json.decode(self._prompts.tokenizer.decode(tokens))
         except msgspec.DecodeError:

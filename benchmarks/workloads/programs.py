@@ -69,7 +69,7 @@ def hellaswag(size: Size, questions: list[Question] | None = None) -> Workload:
 
 
 def num_stories(size: Size) -> int:
-    """How many questions `hellaswag` uses, the solved ones included."""
+    """Number of questions that `hellaswag` uses, the solved ones included."""
     return _num_shots(size) + size.programs(5)
 
 

@@ -1,4 +1,4 @@
-"""What sides of a comparison on the CPU are asked to do: one table of workloads, made anew for each round."""
+"""Work that sides of a comparison on the CPU are asked to do: one table of workloads, made anew for each round."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Sizes:
 
     @property
     def context_tokens(self) -> int:
-        """What the longest sequence may need, with room."""
+        """Tokens that the longest sequence may need, with room."""
         chat = self.num_turns * (self.turn + self.answer)
         return max(self.prefill, self.prefix + self.own, self.prompt + self.json_answer, chat) + self.answer + 128
 
@@ -180,7 +180,7 @@ def count(
     answer: Mapping[str, Any],
     is_valid: Callable[[list[int]], bool],
 ) -> RoundTime:
-    """What a side's answer amounts to.
+    """Counts a side's answer.
 
     Raises:
         ValueError: it has fewer tokens than it was asked for, so that its time would not be that of the same work.

@@ -1,4 +1,4 @@
-"""What a workload is: programs, recorded instruction by instruction, and sizes that one number scales."""
+"""Workloads: programs, recorded instruction by instruction, and sizes that one number scales."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def number_texts(value: int | float, canonical: bool) -> str:
 
 
 MAX_MULTIPLE = 10_000
-"""Of a `multipleOf` in units of its last digit: llguidance keeps a state for each remainder."""
+"""Largest `multipleOf`, in units of its last digit: llguidance keeps a state for each remainder."""
 
 
 def scalars(writer: Writer, values: Values) -> list[str]:
@@ -338,7 +338,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_$@. -]+")
 """Written as it is, in JSON and in Lark."""
 
 NUM_BITS = 64
-"""Of the parameter of a rule."""
+"""Bits in the parameter of a rule."""
 
 
 def object_alternatives(writer: Writer, plan: ObjectPlan) -> list[str]:

@@ -61,7 +61,7 @@ def lower_schema(spec: JsonSchema) -> Lowered:
 
 
 MAX_PATTERN = 8_192
-"""Of an expression, in characters."""
+"""Longest expression, in characters."""
 MAX_PARTS = 16
 """Conjunctions of a union."""
 
@@ -75,7 +75,7 @@ _DEFINITION = re.compile(r"^([A-Za-z_]\w*):", re.MULTILINE)
 _SLASH = re.compile(r"\\(.)", re.DOTALL)
 
 MAX_REPETITIONS = 8
-"""Of a group: the automaton's compiler takes time in proportion to a high power of it."""
+"""Most repetitions of a group: the automaton's compiler takes time in proportion to a high power of it."""
 
 _REPEATED_GROUP = re.compile(r"\)\{([0-9]+)(?:,([0-9]*))?\}")
 

@@ -31,7 +31,7 @@ MAX_DIGITS = 5_000
 REGEX_TIMEOUT_S = 2.0
 
 _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
-"""Of the check that is under way; validators are made anew for each place, so that they cannot hold it."""
+"""End of the check that is under way; validators are made anew for each place, so that they cannot hold it."""
 
 
 def violations(

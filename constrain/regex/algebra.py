@@ -257,7 +257,7 @@ def interned(kind: type[NodeT], key: Hashable, make: Callable[[], NodeT]) -> Nod
 MAX_FACTORING = 16
 """Depth to which alternatives are factored: `ax|ay` to `a(x|y)`."""
 MAX_COPIED = 64
-"""Of a text that is repeated a fixed number of times: the length up to which it is written out."""
+"""Length up to which a text that is repeated a fixed number of times is written out."""
 
 
 def words(texts: Iterable[str]) -> Node:

@@ -61,7 +61,7 @@ def _leap_seconds() -> Language:
 
 _AT, _DOT = Language.literal("@"), Language.literal(".")
 _LONG, _SHORT = 63, 30
-"""Of labels, in characters; names have at most 253."""
+"""Longest label, in characters; names have at most 253."""
 
 _TEXT = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 _QUOTED = r"[ !#-\[\]-~]|\\[ -~]"
@@ -200,7 +200,7 @@ def _right_label() -> Language:
 
 
 _UCSCHAR = r"\xa0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef\u{10000}-\u{1fffd}\u{20000}-\u{2fffd}\u{30000}-\u{3fffd}"
-"""Of the planes that have characters."""
+"""Ranges of the planes that have characters."""
 
 _PRIVATE = r"\ue000-\uf8ff\u{f0000}-\u{ffffd}\u{100000}-\u{10fffd}"
 _UNRESERVED = "A-Za-z0-9._~!$&'()*+,;="
@@ -351,7 +351,7 @@ _BOUNDS = {
     "time": "[0-9]{2}:[0-9]{2}:[0-9.]+(?:[Zz]|[+-][0-9:]{5})",
     "uri-template": r"[^\x00-\x20<>\x7f]*",
 }
-"""Of the formats that have texts which `language` leaves out: what holds them all."""
+"""Supersets of the formats that have texts which `language` leaves out."""
 
 ONLY_DRAFT_3 = frozenset({"color", "host-name", "ip-address"})
 SINCE = {

@@ -199,15 +199,15 @@ def _hex_class(digits: list[int]) -> str:
 
 
 MAX_LENGTH = 1_000_000
-"""Of a regular expression, in characters."""
+"""Longest regular expression, in characters."""
 MAX_PARTS = 50_000
-"""Of an expression, each counted as often as it is written."""
+"""Most parts of an expression, each counted as often as it is written."""
 MAX_DEPTH = 150
 """Limit of the depth of intersections and complements within others."""
 MAX_REMEMBERED = 2_048
 MAX_REMEMBERED_LENGTH = 4_096
 MAX_COMPARED = 1_000
-"""Of listed texts, how many are compared with what else is allowed."""
+"""Listed texts that are compared with what else is allowed, at most."""
 MAX_BRANCHINGS = 16
 """Limit of how often in a row texts are parted by their next character."""
 

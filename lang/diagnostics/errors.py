@@ -166,7 +166,7 @@ def refused(program: Program, places: Sequence[Place], refusal: BoughError) -> P
 
 
 _NAMED = re.compile(r"instruction ([0-9]{1,9})\b|the tool ('[^']*')|no tool ('[^']*')")
-"""How refusals name an instruction, which they count as `walk` does, or the tool that one calls."""
+"""Names in refusals: of an instruction, by its number as `walk` counts, or of the tool that one calls."""
 
 
 def _blamed(program: Program, message: str, named: Op | None) -> int | None:

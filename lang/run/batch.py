@@ -24,7 +24,7 @@ from .run import Run
 logger = logging.getLogger("bough.lang")
 
 MAX_AT_ONCE = 256
-"""Of "auto": as many as the largest engines run side by side, and few enough that none refuses their branches."""
+"""Programs at once for "auto": as many as the largest engines run side by side, few enough that none is refused."""
 
 _AHEAD = 4
 """So many times the programs that run at once are begun before the first of them is taken, in a generator."""

@@ -63,7 +63,7 @@ class State(Generic[Result]):
     """The body's result; None before it has returned."""
 
     _group: Group[State[Any]] | None = None
-    """Of a copy: ends with its block."""
+    """Group of a copy, which ends with its block."""
 
     def __init__(self, branch: Branch) -> None:
         self._own = branch

@@ -164,7 +164,7 @@ def alone(grammar: GrammarSpec | None, options: Mapping[str, Any]) -> tuple[Gram
 # What is refused: nothing is compiled for that
 
 MAX_CHECKED_CHARS = 16_384
-"""Of a grammar in Lark's notation or a list of choices: longer ones take over 30 ms, and are left to the engine."""
+"""Length of a grammar in Lark's notation or of choices: longer ones take over 30 ms, and are left to the engine."""
 
 MAX_LOWERED_CHARS = 4096
 MAX_LOWERED_DEPTH = 16

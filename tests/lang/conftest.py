@@ -1,4 +1,4 @@
-"""What holds for every test of the language: a default backend that it sets is not the next one's."""
+"""Fixture of every test of the language: a default backend that one sets is not the next one's."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ..rows import Row
 
 @dataclass(frozen=True)
 class Settings:
-    """What every case is told. Times are those of time.time().
+    """Settings that every case is told. Times are those of time.time().
 
     quick      sizes are tiny, as they always are on a CPU
     deadline   when to be done

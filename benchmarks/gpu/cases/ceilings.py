@@ -1,4 +1,4 @@
-"""What the device reaches at best: a large copy, a large read, a large matrix product. All else is a share of these."""
+"""Ceilings of the device: a large copy, a large read, a large matrix product. All else is a share of these."""
 
 from __future__ import annotations
 

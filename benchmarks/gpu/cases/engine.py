@@ -156,7 +156,7 @@ class Running:
 
 
 def cases(settings: Settings, argument: str) -> list[Case]:
-    """Of `model`, or `model:start` (the start alone), or `model:options` (other ways to run it)."""
+    """Cases of `model`, or `model:start` (the start alone), or `model:options` (other ways to run it)."""
     model, _, part = argument.partition(":")
     bench = Bench("tiny" if settings.tiny else model, settings)
     large = "8b" in model
@@ -180,7 +180,7 @@ def cases(settings: Settings, argument: str) -> list[Case]:
 
 
 def _option_cases(bench: Bench, *, large: bool) -> list[Case]:
-    """What one option is worth: the same step with it changed."""
+    """Gain of one option: the same step with it changed."""
     tiny = bench.settings.tiny
     batches, length = ((2,), 32) if tiny else ((1, 64), 1024)
     options: list[tuple[str, dict[str, Any]]] = [("plain", {})]

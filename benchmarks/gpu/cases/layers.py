@@ -124,7 +124,7 @@ def _silu(settings: Settings, num_tokens: int, peer: str, bind: Callable[..., La
 
 
 def _settings(num_tokens: int, peer: str) -> dict[str, Any]:
-    """What tells a row from the one beside another peer."""
+    """Settings that tell a row from the one beside another peer."""
     return {"T": num_tokens} if peer == "flashinfer" else {"T": num_tokens, "peer": peer}
 
 

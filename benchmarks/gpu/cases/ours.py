@@ -46,7 +46,7 @@ def decode(inputs: AttentionInputs) -> Launch:
 
 
 def planned(inputs: AttentionInputs) -> Launch:
-    """As the engine would attend to this batch: what is shared once, long contexts split, many queries together."""
+    """Attends to this batch as the engine would: what is shared once, long contexts split, many queries together."""
     num_slots, num_kv_heads, head_dim = inputs.keys.shape
     shape = KVShape(1, num_slots // PAGE_SIZE, PAGE_SIZE, num_kv_heads, head_dim, inputs.keys.dtype)
     planner = WorkPlanner(shape, inputs.q.shape[1], inputs.q.dtype, inputs.q.device)

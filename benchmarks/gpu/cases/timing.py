@@ -33,7 +33,7 @@ class Timing:
 
 
 def num_input_sets(num_bytes: float, *, quick: bool) -> int:
-    """How many sets of inputs of so many bytes to rotate over. Tiny ones stay in the cache, as they do in a model."""
+    """Number of input sets, of so many bytes each, to rotate over. Tiny ones stay in the cache, as in a model."""
     return 2 if quick else max(1, min(_MAX_SETS, math.ceil(COLD_BYTES / num_bytes)))
 
 

@@ -70,7 +70,7 @@ class BoughEngine:
         return [[token for output in outputs for token in output.tokens] for outputs in self._ask(requests)]
 
     def _ask(self, requests: list[Request]) -> list[list[RequestOutput]]:
-        """What is said of each, when all have ended; they are submitted together."""
+        """Outputs of each, when all have ended; they are submitted together."""
         heard: list[list[RequestOutput]] = [[] for _ in requests]
         ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 

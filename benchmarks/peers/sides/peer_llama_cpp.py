@@ -167,7 +167,7 @@ class LlamaCppEngine:
         return [output[:-1] if self._ended(output, samplers) else output for output in outputs]
 
     def _reuse(self, prompts: list[list[int]]) -> list[int]:
-        """How many tokens of each prompt lie in the cache already: what was there before, or what all begin with."""
+        """Tokens of each prompt that lie in the cache already: what was there before, or what all begin with."""
         kept = [_num_common(old, new, len(new) - 1) for old, new in zip(self._kept, prompts, strict=False)]
         kept += [0] * (len(prompts) - len(kept))
         shared = min((_num_common(prompts[0], each, len(each) - 1) for each in prompts[1:]), default=0)

@@ -45,14 +45,14 @@ CLIENTS = {
 """Engines that are given programs, by a client."""
 
 Scores = tuple[list[float] | None, list[int] | None]
-"""Of each token of a text but the first: its log-probability, and which token the engine would have chosen there.
+"""Log-probability of each token of a text but the first, and the token that the engine would have chosen there.
 
 None: the engine does not tell.
 """
 
 
 class Engine(Protocol):
-    """What a side has to offer for prompts. A method that an engine has no means for raises NotImplementedError."""
+    """Engine of a side that is given prompts. A method that an engine has no means for raises NotImplementedError."""
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         """Greedy, all prompts at once, exactly `num_tokens` each, whatever the tokens mean."""
@@ -61,11 +61,11 @@ class Engine(Protocol):
         """Greedy under a JSON Schema, all prompts at once, until the engine's own constraint ends or `num_tokens`."""
 
     def score(self, tokens: list[int]) -> Scores:
-        """What the engine makes of a text."""
+        """Scores of a text."""
 
 
 class Client(Protocol):
-    """What a side has to offer for programs."""
+    """Engine of a side that is given programs."""
 
     def run(self, plans: list[Any], at_once: int, stop_s: float) -> dict[str, Any]:
         """Runs programs, and begins none after `stop_s`; see `plan.check` for what it returns.
@@ -159,7 +159,7 @@ def cpu_seconds() -> float:
 
 
 def _family(pid: int) -> list[tuple[str, str]]:
-    """What the system tells of a process and its children, status and stat of each; nothing of one that has ended."""
+    """Status and stat of a process and its children, as the system tells them; nothing of one that has ended."""
     path = Path(f"/proc/{pid}")
     try:
         texts = (path / "status").read_text(), (path / "stat").read_text()

@@ -95,7 +95,7 @@ class Walk:
         self._waiting.discard(call.branch)
 
     def advance(self) -> Iterator[Call]:
-        """What can be begun now; each call is given once."""
+        """Yields the calls that can be begun now, each once."""
         moved = True
         while moved:
             moved = False

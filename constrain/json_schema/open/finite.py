@@ -16,11 +16,11 @@ from .subschemas import Node
 MAX_DISTINCT = 60
 """Values of a node that are listed: a bit of a rule's parameter for each."""
 MAX_DEPTH = 8
-"""Of values within values."""
+"""Deepest nesting of values."""
 MAX_TRIED = 2_000
 """Combinations of elements or members that are looked at to list the arrays or objects of one plan."""
 MAX_STATES = 300
-"""Of an automaton of `DistinctItems`."""
+"""Most states of an automaton of `DistinctItems`."""
 
 
 class NodeValues(Protocol):

@@ -534,7 +534,7 @@ MAX_PATTERN = 4_096
 MAX_POSITIONS = 14
 """An automaton has a state for each set of positions at most: 2^14 of them take half a second."""
 MAX_CHARS = 4_096
-"""Of all texts together, where they are finitely many: an automaton has a state for each beginning at most."""
+"""Length of all texts together, where there are finitely many: an automaton has a state for each beginning at most."""
 
 _ENDLESS = 1 << 20
 

@@ -83,7 +83,7 @@ MAX_ROWS = 128
 MAX_EFFORT = 4_000
 """Cost of preparing the rows of a `FreeText`, in tokens that are tried (12 us)."""
 SEARCH_EFFORT = 10
-"""Of looking for the tokens that begin with a text."""
+"""Cost of looking for the tokens that begin with a text, in tokens."""
 
 
 class StructuralGrammar:

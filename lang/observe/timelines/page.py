@@ -18,7 +18,7 @@ from .tree import BranchTree, Message
 Interval = tuple[float, float]
 
 PHASES = ("name", "tool", "fill", "wait")
-"""As the style sheet calls them, from the bottom of the picture to its top: decode, tools, prefill, queue."""
+"""Phases by their names in the style sheet, from the bottom of the picture up: decode, tools, prefill, queue."""
 
 _NUM_BINS = 240
 _HEIGHT = 100

@@ -15,7 +15,7 @@ from bough.lang.backends.mock import MockBackend
 
 
 class Client(MockBackend):
-    """What a LocalBackend needs of an engine client."""
+    """Engine client as a LocalBackend needs it."""
 
     closed = False
 

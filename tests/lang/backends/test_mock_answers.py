@@ -1,4 +1,4 @@
-"""What a test gives as answers, and what is made up, is written so that the type that is asked for reads it back."""
+"""Answers that a test gives, or that are made up, are written so that the type that is asked for reads them back."""
 
 from __future__ import annotations
 

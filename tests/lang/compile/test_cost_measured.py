@@ -1,4 +1,4 @@
-"""What is estimated of programs is what the engine measures, where generations are as long as they may be."""
+"""Estimates of programs are what the engine measures, where generations are as long as they may be."""
 
 from pathlib import Path
 

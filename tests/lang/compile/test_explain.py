@@ -1,4 +1,4 @@
-"""What is said of a program before it runs, also of one that cannot be compiled."""
+"""Explanations of a program before it runs, also of one that cannot be compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What looks at an argument is refused at the line of the program, and told how to give it."""
+"""Code that looks at an argument is refused at the line of the program, with the way to give it."""
 
 import math
 from dataclasses import dataclass

@@ -110,7 +110,7 @@ class Told(bough.MockBackend):
 
 
 def compare(body, answers, optimisations=(), **arguments):
-    """What both give; asserts that it is the same."""
+    """Result of both; asserts that it is the same."""
     function = bough.function(body)
     plain, compiled, loaded = Told(answers), Told(answers), Told(answers)
     state = function.run(backend=plain, **arguments)

@@ -1,4 +1,4 @@
-"""What people write wrongly: each is told what is wrong and where, in words that say what to write instead."""
+"""Mistakes that people make: each is told what is wrong and where, in words that say what to write instead."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def test_a_call_that_nobody_uses_is_warned_of():
 
 
 def both_ways(body):
-    """What a program says that is run, and awaited."""
+    """Errors of a program that is run, and awaited."""
     program = function(body)
     with pytest.raises(ProgramError) as run:
         program.run(backend=MockBackend())

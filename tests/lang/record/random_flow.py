@@ -18,7 +18,7 @@ VARIABLES = ("a", "b", "c", "d")
 
 
 def answer(prompt: str, name: str) -> str:
-    """What the model says: depends on the text before, and on the variable."""
+    """Text of the model, by the text before and the variable."""
     rng = random.Random(zlib.crc32(f"{prompt}|{name.partition('#')[0]}".encode()))
     return rng.choice(WORDS)
 

@@ -27,7 +27,7 @@ def run(body, answers=None):
 
 
 def asked(condition_of):
-    """What the engine is asked for a condition on x and n."""
+    """Condition on x and n as the engine gets it."""
 
     def body(s):
         s += gen("x") + gen("n", dtype=int)

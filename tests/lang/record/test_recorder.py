@@ -1,4 +1,4 @@
-"""What a body records, and how many requests become of it."""
+"""Recordings of bodies, and the number of requests that become of them."""
 
 from __future__ import annotations
 

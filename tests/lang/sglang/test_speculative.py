@@ -69,7 +69,7 @@ def _events(answer: dict[str, Any]) -> bytes:
 
 
 def _written(prompt: str, body: dict[str, Any]) -> tuple[str, str]:
-    """What a model would write that knows COMPLETION by heart."""
+    """Text of a model that knows COMPLETION by heart."""
     told = prompt.rpartition("Name:")[2] if "Name:" in prompt else ""
     text = COMPLETION[len(told) :] if COMPLETION.startswith(told) else COMPLETION
     stops = body.get("stop") or []

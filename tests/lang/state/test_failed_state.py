@@ -1,4 +1,4 @@
-"""What can be read from the state of a program that has failed: all that had come by then."""
+"""The state of a program that has failed can be read: all that had come by then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known about a value."""
+"""Meta information about a value."""
 
 from __future__ import annotations
 

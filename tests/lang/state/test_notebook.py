@@ -1,4 +1,4 @@
-"""What notebooks show: chats, marked values, tables; escaped, bounded, and without running or waiting for anything."""
+"""Notebooks show chats, marked values, tables; escaped, bounded, and without running or waiting for anything."""
 
 from __future__ import annotations
 

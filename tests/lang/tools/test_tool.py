@@ -42,7 +42,7 @@ def search(query: str, limit: int = 3, colour: Colour = Colour.RED) -> list[str]
 
 
 def called(tool: Tool[..., Any], **arguments: Any) -> str:
-    """What a tool that is no coroutine function returns."""
+    """Result of a tool that is no coroutine function."""
     result = tool.call(arguments)
     assert isinstance(result, str)
     return result

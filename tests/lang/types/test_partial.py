@@ -102,7 +102,7 @@ class Order(pydantic.BaseModel):
 
 
 def shown(kind: object, text: str) -> list[Any]:
-    """What is shown, character by character, each once, but not the whole."""
+    """Parts that are shown, character by character, each once, but not the whole."""
     reader = PartialReader(shape_of(kind))
     parts = [reader.value for char in text if reader.feed(char) and not reader.done]
     return [part for index, part in enumerate(parts) if index == 0 or part != parts[index - 1]]

@@ -1,4 +1,4 @@
-"""What goes wrong with an API reaches the program whole: its code, whether to try again, its cause and the line."""
+"""Failures of an API reach the program whole: its code, whether to try again, its cause and the line."""
 
 from __future__ import annotations
 

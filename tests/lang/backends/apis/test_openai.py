@@ -379,7 +379,7 @@ def test_without_surplus_each_generation_is_a_call(api: Any) -> None:
 
 
 def shape_of(events: list[ProgramEvent]) -> list[tuple[Any, ...]]:
-    """Which events there are; how a text is cut into deltas is nobody's promise."""
+    """Events without their deltas: how a text is cut into these is nobody's promise."""
     found: list[tuple[Any, ...]] = []
     for event in events:
         match event:

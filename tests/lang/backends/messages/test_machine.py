@@ -50,7 +50,7 @@ WORDS = ("e", "a", "yes", "2", "one", "né", "🦊", "", "3.5", "bee", "x y")
 
 
 def written(text: str) -> str:
-    """What the model of these tests writes after a text."""
+    """Text that the model of these tests writes after another."""
     return WORDS[hashlib.sha256(text.encode()).digest()[0] % len(WORDS)]
 
 
@@ -175,7 +175,7 @@ def test_random_programs_come_out_as_in_the_reference(seed: int) -> None:
 
 
 def told(events: list[ProgramEvent]) -> Counter[object]:
-    """What matters to whoever listens, of all that was said."""
+    """Events that matter to a listener, of all that were told."""
     found: Counter[object] = Counter()
     for event in events:
         match event:

@@ -1,4 +1,4 @@
-"""What a timeline tells where there are no tokens: tools, turns, skipped blocks, failures; and where forks stand."""
+"""Events of a timeline without tokens: tools, turns, skipped blocks, failures; and the places of forks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def text(branch, op, *words):
 
 
 def shape(branch):
-    """What stands in it: the words of its messages, and the branches of its forks."""
+    """Contents: the words of its messages, and the branches of its forks."""
     return [
         "".join(word for piece in item.pieces for word in piece.texts)
         if isinstance(item, Message)

@@ -12,7 +12,7 @@ from .test_timeline import OPS, PIECES, piece
 
 
 class Page(HTMLParser):
-    """What a page holds: its text, ids, links, addresses, and that every element is closed."""
+    """Contents of a page: its text, ids, links, addresses; checks that every element is closed."""
 
     def __init__(self, html):
         super().__init__()

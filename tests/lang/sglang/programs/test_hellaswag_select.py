@@ -1,4 +1,4 @@
-"""Which ending fits: accuracy of `select` over questions with four endings each, in one batch."""
+"""Accuracy of `select` over questions with four endings each, in one batch."""
 
 from __future__ import annotations
 
