@@ -14,13 +14,11 @@ from .diagnostics.source_lines import caller
 from .record.options import OPTION_NAMES, checked_flag, checked_timeout, clean_options, nearest, wrong_kind
 from .run.batch import Maker, alist, count_at_once, on_loop, on_threads, split_item
 from .run.events import EventStream
-from .run.run import Call, Run
-from .session import waiting
+from .run.run import Call, PullDriver, Run, TaskDriver
+from .session.body import Scope, current, in_body, wait_for
 from .session.branch import Branch
-from .session.drivers import PullDriver, TaskDriver
-from .session.scope import Scope, current
+from .session.loops import on_a_loop, run_blocking
 from .session.session import Settings
-from .session.waiting import on_a_loop, run_blocking
 from .state.group import Group
 from .state.notebook import text_view
 from .state.state import Result, State
@@ -125,7 +123,7 @@ class Function(Generic[Result]):
             ProgramError: the program is wrong, or failed; it names the line.
         """
         call = self._call(args, kwargs)
-        on_loop = waiting.in_body()
+        on_loop = in_body()
         if stream:
             run = Run(call, TaskDriver() if on_loop or self.is_async else PullDriver())
             if on_loop:
@@ -134,7 +132,7 @@ class Function(Generic[Result]):
                 run.start()
             return run.state
         if on_loop:
-            return waiting.wait_for(Run(call, TaskDriver()).aexecute())
+            return wait_for(Run(call, TaskDriver()).aexecute())
         if not self.is_async:
             return Run(call, PullDriver()).execute()
         if on_a_loop():
@@ -356,7 +354,7 @@ class NestedState(State[Result]):
                 place=caller(),
             )
         if self._started is None:
-            if self._scope.on_loop and not waiting.in_body():
+            if self._scope.on_loop and not in_body():
                 name = self._function.__name__
                 raise ProgramError(
                     f"this would block the event loop: in a coroutine, use `await {name}(...)`",
@@ -407,7 +405,7 @@ class NestedState(State[Result]):
         before = dict(branch.variables)
         result = self._function(state, *self._args, **self._kwargs)
         if inspect.iscoroutine(result):
-            if not waiting.in_body():
+            if not in_body():
                 result.close()
                 name = self._function.__name__
                 raise ProgramError(
@@ -415,7 +413,7 @@ class NestedState(State[Result]):
                     code="invalid_program",
                     place=caller(),
                 )
-            result = waiting.wait_for(result)
+            result = wait_for(result)
         self._num_appended += 1
         self._started = State(branch.recorded_since(before))
         self.ret_value = result

@@ -23,7 +23,7 @@ from ..diagnostics.errors import ProgramError
 from ..observe import otel as observe
 from ..record.options import OPTION_NAMES, checked_timeout
 from ..run.batch import count_at_once, split_item
-from ..session.waiting import run_blocking
+from ..session.loops import run_blocking
 from ..state.notebook import text_view
 from ..types.annotations import as_json
 from .cost import Cost, Encoder, estimate

@@ -19,8 +19,8 @@ from ..backend import TEXT_ONLY
 from ..diagnostics.source_lines import Place, caller, raised
 from ..record.condition import UndecidedError
 from ..record.variables import Derived, Entry, Gathered, Kept, Passage, Slot, Submission
+from ..session.body import Scope, current
 from ..session.branch import Branch
-from ..session.scope import Scope, current
 from ..session.session import Session, Settings
 from ..state.state import State
 from ..state.values import RunReading, Wait

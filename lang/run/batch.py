@@ -15,11 +15,10 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from ..diagnostics.errors import ProgramError
-from ..session.drivers import PullDriver, TaskDriver
+from ..session.loops import LoopThread, result_of
 from ..session.session import Session
-from ..session.waiting import LoopThread, result_of
 from ..state.state import State
-from .run import Run
+from .run import PullDriver, Run, TaskDriver
 
 logger = logging.getLogger("bough.lang")
 

@@ -9,10 +9,9 @@ from typing import Generic, Self, TypeVar
 
 from ...runtime.protocol.program import ProgramEvent
 from ..diagnostics.errors import ProgramError
-from ..session import waiting
-from ..session.drivers import PullDriver, TaskDriver
+from ..session.body import in_body, wait_for
 from ..state.state import State
-from .run import Call, Run
+from .run import Call, PullDriver, Run, TaskDriver
 
 Result = TypeVar("Result")
 
@@ -47,8 +46,8 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
         return self._run.state
 
     def __next__(self) -> ProgramEvent:
-        if waiting.in_body():
-            event = waiting.wait_for(self._anext_or_none())
+        if in_body():
+            event = wait_for(self._anext_or_none())
             if event is None:
                 raise StopIteration
             return event

@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from ...runtime.protocol.errors import BoughError
 from ...runtime.protocol.patterns import PatternCache
@@ -37,9 +37,65 @@ from ..diagnostics.source_lines import Place, place
 from ..observe.otel import RunSpans
 from ..record.recorder import Recorder
 from ..record.variables import Entry, Kept, Slot, Submission
+from .body import Awaited, inside
 from .replay import Replay
-from .scope import Awaited, inside
-from .waiting import Monitor, Waiter
+
+
+class Monitor:
+    """Lock whose `threading.Condition` is made when the first thread waits: most programs are waited for by tasks."""
+
+    __slots__ = ("_condition", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._condition: threading.Condition | None = None
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+    def acquire(self) -> None:
+        self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def wait(self) -> None:
+        """Gives the lock away until another thread notifies. It must be held."""
+        if self._condition is None:
+            self._condition = threading.Condition(self._lock)
+        self._condition.wait()
+
+    def notify_all(self) -> None:
+        """Wakes all threads that wait. The lock must be held."""
+        if self._condition is not None:
+            self._condition.notify_all()
+
+
+class Waiter:
+    """A task that waits until `done`."""
+
+    __slots__ = ("_loop", "_thread", "done", "future")
+
+    def __init__(self, done: Callable[[], bool]) -> None:
+        self.done = done
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self.future: asyncio.Future[None] = self._loop.create_future()
+
+    def wake(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._resolve()
+        else:
+            with contextlib.suppress(RuntimeError):  # its event loop is closed
+                self._loop.call_soon_threadsafe(self._resolve)
+
+    def _resolve(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
 
 
 class Arrivals:

@@ -18,9 +18,9 @@ from ..observe.timelines.timeline import Timeline
 from ..record.expression import Expression, Generate, RoleClose, RoleOpen, Series, items_of
 from ..record.options import SamplingOptions, clean_options, wrong_kind
 from ..record.variables import Entry, elements_of
+from ..session.body import current
 from ..session.branch import Branch, Reference
 from ..session.samples import cancel, samples_of
-from ..session.scope import current
 from ..types.schema import check_constraint, typed
 from . import streaming
 from . import values as reader

@@ -19,7 +19,7 @@ from ....runtime.protocol.errors import BoughError, EngineError, to_info
 from ....runtime.protocol.program import Failed, Gen, Program, ProgramEvent, Select, Use
 from ....runtime.tools.registry import ToolCall
 from ...diagnostics.errors import BackendError
-from ...session.waiting import LoopThread
+from ...session.loops import LoopThread
 from ..messages.machine import MAX_STATES, Call, MessageMachine
 from ..messages.surplus import Answer
 from ..messages.tools import ToolRuns, check_tools, late, limit_of

@@ -13,7 +13,7 @@ import warnings
 
 import pytest
 
-from bough.lang.session.waiting import LoopThread, background, on_a_loop, result_of, run_blocking
+from bough.lang.session.loops import LoopThread, background, on_a_loop, result_of, run_blocking
 
 
 async def where() -> tuple[int, bool]:

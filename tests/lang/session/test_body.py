@@ -14,7 +14,7 @@ from collections.abc import Generator
 import greenlet
 import pytest
 
-from bough.lang.session.waiting import in_body, spawn, wait_for
+from bough.lang.session.body import in_body, spawn, wait_for
 
 
 class Forever:
