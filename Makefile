@@ -51,7 +51,7 @@ lint: $(DEV)  ## check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
-	$(BIN)/python scripts/house.py
+	$(BIN)/python scripts/house.py --strict
 
 house: $(DEV)  ## show how the code is laid out: entries, cycles, fragments, lines; with REV=... what has changed since
 	$(BIN)/python scripts/house.py --strict $(if $(REV),--against $(REV))

@@ -14,7 +14,7 @@ from .diagnostics.source_lines import caller
 from .record.options import OPTION_NAMES, checked_flag, checked_timeout, clean_options, nearest, wrong_kind
 from .run.batch import Maker, alist, count_at_once, on_loop, on_threads, split_item
 from .run.events import EventStream
-from .run.run import Call, PullDriver, Run, TaskDriver
+from .run.run import Invocation, PullDriver, Run, TaskDriver
 from .session.body import Scope, current, in_body, wait_for
 from .session.branch import Branch
 from .session.loops import on_a_loop, run_blocking
@@ -296,7 +296,7 @@ class Function(Generic[Result]):
     def _is_option(self, name: str) -> bool:
         return name in OPTION_NAMES and name not in self._own_names
 
-    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, log: bool = False) -> Call:
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, log: bool = False) -> Invocation:
         """Makes the call: what to run and how. `None` for a way to run is the same as leaving it out."""
         fields = {**self.bound, **kwargs}
         backend = resolve_backend(fields.pop("backend", None))
@@ -315,7 +315,7 @@ class Function(Generic[Result]):
         for name in unknown:
             meant = nearest(name, {*self._own_names, *OPTION_NAMES, *_RESERVED})
             raise TypeError(f"{self.body.__qualname__}() got an unexpected keyword argument {name!r}{meant}")
-        return Call(self.body.__name__, self.body, args, fields, clean_options(options), backend, settings)
+        return Invocation(self.body.__name__, self.body, args, fields, clean_options(options), backend, settings)
 
 
 class AsyncFunction(Function[Result]):

@@ -15,7 +15,7 @@ import msgspec
 
 from ...constrain.spec import GrammarSpec, Regex
 from ...lang.backends.http import HttpBackend
-from ...lang.backends.messages.machine import MAX_STATES, Call, MessageMachine
+from ...lang.backends.messages.machine import MAX_STATES, MessageMachine, ModelCall
 from ...lang.backends.messages.surplus import Answer
 from ...lang.backends.messages.transcript import Prompt
 from ...runtime.programs.choices import score_choices
@@ -122,7 +122,7 @@ class GenByGen:
         self._tokenizer = tokenizer
         self._programs = Executor(MessageMachine(self), time.monotonic, max_states=MAX_STATES)
         self._records: dict[str, Record | None] = {}
-        self._tasks: dict[Call, asyncio.Task[None]] = {}
+        self._tasks: dict[ModelCall, asyncio.Task[None]] = {}
 
     async def run(self, ops: Ops, record: Record, *, full: bool = False) -> None:
         program = Program(id=f"language-{next(_IDS)}", ops=ops)
@@ -148,15 +148,15 @@ class GenByGen:
 
     # For the machine
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: ModelCall) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(call))
         self._tasks[call] = task
         task.add_done_callback(lambda _: self._tasks.pop(call, None))
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: ModelCall) -> None:
         self._tasks[call].cancel()
 
-    async def _answer(self, call: Call) -> None:
+    async def _answer(self, call: ModelCall) -> None:
         result: Answer | BoughError
         try:
             text = await self.answer(call, self._records[call.run.program.id])
@@ -165,7 +165,7 @@ class GenByGen:
             result = EngineError(str(error) or type(error).__name__, code="request_failed")
         call.finish(result)
 
-    async def answer(self, call: Call, record: Record | None) -> str:
+    async def answer(self, call: ModelCall, record: Record | None) -> str:
         """The text of a generation or a choice; a record is filled in. Raises EngineError."""
         op = call.op
         text = self.written(call.prompt)
@@ -228,7 +228,7 @@ class OpenAICalls(GenByGen):
         await super().aclose()
         await self._openai.close()
 
-    async def answer(self, call: Call, record: Record | None) -> str:
+    async def answer(self, call: ModelCall, record: Record | None) -> str:
         op, prompt = call.op, call.prompt
         assert isinstance(op, Gen) and prompt.messages and prompt.role == "assistant"
         messages: list[Any] = [{"role": message.role, "content": message.content} for message in prompt.messages]

@@ -210,7 +210,7 @@ class _ErrorDetail(msgspec.Struct):
     param: str | None = None
 
 
-class _ErrorBody(msgspec.Struct):
+class _ServerError(msgspec.Struct):
     error: _ErrorDetail
 
 
@@ -232,7 +232,7 @@ def _body(program: Program) -> dict[str, Any]:
 def _refusal(status: int, body: bytes) -> BackendError:
     """The error that an answer describes."""
     try:
-        detail = msgspec.json.decode(body, type=_ErrorBody).error
+        detail = msgspec.json.decode(body, type=_ServerError).error
     except msgspec.MsgspecError:
         detail = _ErrorDetail(f"the server answered with status {status}: {body[:200].decode(errors='replace')}")
     code = detail.code if isinstance(detail.code, str) else "http_error"

@@ -11,7 +11,7 @@ from ...runtime.protocol.program import ProgramEvent
 from ..diagnostics.errors import ProgramError
 from ..session.body import in_body, wait_for
 from ..state.state import State
-from .run import Call, PullDriver, Run, TaskDriver
+from .run import Invocation, PullDriver, Run, TaskDriver
 
 Result = TypeVar("Result")
 
@@ -28,7 +28,7 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
     ...             print(event.text, end="")
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Invocation) -> None:
         self._call = call
         self._run: Run | None = None
         self._events: Generator[ProgramEvent, None, None] | None = None

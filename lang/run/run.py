@@ -32,7 +32,7 @@ _GRACE_S = 0.5
 """After a program's limit: in which the engine can say itself what has taken too long."""
 
 
-class Call(NamedTuple):
+class Invocation(NamedTuple):
     """Call of a program: body, arguments, sampling defaults, where and how to run. `refusal`: why it cannot be run."""
 
     name: str
@@ -55,7 +55,7 @@ class Run:
     main   the task that runs the body, if it has one of its own
     """
 
-    def __init__(self, call: Call, driver: PullDriver | TaskDriver) -> None:
+    def __init__(self, call: Invocation, driver: PullDriver | TaskDriver) -> None:
         self._call = call
         self._driver = driver
         self.session = Session(call.backend, driver, call.settings, RunReading())

@@ -17,7 +17,7 @@ import pytest
 import bough
 from bough.cli import bench
 from bough.cli.main import main
-from bough.lang.backends.scripted import make_text
+from bough.lang.backends.mock import make_text
 from bough.lang.record.options import SamplingOptions
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.request import Request

@@ -17,7 +17,7 @@ from ....runtime.protocol.program import Gen, Select, Value
 from ....runtime.protocol.request import Usage
 from ....runtime.protocol.sampling_params import SamplingParams
 from ...diagnostics.errors import BackendError, UnsupportedError
-from ..messages.machine import Call
+from ..messages.machine import ModelCall
 from ..messages.surplus import Answer, split, worthwhile
 from ..messages.transcript import Message, Prompt
 from .chat_places import Shape
@@ -123,7 +123,7 @@ class Answering:
 
     # Asking
 
-    async def answer(self, call: Call, emit: Emit) -> Answer:
+    async def answer(self, call: ModelCall, emit: Emit) -> Answer:
         """The value of a generation or a choice. Raises BoughError."""
         op = call.op
         assert isinstance(op, Gen | Select)
@@ -139,7 +139,7 @@ class Answering:
             return await self._plain(call, op, emit, tries)
         return await self._constrained(call, op, op.grammar, emit, tries)
 
-    async def _plain(self, call: Call, op: Gen, emit: Emit, tries: _Tries) -> Answer:
+    async def _plain(self, call: ModelCall, op: Gen, emit: Emit, tries: _Tries) -> Answer:
         """Free text."""
         ask = self._ask(call.prompt, op.sampling)
         if ask is not None:
@@ -148,7 +148,7 @@ class Answering:
         emit(samples[0].text)
         return _answer(op, samples, tries)
 
-    async def _constrained(self, call: Call, op: Gen, grammar: GrammarSpec, emit: Emit, tries: _Tries) -> Answer:
+    async def _constrained(self, call: ModelCall, op: Gen, grammar: GrammarSpec, emit: Emit, tries: _Tries) -> Answer:
         if self._wire.enforces(grammar):
             ask = self._ask(call.prompt, op.sampling, grammar=grammar)
             try:
@@ -171,7 +171,7 @@ class Answering:
         emit(samples[0].text)
         return _answer(op, samples, tries)
 
-    async def _emulated(self, call: Call, op: Gen | Select, grammar: GrammarSpec, tries: _Tries) -> Sample:
+    async def _emulated(self, call: ModelCall, op: Gen | Select, grammar: GrammarSpec, tries: _Tries) -> Sample:
         """Asks for a text in words, checks it, and asks again with what is wrong."""
         wanted = in_words(grammar)
         sampling = msgspec.structs.replace(_sampling(op), n=1)
@@ -194,7 +194,7 @@ class Answering:
             prompt = _with_fault(start, sample.text, f"That is not valid: {fault}. {wanted}")
         raise tries.error(op)
 
-    async def _select(self, call: Call, op: Select, tries: _Tries) -> Answer:
+    async def _select(self, call: ModelCall, op: Select, tries: _Tries) -> Answer:
         prompt = call.prompt
         if not prompt.messages and prompt.role is None and self._wire.scores:
             scored = await self._wire.score(prompt.loose, op.choices)
@@ -219,7 +219,7 @@ class Answering:
         value = Value(branch=op.branch, name=op.name, text=sample.text, usage=tries.usage)
         return Answer(value, tries.num_requests)
 
-    async def _speculate(self, call: Call, op: Gen, tries: _Tries) -> Answer | None:
+    async def _speculate(self, call: ModelCall, op: Gen, tries: _Tries) -> Answer | None:
         """One longer text for this generation and those that follow; None if it is of no use."""
         own = op.sampling.max_tokens
         longest = None if own is None else own + call.run.program.spec_tokens

@@ -24,7 +24,7 @@ MAX_STATES = 1024
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class ModelCall:
     """A generation, a choice or a tool's use in flight.
 
     arguments   of a Use: text by name
@@ -47,9 +47,9 @@ class Call:
 class Caller(Protocol):
     """Makes values. `begin` may answer at once, or later on the same thread; `cancel` is for a call that has begun."""
 
-    def begin(self, call: Call) -> None: ...
+    def begin(self, call: ModelCall) -> None: ...
 
-    def cancel(self, call: Call) -> None: ...
+    def cancel(self, call: ModelCall) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -103,7 +103,7 @@ class MessageMachine:
     def __init__(self, caller: Caller, clock: Callable[[], float] = time.monotonic) -> None:
         self._caller = caller
         self._clock = clock
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, ModelCall] = {}
 
     def blank(self) -> MarkContent:
         return MarkContent()
@@ -180,7 +180,7 @@ class MessageMachine:
 
         ahead = after(islice(branch.queue, 1, None), op.branch) if run.program.spec_tokens else ()
         prompt = prompt_of(content.marks)
-        call = Call(op, prompt, run, run.time_left(started), emit, finish, arguments, ahead)
+        call = ModelCall(op, prompt, run, run.time_left(started), emit, finish, arguments, ahead)
         self._calls[call_id] = call
         branch.running.add(call_id)
         self._caller.begin(call)

@@ -9,7 +9,7 @@ from ....runtime.protocol.errors import BoughError, EngineError, ErrorInfo, Requ
 from ....runtime.protocol.program import Program, Use, Value, walk
 from ....runtime.tools.arguments import check_names, read_arguments
 from ....runtime.tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolCall, ToolRunner
-from .machine import Call
+from .machine import ModelCall
 from .surplus import Answer
 
 NO_TOOLS: Mapping[str, ToolCall] = MappingProxyType({})
@@ -38,7 +38,7 @@ class ToolRuns:
     def __init__(self) -> None:
         self._runner = ToolRunner()
 
-    def start(self, call: Call, done: Callable[[Answer | BoughError], None]) -> Ticket:
+    def start(self, call: ModelCall, done: Callable[[Answer | BoughError], None]) -> Ticket:
         """Begins a tool; `done` is called on another thread. Raises BoughError: it could not be begun."""
         op = call.op
         assert isinstance(op, Use)
@@ -60,14 +60,14 @@ class ToolRuns:
         self._runner.close()
 
 
-def limit_of(call: Call) -> float:
+def limit_of(call: ModelCall) -> float:
     """Returns the seconds that a tool may take."""
     assert isinstance(call.op, Use)
     limits = call.op.timeout_s, call.run.tools[call.op.tool].timeout_s or DEFAULT_TIMEOUT_S, call.timeout_s
     return min(limit for limit in limits if limit is not None)
 
 
-def late(call: Call, limit: float) -> EngineError:
+def late(call: ModelCall, limit: float) -> EngineError:
     """Returns the error of a tool that takes too long: longer than it may, or than the program has left."""
     assert isinstance(call.op, Use)
     if call.timeout_s is not None and limit >= call.timeout_s:

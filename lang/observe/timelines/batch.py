@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .events import RunRecord
-from .tree import BranchTree, Message
+from .tree import BranchTree, MessagePieces
 
 MIN_SHARED = 4
 """Tokens: what is shorter is not worth a word."""
@@ -77,7 +77,7 @@ def first_tokens(roots: Sequence[BranchTree], *, template: bool = True) -> list[
     `template`, a space stands for what the chat template has written."""
     texts: list[str] = []
     for item in roots[0].items if roots else ():
-        if not isinstance(item, Message):
+        if not isinstance(item, MessagePieces):
             break
         for piece in item.pieces:
             if piece.kind in ("gen", "select", "tool"):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ....runtime.protocol.program import Piece, Value
 from ....runtime.protocol.request import FORCED, SAMPLED, Usage
-from .tree import BranchTree, Message
+from .tree import BranchTree, MessagePieces
 
 Place = tuple[int, str]
 """A branch and the name of a value in it."""
@@ -96,7 +96,7 @@ class _Tree:
     def steps(self, branch: BranchTree, node: int = 0) -> Iterator[_Step]:
         """The calls of a branch that begins after `node`, and of those below it."""
         for item in branch.items:
-            if not isinstance(item, Message):
+            if not isinstance(item, MessagePieces):
                 for child in item:
                     yield from self.steps(child, node)
                 continue

@@ -13,7 +13,7 @@ from ....runtime.protocol.request import CACHED, FORCED, PREFILLED, SAMPLED, UNU
 from ..pages.render import count, duration, render
 from .batch import BatchMember, Shared, first_tokens
 from .events import RunRecord
-from .tree import BranchTree, Message
+from .tree import BranchTree, MessagePieces
 
 Interval = tuple[float, float]
 
@@ -177,7 +177,7 @@ class Section(NamedTuple):
     shared   tokens before the branches
     """
 
-    message: Message | None = None
+    message: MessagePieces | None = None
     parts: Sequence[tuple[Piece | None, int, Note | None]] = ()
     odds: Sequence[tuple[str, Sequence[tuple[str, float]]]] = ()
     long: bool = False
@@ -291,15 +291,15 @@ class RunView:
         notes += [Note(op, error=error) for op, error in self.record.restarts.get(branch.id, ())]
         notes.sort(key=lambda note: note.op)
         for item in branch.items:
-            if isinstance(item, Message):
+            if isinstance(item, MessagePieces):
                 yield self._message(item, notes)
             else:
-                first = (part.position for child in item for part in child.items if isinstance(part, Message))
+                first = (part.position for child in item for part in child.items if isinstance(part, MessagePieces))
                 yield Section(children=item, shared=next(first, 0))
         if notes:
             yield Section(parts=[(None, 0, note) for note in notes])
 
-    def _message(self, message: Message, notes: list[Note]) -> Section:
+    def _message(self, message: MessagePieces, notes: list[Note]) -> Section:
         """Takes from `notes` those that stand in the message."""
         parts: list[tuple[Piece | None, int, Note | None]] = []
         odds: list[tuple[str, Sequence[tuple[str, float]]]] = []

@@ -18,7 +18,7 @@ class ForkPoint:
 
 
 @dataclass(frozen=True)
-class Message:
+class MessagePieces:
     """Neighbouring pieces of one branch that belong to one message of the chat, or to none (`role` is "").
 
     `position` is the index in the branch, inherited tokens included, of the first token.
@@ -40,21 +40,21 @@ class BranchTree:
     id: int
     label: str
     depth: int
-    items: tuple[Message | tuple[BranchTree, ...], ...]
+    items: tuple[MessagePieces | tuple[BranchTree, ...], ...]
     pieces: tuple[Piece, ...]
 
     def walk(self) -> Iterator[BranchTree]:
         """This branch and all below it, parents first, in order."""
         yield self
         for item in self.items:
-            if not isinstance(item, Message):
+            if not isinstance(item, MessagePieces):
                 for child in item:
                     yield from child.walk()
 
     def contexts(self) -> Iterator[tuple[Piece, int]]:
         """Each piece that the model was asked for, with the number of tokens before it: its prompt."""
         for item in self.items:
-            if isinstance(item, Message):
+            if isinstance(item, MessagePieces):
                 position = item.position
                 for piece in item.pieces:
                     if piece.kind in ("gen", "select"):
@@ -90,7 +90,7 @@ class _Arrangement:
         self.seen.add(branch)
         own = sorted(self.pieces.get(branch, ()), key=lambda piece: (piece.op, piece.kind != "tool"))
         places = [(self._place(fork, own), fork) for fork in self.forks.get(branch, ())]
-        items: list[Message | tuple[BranchTree, ...]] = []
+        items: list[MessagePieces | tuple[BranchTree, ...]] = []
         grouping = _Grouping(position, open_role)
         start, num_children = 0, 0
         for place, fork in sorted(places, key=lambda pair: pair[0]):
@@ -124,7 +124,7 @@ class _Grouping:
         self.position = position
         self.open_role = open_role
 
-    def messages(self, pieces: Sequence[Piece]) -> list[Message]:
+    def messages(self, pieces: Sequence[Piece]) -> list[MessagePieces]:
         groups: list[tuple[str, list[Piece]]] = []
         for piece in pieces:
             opens = piece.kind == "role" and piece.role != self.open_role
@@ -140,6 +140,6 @@ class _Grouping:
         messages = []
         for role, group in groups:
             if group:
-                messages.append(Message(role, self.position, tuple(group)))
+                messages.append(MessagePieces(role, self.position, tuple(group)))
                 self.position += messages[-1].num_tokens
         return messages

@@ -6,15 +6,12 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bough import MockBackend
 from bough.benchmarks.harness.models import write_light_model
 from bough.benchmarks.harness.server_process import Counters, ServerProcess, count_answers
-from bough.benchmarks.language import contests, language
-from bough.benchmarks.language import programs as language_programs
+from bough.benchmarks.language import language
 from bough.benchmarks.language.contests import OURS, THEIRS, ContestResult
 from bough.benchmarks.language.language import ModelResults, draw, reached, tables
 from bough.benchmarks.language.rounds import Round, WayRounds
@@ -33,7 +30,7 @@ from bough.benchmarks.language.ways import (
     texts_in,
     texts_of,
 )
-from bough.benchmarks.language.workloads import Agreement, Traffic, WorkloadResult, agreement
+from bough.benchmarks.language.workloads import Agreement, Traffic, WorkloadResult
 from bough.benchmarks.workloads.programs import WORKLOADS
 from bough.benchmarks.workloads.workload import Script, Size
 from bough.constrain.spec import Regex
@@ -204,14 +201,6 @@ def test_prompts_of_a_traced_program() -> None:
 # Numbers
 
 
-def test_texts_that_differ_are_wrong_only_after_the_same_tokens() -> None:
-    one = Record({(0, "a"): "x", (0, "b"): "y", (0, "c"): "z"}, {(0, "b"): ("p", "q"), (0, "c"): ("r",)})
-    other = Record({(0, "a"): "x", (0, "b"): "Y", (0, "c"): "Z"}, {(0, "b"): ("pq",), (0, "c"): ("r",)})
-    assert agreement([one], [other]) == Agreement(same=1, retokenised=1, different=1)
-    one.prompts[0, "c"] = other.prompts[0, "c"] = ("r\ufffd",)  # which part of a character is not told
-    assert agreement([one], [other]) == Agreement(same=1, retokenised=2, different=0)
-
-
 def test_metrics_count_answers_of_the_api_only() -> None:
     metrics = """\
 bough_http_responses_total{path="/health",status="200"} 7
@@ -306,45 +295,3 @@ def test_a_light_model_has_the_others_tokenizer(folder: Path, tmp_path: Path) ->
     message = [{"role": "user", "content": "hello"}]
     assert load_tokenizer(light).encode_chat(message) == load_tokenizer(folder).encode_chat(message)
     assert json.loads((light / "config.json").read_text())["vocab_size"] == 258
-
-
-class FakeCaller:
-    """Answers as `answer` does, and counts."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    async def chat(self, messages: list[dict[str, str]], max_tokens: int, **options: Any) -> list[str]:
-        self.calls += 1
-        return [answer(messages[-1]["content"]) for _ in range(options.get("n", 1))]
-
-    async def complete(self, prompt: str, max_tokens: int, regex: str) -> str:
-        self.calls += 1
-        return complete(prompt)
-
-
-def answer(asked: str) -> str:
-    return f"({asked[-12:]})"
-
-
-def complete(prompt: str) -> str:
-    return "a town]" if prompt.endswith("Finish[") else " That is odd.\nAction: Search[a town]\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "num_calls"),
-    [("tree_of_thought", 30), ("judge", 7), ("self_consistency", 16), ("self_consistency_n", 1), ("react", 5)],
-)
-def test_programs_by_hand_do_what_the_programs_do(name: str, num_calls: int) -> None:
-    def scripted(prompt: str, _: str) -> str:
-        if prompt.endswith("<|assistant|>\n"):
-            return answer(prompt.removesuffix("<|end|>\n<|assistant|>\n"))
-        return complete(prompt)
-
-    backend = MockBackend(scripted)
-    arguments: tuple[Any, ...] = ("Why is the sky blue?",) if name == "react" else ("Why is the sky blue?", 4)
-    state = getattr(language_programs, name.removesuffix("_n")).run(*arguments, backend=backend)
-    caller = FakeCaller()
-    assert asyncio.run(getattr(contests, name)(caller, *arguments)) == state.ret_value
-    assert caller.calls == num_calls
-    assert len(backend.requests) == 1

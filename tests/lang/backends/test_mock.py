@@ -12,8 +12,7 @@ import pytest
 
 from bough.constrain.spec import Choice, JsonSchema, Lark, Regex, Structural, Tag
 from bough.lang.api import assistant, function, gen, select, user
-from bough.lang.backends.mock import MockBackend
-from bough.lang.backends.scripted import conforms, make_text
+from bough.lang.backends.mock import MockBackend, conforms, make_text
 from bough.lang.diagnostics.errors import ProgramError
 from bough.runtime.protocol.condition import Ref
 from bough.runtime.protocol.errors import RequestError

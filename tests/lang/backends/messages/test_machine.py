@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bough.lang.backends.messages.machine import Call, MessageMachine
+from bough.lang.backends.messages.machine import MessageMachine, ModelCall
 from bough.lang.backends.messages.surplus import Answer
 from bough.runtime.programs.executor import Executor
 from bough.runtime.protocol.condition import Compare, Ref
@@ -76,18 +76,18 @@ class TextReference(Reference):
 class Caller:
     """Makes values by `make`: at once, or when `answer_one` is called, in an order that the seed draws."""
 
-    def __init__(self, make: Callable[[Call], str] | None = None, seed: int | None = None) -> None:
+    def __init__(self, make: Callable[[ModelCall], str] | None = None, seed: int | None = None) -> None:
         self._make = make or _made
         self._rng = None if seed is None else random.Random(seed)
-        self.calls: list[Call] = []
-        self.cancelled: list[Call] = []
+        self.calls: list[ModelCall] = []
+        self.cancelled: list[ModelCall] = []
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: ModelCall) -> None:
         self.calls.append(call)
         if self._rng is None:
             self.answer_one()
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: ModelCall) -> None:
         self.calls.remove(call)
         self.cancelled.append(call)
 
@@ -101,7 +101,7 @@ class Caller:
         return True
 
 
-def _made(call: Call) -> str:
+def _made(call: ModelCall) -> str:
     match call.op:
         case Gen():
             return written(call.prompt.text)
@@ -124,7 +124,7 @@ def start(programs: Executor, ops: list[Op], **fields: object) -> Heard:
     return heard
 
 
-def run(*ops: Op, make: Callable[[Call], str] | None = None) -> list[ProgramEvent]:
+def run(*ops: Op, make: Callable[[ModelCall], str] | None = None) -> list[ProgramEvent]:
     return start(executor_of(Caller(make)), list(ops)).events
 
 
@@ -240,12 +240,12 @@ def test_a_failure_in_a_block_has_its_index_in_recorded_order() -> None:
 
 
 def test_an_isolated_branch_is_begun_anew_and_then_given_up() -> None:
-    def make(call: Call) -> str:
+    def make(call: ModelCall) -> str:
         if call.op.name == "bad":
             raise_from(call)
         return "ok"
 
-    def raise_from(call: Call) -> None:
+    def raise_from(call: ModelCall) -> None:
         raise EngineError("it is broken", code="broken")
 
     class Failing(Caller):

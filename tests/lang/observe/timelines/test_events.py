@@ -9,7 +9,7 @@ from msgspec.structs import replace
 import bough
 from bough.lang.backends import mock
 from bough.lang.observe.timelines.timeline import Timeline
-from bough.lang.observe.timelines.tree import Message
+from bough.lang.observe.timelines.tree import MessagePieces
 from bough.runtime.protocol.condition import Compare, Ref
 from bough.runtime.protocol.errors import ErrorInfo
 from bough.runtime.protocol.program import (
@@ -62,7 +62,7 @@ def shape(branch):
     """Contents: the words of its messages, and the branches of its forks."""
     return [
         "".join(word for piece in item.pieces for word in piece.texts)
-        if isinstance(item, Message)
+        if isinstance(item, MessagePieces)
         else [child.id for child in item]
         for item in branch.items
     ]

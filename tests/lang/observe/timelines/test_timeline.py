@@ -3,7 +3,7 @@
 import pytest
 
 from bough.lang.observe.timelines.timeline import Timeline
-from bough.lang.observe.timelines.tree import ForkPoint, Message, arrange
+from bough.lang.observe.timelines.tree import ForkPoint, MessagePieces, arrange
 from bough.runtime.protocol.program import Done, Fork, Gen, Join, Piece, RoleBegin, RoleEnd, Select, Text, Value
 from bough.runtime.protocol.request import FORCED, PREFILLED, SAMPLED, Usage
 
@@ -82,13 +82,13 @@ def test_the_children_stand_where_the_fork_was(timeline):
     (root,) = timeline.roots
     _, *children = root.walk()
     assert [(child.id, child.label, child.depth) for child in children] == [(1, "1", 1), (2, "2", 1)]
-    assert [isinstance(item, Message) for item in root.items] == [True, False, True]
+    assert [isinstance(item, MessagePieces) for item in root.items] == [True, False, True]
     assert outline(root) == [("user", 3, 0), ("", 2, 5)]
 
 
 def test_a_fork_without_its_instruction_is_placed_by_time():
     (root,) = Timeline(PIECES, forks=[(0, [1, 2])]).roots
-    assert [isinstance(item, Message) for item in root.items] == [True, False, True]
+    assert [isinstance(item, MessagePieces) for item in root.items] == [True, False, True]
 
 
 def test_nested_forks_are_labelled_by_their_path():
@@ -104,7 +104,7 @@ def test_a_branch_forked_twice_is_refused():
 
 def outline(branch):
     """Its messages as (role, pieces, position)."""
-    messages = [item for item in branch.items if isinstance(item, Message)]
+    messages = [item for item in branch.items if isinstance(item, MessagePieces)]
     return [(message.role, len(message.pieces), message.position) for message in messages]
 
 
