@@ -106,7 +106,7 @@ class Function(Generic[Result]):
         scope = current.get()
         if scope is not None:
             called = NestedState(self, scope, args, kwargs)
-            scope.session.awaited.expect(called, f"{self.__name__}(...)")
+            scope.session.body.awaited.expect(called, f"{self.__name__}(...)")
             return called
         return self.arun(*args, **kwargs) if self.is_async else self.run(*args, **kwargs)
 

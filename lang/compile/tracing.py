@@ -56,7 +56,7 @@ def trace(
     recorded, places, _ = session.recorder.take()
     ops = _resolved(recorded, places, marks)
     _check_marks(ops, places)
-    return Trace(ops, returned, dict(state._branch.variables), places, dict(session.tools))
+    return Trace(ops, returned, dict(state._branch.variables), places, dict(session.outbox.tools))
 
 
 def _refer_all(entries: Iterable[Entry | None]) -> None:

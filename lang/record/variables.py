@@ -23,7 +23,7 @@ class Slot:
     variable  as the program calls it
     kind      the type that was asked for; None: text
     in_block  in a `when` or `repeat_until`: nothing, one value or many may come
-    chunks    its text as far as it has arrived, of all turns one after the other
+    chunks    its text as far as it has arrived: a chunk for each value, then those of the one that is being made
     values    what has arrived, turn by turn
     skipped   it was passed over, the last time that the program came by
     failure   why its branch has ended without it
@@ -47,7 +47,6 @@ class Slot:
     attempt: int = 0
     submission: Submission | None = None
     streamed: bool = False
-    _num_whole: int = 0
 
     @property
     def value(self) -> Value | None:
@@ -69,23 +68,21 @@ class Slot:
     @property
     def unfinished(self) -> str:
         """The text of the value that is being made."""
-        return "".join(self.chunks[self._num_whole :])
+        return "".join(self.chunks[len(self.values) :])
 
     def add_text(self, text: str) -> None:
         if text:
             self.chunks.append(text)
 
     def add_value(self, value: Value) -> None:
-        self.chunks[self._num_whole :] = [value.text]
-        self._num_whole = len(self.chunks)
+        self.chunks[len(self.values) :] = [value.text]
         self.values.append(value)
         self.skipped = False
 
     def restart(self, num_kept: int) -> None:
         """Its branch begins anew; the first `num_kept` values, of earlier turns of a loop that forks it, stay."""
         self.values = self.values[:num_kept]
-        self._num_whole = len(self.values)
-        self.chunks = self.chunks[: self._num_whole]
+        self.chunks = self.chunks[: len(self.values)]
         self.skipped = False
         self.attempt += 1
 

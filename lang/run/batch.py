@@ -195,7 +195,7 @@ class BatchBar:
         """One more has ended."""
         with self._lock:
             self.num_failed += session.error is not None
-            self.num_tokens += session.usage.completion_tokens
+            self.num_tokens += session.tally.usage.completion_tokens
             elapsed_s = self._bar.format_dict["elapsed"] if not self._bar.disable else 0.0
             if elapsed_s:
                 rate = f"{self.num_tokens / elapsed_s:,.0f} tokens/s"

@@ -106,7 +106,7 @@ def _events(run: Run) -> Generator[ProgramEvent, None, None]:
             with session.changed:
                 while not session.news(num_seen):
                     session.changed.wait()
-                new = session.log[num_seen:]
+                new = session.tally.log[num_seen:]
             num_seen += len(new)
             yield from new
             if not new:
@@ -121,7 +121,7 @@ async def _aevents(run: Run) -> AsyncGenerator[ProgramEvent, None]:
     try:
         while True:
             await session.await_until(partial(session.news, num_seen))
-            new = session.log[num_seen:]
+            new = session.tally.log[num_seen:]
             num_seen += len(new)
             for event in new:
                 yield event

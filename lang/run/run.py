@@ -63,7 +63,7 @@ class Run:
             self.session.spans = otel.switch.begin(call.name, self.session.id, call.backend)
         self.state: State[Any] = State(Branch(self.session, call.defaults))
         self.state.ret_value = None
-        self.session.state = self.state
+        self.session.body.state = self.state
         self.main: asyncio.Task[State[Any]] | None = None
 
     def execute(self) -> State[Any]:
@@ -159,7 +159,7 @@ class Run:
             current.reset(token)
 
     def _returned(self, result: Any) -> None:
-        self.session.awaited.check(self._call.body, result)
+        self.session.body.awaited.check(self._call.body, result)
         self.state.ret_value = result
 
     def _enter(self) -> Token[Scope | None]:
@@ -205,15 +205,17 @@ class PullDriver:
             while not done():
                 wanted = submission()
                 # a submission continues what those before it have begun
-                target = next((s for s in session.submissions if not s.begun), wanted) if wanted is not None else None
+                target = (
+                    next((s for s in session.outbox.submissions if not s.begun), wanted) if wanted is not None else None
+                )
                 if target is None or target.events is None or target.pulling:
                     session.changed.wait()
                 else:
                     _pull(session, target)
 
     def stop(self, session: Session) -> None:
-        pulled = [submission for submission in session.submissions if submission.pulling]
-        for submission in session.submissions:
+        pulled = [submission for submission in session.outbox.submissions if submission.pulling]
+        for submission in session.outbox.submissions:
             if submission not in pulled:
                 _close(session, submission)
         if pulled:  # who waits there closes it at the next event, which is now, and not when some tool is done
@@ -320,7 +322,7 @@ def _close(session: Session, submission: Submission) -> None:
 
 async def _bring(session: Session, submission: Submission) -> None:
     """Takes the events of a submission to the session, once those before it have begun."""
-    before = session.submissions[: session.submissions.index(submission)]
+    before = session.outbox.submissions[: session.outbox.submissions.index(submission)]
     await session.await_until(lambda: all(other.begun for other in before))
     events = session.backend.arun(*submission.arguments)
     try:

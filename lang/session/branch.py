@@ -279,7 +279,7 @@ class Branch:
             return f"{message}: a branch that was forked has it, so join it first"
         if nearest(name, self.variables):
             return message + nearest(name, self.variables)
-        if self.session.body_ended and not self.transcript and not self.variables:
+        if self.session.body.ended and not self.transcript and not self.variables:
             return f"{message}: nothing was appended to this state, as with `s += bough.gen({name!r})`"
         return message + advice
 
@@ -410,7 +410,7 @@ class Branch:
                 code="invalid_program",
                 place=place(),
             )
-        reason = "the program has ended" if self.session.body_ended else self.closed
+        reason = "the program has ended" if self.session.body.ended else self.closed
         if reason:
             raise ProgramError(f"nothing can be appended to this state: {reason}", code="ended", place=place())
 

@@ -9,6 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
 from ...runtime.protocol.errors import BoughError
@@ -44,11 +45,12 @@ from .replay import Replay
 class Monitor:
     """Lock whose `threading.Condition` is made when the first thread waits: most programs are waited for by tasks."""
 
-    __slots__ = ("_condition", "_lock")
+    __slots__ = ("_condition", "_lock", "_waiters")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._condition: threading.Condition | None = None
+        self._waiters: list[Waiter] = []
 
     def __enter__(self) -> Self:
         self._lock.acquire()
@@ -69,10 +71,25 @@ class Monitor:
             self._condition = threading.Condition(self._lock)
         self._condition.wait()
 
-    def notify_all(self) -> None:
-        """Wakes all threads that wait. The lock must be held."""
+    def add_waiter(self, done: Callable[[], bool]) -> Waiter:
+        """Has the task that calls it woken once `notify` finds it done. The lock must be held."""
+        self._waiters.append(waiter := Waiter(done))
+        return waiter
+
+    def remove_waiter(self, waiter: Waiter) -> None:
+        with self:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def notify(self, *, all_tasks: bool) -> None:
+        """Wakes all threads that wait, and the tasks whose wait is over, or `all_tasks`. The lock must be held."""
         if self._condition is not None:
             self._condition.notify_all()
+        if self._waiters:
+            over = [waiter for waiter in self._waiters if all_tasks or waiter.done()]
+            self._waiters = [waiter for waiter in self._waiters if waiter not in over]
+            for waiter in over:
+                waiter.wake()
 
 
 class Waiter:
@@ -243,6 +260,38 @@ class Settings(NamedTuple):
     spec_tokens: int = 0
 
 
+@dataclass(slots=True)
+class Tally:
+    """Counts and events of a run so far. `began`: when the first request was sent, on the monotonic clock."""
+
+    usage: Usage = field(default_factory=Usage)
+    num_requests: int = 0
+    log: list[ProgramEvent] = field(default_factory=list)
+    began: float = 0.0
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Submissions of a run, the branches that they have sent, those to be cancelled once they are sent, its tools."""
+
+    deadline: float | None
+    submissions: list[Submission] = field(default_factory=list)
+    branches: set[int] = field(default_factory=lambda: {0})
+    to_cancel: dict[int, Place] = field(default_factory=dict)
+    tools: dict[str, ToolCall] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Body:
+    """The program's body: the state that it appends to, the thread that it records on (0: none yet), whether it has
+    returned, what it awaits."""
+
+    state: object = None
+    thread: int = 0
+    ended: bool = False
+    awaited: Awaited = field(default_factory=Awaited)
+
+
 class Session:
     """One run of a program.
 
@@ -256,49 +305,37 @@ class Session:
         self.id = secrets.token_hex(16)
         self.recorder = Recorder()
         self.changed = Monitor()
-        self.submissions: list[Submission] = []
-        self.usage = Usage()
-        self.num_requests = 0
-        self.log: list[ProgramEvent] = []
+        self.outbox = Outbox(None if settings.timeout_s is None else time.monotonic() + settings.timeout_s)
+        self.body = Body()
+        self.tally = Tally()
         self.error: BaseException | None = None
-        self.body_ended = False
         self.finished = False
         self.watched = False
         """Somebody beside the body has the state before the program's end, and may want texts as they come."""
-        self.state: object = None
         self.reading = reading
         self._driver = driver
         self.arrivals = Arrivals(self.recorder)
-        self.tools: dict[str, ToolCall] = {}
-        self._sent_branches = {0}
-        self._to_cancel: dict[int, Place] = {}
-        self._owner = 0
-        self._waiters: list[Waiter] = []
-        self.awaited = Awaited()
-        self._deadline = None if settings.timeout_s is None else time.monotonic() + settings.timeout_s
         self.spans: RunSpans | None = None
-        self.began = 0.0
-        """On the monotonic clock: when the first request was sent."""
 
     # Sending
 
     def own(self) -> None:
         """The calling thread is the one that records."""
-        self._owner = threading.get_ident()
+        self.body.thread = threading.get_ident()
 
     @property
     def records_here(self) -> bool:
         """The body is running, and the caller is part of it."""
-        return not self.body_ended and self._owner == threading.get_ident() and inside(self)
+        return not self.body.ended and self.body.thread == threading.get_ident() and inside(self)
 
     @property
     def records_elsewhere(self) -> bool:
         """The body is running, on another thread."""
-        return not self.body_ended and self._owner not in (0, threading.get_ident())
+        return not self.body.ended and self.body.thread not in (0, threading.get_ident())
 
     @property
     def may_send(self) -> bool:
-        return self.error is None and (self.body_ended or self.records_here)
+        return self.error is None and (self.body.ended or self.records_here)
 
     @property
     def ended_early(self) -> bool:
@@ -308,17 +345,17 @@ class Session:
     @property
     def ops(self) -> tuple[Op, ...]:
         """All that was sent, what is in blocks after the instruction that holds it."""
-        return tuple(op for submission in self.submissions for op in walk(submission.program.ops))
+        return tuple(op for submission in self.outbox.submissions for op in walk(submission.program.ops))
 
     @property
     def keeps_state(self) -> bool:
         """The backend holds a state for this program."""
-        return bool(self.submissions) and self.submissions[-1].program.keep
+        return bool(self.outbox.submissions) and self.outbox.submissions[-1].program.keep
 
     @property
     def quiet(self) -> bool:
         """Nothing is running."""
-        return all(submission.ended for submission in self.submissions)
+        return all(submission.ended for submission in self.outbox.submissions)
 
     def time_left(self) -> float | None:
         """Seconds that the program still has.
@@ -326,9 +363,9 @@ class Session:
         Raises:
             ProgramError: none.
         """
-        if self._deadline is None:
+        if self.outbox.deadline is None:
             return None
-        left_s = self._deadline - time.monotonic()
+        left_s = self.outbox.deadline - time.monotonic()
         if left_s <= 0:
             limit_s = self.settings.timeout_s
             message = f"the program was not done within {limit_s:g} s"
@@ -347,10 +384,10 @@ class Session:
             self.refuse_in_block()
             if self.recorder.empty:
                 return
-            ops, places, slots = self.recorder.take(more=not self.body_ended)
-            self._sent_branches.update(child for op in walk(ops) if isinstance(op, Fork) for child in op.children)
-            due = [branch for branch in self._to_cancel if branch in self._sent_branches]
-            said = [self._to_cancel.pop(branch) for branch in due]
+            ops, places, slots = self.recorder.take(more=not self.body.ended)
+            self.outbox.branches.update(child for op in walk(ops) if isinstance(op, Fork) for child in op.children)
+            due = [branch for branch in self.outbox.to_cancel if branch in self.outbox.branches]
+            said = [self.outbox.to_cancel.pop(branch) for branch in due]
             self._start((*ops, *map(Cancel, due)), (*places, *said), slots)
 
     def _start(
@@ -359,23 +396,23 @@ class Session:
         program = Program(
             id=self.id,
             ops=ops,
-            keep=not self.body_ended,
-            resume=bool(self.submissions),
+            keep=not self.body.ended,
+            resume=bool(self.outbox.submissions),
             trace=self.settings.trace,
-            deltas=self.watched or self.settings.log or self.settings.trace or not self.body_ended,
+            deltas=self.watched or self.settings.log or self.settings.trace or not self.body.ended,
             namespace=self.settings.namespace,
             timeout_s=self.time_left(),
             spec_tokens=self.settings.spec_tokens,
         )
-        used = {op.tool for op in walk(ops) if isinstance(op, Use)} if self.tools else ()
-        tools = {name: self.tools[name] for name in used if name in self.tools}
+        used = {op.tool for op in walk(ops) if isinstance(op, Use)} if self.outbox.tools else ()
+        tools = {name: self.outbox.tools[name] for name in used if name in self.outbox.tools}
         if self.spans is not None:
             self.spans.sent(program)
             tools = {name: self.spans.watched(tool) for name, tool in tools.items()}
         submission = Submission(program, places, tools=tools, cancels=cancels)
-        self.began = self.began or time.monotonic()
+        self.tally.began = self.tally.began or time.monotonic()
         self.arrivals.expect(slots, submission)
-        self.submissions.append(submission)
+        self.outbox.submissions.append(submission)
         self._driver.start(self, submission)
         self.notify()
         return submission
@@ -400,7 +437,7 @@ class Session:
             return
         if "tools" not in inspect.signature(self.backend.run).parameters:
             raise UnsupportedError(f"{type(self.backend).__name__} cannot use tools", param="tools", place=place())
-        if self.tools.setdefault(tool.name, tool) is not tool:
+        if self.outbox.tools.setdefault(tool.name, tool) is not tool:
             raise ProgramError(
                 f"the program uses two tools of the name {tool.name!r}: give one of them another, with "
                 "@bough.tool(name=...)",
@@ -414,8 +451,8 @@ class Session:
         with self.changed:
             if self.error is not None or self.finished or self.arrivals.failure_of(branch) is not None:
                 return
-            if branch not in self._sent_branches:
-                self._to_cancel[branch] = place()
+            if branch not in self.outbox.branches:
+                self.outbox.to_cancel[branch] = place()
                 return
             if self.quiet and not self.keeps_state:
                 return
@@ -434,24 +471,24 @@ class Session:
             match event:
                 case BranchFailed(branch=branch, error=info, index=index):
                     error = explain(submission.program, submission.places, info, branch, index)
-                    error.state = self.state
+                    error.state = self.body.state
                     self.arrivals.fail(branch, error)
                 case BranchRestarted(branch=branch, kept=kept):
                     self.arrivals.restart(branch, kept)
                 case Done(usage=usage, requests=num_requests, texts=texts):
                     submission.ended = True
-                    self.usage += usage
-                    self.num_requests += num_requests
-                    self.arrivals.take_texts(self.submissions.index(submission), texts)
+                    self.tally.usage += usage
+                    self.tally.num_requests += num_requests
+                    self.arrivals.take_texts(self.outbox.submissions.index(submission), texts)
                 case Failed(error=info, branch=branch, index=index):
                     if not (submission.cancels and info.code == "state_not_found"):  # nothing was left to be cancelled
                         self._fail(explain(submission.program, submission.places, info, branch, index))
                     submission.ended = True
-                    self.usage += self.arrivals.used_in(submission)
+                    self.tally.usage += self.arrivals.used_in(submission)
                 case _:
                     self.arrivals.take(event)
             if self.settings.log or (self.settings.trace and not isinstance(event, Delta)):
-                self.log.append(event)
+                self.tally.log.append(event)
             self.notify()
 
     def end(self, submission: Submission, error: BaseException | None = None) -> None:
@@ -459,7 +496,7 @@ class Session:
         with self.changed:
             if not submission.ended:
                 submission.begun = submission.ended = True
-                self.usage += self.arrivals.used_in(submission)
+                self.tally.usage += self.arrivals.used_in(submission)
                 error = error or BackendError("the backend's answer ended in the middle", code="broken_stream")
                 if self.error is not None or not isinstance(error, BoughError):
                     self._fail(error)
@@ -469,23 +506,18 @@ class Session:
 
     def news(self, num_seen: int) -> bool:
         """The log has more than `num_seen` events, or will never have."""
-        return len(self.log) > num_seen or self.finished
+        return len(self.tally.log) > num_seen or self.finished
 
     def notify(self) -> None:
         """Wakes those whose wait is over, and all threads that wait."""
         with self.changed:
-            self.changed.notify_all()
-            if self._waiters:
-                over = [waiter for waiter in self._waiters if self.error is not None or waiter.done()]
-                self._waiters = [waiter for waiter in self._waiters if waiter not in over]
-                for waiter in over:
-                    waiter.wake()
+            self.changed.notify(all_tasks=self.error is not None)
 
     def _fail(self, error: BaseException) -> None:
         if self.error is not None:
             return
         if isinstance(error, ProgramError) and error.state is None:
-            error.state = self.state
+            error.state = self.body.state
         self.error = error
 
     # Waiting
@@ -499,18 +531,15 @@ class Session:
         with self.changed:
             if self.error is not None or done():
                 return
-            waiter = Waiter(done)
-            self._waiters.append(waiter)
+            waiter = self.changed.add_waiter(done)
         try:
             await waiter.future
         finally:
-            with self.changed:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
+            self.changed.remove_waiter(waiter)
 
     def wait_quiet(self) -> None:
         """Blocks until nothing is running."""
-        self.wait(lambda: self.quiet, lambda: next((s for s in self.submissions if not s.ended), None))
+        self.wait(lambda: self.quiet, lambda: next((s for s in self.outbox.submissions if not s.ended), None))
 
     def raise_error(self) -> None:
         """Raises what the program failed with, if it has failed."""
@@ -554,11 +583,11 @@ class Session:
         with self.changed:
             if self.finished:
                 return False
-            begun = [submission for submission in self.submissions if submission.begun]
+            begun = [submission for submission in self.outbox.submissions if submission.begun]
             # a failed program is gone already, and one that is left while it runs goes with that
             kept = self.error is None and bool(begun) and begun[-1].program.keep and all(s.ended for s in begun)
             self._fail(error)
-            self.body_ended = True
+            self.body.ended = True
         self._driver.stop(self)
         self._finished()
         return kept
@@ -569,8 +598,8 @@ class Session:
 
     def _close(self) -> None:
         """Text to which nothing is generated is not worth a request of its own."""
-        self.body_ended = True
-        if self.recorder.generates or self.submissions:
+        self.body.ended = True
+        if self.recorder.generates or self.outbox.submissions:
             self.send()
 
     def _finished(self) -> None:

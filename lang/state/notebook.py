@@ -71,8 +71,8 @@ def _status(branch: Branch) -> str:
     if session.arrivals.failure_of(branch.id) is not None or session.error is not None:
         return "failed"
     if not session.finished:
-        return "running" if session.submissions else "recorded, not sent"
-    usage = session.usage
+        return "running" if session.outbox.submissions else "recorded, not sent"
+    usage = session.tally.usage
     return (
         f"{usage.prompt_tokens:,} prompt tokens, {usage.cached_tokens:,} of them from the cache · "
         f"{usage.completion_tokens:,} generated"

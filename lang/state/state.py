@@ -258,7 +258,7 @@ class State(Generic[Result]):
         """`coroutine`, which somebody in the program's body must await."""
         scope = current.get()
         if scope is not None:
-            scope.session.awaited.watch(coroutine, what)
+            scope.session.body.awaited.watch(coroutine, what)
         return coroutine
 
     async def _aget(self, name: str, kind: object) -> Any:
@@ -399,7 +399,7 @@ class State(Generic[Result]):
     @property
     def usage(self) -> Usage:
         """Tokens of all requests that have ended; of one that has failed, those of the values that had come."""
-        return self._branch.session.usage
+        return self._branch.session.tally.usage
 
     def timeline(self) -> Timeline:
         """Returns where each token came from, and when. The program must have been run with `trace=True`."""
@@ -411,10 +411,10 @@ class State(Generic[Result]):
         reader.sync(self._branch)
         timeline = Timeline.of(
             session.ops,
-            session.log,
+            session.tally.log,
             title=session.settings.title,
-            num_programs=len(session.submissions),
-            began_s=session.began,
+            num_programs=len(session.outbox.submissions),
+            began_s=session.tally.began,
         )
         timeline.fail(session.error)
         return timeline

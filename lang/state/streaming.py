@@ -169,7 +169,7 @@ def kind_stream(branch: Branch, kind: object) -> Stream[Any]:
     def walk() -> Iterator[Any]:
         session = branch.session
         if slot_of(branch, kind) is None and not session.may_send:
-            yield Wait(lambda: slot_of(branch, kind) is not None or session.body_ended, _nothing)
+            yield Wait(lambda: slot_of(branch, kind) is not None or session.body.ended, _nothing)
         slot = slot_of(branch, kind)
         if slot is None:
             session.raise_error()
@@ -305,7 +305,7 @@ def _walk_mark(branch: Branch, mark: str | Slot | Kept) -> Iterator[str | Wait]:
 
 
 def _longer(branch: Branch, num_marks: int) -> bool:
-    return len(branch.transcript) > num_marks or branch.session.body_ended
+    return len(branch.transcript) > num_marks or branch.session.body.ended
 
 
 def _grown(session: Session, slot: Slot, num_seen: int) -> bool:
@@ -315,7 +315,7 @@ def _grown(session: Session, slot: Slot, num_seen: int) -> bool:
 def _until_known(branch: Branch, name: str) -> Iterator[Wait]:
     session = branch.session
     if name not in branch.variables and not session.may_send:
-        yield Wait(lambda: name in branch.variables or session.body_ended, _nothing)
+        yield Wait(lambda: name in branch.variables or session.body.ended, _nothing)
 
 
 def _nothing() -> None:

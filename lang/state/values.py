@@ -324,7 +324,7 @@ def known(branch: Branch, name: str) -> Entry:
     """
     session = branch.session
     if name not in branch.variables and not session.may_send:
-        session.wait(lambda: name in branch.variables or session.body_ended, lambda: None)
+        session.wait(lambda: name in branch.variables or session.body.ended, lambda: None)
     return branch.look_up(name)
 
 
@@ -339,7 +339,7 @@ def sync(branch: Branch) -> None:
 
 
 def _running(session: Session) -> Submission | None:
-    return next((submission for submission in session.submissions if not submission.ended), None)
+    return next((submission for submission in session.outbox.submissions if not submission.ended), None)
 
 
 def shown(branch: Branch, name: str) -> str:
