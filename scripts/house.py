@@ -6,10 +6,10 @@ Rules, which fail: a folder has at most 16 entries; no files and no folders impo
 depth; no module is a fragment, that is, each is imported by two others, or has a test of its name, or is the door of
 its folder (named like it, `__init__`, `__main__`, or an entry point), or stands in ALONE with its reason.
 
-Warnings: files over 700 lines, classes over 15 attributes of state, class names that one folder tree uses twice. How
-complex a function may be is ruff's affair. With `--strict`, fragments and docstrings that begin like a question (What,
-Who, Whether) instead of with a verb or a noun of the field break the rules too. `--against` shows the
-lines of each folder beside those of a revision.
+How complex a function may be is ruff's affair. With `--strict`, as `make lint` has it, fragments, docstrings that begin
+like a question (What, Who, Whether) instead of with a verb or a noun of the field, classes over 15 attributes of state
+and class names that one folder tree uses twice break the rules too. Files over 700 lines are a warning. `--against`
+shows the lines of each folder beside those of a revision.
 """
 
 from __future__ import annotations
@@ -312,7 +312,9 @@ def print_lines(root: Path, revision: str | None) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--strict", action="store_true", help="fail for fragments and riddles, too")
+    parser.add_argument(
+        "--strict", action="store_true", help="fail for fragments, riddles, large classes and shared names, too"
+    )
     parser.add_argument("--against", metavar="REV", help="show the lines at a revision beside those of now")
     options = parser.parse_args()
     root = Path(__file__).resolve().parent.parent
@@ -332,15 +334,17 @@ def report_rules(house: House, *, strict: bool) -> bool:
     show("Circles of imports", [" <-> ".join(circle) for circle in cycles])
     show("Fragments", [house.described(path) for path in sorted(fragments, key=house.lines)])
     show("Docstrings that begin like a question", riddles := house.riddles())
+    large = [f"{where}: {count}" for count, where in house.large_classes()]
+    shared = [f"{name}: {', '.join(paths)}" for name, paths in house.shared_names().items()]
+    show(f"Classes over {MAX_ATTRIBUTES} attributes", large)
+    show("Class names used twice", shared)
     show("Unnecessary reasons in ALONE", stale := [path for path in ALONE if path not in house.alone()])
-    return bool(crowded or cycles or (strict and (fragments or riddles or stale)))
+    return bool(crowded or cycles or (strict and (fragments or riddles or large or shared or stale)))
 
 
 def report_lists(house: House) -> None:
     """Prints what is worth a look, and no error."""
     show(f"Files over {MAX_LINES} lines", [f"{path}: {count}" for count, path in house.long_files()])
-    show(f"Classes over {MAX_ATTRIBUTES} attributes", [f"{where}: {count}" for count, where in house.large_classes()])
-    show("Class names used twice", [f"{name}: {', '.join(paths)}" for name, paths in house.shared_names().items()])
 
 
 def show(title: str, lines: list[str]) -> None:
