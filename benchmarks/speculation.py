@@ -1,4 +1,4 @@
-"""Guesses on and off in alternation: copying, JSON and free prose, alone and in batches. Outputs must be the same."""
+"""Speculation on and off in turn: copying, JSON and free prose, alone and in batches. Outputs must be the same."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _compare(engines: dict[str, Engine], name: str, batch: int, arguments: argpa
     }
     print(
         "{workload:6} batch {batch:3}: {ratio:5.2f}x ({least:.2f} .. {most:.2f}), {processor_ratio:.2f}x by processor "
-        "time; {guessed:.2f} guesses a token, {right:.0%} right; the same: {same}".format(**row),
+        "time; {guessed:.2f} drafts a token, {right:.0%} right; the same: {same}".format(**row),
         flush=True,
     )
     return row

@@ -49,7 +49,7 @@ class Gbnf(msgspec.Struct, frozen=True, tag="gbnf", forbid_unknown_fields=True):
 
 
 class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A marked stretch of text: `begin`, then what `content` allows (None: any text), then `end`."""
+    """A marked part of a text: `begin`, then what `content` allows (None: any text), then `end`."""
 
     begin: str
     content: JsonSchema | Regex | Choice | Lark | Gbnf | None

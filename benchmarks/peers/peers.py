@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes", type=float, default=None, help="for each peer once it is loaded (default: 30, with --quick 8)"
     )
-    parser.add_argument("--no-speculation", action="store_true", help="ours guesses no tokens: no peer does by default")
+    parser.add_argument("--no-speculation", action="store_true", help="turn ours off: no peer speculates by default")
     parser.add_argument("--quantization", choices=NATIVE_KINDS, help="of ours (default: as the model's file has it)")
     parser.add_argument("--kv-cache-dtype", choices=("int8",), help="of ours (default: 12 of 16 bits)")
     parser.add_argument("--python", metavar="FILE", help="the interpreter that environments are made with")

@@ -58,7 +58,7 @@ class Peer:
 
     weight    of its share of the time: the best ones have rounds enough
     limited   answers one call after the other, so that a part of the programs says how fast it is
-    driven    step by step in its own process, by our walker of programs: faster than a server, and nothing one can have
+    driven    step by step in its own process, by our interpreter of plans: faster than a server, nothing one can have
     """
 
     name: str

@@ -13,7 +13,7 @@ _SPACE = " \n\r\t"
 
 
 class Part(NamedTuple):
-    """A stretch of a text, and the schemas of which one must allow it. Without any, a tag should have been there."""
+    """A part of a text, and the schemas of which one must allow it. Without any, a tag should have been there."""
 
     schemas: tuple[JsonSchema, ...]
     text: str

@@ -132,10 +132,6 @@ class Sequence:
         self.check()
 
     @property
-    def prefilling(self) -> bool:
-        return self.num_computed < self.num_prompt - 1 or self.num_uncomputed > 1
-
-    @property
     def match_limit(self) -> int:
         """Tokens that may be taken from the cache: a position whose logits are asked for must be computed."""
         return len(self.tokens) - 1 if self.score is None else self.score.start - 1

@@ -21,7 +21,7 @@ _NOBODYS = 1e4
 """In slots of no sequence. Not NaN: some peers multiply what lies past the end of a page by a weight of 0."""
 
 Path = Sequence[tuple[Hashable, int]]
-"""One sequence, root first: (name of a stretch, its tokens). Sequences that name the same stretch share its pages."""
+"""One sequence, root first: (name of a segment, its tokens). Sequences that name the same segment share its pages."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _allocate(paths: Sequence[Path], shuffler: np.random.Generator) -> list[Int3
     owned = {name: ids[starts[name] : starts[name] + count] for name, count in counts.items()}
     for path in paths:
         if any(length % PAGE_SIZE for _, length in path[:-1]):
-            raise ValueError("a shared stretch must be whole pages")
+            raise ValueError("a shared segment must be whole pages")
     return [np.concatenate([owned[name] for name, _ in path]) for path in paths]
 
 

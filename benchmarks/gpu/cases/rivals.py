@@ -100,7 +100,7 @@ def flashinfer_cascade(inputs: AttentionInputs) -> Launch:
 
 
 def _levels(inputs: AttentionInputs) -> list[tuple[list[int], list[np.ndarray[Any, Any]], list[int]]]:
-    """Levels, outermost first: where each stretch's queries begin (and the last one's end), its pages, its tokens.
+    """Levels, outermost first: where each segment's queries begin (and the last one's end), its pages, its tokens.
 
     Every level must cover every sequence, which holds for the balanced trees that are measured.
     """

@@ -203,7 +203,7 @@ MAX_DEPTH = 3
 MAX_TRIALS = 24
 """Tokens tried in the looking ahead of one mask."""
 MAX_STEPS = 32
-"""Forced stretches that are followed in looking ahead."""
+"""Forced runs that are followed in looking ahead."""
 MAX_FEW = 32
 """Tokens that a mask may allow where each of them is looked at."""
 
