@@ -18,7 +18,7 @@ from ..workloads.prose import PASSAGE
 from .environments import PeerError, make_environment
 from .models import KINDS, make_model
 from .process import OURS, Side, side_command
-from .report import FLOAT32, PeerReport, PeerRow, Quality, Starts, memory_row, row_of, start_row
+from .report import FLOAT32, PeerReport, Quality, Starts, memory_row, row_of, start_row
 from .rounds import Rounds, Turns
 
 _MAX_STARTS = 3
@@ -171,11 +171,7 @@ def _measure_starts(name: str, start: Callable[..., Side], run: PeerRun, report:
         report.left_out.append(f"{name}, fresh processes: {error}")
     report.starts[name] = theirs
     report.starts[f"{OURS} beside {name}"] = ours
-    report.rows += [row for row in (start_row(ours, theirs), memory_row(ours, theirs)) if _says_something(row)]
-
-
-def _says_something(row: PeerRow) -> bool:
-    return bool(row.ratios)
+    report.rows += [row for row in (start_row(ours, theirs), memory_row(ours, theirs)) if row.ratios]
 
 
 def _measure_quality(theirs: Side, run: PeerRun, report: PeerReport) -> None:
@@ -192,7 +188,7 @@ def _warm_up(side: Side, run: PeerRun) -> None:
 
 
 def start_once(start: Callable[[], Side], found: Starts, prompts: Prompts, sizes: Sizes, limit_s: float) -> None:
-    """One fresh process more. `start` must not wait.
+    """Starts one fresh process more. `start` must not wait.
 
     Raises:
         PeerError: it did not come up, or failed, in time.
@@ -218,7 +214,7 @@ def take_turns(
     sizes: Sizes,
     limit_s: float,
 ) -> None:
-    """`num_rounds` fresh processes of each side, in turn; fewer where there is no time for another.
+    """Starts `num_rounds` fresh processes of each side, in turn; fewer where there is no time for another.
 
     Raises:
         PeerError: see start_once.

@@ -17,7 +17,7 @@ from .sides.peer_walk import Plan, first_texts
 
 @dataclass(frozen=True)
 class Level:
-    """So many programs, so many of them at once."""
+    """Load of a batch: its number of programs, and how many of them run at once."""
 
     name: str
     num_programs: int

@@ -22,7 +22,7 @@ _MORE_THAN_BEFORE = 1.2  # a round is begun if there is time for one that takes 
 
 
 class OursFailedError(PeerError):
-    """It is our own side that failed."""
+    """Failure of our own side."""
 
 
 class Rated(Protocol):
