@@ -24,7 +24,9 @@ _CONVERT = """
 import pathlib, sys, torch, transformers
 source, target = map(pathlib.Path, sys.argv[1:])
 where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
+packed = getattr(transformers, "GgufConfig", None)  # of releases that would keep the blocks, which cannot be saved
+plain = {"quantization_config": packed(dequantize=True)} if packed else {}
+model = transformers.AutoModelForCausalLM.from_pretrained(**where, **plain, dtype=torch.bfloat16)
 model.save_pretrained(target)
 transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(target)
 """
