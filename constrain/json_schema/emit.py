@@ -379,7 +379,7 @@ def _pair_of(writer: Writer, keys: Sequence[Key]) -> str:
 
 
 def _map(writer: Writer, plan: ObjectPlan) -> list[str]:
-    """No key is known by name."""
+    """Alternatives for an object of whose keys none is known by name."""
     alternatives = ['"{""}"'] if plan.low == 0 else []
     if plan.others and plan.high != 0:
         pair = _pair_of(writer, plan.others)

@@ -109,7 +109,7 @@ class Language:
         return decisions.matches(self.node, text)
 
     def is_empty(self, budget: int = BUDGET) -> bool | None:
-        """There is no text in the language."""
+        """Tells whether the language has no text."""
         return _is_empty(self.node, budget)
 
     def sample(self, budget: int = BUDGET) -> str | None:
@@ -117,7 +117,7 @@ class Language:
         return decisions.sample(self.node, budget)
 
     def disjoint(self, other: Language, budget: int = BUDGET) -> bool | None:
-        """No text is in both."""
+        """Tells whether no text is in both."""
         return (self & other).is_empty(budget)
 
     def subset_of(self, other: Language, budget: int = BUDGET) -> bool | None:

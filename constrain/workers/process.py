@@ -37,7 +37,7 @@ class LateError(RuntimeError):
 
 
 class NoProcessError(RuntimeError):
-    """No process can be started here."""
+    """Raised when no process can be started here."""
 
 
 class WorkerProcess:

@@ -156,7 +156,7 @@ class Worker:
 
 
 def _import_validation() -> None:
-    """Not before the first answer, if somebody waits for that, but before the first check, which is urgent."""
+    """Imports what checks need: after the first answer, if somebody waits for that, and before the first check."""
     if "jsonschema" not in sys.modules:
         from ..json_schema import validate  # noqa: F401, PLC0415
 

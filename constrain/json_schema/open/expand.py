@@ -139,7 +139,7 @@ class Expander:
         if isinstance(schema, bool):
             return [TOPS[kind]]
         unevaluated = _UNEVALUATED.get(kind, "")
-        own = unevaluated in schema
+        own = bool(unevaluated) and unevaluated in schema
         local = self._keywords.shape(literal, schema, kind, bool(annotate or own))
         result = [] if local is None else [local]
         if facts.values is not None:
@@ -294,7 +294,7 @@ class Expander:
             if keyword in schema and (keyword != "dependentSchemas" or kind == "object"):
                 yield from self._negate_combination(literal, schema, kind, keyword)
         unevaluated = _UNEVALUATED.get(kind, "")
-        if unevaluated in schema:
+        if unevaluated and unevaluated in schema:
             yield from self._negate_unevaluated(literal, schema, kind, unevaluated)
 
     def _negate_combination(self, literal: int, schema: dict[str, Any], kind: str, keyword: str) -> Iterator[Shape]:

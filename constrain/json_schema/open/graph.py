@@ -236,7 +236,7 @@ MAX_LENGTH = 20_000
 
 
 class _NoTextError(Exception):
-    """No text was found with little effort; there may be one all the same."""
+    """Raised when no text is found with little effort; there may be one all the same."""
 
 
 def shortest_text(graph: Graph) -> str | None:

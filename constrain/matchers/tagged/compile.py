@@ -61,7 +61,7 @@ class Source:
 
     @property
     def empty(self) -> bool:
-        """There is nothing in it."""
+        """True if there is nothing in it."""
         return not self._alternatives
 
     def add_part(self, lowered: Lowered) -> None:

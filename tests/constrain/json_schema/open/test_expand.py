@@ -70,6 +70,11 @@ def test_what_nothing_satisfies_is_refused(schema: Any) -> None:
         lower(JsonSchema(json.dumps(schema)))
 
 
+@pytest.mark.parametrize("schema", [{"": {}}, {"type": "string", "": True}, {"not": {"": False, "type": "null"}}])
+def test_a_keyword_without_a_name_says_nothing(schema: dict[str, Any], vocabulary: Vocabulary) -> None:
+    assert accepts(schema, '"x"', vocabulary)
+
+
 KEYS = ("", "a", "ab", "b", "c")
 SETS = (
     KeySet(frozenset({"a", "b"})),

@@ -123,7 +123,7 @@ def test_small_patterns(pattern: str, small: bool) -> None:
 
 @pytest.mark.parametrize("spec", [Regex("^[a-c]{2}-[0-9]$"), Choice(("red", "green", "gre"))], ids=["regex", "choice"])
 def test_what_is_small_is_a_table_at_once(compiler: GrammarCompiler, spec: GrammarSpec) -> None:
-    """No answer may depend on how often its constraint was asked for."""
+    """Answers must not depend on how often their constraint was asked for."""
     table = compiler.compile(spec)
     assert isinstance(table, RegularGrammar) and compiler.compile(spec) is table
 

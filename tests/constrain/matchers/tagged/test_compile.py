@@ -368,7 +368,7 @@ MARKED = Structural((Tag("<t>", Regex("[ab]+"), "</t>"),), triggers=("<t>",))
 
 
 def test_free_text_takes_no_mask(vocabulary: Vocabulary) -> None:
-    """Not even where a trigger has begun for the first time."""
+    """This holds even where a trigger has begun for the first time."""
     matcher = compiled(MARKED, TokenTable(vocabulary)).matcher()
     for token in vocabulary.encode("a<<t/<tt<b"):
         assert matcher.free

@@ -160,7 +160,7 @@ def tiny(greedy: Callable[[Sequence[bytes | None]], Callable[[str], list[int]]])
 
 @pytest.fixture
 def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No values are listed, so that no grammar holds them apart."""
+    """Lists no values, so that no grammar holds them apart."""
     monkeypatch.setattr(finite, "MAX_DISTINCT", 0)
 
 
@@ -344,7 +344,7 @@ def test_ends_valid_within_the_budget(
 
 
 def test_elements_that_have_run_out(compiler: GrammarCompiler) -> None:
-    """No element is begun if only a repetition could come."""
+    """Checks that no element is begun if only a repetition could come."""
     endings = {**STRINGS, "items": {"type": "integer", "minimum": 0, "maximum": 69}}
     grammar = compiler.compile(JsonSchema(json.dumps(endings)))
     text = json.dumps(list(range(70)))
