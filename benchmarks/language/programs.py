@@ -8,15 +8,10 @@ from ...lang.api import assistant, function, gen, user
 from ...lang.control import repeat_until, times, var
 from ...lang.state.state import State
 from ...lang.tools.tool import tool, use
+from ..workloads.programs import DIMENSIONS as DIMENSIONS
+from ..workloads.programs import LEVELS as LEVELS
 from ..workloads.prose import Prose
 
-LEVELS = (
-    "Propose a plan to solve the problem.",
-    "Carry out the plan, step by step.",
-    "Reflect on the result: what may be wrong?",
-    "Give the final answer.",
-)
-DIMENSIONS = ("clarity", "originality", "evidence", "structure", "style", "usefulness")
 NUM_SAMPLES = 16
 MAX_TURNS = 4
 SCORE_TOKENS = 2

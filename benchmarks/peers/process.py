@@ -29,6 +29,8 @@ class Side:
         self, name: str, command: Sequence[str], *, log: Path, variables: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
+        self.ended = ""
+        """Reason why the process answers no more, for all that it is asked from then on."""
         self._log = log
         offline = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
         try:
@@ -50,10 +52,13 @@ class Side:
         Raises:
             PeerError: the job failed, the process ended, or took too long (and is ended).
         """
+        if self.ended:
+            raise PeerError(self.ended)
         try:
             self._child.send(json.dumps({"job": job, **arguments}))
         except GoneError as error:
-            raise PeerError(f"{self.name} has ended; its output is in {self._log}") from error
+            self.ended = f"{self.name} has ended; its output is in {self._log}"
+            raise PeerError(self.ended) from error
         return self._receive(limit_s)
 
     def end(self) -> None:
@@ -63,9 +68,11 @@ class Side:
         try:
             line = self._child.receive(limit_s)
         except GoneError as error:
-            raise PeerError(f"{self.name}: {error}") from error
+            self.ended = f"{self.name}: {error}"
+            raise PeerError(self.ended) from error
         if line is None:
-            raise PeerError(f"{self.name} ended with status {self._child.wait()}; its output is in {self._log}")
+            self.ended = f"{self.name} ended with status {self._child.wait()}; its output is in {self._log}"
+            raise PeerError(self.ended)
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise PeerError(f"{self.name}: {answer['error']}")

@@ -322,7 +322,10 @@ def failures(results: Results) -> list[str]:
         for key, pairs in found.items():
             if not pairs.ratios:
                 reasons.setdefault((name, pairs.note or "not run"), []).append(", ".join(key))
-    return [f"programs, {name}: {'; '.join(keys)}: {note}" for (name, note), keys in reasons.items()]
+    return [
+        f"programs, {name}: {'all' if len(keys) == len(results[name]) else '; '.join(keys)}: {note}"
+        for (name, note), keys in reasons.items()
+    ]
 
 
 def _row(key: Key, best: str, peers: Results) -> PeerRow:

@@ -39,6 +39,7 @@ class Asks(Protocol):
     """Side as rounds need it; see `process.Side`."""
 
     name: str
+    ended: str
 
     def ask(self, job: str, limit_s: float, **arguments: Any) -> dict[str, Any]: ...
 
@@ -86,6 +87,7 @@ class Turns:
     def allow(self, name: str, number: int, pairs: Pairs[Made]) -> bool:
         """Tells whether round `number` of what is called `name` can be played; why not is noted."""
         left_s = self.deadline - time.monotonic()
+        pairs.note = pairs.note or self.theirs.ended
         if not pairs.note and (left_s <= 0 or self._took.get(name, 0.0) * _MORE_THAN_BEFORE > left_s):
             pairs.note = f"no time for more than {number} rounds"
         return not pairs.note

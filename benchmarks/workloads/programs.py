@@ -166,13 +166,13 @@ def retrieval(size: Size) -> Workload:
     return Workload("RAG pipeline", "instructions for all, and the most popular passages", tuple(programs))
 
 
-_LEVELS = (
+LEVELS = (
     "Propose a plan to solve the problem.",
     "Carry out the plan, step by step.",
     "Reflect on the result: what may be wrong?",
     "Give the final answer.",
 )
-_DIMENSIONS = ("clarity", "originality", "evidence", "structure", "style", "usefulness")
+DIMENSIONS = ("clarity", "originality", "evidence", "structure", "style", "usefulness")
 
 
 def tree_of_thought(size: Size) -> Workload:
@@ -183,7 +183,7 @@ def tree_of_thought(size: Size) -> Workload:
         script = Script()
         script.message("user", prose.text(size.length(50)))
         leaves = [0]
-        for instruction in _LEVELS:
+        for instruction in LEVELS:
             leaves = [child for leaf in leaves for child in script.fork(2, branch=leaf)]
             for number, leaf in enumerate(leaves):
                 script.message("user", f"{instruction} Idea {number % 2 + 1}.", branch=leaf)
@@ -221,9 +221,9 @@ def judge(size: Size) -> Workload:
         script = Script()
         script.message("system", f"You judge articles. {prose.text(size.length(50))}")
         script.message("user", f"The article:\n\n{prose.text(size.length(230))}")
-        branches = script.fork(len(_DIMENSIONS))
+        branches = script.fork(len(DIMENSIONS))
         judgements = []
-        for dimension, branch in zip(_DIMENSIONS, branches, strict=True):
+        for dimension, branch in zip(DIMENSIONS, branches, strict=True):
             script.message("user", f"Judge its {dimension} in one or two sentences.", branch=branch)
             judgements.append(script.answer(size.length(20), branch=branch))
         script.join(branches)

@@ -86,7 +86,7 @@ class FakeSide:
     """A side that answers at once and says how long it took."""
 
     def __init__(self, name: str, seconds: float, fails: str = "") -> None:
-        self.name, self.seconds, self.fails = name, seconds, fails
+        self.name, self.seconds, self.fails, self.ended = name, seconds, fails, ""
         self.asked: list[dict[str, Any]] = []
 
     def ask(self, job: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
@@ -225,6 +225,8 @@ def test_a_side_that_ends_or_is_not_there(tmp_path):
     side = Side("gone", [sys.executable, "-c", "pass"], log=tmp_path / "log")
     with pytest.raises(PeerError, match="gone ended"):
         side.wait_ready(20)
+    with pytest.raises(PeerError, match="gone ended with status 0"):
+        side.ask("generate", 20)
     side.end()
     with pytest.raises(PeerError):
         Side("none", [str(tmp_path / "nothing")], log=tmp_path / "log")
@@ -312,6 +314,18 @@ def test_what_a_peer_cannot_do_is_left_out(prompts):
     notes = {name: contest.note for name, contest in rounds.contests.items() if contest.note}
     assert notes == {f"JSON schema, batch {QUICK.num_json}": "them: cannot"}
     assert Counter(each["job"] for each in theirs.asked)["constrained"] == 1  # not tried again
+
+
+def test_a_peer_that_has_ended_is_asked_no_more(prompts):
+    class Ending(FakeSide):
+        def ask(self, job: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
+            self.ended = "them: it ended"
+            raise PeerError(self.ended)
+
+    ours, theirs = FakeSide("bough", 1.0), Ending("them", 1.0)
+    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), workloads(QUICK), prompts=prompts, first_number=0)
+    rounds.run(2, begin=str, end=int)
+    assert len(ours.asked) == 1 and {contest.note for contest in rounds.contests.values()} == {"them: it ended"}
 
 
 def test_our_own_failure_is_told(prompts):

@@ -369,6 +369,8 @@ class TestRows:
             "x": {("a", "l"): Pairs(note="cannot"), ("b", "l"): Pairs(note="cannot"), ("c", "l"): pairs_of(1.0)}
         }
         assert failures(results) == ["programs, x: a, l; b, l: cannot"]
+        del results["x"]["c", "l"]
+        assert failures(results) == ["programs, x: all: cannot"]
 
 
 class TestSide:
