@@ -274,6 +274,7 @@ def _linear(
         ours=lambda inputs: lambda: inputs.product(inputs.x),
         peers=peers,
         reference=lambda inputs: inputs.x.float() @ inputs.right.float().T,
+        of_peers=lambda inputs: inputs.x.float() @ inputs.weight.float().T,
         max_error=how.max_error,
     )
 

@@ -32,6 +32,7 @@ class Problem(Generic[Inputs]):
 
     make        a set of inputs from a seed; a launch moves the bytes of `work`
     reference   what ours and the peers are to give, in float32 or float64; None: peers may differ from ours
+    of_peers    what peers are to give, where that is something else: they multiply weights that are not rounded
     check       raises if our output is wrong
     max_error   relative, of ours; None: what the dtype allows. Peers are held to the same
     ours, peers bind a kernel to inputs; outputs that they are given are filled with NaN beforehand
@@ -44,6 +45,7 @@ class Problem(Generic[Inputs]):
     ours: Callable[[Inputs], Launch]
     peers: Mapping[str, Callable[[Inputs], Launch]] = field(default_factory=dict)
     reference: Callable[[Inputs], torch.Tensor] | None = None
+    of_peers: Callable[[Inputs], torch.Tensor] | None = None
     check: Callable[[Inputs, torch.Tensor], None] | None = None
     max_error: float | None = None
 
@@ -66,6 +68,7 @@ def measure(problem: Problem[Inputs], settings: Settings) -> Iterator[Row]:
         yield Row(sec="K", name=problem.name, cfg=dict(problem.cfg), note=str(error))
         return
     expected = None if problem.reference is None else problem.reference(sets[0])
+    of_peers = expected if problem.of_peers is None else problem.of_peers(sets[0])
     row = Row(sec="K", name=problem.name, cfg=dict(problem.cfg))
     launches = [problem.ours(inputs) for inputs in sets]
     max_error = problem.max_error or MAX_ERROR[settings.dtype_name]
@@ -82,7 +85,7 @@ def measure(problem: Problem[Inputs], settings: Settings) -> Iterator[Row]:
         if name in settings.without:
             continue
         settings.announce(name)
-        timing, note = _time_peer(bind, sets, expected, max_error, settings)
+        timing, note = _time_peer(bind, sets, of_peers, max_error, settings)
         row.peers[name] = None if timing is None else timing.us
         notes += [f"{name}: {note}"] if note else []
     again = time_calls(launches, device=settings.device)
