@@ -17,11 +17,16 @@ SUM   := $(shell cat pyproject.toml kernels/native/source/*.* kernels/native/sou
 USE   := $(VENV)/.stamp-use-$(SUM)
 DEV   := $(VENV)/.stamp-dev-$(SUM)
 
+# Operations of `make sim`, and the seed that they follow from.
+OPERATIONS ?= 20000000
+SEED       ?= 1
+
 # The oldest Triton that we support; every kernel is compiled with it, too.
 OLDEST := $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' '-')),$(VENV)/triton-oldest)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu accept fast lint house flows format docs bench serve model install dev dist clean
+.PHONY: help demo test test-gpu accept sim soak overload fast lint house flows format docs bench serve model install dev lock
+.PHONY: dist clean
 
 help:     ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -30,7 +35,7 @@ demo: model  ## run a small program and write its timeline to demo.html
 	$(BIN)/bough run examples/demo.py --timeline demo.html
 
 test: $(DEV) $(OLDEST) model  ## run all tests
-	$(BIN)/pytest
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadfile
 
 test-gpu: $(DEV)  ## on a machine with a GPU: the tests of the kernels, compiled, and of the engine there
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "torch sees no CUDA device")'
@@ -41,6 +46,15 @@ accept: $(DEV) model  ## check every promise of docs/acceptance.md at full size:
 		tests/constrain/search/test_fuzz.py
 	$(BIN)/python tests/radix/fuzz.py --operations 1000000
 	$(BIN)/bough bench throughput --at-least 5
+
+sim: $(DEV)  ## simulate scheduler, cache and programs under faults: OPERATIONS=20000000 SEED=1 take an hour or so
+	env -u PYTHONSAFEPATH $(BIN)/python -m tests.sim.simulate --operations $(OPERATIONS) --seed $(SEED)
+
+soak: $(DEV)  ## ten thousand requests and two thousand programs over HTTP, each compared with what it gets alone: 15 minutes
+	BOUGH_ACCEPTANCE=full $(BIN)/pytest -v -s tests/acceptance/load/test_soak.py
+
+overload: $(DEV)  ## the server at up to ten times what it can do, for 6 minutes
+	BOUGH_ACCEPTANCE=full $(BIN)/pytest -v -s tests/acceptance/load/test_overload.py
 
 fast: $(DEV)  ## run the tests that need no model and take seconds
 	$(BIN)/pytest -q -m "not model and not slow and not gpu"
@@ -78,6 +92,11 @@ model: $(USE)  ## fetch the default model, if it is not there yet
 install: $(USE)  ## make the environment and install bough into it
 
 dev: $(DEV)  ## the same, with the tools for tests and style
+
+lock: $(BIN)/python  ## resolve requirements.lock anew: versions and hashes of all dependencies
+	$(BIN)/python -m venv $(VENV)/lock
+	$(VENV)/lock/bin/python -m pip install --disable-pip-version-check --quiet uv
+	$(BIN)/python scripts/lock.py --uv $(VENV)/lock/bin/uv
 
 dist: $(DEV)  ## build a wheel into dist/
 	$(BIN)/python -m pip wheel . --no-deps --no-build-isolation --wheel-dir dist

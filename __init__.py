@@ -1,7 +1,10 @@
 """bough: write multi-call LLM programs in Python; they run next to a radix-tree KV cache.
 
-Every public name, and the module that holds it. A name is imported when it is first used, so `import bough` costs
-next to nothing and never imports torch.
+`lang` records programs and `server` is the HTTP API; `runtime` runs both; below it `radix` caches prefixes and evicts
+their pages, `constrain` makes grammars and masks, `kernels` computes. `cli` is the command.
+
+Every public name, and the module that holds it. A name is imported when it is first used, so `import bough` costs next
+to nothing and never imports torch.
 """
 
 from importlib import import_module
@@ -73,6 +76,14 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/house/test_fac
     from bough.runtime.protocol.errors import BoughError as BoughError
     from bough.runtime.protocol.errors import EngineError as EngineError
     from bough.runtime.protocol.errors import RequestError as RequestError
+    from bough.runtime.protocol.program import BranchFailed as BranchFailed
+    from bough.runtime.protocol.program import BranchRestarted as BranchRestarted
+    from bough.runtime.protocol.program import Delta as Delta
+    from bough.runtime.protocol.program import Done as Done
+    from bough.runtime.protocol.program import Failed as Failed
+    from bough.runtime.protocol.program import Piece as Piece
+    from bough.runtime.protocol.program import Skipped as Skipped
+    from bough.runtime.protocol.program import Value as Value
     from bough.runtime.protocol.sampling_params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
@@ -128,6 +139,16 @@ _HOMES = {
     "bough.lang.tools.tool": ("Tool", "tool", "use"),
     "bough.runtime.protocol.errors": ("BoughError", "EngineError", "RequestError"),
     "bough.runtime.client.llm": ("LLM",),
+    "bough.runtime.protocol.program": (
+        "BranchFailed",
+        "BranchRestarted",
+        "Delta",
+        "Done",
+        "Failed",
+        "Piece",
+        "Skipped",
+        "Value",
+    ),
     "bough.runtime.protocol.sampling_params": ("SamplingParams",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

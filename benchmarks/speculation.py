@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from ..constrain.spec import JsonSchema
 from ..runtime.engine.engine import Engine
 from ..runtime.load.load_torch import load_engine
@@ -18,52 +20,28 @@ from ..runtime.protocol.errors import BoughError
 from ..runtime.protocol.request import Request, RequestOutput
 from ..runtime.protocol.sampling_params import SamplingParams
 from .harness.report import write_json
+from .workloads.prompts import RESIDENT
 from .workloads.prose import PASSAGE
 
 _PEOPLE = ("smith", "pilot", "queen", "thief", "baker", "monk", "spy", "nurse", "sailor", "judge", "poet", "giant")
-_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 24},
-        "house": {"enum": ["north", "south", "none"]},
-        "home": {
-            "type": "object",
-            "properties": {"town": {"type": "string", "maxLength": 24}, "country": {"type": "string", "maxLength": 24}},
-            "required": ["town", "country"],
-            "additionalProperties": False,
-        },
-        "age": {"type": "integer", "minimum": 1, "maximum": 99},
-        "friends": {"type": "array", "items": {"type": "string", "maxLength": 24}, "minItems": 2, "maxItems": 4},
-        "alive": {"type": "boolean"},
-    },
-    "required": ["name", "house", "home", "age", "friends", "alive"],
-    "additionalProperties": False,
-}
+_SCHEMA = json.dumps(json.loads(RESIDENT))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
-        engines = {
-            mode: load_engine(
-                EngineConfig(model=arguments.model, dtype=arguments.dtype, num_pages=32_768, speculation=mode)
-            )
-            for mode in ("off", "auto")
-        }
+        config = EngineConfig(model=arguments.model, dtype=arguments.dtype, num_pages=32_768)
+        engines = {mode: load_engine(msgspec.structs.replace(config, speculation=mode)) for mode in ("off", "auto")}
     except BoughError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    rows = [
-        _compare(engines, name, batch, arguments)
-        for batch in arguments.batch
-        for name in _WORKLOADS
-        if name in arguments.only
-    ]
+    chosen = [name for name in _WORKLOADS if name in arguments.only]
+    rows = [_compare(engines, name, batch, arguments) for batch in arguments.batch for name in chosen]
     for engine in engines.values():
         engine.close()
     if arguments.json:
         write_json(arguments.json, rows)
-    return 0 if all(row["same"] and row["ratio"] >= arguments.at_least for row in rows) else 1
+    return 0 if all(row["same"] for row in rows) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,13 +52,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=list(_WORKLOADS), default=list(_WORKLOADS))
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--at-least", type=float, default=0.0, help="fail below this median ratio")
     parser.add_argument("--json", metavar="FILE")
     return parser
 
 
 def _compare(engines: dict[str, Engine], name: str, batch: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    seconds: dict[str, list[tuple[float, float]]] = {mode: [] for mode in engines}
+    seconds: dict[str, list[float]] = {mode: [] for mode in engines}
     same, before = True, engines["auto"].stats()
     for number in range(arguments.rounds + 1):
         make, first = _WORKLOADS[name], number * batch
@@ -94,37 +71,35 @@ def _compare(engines: dict[str, Engine], name: str, batch: int, arguments: argpa
     after = engines["auto"].stats()
     guessed = after.guessed_tokens_total - before.guessed_tokens_total
     generated = after.generated_tokens_total - before.generated_tokens_total
-    pairs = list(zip(seconds["off"], seconds["auto"], strict=True))
-    ratios = [off[0] / auto[0] for off, auto in pairs]
+    ratios = [off / auto for off, auto in zip(seconds["off"], seconds["auto"], strict=True)]
     row: dict[str, Any] = {
         "workload": name,
         "batch": batch,
         "ratio": statistics.median(ratios),
         "least": min(ratios),
         "most": max(ratios),
-        "processor_ratio": statistics.median(off[1] / auto[1] for off, auto in pairs),
         "guessed": guessed / generated,
         "right": (after.right_guesses_total - before.right_guesses_total) / max(guessed, 1),
         "same": same,
     }
     print(
-        "{workload:6} batch {batch:3}: {ratio:5.2f}x ({least:.2f} .. {most:.2f}), {processor_ratio:.2f}x by processor "
-        "time; {guessed:.2f} drafts a token, {right:.0%} right; the same: {same}".format(**row),
+        "{workload:6} batch {batch:3}: {ratio:5.2f}x ({least:.2f} .. {most:.2f}); {guessed:.2f} drafts a token, "
+        "{right:.0%} right; the same: {same}".format(**row),
         flush=True,
     )
     return row
 
 
-def _run(engine: Engine, requests: Sequence[Request]) -> tuple[list[list[int]], tuple[float, float]]:
-    """The tokens of each request; seconds until the last has ended, and processor seconds."""
+def _run(engine: Engine, requests: Sequence[Request]) -> tuple[list[list[int]], float]:
+    """The tokens of each request, and seconds until the last has ended."""
     engine.flush_cache()
     heard: list[list[RequestOutput]] = [[] for _ in requests]
-    started, processor_s = time.perf_counter(), time.process_time()
+    started = time.perf_counter()
     for request, outputs in zip(requests, heard, strict=True):
         engine.submit(request, outputs.append)
     while not all(outputs and outputs[-1].finish for outputs in heard):
         engine.step()
-    elapsed = time.perf_counter() - started, time.process_time() - processor_s
+    elapsed = time.perf_counter() - started
     return [[token for output in outputs for token in output.tokens] for outputs in heard], elapsed
 
 
@@ -132,28 +107,25 @@ def _copying(engine: Engine, number: int, num_tokens: int) -> Request:
     paragraphs = PASSAGE.split("\n\n")
     text = "\n\n".join(paragraphs[number % (len(paragraphs) - 2) :][:2])
     prompt = f"The text, number {number}:\n\n{text}\n\nThe same text again, in which nothing has changed:\n\n"
-    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-    return _request(engine, number, prompt + " ".join(text.split()[:8]), sampling)
+    greedy = {"temperature": 0.0, "ignore_eos": True}
+    return _request(engine, number, prompt + " ".join(text.split()[:8]), None, max_tokens=num_tokens, **greedy)
 
 
 def _json(engine: Engine, number: int, num_tokens: int) -> Request:
     task = f"Describe a {_PEOPLE[number % len(_PEOPLE)]}, number {number}, as JSON."
     prompt = f"<|im_start|>user\n{task}<|im_end|>\n<|im_start|>assistant\n"
-    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0)
-    return _request(engine, number, prompt, sampling, JsonSchema(json.dumps(_SCHEMA)))
+    return _request(engine, number, prompt, JsonSchema(_SCHEMA), max_tokens=num_tokens, temperature=0.0)
 
 
 def _prose(engine: Engine, number: int, num_tokens: int) -> Request:
     prompt = f"A story of a {_PEOPLE[number % len(_PEOPLE)]}, the tale number {number}. Once upon a time"
-    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.9, top_p=0.95, seed=number, ignore_eos=True)
-    return _request(engine, number, prompt, sampling)
+    drawn = {"temperature": 0.9, "top_p": 0.95, "seed": number, "ignore_eos": True}
+    return _request(engine, number, prompt, None, max_tokens=num_tokens, **drawn)
 
 
-def _request(
-    engine: Engine, number: int, prompt: str, sampling: SamplingParams, grammar: JsonSchema | None = None
-) -> Request:
+def _request(engine: Engine, number: int, prompt: str, grammar: JsonSchema | None, **sampling: Any) -> Request:
     tokens = tuple(engine.tokenizer.encode_prompt(prompt))
-    return Request(id=str(number), prompt=tokens, sampling=sampling, grammar=grammar)
+    return Request(id=str(number), prompt=tokens, sampling=SamplingParams(**sampling), grammar=grammar)
 
 
 _WORKLOADS: dict[str, Callable[[Engine, int, int], Request]] = {"copy": _copying, "json": _json, "prose": _prose}

@@ -21,6 +21,10 @@ from .harness.report import write_json
 from .harness.server_process import ServerProcess
 from .workloads.prose import Prose
 
+REQUESTS = 16
+LENGTH = 64
+"""Tokens of a prompt, and of an answer."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
@@ -35,20 +39,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BoughError, ValueError) as error:  # this model cannot be compared
         print(f"error: {error}", file=sys.stderr)
         return 1
-    prompts = _prompts(arguments.model, arguments.requests, arguments.prompt_tokens)
+    tokenizer, prose = load_tokenizer(locate(arguments.model)), Prose(0)
+
+    def new_prompts() -> list[list[int]]:
+        """Those of a round are new, so nothing comes from the prefix cache."""
+        return [tokenizer.encode_prompt(prose.text(2 * LENGTH))[:LENGTH] for _ in range(REQUESTS)]
+
     rounds = []
     with ServerProcess(["--model", arguments.model, "--dtype", str(dtype).removeprefix("torch.")]) as server:
-        _run_server(server, prompts[: arguments.concurrency], 4, arguments.concurrency)  # both are warm when it starts
-        reference.run(prompts[:1], 4)
+        asyncio.run(_complete_all(server, new_prompts(), num_tokens=4))  # both are warm when it starts
+        reference.run(new_prompts()[:1], 4)
         for number in range(arguments.rounds):
-            # Prompts of a round are new, so nothing comes from the prefix cache.
-            of_round = prompts[number * arguments.requests : (number + 1) * arguments.requests]
-            ours_s = _run_server(server, of_round, arguments.output_tokens, arguments.concurrency)
-            reference_s = reference.run(of_round, arguments.output_tokens)
+            prompts = new_prompts()
+            ours_s = asyncio.run(_complete_all(server, prompts, num_tokens=LENGTH))
+            reference_s = reference.run(prompts, LENGTH)
             rounds.append({"bough_s": ours_s, "transformers_s": reference_s, "ratio": reference_s / ours_s})
             print(f"round {number + 1}: bough {ours_s:.2f} s, transformers {reference_s:.2f} s", flush=True)
-    report = _report(arguments, rounds)
-    print(f"bough, {arguments.concurrency} at once    {report['bough_tokens_per_s']:8.1f} output tokens/s")
+    report = _report(arguments.model, rounds)
+    print(f"bough, {REQUESTS} at once    {report['bough_tokens_per_s']:8.1f} output tokens/s")
     print(f"transformers, 1 by 1 {report['transformers_tokens_per_s']:8.1f} output tokens/s")
     print(f"median ratio         {report['median_ratio']:8.2f}")
     if arguments.json:
@@ -60,40 +68,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bough bench throughput", description=__doc__)
     parser.add_argument("--model", default=EngineConfig().model, help="a GGUF model (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="of both (default: what the engine takes)")
-    parser.add_argument("--concurrency", type=int, default=16)
-    parser.add_argument("--requests", type=int, default=16, help="in a round (default: %(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--at-least", type=float, default=0.0, help="fail below this median ratio")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     return parser
 
 
-def _prompts(model: str, num_requests: int, num_tokens: int) -> list[list[int]]:
-    """Token ids, enough for any number of rounds that a patient person asks for."""
-    tokenizer = load_tokenizer(locate(model))
-    prose = Prose(0)
-    return [tokenizer.encode_prompt(prose.text(2 * num_tokens))[:num_tokens] for _ in range(num_requests * 20)]
-
-
-def _run_server(server: ServerProcess, prompts: list[list[int]], num_tokens: int, concurrency: int) -> float:
-    """Seconds until all prompts are answered, `concurrency` at a time.
+async def _complete_all(server: ServerProcess, prompts: list[list[int]], *, num_tokens: int) -> float:
+    """Seconds until all prompts, sent at once, are answered.
 
     Raises:
         RuntimeError: an answer has not as many tokens as were asked for.
     """
-    return asyncio.run(_complete_all(server, prompts, num_tokens, concurrency))
-
-
-async def _complete_all(server: ServerProcess, prompts: list[list[int]], num_tokens: int, concurrency: int) -> float:
-    places = asyncio.Semaphore(concurrency)
     options = {"model": server.model, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=server.url, timeout=600.0) as client:
 
         async def complete(prompt: list[int]) -> None:
-            async with places:
-                response = await client.post("/v1/completions", json={"prompt": prompt, **options})
+            response = await client.post("/v1/completions", json={"prompt": prompt, **options})
             response.raise_for_status()
             if (found := response.json()["usage"]["completion_tokens"]) != num_tokens:
                 raise RuntimeError(f"asked for {num_tokens} tokens, got {found}")
@@ -103,14 +94,13 @@ async def _complete_all(server: ServerProcess, prompts: list[list[int]], num_tok
         return time.perf_counter() - started
 
 
-def _report(arguments: argparse.Namespace, rounds: list[dict[str, float]]) -> dict[str, Any]:
-    num_tokens = arguments.requests * arguments.output_tokens
+def _report(model: str, rounds: list[dict[str, float]]) -> dict[str, Any]:
+    num_tokens = REQUESTS * LENGTH
     return {
-        "model": arguments.model,
-        "concurrency": arguments.concurrency,
-        "requests": arguments.requests,
-        "prompt_tokens": arguments.prompt_tokens,
-        "output_tokens": arguments.output_tokens,
+        "model": model,
+        "requests": REQUESTS,
+        "prompt_tokens": LENGTH,
+        "output_tokens": LENGTH,
         "rounds": rounds,
         "bough_tokens_per_s": num_tokens / statistics.median(row["bough_s"] for row in rounds),
         "transformers_tokens_per_s": num_tokens / statistics.median(row["transformers_s"] for row in rounds),
@@ -118,7 +108,3 @@ def _report(arguments: argparse.Namespace, rounds: list[dict[str, float]]) -> di
         "torch": torch.__version__,
         "median_ratio": statistics.median(row["ratio"] for row in rounds),
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,5 @@
 """Savings of tree decode attention, as its planner expects: plans for typical loads, costed for a GPU, no GPU needed.
 
-    python -m bough.benchmarks.tree_costs [--json]
-
 Time is that of one layer, as the cost model has it (kernels/attention/plan/tree_cost.py): the busiest multiprocessor
 of each launch, then the merge. It knows nothing of the GPU's cache, which may already serve some of what the flat plan
 reads again and again.
@@ -11,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +18,7 @@ from ..kernels.attention.interface import SharedPrefix
 from ..kernels.attention.plan.tree_cost import H200, HeadShape, processor_loads, tile_costs
 from ..kernels.attention.plan.tree_plan import TreePlan, TreePlanner
 from ..kernels.attention.plan.work_list import PROGRAMS_PER_PROCESSOR
+from .harness.report import table
 
 SHAPE = HeadShape(page_size=16, group=4, num_kv_heads=8, head_dim=128, kv_itemsize=2)
 """A layer of Qwen3-8B in bfloat16."""
@@ -53,27 +50,17 @@ LOADS = (
     Load("8 prompts of 4k x 16 samples, 512 own", 128, ((16, 4096),), 512),
     Load("1k system / 8 x 2k tools / 1k own", 64, ((64, 1024), (8, 2048)), 1024),
     Load("4k shared, 512 own", 8, ((8, 4096),), 512),
-    Load("8k shared, 64 own", 64, ((64, 8192),), 64),
-    Load("100 shared, 1k own", 64, ((64, 96),), 1024),
     Load("nothing shared, 2k own", 64, (), 2048),
 )
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one plan and layer.
-
-    max_over_mean   seconds of the busiest multiprocessor over the mean, the worst of the launches
-    layer_us        expected time of a layer's attention
-    step_ms         of a whole step, the weights' reading included
-    """
+    """Cost of one plan: cached tokens and gigabytes read a layer, microseconds of a layer's attention as expected, and
+    milliseconds of a whole step, the weights' reading included."""
 
     kv_tokens: int
     gigabytes: float
-    gigaflops: float
-    num_items: int
-    num_partials: int
-    max_over_mean: float
     layer_us: float
     step_ms: float
 
@@ -96,50 +83,33 @@ def cost_of(plan: TreePlan) -> Cost:
     merge_bytes = work.num_partials * SHAPE.partial_bytes * heads
     query_bytes = 2 * len(work.query_rows) * SHAPE.group * SHAPE.head_dim * 2 * heads
     seconds = merge_bytes / H200.bandwidth + (H200.launch_s if work.num_partials else 0.0)
-    worst = 1.0
     for launch, item_s in zip(work.launches, plan.item_s, strict=True):
-        loads = processor_loads(item_s, heads, TILES[launch.block_m])
-        seconds += float(loads.max()) + H200.launch_s
-        worst = max(worst, float(loads.max() / loads.mean()))
+        seconds += float(processor_loads(item_s, heads, TILES[launch.block_m]).max()) + H200.launch_s
     return Cost(
         kv_tokens=plan.kv_tokens,
         gigabytes=(plan.kv_tokens * SHAPE.token_bytes * heads + merge_bytes + query_bytes) / 1e9,
-        gigaflops=4 * SHAPE.head_dim * plan.row_tokens * heads / 1e9,
-        num_items=sum(len(launch.items) for launch in work.launches),
-        num_partials=work.num_partials,
-        max_over_mean=worst,
         layer_us=seconds * 1e6,
         step_ms=(seconds * NUM_LAYERS + REST_S) * 1e3,
     )
 
 
-def report(loads: Sequence[Load] = LOADS) -> list[dict[str, Any]]:
-    """For each load its flat and its tree cost, and how many times faster a layer and a step are."""
-    rows = []
-    for load in loads:
-        flat, tree = cost_of(plan_load(load, tree=False)), cost_of(plan_load(load))
-        gains = {"layer_gain": flat.layer_us / tree.layer_us, "step_gain": flat.step_ms / tree.step_ms}
-        about = {"load": load.name, "num_sequences": load.num_sequences}
-        rows.append({**about, "flat": asdict(flat), "tree": asdict(tree), **gains})
-    return rows
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a table, or one JSON object a load. Returns the exit status."""
     as_json = _parser().parse_args(arguments).json
-    rows = report()
-    if as_json:
-        print("\n".join(json.dumps(row) for row in rows))
-        return 0
-    print(f"{'load':38}{'B':>4}  plan {'KV tokens':>10}{'GB':>7}{'GFLOP':>7}{'items':>6}{'partials':>9}", end="")
-    print(f"{'max/mean':>9}{'us/layer':>9}{'ms/step':>8}")
-    for row in rows:
-        for plan in ("flat", "tree"):
-            cost = Cost(**row[plan])
-            print(f"{row['load']:38}{row['num_sequences']:4}  {plan} {cost.kv_tokens:10}{cost.gigabytes:7.3f}", end="")
-            print(f"{cost.gigaflops:7.2f}{cost.num_items:6}{cost.num_partials:9}{cost.max_over_mean:9.2f}", end="")
-            print(f"{cost.layer_us:9.1f}{cost.step_ms:8.2f}")
-        print(f"{'':44}gain: {row['layer_gain']:.2f} a layer, {row['step_gain']:.2f} a step")
+    rows = []
+    for load in LOADS:
+        flat, tree = cost_of(plan_load(load, tree=False)), cost_of(plan_load(load))
+        if as_json:
+            about = {"load": load.name, "num_sequences": load.num_sequences}
+            print(json.dumps(about | {"flat": asdict(flat), "tree": asdict(tree)}))
+        for name, cost in (("flat", flat), ("tree", tree)):
+            cells = [load.name, str(load.num_sequences), name, f"{cost.kv_tokens:,}", f"{cost.gigabytes:.3f}"]
+            cells += [f"{cost.layer_us:.1f}", f"{cost.step_ms:.2f}"]
+            gains = (flat.layer_us / cost.layer_us, flat.step_ms / cost.step_ms)
+            rows.append((*cells, *(f"{gain:.2f}x" for gain in gains)))
+    if not as_json:
+        heads = ("load", "B", "plan", "KV tokens", "GB", "us/layer", "ms/step", "a layer's gain", "a step's")
+        print(table(heads, rows, right=(1, *range(3, 9))))
     return 0
 
 
@@ -147,7 +117,3 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bough bench tree_costs", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object a load")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

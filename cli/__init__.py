@@ -1,1 +1,1 @@
-"""The command line: `bough serve | run | chat | pull | bench`."""
+"""The command line: `bough serve | run | deploy | chat | models | pull | schema | bench | completion`."""

@@ -6,98 +6,263 @@ import argparse
 import contextlib
 import importlib
 import itertools
+import os
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from ..runtime.client.local import LocalClient
+from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.request import Finish, Request
 from ..runtime.protocol.sampling_params import SamplingParams
-from .options import add_engine_options, engine_config
+from .parsing.options import add_engine_options, engine_config
+from .parsing.parser import number, whole_number
 from .progress import LoadingBar
 
-_HELP = "/reset starts over   /system TEXT sets the system message   /stats shows counters   /quit (or Ctrl-D) leaves"
+_HELP = """\
+/system TEXT  set the system message, and start over    /save FILE  write the conversation to a file
+/reset        start over                                /load FILE  go on with one that was written
+/stats        show the engine's counters                /quit       leave, as Ctrl-D does"""
+
+_MAX_FILE_BYTES = 64 << 20
+_SHARE_OF_ANSWER = 8
+"""An eighth of the context, or what --max-tokens says if that is less, is kept free for the next answer."""
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Conversation(msgspec.Struct, forbid_unknown_fields=True):
+    """A conversation as it is saved: the system message, if there is one, and what was said after it."""
+
+    model: str
+    messages: list[Message]
+    format: Literal["bough-chat-1"] = "bough-chat-1"
+
+    def reset(self, system: str | None = None) -> None:
+        """Forgets what was said, and the system message if there is another one."""
+        self.messages = self.system if system is None else [Message("system", system)]
+
+    @property
+    def system(self) -> list[Message]:
+        """Returns the system message, alone in a list, or an empty list."""
+        return [message for message in self.messages[:1] if message.role == "system"]
+
+    def without_oldest(self, count: int) -> list[Message]:
+        """Returns the messages without the `count` oldest of those after the system message."""
+        return [*self.system, *self.messages[len(self.system) + count :]]
+
+    def save(self, path: Path) -> None:
+        """Writes the file whole or not at all. Raises OSError, or RequestError: something else is in it."""
+        if path.exists():
+            Conversation.load(path)
+        content = msgspec.json.format(msgspec.json.encode(self), indent=2)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(content + b"\n")
+        os.replace(file.name, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Conversation:
+        """Reads a file that `save` wrote. Raises OSError, or RequestError: it is no such file."""
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise RequestError(f"{path} is too large for a conversation: choose another file")
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except msgspec.DecodeError as error:
+            raise RequestError(f"{path} holds no conversation of bough chat ({error}): choose another file") from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", help="the system message")
-    parser.add_argument("--temperature", type=float, default=0.6, help="0 is greedy (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=512, help="of one answer (default: %(default)s)")
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument(
+        "--temperature", type=number, metavar="X", default=0.6, help="0 is greedy (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-tokens", type=whole_number, metavar="N", default=512, help="longest answer (default: %(default)s)"
+    )
+    parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
     add_engine_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     config = engine_config(arguments)
+    loaded = _loaded(arguments.load) if arguments.load else None
     with LoadingBar() as bar:
         client = LocalClient.load(config, bar)
     info = client.info
-    print(f"{info.name} ({info.num_parameters / 1e6:.0f} M parameters, {info.dtype}, {info.device}). {_HELP}")
+    print(f"{info.name} ({info.num_parameters / 1e6:.0f} M parameters, {info.described()})\n{_HELP}")
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # arrow keys and history at the prompt, where the system has it
+    chat = Chat(client, arguments, loaded or Conversation(info.name, []))
+    if arguments.system and not chat.conversation.system:
+        chat.conversation.reset(arguments.system)
     try:
-        _talk(client, arguments)
+        chat.talk()
     finally:
         client.close()
     return 0
 
 
-def _talk(client: LocalClient, arguments: argparse.Namespace) -> None:
-    system = arguments.system
-    messages = _start(system)
-    for number in itertools.count():
-        try:
-            line = input("\n> ").strip()
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return
-        if line == "/quit":
-            return
-        if line == "/reset":
-            messages = _start(system)
-        elif line.startswith("/system "):
-            system = line.removeprefix("/system ")
-            messages = _start(system)
-        elif line == "/stats":
-            print(client.stats())
-        elif line.startswith("/"):
-            print(_HELP)
-        elif line:
-            messages.append({"role": "user", "content": line})
-            messages.append({"role": "assistant", "content": _answer(client, messages, arguments, number)})
-
-
-def _start(system: str | None) -> list[dict[str, str]]:
-    return [{"role": "system", "content": system}] if system else []
-
-
-def _answer(client: LocalClient, messages: list[dict[str, str]], arguments: argparse.Namespace, number: int) -> str:
-    """Streams one answer to the terminal; Ctrl-C ends it."""
-    prompt = client.tokenizer.encode_chat(list(messages))
-    room = client.info.max_request_tokens - len(prompt)
-    if room < 1:
-        print(f"(the conversation has {len(prompt)} tokens, which is all the model can hold: /reset starts over)")
-        return ""
-    params = SamplingParams(max_tokens=min(arguments.max_tokens, room), temperature=arguments.temperature)
-    started = time.monotonic()
-    text, finish = "", None
+def _loaded(path: str) -> Conversation:
+    """The conversation that the command line names. Raises RequestError."""
     try:
-        for output in client.stream(Request(id=f"chat-{number}", prompt=tuple(prompt), sampling=params)):
-            print(output.text, end="", flush=True)
-            text += output.text
-            finish = output.finish
-    except KeyboardInterrupt:
-        print(" (stopped)")
-    print()
-    if finish is not None:
-        _report(finish, time.monotonic() - started)
-    return text
+        return Conversation.load(Path(path).expanduser())
+    except OSError as error:
+        raise RequestError(f"--load: {path} cannot be read ({error.strerror}): check the path", param="load") from error
 
 
-def _report(finish: Finish, seconds: float) -> None:
+class Chat:
+    """A conversation with a model, until its user leaves."""
+
+    def __init__(self, client: LocalClient, arguments: argparse.Namespace, conversation: Conversation) -> None:
+        self.conversation = conversation
+        self._client = client
+        self._max_tokens: int = arguments.max_tokens
+        self._temperature: float = arguments.temperature
+        self._numbers = itertools.count()
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/reset": lambda _: self.conversation.reset(),
+            "/system": self._set_system,
+            "/stats": lambda _: print(self._client.stats()),
+            "/save": self._save,
+            "/load": self._load,
+        }
+
+    def talk(self) -> None:
+        """Reads lines and answers them."""
+        while True:
+            try:
+                line = input("\n> ").strip()
+            except (EOFError, KeyboardInterrupt):
+                print()
+                return
+            if line == "/quit":
+                return
+            if line.startswith("/"):
+                word, _, rest = line.partition(" ")
+                self._commands.get(word, _show_help)(rest.strip())
+            elif line:
+                self._say(line)
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self.conversation.reset(text)
+        else:
+            print("(which? /system TEXT)")
+
+    def _save(self, name: str) -> None:
+        self._with_file(name, "/save", self.conversation.save)
+
+    def _load(self, name: str) -> None:
+        def load(path: Path) -> None:
+            self.conversation = Conversation.load(path)
+            print(f"({len(self.conversation.messages)} messages, with {self.conversation.model})")
+            self.conversation.model = self._client.info.name
+
+        self._with_file(name, "/load", load)
+
+    def _with_file(self, name: str, command: str, act: Callable[[Path], None]) -> None:
+        if not name:
+            print(f"(which file? {command} FILE)")
+            return
+        path = Path(name).expanduser()
+        try:
+            act(path)
+        except RequestError as error:
+            print(f"({error.message})")
+        except OSError as error:
+            print(f"({path}: {error.strerror}: choose another file)")
+        else:
+            if command == "/save":
+                print(f"(saved: bough chat --load {path})")
+
+    def _say(self, line: str) -> None:
+        """Answers a line, and remembers both; neither if there is no room for them."""
+        talk = self.conversation
+        before = talk.messages
+        talk.messages = [*before, Message("user", line)]
+        prompt = self._fitted()
+        if prompt is None:
+            talk.messages = before
+            return
+        talk.messages.append(Message("assistant", self._answer(prompt)))
+
+    def _fitted(self) -> list[int] | None:
+        """The conversation as tokens, with room for an answer; its oldest messages go if the user agrees. None: it has
+        no room."""
+        limit = self._client.info.max_request_tokens
+        most = limit - max(1, min(self._max_tokens, limit // _SHARE_OF_ANSWER))
+        talk = self.conversation
+        prompt = self._encoded(talk.messages)
+        if len(prompt) <= most:
+            return prompt
+        said = len(talk.messages) - len(talk.system)
+        for count in range(2, said, 2):  # questions go with their answers
+            shorter = self._encoded(talk.without_oldest(count))
+            if len(shorter) <= most:
+                if not _agrees(
+                    f"The context is full ({len(prompt)} of {limit} tokens). Drop the oldest {count} messages?"
+                ):
+                    print("(not sent: /save FILE keeps the conversation, /reset starts over)")
+                    return None
+                talk.messages = talk.without_oldest(count)
+                return shorter
+        print(f"(not sent: this message takes {len(prompt)} of {limit} tokens: shorten it, or raise --max-model-len)")
+        return None
+
+    def _encoded(self, messages: list[Message]) -> list[int]:
+        return list(self._client.tokenizer.encode_chat([msgspec.structs.asdict(message) for message in messages]))
+
+    def _answer(self, prompt: list[int]) -> str:
+        """Streams one answer to the terminal; Ctrl-C ends it."""
+        limit = self._client.info.max_request_tokens
+        params = SamplingParams(max_tokens=min(self._max_tokens, limit - len(prompt)), temperature=self._temperature)
+        request = Request(id=f"chat-{next(self._numbers)}", prompt=tuple(prompt), sampling=params)
+        started, first = time.monotonic(), None
+        text, finish = "", None
+        try:
+            for output in self._client.stream(request):
+                first = first or time.monotonic()
+                print(output.text, end="", flush=True)
+                text += output.text
+                finish = output.finish
+        except KeyboardInterrupt:
+            print(" (stopped)")
+        print()
+        if finish is not None and first is not None:
+            _report(finish, time.monotonic() - started, first - started, limit)
+        return text
+
+
+def _show_help(_: str) -> None:
+    print(_HELP)
+
+
+def _agrees(question: str) -> bool:
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return False
+
+
+def _report(finish: Finish, seconds: float, first_s: float, limit: int) -> None:
+    """Prints what an answer took: time, and how much of the prompt the cache had and the context holds."""
     if finish.error is not None:
         print(f"({finish.error.message})")
         return
     usage = finish.usage
-    rate = usage.completion_tokens / seconds
+    rate = usage.completion_tokens / max(seconds, 1e-9)
     cached = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached"
-    line = f"({usage.completion_tokens} tokens, {rate:.0f} tok/s; {cached})"
+    context = f"context {usage.prompt_tokens + usage.completion_tokens:,} of {limit:,}"
+    line = f"({usage.completion_tokens} tokens, {rate:.0f} tok/s, first after {first_s:.2f} s; {cached}; {context})"
     print(f"\033[2m{line}\033[0m" if sys.stdout.isatty() else line)

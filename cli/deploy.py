@@ -12,27 +12,31 @@ from ..lang.compile.compiled import CompiledProgram
 from ..lang.compile.placeholder import CompileError
 from ..lang.diagnostics.errors import BackendError
 from ..runtime.protocol.errors import RequestError
-from .run import find_program, load_file, parse_argument
+from .programs import bound, find_program, load_file, split_argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("program", metavar="FILE[:FUNCTION]", help="a Python file, or the JSON of a compiled program")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
-    parser.add_argument("--api-key", help="of that server, with the right `admin`")
-    parser.add_argument("--name", help="of the endpoint (default: the function's)")
+    parser.add_argument(
+        "program", metavar="FILE[:FUNCTION]", help="a Python file and its program, or the JSON file of a compiled one"
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+    parser.add_argument("--api-key", metavar="KEY", help="API key of that server, with the right `admin`")
+    parser.add_argument("--name", help="name of the endpoint (default: the function's)")
     parser.add_argument(
         "--arg",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="fixes an argument or a sampling option for good: JSON, or else text; @FILE is the text of a file",
+        help="fix an argument or an option for good: JSON if it parses, otherwise text; @FILE reads a file",
     )
-    parser.add_argument("--show", action="store_true", help="only print the compiled program and what it costs at most")
-    parser.add_argument("--output", metavar="FILE.json", help="only write the compiled program to a file")
+    parser.add_argument(
+        "--show", action="store_true", help="print the compiled program and what it costs at most, and stop there"
+    )
+    parser.add_argument("--output", metavar="FILE.json", help="write the compiled program to a file, and stop there")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    program = compiled(arguments.program, dict(parse_argument(text) for text in arguments.arg))
+    program = compiled(arguments.program, dict(split_argument(text) for text in arguments.arg))
     name = arguments.name or program.name
     if arguments.output is not None:
         program.save(arguments.output)
@@ -46,8 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def compiled(source: str, known: dict[str, object]) -> CompiledProgram:
-    """Returns the compiled program of a file: `x.json` holds one, `x.py:function` is compiled with what is `known`.
+def compiled(source: str, known: dict[str, str]) -> CompiledProgram:
+    """Returns the compiled program of a file: `x.json` holds one, `x.py:function` is compiled with what is `known`, the
+    texts of arguments by name.
 
     Raises:
         RequestError: there is no such program, or it cannot be compiled; the message names the line.
@@ -56,7 +61,8 @@ def compiled(source: str, known: dict[str, object]) -> CompiledProgram:
     if path.endswith(".json"):
         return CompiledProgram.load(path)
     try:
-        return find_program(load_file(Path(path)), name).compile(**known)
+        program = find_program(load_file(Path(path)), name)
+        return program.compile(**bound(program, known, partial=True))
     except CompileError as error:
         raise RequestError(str(error), param="program") from error
 
@@ -67,7 +73,11 @@ def _register(program: CompiledProgram, name: str, url: str, api_key: str | None
         with httpx.Client(base_url=_base(url), headers=headers, timeout=30.0, trust_env=False) as client:
             response = client.put(f"/v1/programs/{name}", content=program.to_json().encode())
     except httpx.HTTPError as error:
-        raise BackendError(f"the server cannot be reached: {error}", code="connection_error", retryable=True) from error
+        raise BackendError(
+            f"{_base(url)} cannot be reached ({error}): start bough serve there, or give another --url",
+            code="connection_error",
+            retryable=True,
+        ) from error
     if response.is_error:
         raise BackendError(
             f"the server refused the program: {response.text[:2000]}", code="refused", status=response.status_code

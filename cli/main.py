@@ -5,22 +5,33 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from ..runtime.protocol.errors import BoughError, RequestError
+from ..runtime.client.lines import log_to_stderr
+from ..runtime.protocol.errors import BoughError, ModelError, RequestError
+from .parsing.parser import CommandParser
+from .parsing.settings import CONFIG, Known, keys
+from .parsing.spellings import advice_for
+from .streams import drop_output, repair_streams
 
-_COMMANDS = {
+COMMANDS = {
     "serve": "serve a model over an OpenAI-compatible HTTP API",
     "run": "run a program (a @function in a Python file) on a model",
     "deploy": "register a program on a server as an endpoint of its own",
     "chat": "talk to a model in the terminal",
+    "models": "list the models on this machine and those to fetch, describe one, remove one",
     "pull": "put a model into the cache folder",
     "schema": "check a JSON Schema, and values against it, without a model",
     "bench": "measure: programs, throughput",
+    "completion": "print a script that completes commands and options in a shell",
 }
+_MANY_OPTIONS = 20  # more than anybody reads in a line of usage
+_WITHOUT_SETTINGS = frozenset({"bench", "completion"})
+
+EXIT_MODEL = 3
+"""Exit status where the model cannot be loaded."""
 
 _EXAMPLES = """\
 examples:
@@ -30,42 +41,107 @@ examples:
   bough chat --model smollm2-135m
 """
 
+_SETTINGS = """\
+Each option can also be set by a variable BOUGH_<OPTION> (BOUGH_MAX_NUM_SEQS=8) and in the file that --config names: in
+a table [{command}], or above all tables for every command. The command line wins, then the environment, then the file.
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 for a failure, 2 for a wrong command line, 130 when interrupted."""
+    """Runs one command; returns the exit status: 0, 1 for a failure, 2 for a wrong command line, 3 for a bad model."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded: see docs/decisions/0008
-    logging.basicConfig(
-        level=os.environ.get("BOUGH_LOG", "WARNING").upper(), format="%(levelname)s %(name)s: %(message)s"
-    )
-    parser = argparse.ArgumentParser(
+    log_to_stderr()
+    # Only the command that is asked for is imported, so that --help and pull start at once.
+    parser = make_parser(arguments[:1])
+    if arguments and arguments[0].startswith("-") and arguments[0] not in parser.options:
+        parser.error(
+            f"{arguments[0]} comes after the command: bough COMMAND {arguments[0]} ... (bough --help lists them)"
+        )
+    parsed = parser.parse_args(arguments)
+    module = importlib.import_module(f".{parsed.command}", __package__)
+    try:
+        status: int = module.run(parsed)
+    except RequestError as error:
+        print(f"bough {parsed.command}: {_source(error, parsed)}{error.message}", file=sys.stderr)
+        return 2
+    except BoughError as error:
+        print(f"bough {parsed.command}: {error.message}", file=sys.stderr)
+        if not isinstance(error, ModelError):
+            return 1
+        return EXIT_MODEL if error.code == ModelError.code else 2  # an engine's process refused its settings
+    return status
+
+
+def make_parser(commands: Collection[str] = tuple(COMMANDS)) -> CommandParser:
+    """Returns the parser of the command line, with the options of these commands."""
+    parser = CommandParser(
         prog="bough",
         description="A structured-generation programming runtime.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"bough {importlib.metadata.version('bough')}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    # Only the command that is asked for is imported, so that --help and pull start at once.
-    for name, text in _COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        if arguments[:1] == [name]:
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        command = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        if name in commands:
             importlib.import_module(f".{name}", __package__).add_arguments(command)
-    parsed = parser.parse_args(arguments)
-    module = importlib.import_module(f".{parsed.command}", __package__)
+            if name not in _WITHOUT_SETTINGS:
+                for leaf in leaves(command):
+                    _add_settings(leaf, name)
+    return parser
+
+
+def leaves(parser: CommandParser) -> Iterator[CommandParser]:
+    """Yields the parser itself, or the parsers of its actions."""
+    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not actions:
+        yield parser
+    for action in actions:
+        for child in action.choices.values():
+            yield from leaves(child)
+
+
+def _add_settings(parser: CommandParser, command: str) -> None:
+    parser.add_argument(f"--{CONFIG}", metavar="FILE.toml", help="a file of options")
+    parser.known = Known(command, tuple(COMMANDS), _all_keys, advice_for)
+    if len(parser.options) > _MANY_OPTIONS:
+        parser.usage = f"{parser.prog} [OPTIONS] {parser.places}".rstrip()
+    if not parser.epilog:
+        parser.epilog = _SETTINGS.format(command=command)
+
+
+def _all_keys() -> frozenset[str]:
+    """The keys of all commands' options: those that a file may have above its tables."""
+    return frozenset().union(*(keys(leaf) for leaf in leaves(make_parser())))
+
+
+def _source(error: RequestError, parsed: argparse.Namespace) -> str:
+    """The source of the value that is to blame, if that was not the command line."""
+    sources = getattr(parsed, "sources", {})
+    names = (error.param or "", (error.param or "").removesuffix("_s"))
+    return next((f"{sources[name]}: " for name in names if name in sources), "")
+
+
+def entry() -> int:
+    """Runs the process: `main`, and what may befall it; 130 when interrupted, 141 when nobody reads what it prints."""
+    repair_streams()
     try:
-        status: int = module.run(parsed)
-    except RequestError as error:
-        print(f"bough {parsed.command}: {error.message}", file=sys.stderr)
-        return 2
-    except BoughError as error:
-        print(f"bough {parsed.command}: {error.message}", file=sys.stderr)
-        return 1
+        status = main()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        drop_output()
+        return 141
+    except OSError as error:
+        print(f"bough: {error}", file=sys.stderr)
+        drop_output()
+        return 1
     return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry())

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ..lang.backend import Backend
@@ -20,51 +17,68 @@ from ..lang.state.state import State
 from ..runtime.checkpoints.fetch import MODELS, default_cache
 from ..runtime.protocol.errors import RequestError
 from ..runtime.tokenizer.load import load_tokenizer
-from .options import add_engine_options, engine_config
+from .parsing.options import add_engine_options, engine_config
+from .parsing.parser import number, whole_number
+from .programs import bound, find_program, load_file, split_argument, users_errors
 from .progress import LoadingBar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("program", metavar="FILE[:FUNCTION]", help="a Python file; FUNCTION if it has several programs")
+    parser.add_argument(
+        "program", metavar="FILE[:FUNCTION]", help="a Python file, and which of its programs if there are several"
+    )
     parser.add_argument(
         "--arg",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an argument of the program: JSON, or else text; @FILE is the text of a file",
+        help="argument of the program: JSON if it parses, otherwise text; @FILE is the contents of a file",
     )
     parser.add_argument("--url", help="run on a bough server instead of loading a model here")
-    parser.add_argument("--api-key", help="of that server")
+    parser.add_argument("--api-key", metavar="KEY", help="API key of that server")
     parser.add_argument("--timeline", metavar="FILE.html", help="write a page that shows where each token came from")
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="run nothing: show the instructions, what they cost at most and what is shared",
+        help="run nothing: show the instructions, what they cost at most, and what is shared",
     )
     parser.add_argument(
         "--report", action="store_true", help="after the run, show what was sent, computed and cached, call by call"
     )
-    parser.add_argument("--temperature", type=float, help="default of the program's generations")
-    parser.add_argument("--max-tokens", type=int, help="default of the program's generations")
+    parser.add_argument(
+        "--temperature", type=number, metavar="X", help="default for the program's generations; 0 is greedy"
+    )
+    parser.add_argument("--max-tokens", type=whole_number, metavar="N", help="default for the program's generations")
     add_engine_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     path, _, name = arguments.program.partition(":")
     program = find_program(load_file(Path(path)), name)
-    keywords = dict(parse_argument(text) for text in arguments.arg)
     defaults = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
-    keywords |= {option: value for option, value in defaults.items() if value is not None}
+    keywords = {option: value for option, value in defaults.items() if value is not None}
+    given = dict(split_argument(text) for text in arguments.arg)
+    keywords = bound(program, given, partial=arguments.explain) | keywords
     if arguments.explain:
         print(explain(program, keywords, arguments.model))
         return 0
+    _check_place(arguments.timeline)
     traced = arguments.report or arguments.timeline is not None
-    with _backend(arguments) as backend:
+    with _backend(arguments) as backend, users_errors():
         state = program.run(backend=backend, trace=traced, **keywords)
         show(state)
         if traced:
             _tell(state.timeline(), arguments)
     return 0
+
+
+def _check_place(timeline: str | None) -> None:
+    """Raises RequestError, before anything runs, if the page could not be written in the end."""
+    folder = Path(timeline or ".").expanduser().parent
+    if not folder.is_dir():
+        raise RequestError(
+            f"--timeline: there is no folder {folder}: make it first, or write elsewhere", param="timeline"
+        )
 
 
 def explain(program: Function[Any], keywords: dict[str, Any], model: str) -> str:
@@ -91,62 +105,6 @@ def _tell(timeline: Timeline, arguments: argparse.Namespace) -> None:
         timeline.save(arguments.timeline)
         shown = "" if arguments.report else f"\n{timeline.text()}\n"
         print(f"{shown}\nThe timeline is in {arguments.timeline}", file=sys.stderr)
-
-
-def load_file(path: Path) -> ModuleType:
-    """Loads the module that a file defines; its folder can be imported from, as with `python FILE`.
-
-    Raises:
-        RequestError: there is no such file.
-    """
-    if not path.is_file():
-        raise RequestError(f"there is no file {path}", param="program")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.resolve()))
-    sys.modules[path.stem] = module  # dataclasses and pickers of type hints look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def find_program(module: ModuleType, name: str) -> Function:
-    """Finds the program called `name`; without a name the one called main, or the only one.
-
-    Raises:
-        RequestError: there is none, or the choice is not clear.
-    """
-    programs = {key: value for key, value in vars(module).items() if isinstance(value, Function)}
-    listing = ", ".join(programs) or "none"
-    if name:
-        if name not in programs:
-            raise RequestError(f"{module.__file__} has no program {name!r} (it has: {listing})", param="program")
-        return programs[name]
-    if "main" in programs:
-        return programs["main"]
-    if len(programs) != 1:
-        raise RequestError(f"{module.__file__} needs a :FUNCTION, one of its programs: {listing}", param="program")
-    return next(iter(programs.values()))
-
-
-def parse_argument(text: str) -> tuple[str, Any]:
-    """`name=value`, the value as JSON, as the text of @FILE, or as it is.
-
-    Raises:
-        RequestError: there is no "=", or no such file.
-    """
-    name, sign, value = text.partition("=")
-    if not sign or not name.isidentifier():
-        raise RequestError(f"--arg needs NAME=VALUE, got {text!r}", param="arg")
-    if value.startswith("@"):
-        try:
-            return name, Path(value[1:]).read_text(encoding="utf-8")
-        except OSError as error:
-            raise RequestError(f"--arg {name}: {error}", param="arg") from error
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 def show(state: State) -> None:

@@ -10,88 +10,126 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..runtime.client.spawn import spawn_engine
+from ..runtime.protocol.config import EngineConfig, SupervisorConfig
 from ..runtime.protocol.errors import RequestError
-from ..server.config import ServerConfig
-from ..server.http.security import parse_keys, read_keys
+from ..server.config import ApiKey, ServerConfig
+from ..server.http.keys import parse_keys, read_keys
+from ..server.programs.private_tools import PrivateTool
 from ..server.serve import serve
-from .options import add_engine_options, engine_config
+from .parsing.options import add_engine_options, engine_config
+from .parsing.parser import number, whole_number
 from .progress import LoadingBar
 
 if TYPE_CHECKING:
     from ..lang.tools.tool import Tool
-    from ..runtime.client.remote import RemoteClient
+    from ..runtime.client.supervisor import Supervisor
     from ..runtime.protocol.template import Template
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    defaults = ServerConfig()
+    defaults, watch = ServerConfig(), SupervisorConfig()
     group = parser.add_argument_group("server")
     group.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
-    group.add_argument("--port", type=int, default=defaults.port, help="0 takes a free one (default: %(default)s)")
-    group.add_argument("--served-model-name", help="what clients call the model (default: its own name)")
-    group.add_argument("--api-key-file", help="keys, one a line: KEY, or NAME KEY (or set BOUGH_API_KEY)")
+    group.add_argument(
+        "--port",
+        type=whole_number,
+        metavar="N",
+        default=defaults.port,
+        help="0 picks a free one (default: %(default)s)",
+    )
+    group.add_argument("--served-model-name", metavar="NAME", help="name of the model for clients (default: its own)")
+    group.add_argument("--api-key-file", metavar="FILE", help="API keys, one a line, with their rights and limits")
     group.add_argument(
         "--allow-public-without-key",
         action="store_true",
-        help="listen on an address that other machines reach although there is no key",
+        help="listen on an address that other machines can reach although no API key is set",
     )
-    group.add_argument("--max-body-bytes", type=int, default=defaults.max_body_bytes, help="default: %(default)s")
+    group.add_argument(
+        "--max-body-bytes",
+        type=whole_number,
+        metavar="N",
+        default=defaults.max_body_bytes,
+        help="largest request body (default: %(default)s)",
+    )
     group.add_argument(
         "--request-timeout",
-        type=float,
+        type=number,
         default=defaults.request_timeout_s,
         metavar="SECONDS",
-        help="of a generation, queueing included (default: %(default)s)",
+        help="time limit of a generation, including its wait in the queue (default: %(default)s)",
     )
     group.add_argument(
         "--drain-timeout",
-        type=float,
+        type=number,
         default=defaults.drain_timeout_s,
         metavar="SECONDS",
-        help="for what is running to end after SIGTERM (default: %(default)s)",
+        help="time that running requests get to finish after SIGTERM (default: %(default)s)",
+    )
+    group.add_argument(
+        "--restart",
+        type=whole_number,
+        default=watch.restarts,
+        metavar="N",
+        help="restart an engine that has died, at most N times in 10 minutes (default: %(default)s)",
+    )
+    group.add_argument(
+        "--stuck-timeout",
+        type=number,
+        default=watch.stuck_timeout_s,
+        metavar="SECONDS",
+        help="time without progress after which the engine is ended (default: %(default)s)",
+    )
+    group.add_argument(
+        "--request-log",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.request_log,
+        help="write one line of JSON per request to standard error",
     )
     group.add_argument(
         "--strict-params",
         action="store_true",
-        help="refuse unknown fields of a request; otherwise they are ignored and counted in /metrics",
+        help="refuse requests with unknown fields, which are otherwise ignored and counted in /metrics",
     )
     group.add_argument(
         "--program",
         action="append",
         default=[],
         metavar="FILE[:FUNCTION]",
-        help="deploy a program under its name, as POST /v1/programs/FUNCTION; can be given several times",
+        help="deploy a program as POST /v1/programs/FUNCTION; can be repeated",
     )
     group.add_argument(
         "--tools",
         action="append",
         default=[],
         metavar="FILE.py",
-        help="offer the tools in a file to all programs; can be given several times",
+        help="offer the tools in a file to all programs; can be repeated",
     )
     add_engine_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    engine = engine_config(arguments)
     config = server_config(arguments)
+    watch = supervisor_config(arguments)
+    engine = weighted(engine_config(arguments), config)
     programs = programs_in(arguments.program)
     tools = [tool for path in arguments.tools for tool in tools_in(Path(path))]
     started = time.monotonic()
 
-    def launch() -> RemoteClient:
+    def launch() -> Supervisor:
         print(f"loading {engine.model}", file=sys.stderr, flush=True)
         spawned = spawn_engine()
-        from ..runtime.client.remote import RemoteClient  # what the engine's process imports, too, meanwhile
+        from ..runtime.client.supervisor import Supervisor  # what the engine's process imports, too, meanwhile
 
         with LoadingBar() as bar:
-            client = RemoteClient.launch(engine, bar, spawned)
+            client = Supervisor(engine, bar, spawned, restarts=watch.restarts, stuck_timeout_s=watch.stuck_timeout_s)
         for tool in tools:
-            client.register_tool(tool)
+            client.register_tool(PrivateTool(tool))
         info = client.info
         print(
-            f"{info.name}: {info.num_parameters / 1e6:.0f} M parameters, {info.dtype} on {info.device}, "
+            f"{info.name}: {info.num_parameters / 1e6:.0f} M parameters, {info.described()}, "
             f"{info.num_pages * info.page_size:,} tokens of KV cache, ready in {time.monotonic() - started:.1f} s",
             file=sys.stderr,
         )
@@ -123,7 +161,7 @@ def tools_in(path: Path) -> list[Tool[..., Any]]:
         RequestError: there is no such file, or there are none in it.
     """
     from ..lang.tools.tool import Tool
-    from .run import load_file
+    from .programs import load_file
 
     tools = [value for value in vars(load_file(path)).values() if isinstance(value, Tool)]
     if not tools:
@@ -131,18 +169,36 @@ def tools_in(path: Path) -> list[Tool[..., Any]]:
     return tools
 
 
+def weighted(engine: EngineConfig, server: ServerConfig) -> EngineConfig:
+    """Returns `engine` with the weights of the server's keys, each the tenant of its name."""
+    weights = {key.name: key.weight for key in server.keys if key.weight != 1}
+    return msgspec.structs.replace(engine, tenant_weights=weights)
+
+
+def _keys(path: str | None) -> tuple[ApiKey, ...]:
+    """Returns the keys of the variable BOUGH_API_KEY and of the file. Raises RequestError."""
+    keys: tuple[ApiKey, ...] = ()
+    source = "BOUGH_API_KEY"
+    try:
+        if source in os.environ:
+            keys = parse_keys([os.environ[source]])
+            if not keys:
+                raise ValueError("there is no key in it; unset it to start without one")
+        source = "--api-key-file"
+        return keys if path is None else (*keys, *read_keys(path, keys))
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{source}: {error}", param="api_key_file") from error
+
+
 def server_config(arguments: argparse.Namespace) -> ServerConfig:
     """Returns the server's settings.
 
     Raises:
-        RequestError: the key file cannot be read.
+        RequestError: keys cannot be read, a source of keys that was named has none, or a value is out of range.
     """
-    keys = parse_keys([os.environ["BOUGH_API_KEY"]]) if os.environ.get("BOUGH_API_KEY") else ()
-    if arguments.api_key_file is not None:
-        try:
-            keys += read_keys(arguments.api_key_file)
-        except (OSError, ValueError) as error:
-            raise RequestError(f"--api-key-file: {error}", param="api_key_file") from error
+    keys = _keys(arguments.api_key_file)
+    if len(keys) == 1:  # nobody else's requests are counted
+        keys = (msgspec.structs.replace(keys[0], metrics=True, urgent=True),)
     return ServerConfig(
         host=arguments.host,
         port=arguments.port,
@@ -153,4 +209,14 @@ def server_config(arguments: argparse.Namespace) -> ServerConfig:
         request_timeout_s=arguments.request_timeout,
         drain_timeout_s=arguments.drain_timeout,
         strict_params=arguments.strict_params,
+        request_log=arguments.request_log,
     )
+
+
+def supervisor_config(arguments: argparse.Namespace) -> SupervisorConfig:
+    """Returns the settings of who watches the engine.
+
+    Raises:
+        RequestError: a value is out of range.
+    """
+    return SupervisorConfig(restarts=arguments.restart, stuck_timeout_s=arguments.stuck_timeout)

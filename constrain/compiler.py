@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from functools import partial
 from threading import Lock
 from typing import Any
 
 import msgspec
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
 
 from .errors import (
     GrammarError,
@@ -27,6 +27,7 @@ from .lower import lower, lower_loosely, to_grammar_error
 from .lowered import Lowered, Tabulate
 from .matchers.completion import Completer
 from .matchers.interface import Grammar, GrammarState, Matcher, Tabulation
+from .matchers.lexer import Lexer, start_state
 from .matchers.table.tables import RegularTables
 from .matchers.tagged.compile import compile_structural
 from .matchers.token_matcher import CompiledGrammar
@@ -91,21 +92,26 @@ class GrammarCompiler:
         """Ids of its worker processes."""
         return self._service.process_ids
 
-    def submit(self, spec: GrammarSpec) -> Future[Grammar]:
-        """The grammar of `spec`, or a GrammarError, as a future. Cancelling it has no effect on others' wait."""
+    def submit(self, spec: GrammarSpec, tenant: str = "") -> Future[Grammar]:
+        """The grammar of `spec`, or a GrammarError, as a future. Cancelling it has no effect on others' wait.
+
+        Tenants take turns: many compilations of one hold up those of another no longer than one does.
+        """
         future, is_new = self._cache.share(_key(spec))
         if is_new:
-            self._service.submit(lambda turn: self._compile(spec, turn), future)
-        elif future.done() and future.exception() is None:
+            self._service.submit(lambda turn: self._compile(spec, turn), future, tenant=tenant)
+        elif not future.done():
+            self._service.join(future, tenant)
+        elif future.exception() is None:
             with self._lock:
-                self._begin_table(future.result())
+                self._begin_table(future.result(), tenant)
         return future
 
     def compile(self, spec: GrammarSpec) -> Grammar:
         """The grammar of `spec`. Raises GrammarError."""
         return self.submit(spec).result()
 
-    def check(self, spec: GrammarSpec, text: str, receipt: Receipt | None) -> Future[list[Finding]]:
+    def check(self, spec: GrammarSpec, text: str, receipt: Receipt | None, tenant: str = "") -> Future[list[Finding]]:
         """Checks a finished text against the schemas of `spec`: findings as a future, none as a rule.
 
         Control tokens are spelt out in `text`. `receipt` is that of the grammar of `spec`: of `format` it names what
@@ -115,7 +121,8 @@ class GrammarCompiler:
         pointers = receipt.checked if receipt is not None else ()
         result: Future[list[Finding]] = Future()
         result.set_running_or_notify_cancel()
-        self._service.submit(lambda turn: _check_parts(spec, text, pointers, turn), result, urgent=True)
+        work = partial(_check_parts, spec, text, pointers)
+        self._service.submit(work, result, urgent=True, tenant=tenant)
         return result
 
     def warm(self) -> Future[Any]:
@@ -186,12 +193,13 @@ class GrammarCompiler:
             return None
         return following
 
-    def _begin_table(self, grammar: Grammar | None) -> Tabulation | None:
+    def _begin_table(self, grammar: Grammar | None, tenant: str = "") -> Tabulation | None:
         """Has a table made of a regular constraint, once."""
         tabulation = None if grammar is None else grammar.tabulation
         if grammar is not None and tabulation is not None and tabulation.begin():
             tabulation.table.add_done_callback(lambda done: self._keep_table(tabulation.key, done))
-            self._service.submit(lambda turn: self._tabulate(tabulation.job, grammar, turn), tabulation.table)
+            work = partial(self._tabulate, tabulation.job, grammar)
+            self._service.submit(work, tabulation.table, tenant=tenant)
         return tabulation
 
     def _tabulate(self, job: Tabulate, plain: Grammar, turn: Turn) -> Grammar:
@@ -243,24 +251,25 @@ def compile_loosely(spec: JsonSchema, tokens: TokenTable) -> Grammar:
 
 
 def _compile_lowered(spec: PlainSpec, lowered: Lowered, tokens: TokenTable) -> CompiledGrammar:
-    start: GrammarState = LLMatcher(tokens.tokenizer, lowered.source, log_level=0, limits=_LIMITS)
-    if start.is_error():
-        raise to_grammar_error(start.get_error(), spec)
-    if lowered.distinct is not None:
-        start = DistinctState.guarding(start, tokens, lowered.distinct)
+    def make() -> GrammarState:
+        start = start_state(tokens, lowered.source)
+        if start.is_error():
+            raise to_grammar_error(start.get_error(), spec)
+        if lowered.distinct is not None:
+            start = DistinctState.guarding(start, tokens, lowered.distinct)
+        return start
+
+    start = make()
     _check_start(start, tokens, spec)
     completer = Completer(tokens, json=lowered.json, names=lowered.names, words=lowered.words)
     return CompiledGrammar(
-        start,
+        Lexer(start, make),
         tokens,
         completer,
         lowered,
         receipt=lowered.receipt or _plain_receipt(spec),
         tabulation=None if lowered.table is None else Tabulation(lowered.table, _key(spec)),
     )
-
-
-_LIMITS = LLParserLimits(verbose_errors=False)
 
 
 def _plain_receipt(spec: PlainSpec) -> Receipt:

@@ -3,10 +3,11 @@
 GrammarError(ValueError)            the constraint cannot be used; `path` says where
 ├── InvalidSchemaError              the JSON Schema is not one, or nothing can satisfy it
 ├── UnsupportedKeywordError         a JSON Schema keyword that would go unenforced
-└── GrammarTooComplexError          it passes a limit of size, depth or compile time
-    └── CompileLateError            of compile time: it may succeed where less is under way
+├── GrammarTooComplexError          it passes a limit of size, depth or processor time
+└── CompileLateError                the machine is too busy to compile it in time
 MatcherError(RuntimeError)          a matcher was asked for something impossible in mid-generation
-└── SearchLateError                 it needs longer for an answer than it was given
+├── SearchLateError                 it needs longer for an answer than it was given
+└── StepTooComplexError             the constraint takes more effort to follow than a step may
 """
 
 from __future__ import annotations
@@ -47,13 +48,15 @@ class UnsupportedKeywordError(GrammarError):
 
 
 class GrammarTooComplexError(GrammarError):
-    """The constraint passes a limit of size, depth or compile time."""
+    """The constraint passes a limit of size, depth or processor time."""
 
     code = "grammar_too_complex"
 
 
-class CompileLateError(GrammarTooComplexError):
-    """The constraint was not compiled in time, be it its own fault or that of too many others."""
+class CompileLateError(GrammarError):
+    """The machine is too busy to compile the constraint in time: it may succeed later."""
+
+    code = "engine_overloaded"
 
 
 REFUSALS: Final[dict[str, type[GrammarError]]] = {
@@ -65,6 +68,14 @@ REFUSALS: Final[dict[str, type[GrammarError]]] = {
 class MatcherError(RuntimeError):
     """A matcher was asked for something impossible; its generation must end, and nothing else."""
 
+    code = "grammar_dead_end"
+
 
 class SearchLateError(MatcherError):
     """The search for a way to the end takes longer than was allowed. The matcher is as before."""
+
+
+class StepTooComplexError(MatcherError):
+    """The constraint takes more effort to follow than a step may."""
+
+    code = GrammarTooComplexError.code

@@ -12,6 +12,7 @@ from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.program import SelectMethod
 from .backend import Backend, resolve_backend, set_default_backend
 from .diagnostics.errors import ProgramError, UnsupportedError
+from .diagnostics.located import located
 from .diagnostics.source_lines import caller
 from .function import AsyncFunction, Function
 from .record.choices import ChoicesSamplingMethod, method_name
@@ -24,6 +25,7 @@ from .record.options import (
     by_name,
     checked_name,
     checked_option,
+    checked_retries,
     checked_timeout,
     clean_options,
     in_places,
@@ -31,6 +33,8 @@ from .record.options import (
     wrong_kind,
 )
 from .record.reasoning import separate_reasoning
+from .tools.tool import Tool
+from .types.checks import checked, waits
 from .types.schema import check_constraint, numeral_of, typed, with_stop
 
 __all__ = [
@@ -95,7 +99,8 @@ def gen(
     choices_method: SelectMethod | ChoicesSamplingMethod | None = ...,
     **options: Unpack[SamplingOptions],
 ) -> Choose: ...
-@in_places(SGLANG_ORDER, GenOptions)  # type: ignore[misc]  # the second place has two names
+@located  # type: ignore[misc]  # the second place has two names
+@in_places(SGLANG_ORDER, GenOptions)
 def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any, **options: Any) -> Generate | Choose:
     """Generates text and keeps it as the variable `name`. What is left out is the run's default.
 
@@ -106,6 +111,10 @@ def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any
     regex            the text matches the pattern as a whole; with a type, only the value's type is taken from that
     ebnf, grammar    a context-free grammar in Lark's notation; `grammar` also takes JsonSchema, Regex, Choice, Lark ...
     choices          one of these: the same as `select`
+    retries          a value that is not of the type, or that `check` refuses, is asked for again so many times: the
+                     model sees why, and the text goes on with the answer that is right
+    check            a function (or tool) of the value: it is refused if that raises ValueError or AssertionError (a
+                     tool: anything), or returns False
     timeout_s        seconds after which the program fails
     placed           further options in the order of SGLang's `gen`
 
@@ -123,6 +132,7 @@ def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any
         options[which] = max_tokens_or_type
     given = {name: options.pop(name, None) for name in _CONSTRAINTS}
     choices, method, timeout_s = (options.pop(name, None) for name in ("choices", "choices_method", "timeout_s"))
+    retries, check = checked_retries(options.pop("retries", None)), _checked_check(options.pop("check", None))
     dtype = given["dtype"]
     given["dtype"] = _DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     constraints = {name: value for name, value in given.items() if value is not None}
@@ -130,14 +140,22 @@ def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any
     if choices is not None:
         if constraints:
             raise RequestError("choices cannot be combined with another constraint", param="choices")
+        if retries is not None or check is not None:
+            param = "check" if retries is None else "retries"
+            raise RequestError(f"{param} is not for choices, of which one is always right", param=param)
         return select(name, choices, options.get("temperature") or 0.0, method)
     constraint, convert, kind = _constraint(constraints)
+    if check is not None:
+        convert = checked(convert, check, any_error=isinstance(check, Tool))
     check_constraint(constraint, "regex" if "regex" in constraints else next(iter(constraints), "grammar"))
     if "regex" not in constraints and (numeral := numeral_of(kind, cleaned)) is not None:
         constraint, cleaned = numeral.grammar, with_stop(cleaned, numeral)
-    return Generate(checked_name(name), cleaned, constraint, convert, checked_timeout(timeout_s), caller(), kind)
+    timeout = checked_timeout(timeout_s)
+    where, asked = caller(), checked_name(name)
+    return Generate(asked, cleaned, constraint, convert, timeout, where, kind, retries, check is not None)
 
 
+@located
 def select(
     name: str | None = None,
     choices: Sequence[str] | None = None,
@@ -158,6 +176,8 @@ def select(
     wrong = [choice for choice in choices if not isinstance(choice, str) or not choice]
     if wrong or not choices:
         given = f"got {wrong[0]!r} among them" if wrong else "got none"
+        if wrong and wrong[0]:
+            given += f": write {str(wrong[0])!r}, or gen(name, Literal[...]) for choices that are read back as numbers"
         raise RequestError(f"choices must be a list of texts that are not empty, {given}", param="choices")
     if len(set(choices)) < len(choices):
         twice = next(choice for choice in choices if choices.count(choice) > 1)
@@ -176,6 +196,7 @@ def image(source: str | Path | bytes) -> Picture:
     return Picture(source if isinstance(source, bytes) else str(source))
 
 
+@located
 def video(path: str | Path, num_frames: int) -> Picture:
     """A number of frames of a video. No backend takes one yet: it is refused when it is appended."""
     if type(num_frames) is not int or num_frames < 1:
@@ -256,6 +277,16 @@ def _message(role: str, expression: str | Expression | None) -> Expression:
             place=caller(),
         )
     return Series((RoleOpen(role), *items_of(expression), RoleClose(role)))
+
+
+def _checked_check(check: object) -> Callable[[Any], object] | None:
+    if check is None:
+        return None
+    if not callable(check):
+        raise wrong_kind("check", "a function of the value", check)
+    if waits(check):
+        raise RequestError("check must be a plain function: nobody would await a coroutine", param="check")
+    return check
 
 
 def _constraint(given: dict[str, Any]) -> tuple[GrammarSpec | None, Callable[[str], Any], object]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..runtime.protocol.errors import RequestError
 from .diagnostics.errors import ProgramError
+from .diagnostics.located import located
 from .diagnostics.source_lines import Place, caller, place
 from .function import Function
 from .record.condition import Comparison, Condition, CountOf, Operand, TimesOf
@@ -47,6 +48,7 @@ def when(condition: Condition, then: Body, otherwise: Body | None = None) -> Exp
     return WhenBlock(condition, _recording(then, "then"), _recording(otherwise, "otherwise"))
 
 
+@located
 def repeat_until(condition: Condition, body: Body, at_most: int = 8) -> Expression:
     """Does `body`, and again until the condition holds after it, `at_most` times in all. The program stays one request.
 

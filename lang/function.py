@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 from ..runtime.protocol.errors import BoughError
 from .backend import Backend, resolve_backend
 from .diagnostics.errors import ProgramError
-from .diagnostics.source_lines import caller
+from .diagnostics.located import located
+from .diagnostics.source_lines import caller, users_only
 from .record.options import OPTION_NAMES, checked_flag, checked_timeout, clean_options, nearest, wrong_kind
-from .run.batch import Maker, alist, count_at_once, on_loop, on_threads, split_item
+from .run.batch import Maker, States, alist, count_at_once, on_loop, on_threads, split_item
 from .run.events import EventStream
 from .run.run import Invocation, PullDriver, Run, TaskDriver
 from .session.body import Scope, current, in_body, wait_for
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncFunction", "Function", "Group", "State"]
 
+_ELSEWHERE = {
+    "stream": ": only run(stream=True) has it; `for event in f.stream(...)` and `async for` give events",
+    "max_retries": ": gen(name, Type, retries=...) asks again",
+    "model": ": a program is run on a backend, backend=bough.LocalBackend(model)",
+}
 _RESERVED = ("backend", "stream", "trace", "namespace", "timeout_s")
 
 
@@ -61,7 +67,11 @@ class Function(Generic[Result]):
     ) -> None:
         parameters = list(inspect.signature(body).parameters.values())
         if not parameters or parameters[0].kind in (parameters[0].KEYWORD_ONLY, parameters[0].VAR_KEYWORD):
-            raise ProgramError(f"{body.__qualname__} needs a first parameter, for the state", code="invalid_program")
+            raise ProgramError(
+                f"{body.__qualname__} needs a first parameter, for the state: def {body.__name__}(s, ...)",
+                code="invalid_program",
+                place=caller(),
+            )
         for parameter in parameters:
             if parameter.name in _RESERVED:
                 raise ProgramError(
@@ -77,6 +87,9 @@ class Function(Generic[Result]):
         self.body = body
         self.bound = dict(bound or {})
         self.num_api_spec_tokens = num_api_spec_tokens
+        needed = [one for one in parameters[1:] if one.default is one.empty and one.name not in self.bound]
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self._takes_one = len(needed) <= 1 and any(one.kind in positional for one in parameters[1:])
         self._own_names = {parameter.name for parameter in parameters[1:]}
         self._takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         functools.update_wrapper(self, body)
@@ -122,7 +135,14 @@ class Function(Generic[Result]):
         Raises:
             ProgramError: the program is wrong, or failed; it names the line.
         """
-        call = self._call(args, kwargs)
+        __tracebackhide__ = True  # notebooks leave this frame out, and the others that are not the user's are taken out
+        try:
+            return self._run(self._call(args, kwargs), stream=stream)
+        except BoughError as error:
+            error.__traceback__ = users_only(error.__traceback__)
+            raise
+
+    def _run(self, call: Invocation, *, stream: bool) -> State[Result]:
         on_loop = in_body()
         if stream:
             run = Run(call, TaskDriver() if on_loop or self.is_async else PullDriver())
@@ -156,9 +176,8 @@ class Function(Generic[Result]):
     def stream(self, *args: Any, **kwargs: Any) -> EventStream[Result]:
         """Runs the program: Delta, Value, ... as they come, for `for` and `async for`. Leaving early stops it.
 
-        >>> for event in capital.stream("France"):
-        ...     if isinstance(event, Delta):
-        ...         print(event.text, end="")
+        >>> for text in capital.stream("France").text():
+        ...     print(text, end="")
         """
         return EventStream(self._call(args, kwargs, log=True))
 
@@ -167,7 +186,7 @@ class Function(Generic[Result]):
     @overload
     def run_batch(
         self,
-        batch: Sequence[Mapping[str, Any] | Sequence[Any]],
+        batch: Sequence[Any],
         *,
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
@@ -177,7 +196,7 @@ class Function(Generic[Result]):
     @overload
     def run_batch(
         self,
-        batch: Sequence[Mapping[str, Any] | Sequence[Any]],
+        batch: Sequence[Any],
         *,
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
@@ -186,14 +205,15 @@ class Function(Generic[Result]):
     ) -> Generator[State[Result], None, None]: ...
     def run_batch(
         self,
-        batch: Sequence[Mapping[str, Any] | Sequence[Any]],
+        batch: Sequence[Any],
         *,
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
         generator_style: bool = False,
         **kwargs: Any,
     ) -> list[State[Result]] | Generator[State[Result], None, None]:
-        """Runs the program for each item, a dict or tuple of arguments, many at once. States in order.
+        """Runs the program for each item, a dict or tuple of arguments, many at once. States in order. Where a program
+        has one parameter, an item may be its value: `f.run_batch(["France", "Japan"])`.
 
         With "auto" the bodies take turns on one event loop: each gives way to others whenever it reads. Those that
         block in other ways (time.sleep, requests, files) hold up all others; with a number, at most so many run at
@@ -211,11 +231,11 @@ class Function(Generic[Result]):
                 return run_blocking(alist(make, num_items, at_once, progress_bar=progress_bar))
             return on_loop(make, num_items, at_once, progress_bar=progress_bar)
         states = on_threads(make, num_items, at_once, progress_bar=progress_bar)
-        return states if generator_style else list(states)
+        return states if generator_style else States(states)
 
     async def arun_batch(
         self,
-        batch: Sequence[Mapping[str, Any] | Sequence[Any]],
+        batch: Sequence[Any],
         *,
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
@@ -225,11 +245,9 @@ class Function(Generic[Result]):
         make, num_items = self._split_batch(batch, kwargs)
         return await alist(make, num_items, count_at_once(num_threads), progress_bar=progress_bar)
 
-    def _split_batch(
-        self, batch: Sequence[Mapping[str, Any] | Sequence[Any]], kwargs: dict[str, Any]
-    ) -> tuple[Maker, int]:
+    def _split_batch(self, batch: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Maker, int]:
         """Checks what can be checked before anything runs; how to make the run of each item, and how many there are."""
-        items = [split_item(item) for item in batch]
+        items = [split_item(item, takes_one=self._takes_one) for item in batch]
         shared = {**kwargs, "backend": resolve_backend(kwargs.get("backend"))}
         self._call((), shared)
 
@@ -296,6 +314,7 @@ class Function(Generic[Result]):
     def _is_option(self, name: str) -> bool:
         return name in OPTION_NAMES and name not in self._own_names
 
+    @located
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, log: bool = False) -> Invocation:
         """Makes the call: what to run and how. `None` for a way to run is the same as leaving it out."""
         fields = {**self.bound, **kwargs}
@@ -313,7 +332,7 @@ class Function(Generic[Result]):
         options = {name: fields.pop(name) for name in list(fields) if self._is_option(name)}
         unknown = () if self._takes_any else fields.keys() - self._own_names
         for name in unknown:
-            meant = nearest(name, {*self._own_names, *OPTION_NAMES, *_RESERVED})
+            meant = _ELSEWHERE.get(name) or nearest(name, {*self._own_names, *OPTION_NAMES, *_RESERVED})
             raise TypeError(f"{self.body.__qualname__}() got an unexpected keyword argument {name!r}{meant}")
         return Invocation(self.body.__name__, self.body, args, fields, clean_options(options), backend, settings)
 

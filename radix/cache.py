@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from .holdings import EQUAL, Weights, tenant_of
 from .tree import Node, RadixTree, pack
 
 NULL_PAGE = 0
@@ -94,10 +95,11 @@ class PrefixCache:
     time; no clock and no randomness: equal calls give equal pages.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, sharing: bool = True) -> None:
-        """`num_pages` counts the null page, 0, which is never used. Without `sharing` nothing is kept or matched."""
+    def __init__(self, num_pages: int, page_size: int, *, sharing: bool = True, weights: Weights = EQUAL) -> None:
+        """`num_pages` counts the null page, 0, which is never used. Without `sharing` nothing is kept or matched.
+        `weights`: parts of what is cached that a tenant may keep for each of another's; who is not there has 1."""
         self.pool = PagePool(num_pages)
-        self.tree = RadixTree(page_size)
+        self.tree = RadixTree(page_size, weights)
         self.page_size = page_size
         self.sharing = sharing
         self.evicted_tokens_total = 0
@@ -115,10 +117,11 @@ class PrefixCache:
         pages = self.tree.pages(node)
         return Lease(namespace, pages, len(pages), len(pages) * self.page_size, node)
 
-    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+    def reserve(self, lease: Lease, num_tokens: int, *, spare: bool = False) -> bool:
         """Makes the lease's pages cover `num_tokens` tokens, evicting what nobody uses if it must.
 
-        All or nothing: False if that many pages cannot be had, and then nothing was evicted.
+        With `spare` nothing is taken from tenants that have no more than their part. All or nothing: False if that
+        many pages cannot be had, and then nothing was evicted.
         """
         missing = -(-num_tokens // self.page_size) - len(lease.pages)
         if missing <= 0:
@@ -126,10 +129,11 @@ class PrefixCache:
         if lease.node is None:
             raise ValueError("the lease is closed")
         shortage = missing - self.pool.num_free
-        if shortage > self.tree.num_cached:
-            return False
         if shortage > 0:
-            self.evicted_tokens_total += self._evict(shortage) * self.page_size
+            tenant = tenant_of(lease.namespace)
+            if shortage > (self.tree.spare(tenant) if spare else self.tree.num_cached):
+                return False
+            self.evicted_tokens_total += self._evict(shortage, tenant) * self.page_size
         lease.pages.extend(self.pool.allocate(missing))
         return True
 
@@ -194,8 +198,8 @@ class PrefixCache:
         stop = len(tokens) - 1
         return stop if limit is None else min(stop, limit)
 
-    def _evict(self, num_pages: int) -> int:
-        pages = self.tree.evict(num_pages)
+    def _evict(self, num_pages: int, tenant: str | None = None) -> int:
+        pages = self.tree.evict(num_pages, tenant)
         self.pool.free(pages)
         return len(pages)
 
@@ -266,5 +270,10 @@ def _check_locks(tree: RadixTree, nodes: list[Node], claims: Sequence[Lease]) ->
             num_locked += len(node.pages)
         else:
             num_cached += len(node.pages)
+    for name, holding in tree.holdings.by_tenant.items():
+        own = [node for node in nodes if tenant_of(node.namespace) == name]
+        counted = sum(len(node.pages) for node in own), sum(len(node.pages) for node in own if not locks[node])
+        _require((holding.num_pages, holding.num_cached) == counted, f"the account of {name!r} does not balance")
+        _require(holding.num_roots == sum(node.parent is None for node in own), f"the roots of {name!r} are miscounted")
     _require(tree.num_cached == num_cached, f"num_cached is {tree.num_cached}, but {num_cached} pages are unlocked")
     _require(tree.num_locked == num_locked, f"num_locked is {tree.num_locked}, but {num_locked} pages are locked")

@@ -7,6 +7,8 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 
+from .holdings import EQUAL, Holding, Holdings, Weights
+
 _FIRST_CHUNK = 64
 
 Key = int | tuple[int, ...]
@@ -20,15 +22,26 @@ class Node:
     children   by the tokens of their first page, a plain int where a page holds one token
     lock       how many leases end at this node or below it; only what nobody locks is evicted
     last_used  tick at which `lock` last fell to zero
-    queued     whether the eviction heap has an entry for it
+    queued     whether its holding's heap has an entry for it
+    holding    its tenant's account
     """
 
-    __slots__ = ("children", "last_used", "lock", "namespace", "pages", "parent", "queued", "serial", "tokens")
+    __slots__ = (
+        "children", "holding", "last_used", "lock", "namespace", "pages", "parent", "queued", "serial", "tokens",
+    )  # fmt: skip
 
     def __init__(
-        self, namespace: str, parent: Node | None, tokens: array[int], pages: array[int], *, serial: int
+        self,
+        namespace: str,
+        parent: Node | None,
+        tokens: array[int],
+        pages: array[int],
+        *,
+        serial: int,
+        holding: Holding,
     ) -> None:
         self.namespace = namespace
+        self.holding = holding
         self.parent = parent
         self.tokens = tokens
         self.pages = pages
@@ -47,20 +60,20 @@ class RadixTree:
     valid when edges are split, because a split makes the new node the upper one.
 
     Every ancestor of a locked node is locked. So all unlocked pages can be evicted, leaf by leaf.
+
+    Tenants give up pages as `holdings` says; of a tenant the least recently used go first.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, weights: Weights = EQUAL) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1 token, got {page_size}")
         self.page_size = page_size
         self.roots: dict[str, Node] = {}
         self.num_cached = 0  # pages of unlocked nodes
         self.num_locked = 0  # pages of locked nodes
+        self.holdings = Holdings(weights)
         self._tick = 0
         self._serial = 0
-        # Candidates for eviction as (last_used, serial, node). At most one entry per node. An entry may be out of
-        # date: its node was locked or got children since. That is found out when it comes to the top.
-        self._heap: list[tuple[int, int, Node]] = []
 
     def match(self, tokens: Sequence[int], stop: int, namespace: str) -> int:
         """Returns how many of tokens[:stop] are here, in whole pages. Changes nothing."""
@@ -71,7 +84,9 @@ class RadixTree:
         """Finds the longest cached prefix of tokens[:stop], in whole pages, and locks it; `release` undoes this."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = self._new_node(namespace, None, array("i"), array("i"))
+            holding = self.holdings.enter(namespace, self._tick)
+            root = self._new_node(namespace, None, array("i"), array("i"), holding)
+            self.roots[namespace] = root
         node, num_pages, _ = self._descend(root, tokens, 0, stop)
         if num_pages < len(node.pages):
             node = self._split(node, num_pages)
@@ -81,6 +96,7 @@ class RadixTree:
     def release(self, node: Node) -> None:
         """Gives back the lock on the path that ends at `node`; it is now the most recently used."""
         self._tick += 1
+        node.holding.last_used = self._tick
         self._unlock(node)
         if node.lock == 0 and not node.children:
             self._became_candidate(node)
@@ -94,6 +110,7 @@ class RadixTree:
         if below.lock == 1 and not below.children and below.parent is not None:
             below.tokens.extend(tokens)  # nobody else knows this leaf: a decoding sequence ends here each time
             below.pages.extend(pages)
+            below.holding.num_pages += len(pages)
             self.num_locked += len(pages)
             return below, 0
         node, num_pages, position = self._descend(below, tokens, 0, len(tokens))
@@ -101,8 +118,10 @@ class RadixTree:
             node = self._split(node, num_pages)
         num_known = position // self.page_size
         if num_known < len(pages):
-            leaf = self._new_node(below.namespace, node, tokens[position:], pages[num_known:])
+            leaf = self._new_node(below.namespace, node, tokens[position:], pages[num_known:], below.holding)
             node.children[self._key(tokens, position)] = leaf
+            leaf.holding.num_pages += len(leaf.pages)
+            leaf.holding.num_cached += len(leaf.pages)
             self.num_cached += len(leaf.pages)
             node = leaf
         self._lock(node, below)
@@ -122,25 +141,73 @@ class RadixTree:
             pages.extend(edge)
         return pages
 
-    def evict(self, num_pages: int) -> array[int]:
-        """Drops up to `num_pages` unlocked pages, least recently used leaves first, each from its end; returns them."""
+    def evict(self, num_pages: int, tenant: str | None = None) -> array[int]:
+        """Drops up to `num_pages` unlocked pages, for `tenant` if it is one's, and returns them.
+
+        They are those of who holds more than its own, then the tenant's, then anyone's; of each the least recently used
+        leaves first, each from its end.
+        """
+        if len(self.holdings.by_tenant) == 1:
+            return self._evict_from(next(iter(self.holdings.by_tenant.values())), num_pages)
         evicted = array("i")
-        heap = self._heap
-        while heap and len(evicted) < num_pages:
+        while (missing := num_pages - len(evicted)) > 0:
+            found = self.holdings.giver(self._tick, self.num_cached + self.num_locked)
+            own = None if tenant is None else self.holdings.by_tenant.get(tenant)
+            if found is not None:
+                dropped = self._evict_from(found[0], min(missing, found[1]))
+            elif own is not None and own.num_cached:
+                dropped = self._evict_from(own, missing)
+            elif (oldest := min(self._heads(), key=_first, default=None)) is not None:
+                dropped = self._evict_from(oldest[1], 1)
+            else:
+                break
+            if not dropped:
+                break
+            evicted.extend(dropped)
+        return evicted
+
+    def spare(self, tenant: str) -> int:
+        """Returns how many pages can be evicted for a tenant without taking what is another's own."""
+        if len(self.holdings.by_tenant) == 1:
+            return self.num_cached
+        return self.holdings.spare(tenant, self._tick, self.num_cached + self.num_locked)
+
+    def _heads(self) -> Iterator[tuple[int, Holding]]:
+        """Each tenant that has unlocked pages, with the tick at which its oldest was last used."""
+        for holding in self.holdings.by_tenant.values():
+            head = self._head(holding)
+            if head is not None:
+                yield head.last_used, holding
+
+    def _head(self, holding: Holding) -> Node | None:
+        """The leaf that was used least recently, at the top of the holding's heap."""
+        heap = holding.heap
+        while heap:
+            node: Node
             last_used, serial, node = heap[0]
             if not self._evictable(node):
                 heapq.heappop(heap)
                 node.queued = False
             elif node.last_used != last_used:
                 heapq.heapreplace(heap, (node.last_used, serial, node))
-            elif (keep := len(node.pages) - (num_pages - len(evicted))) > 0:
+            else:
+                return node
+        return None
+
+    def _evict_from(self, holding: Holding, num_pages: int) -> array[int]:
+        evicted = array("i")
+        while len(evicted) < num_pages and (node := self._head(holding)) is not None:
+            keep = len(node.pages) - (num_pages - len(evicted))
+            if keep > 0:
                 evicted.extend(node.pages[keep:])
                 del node.pages[keep:]
                 del node.tokens[keep * self.page_size :]
             else:
-                heapq.heappop(heap)
+                heapq.heappop(holding.heap)
                 evicted.extend(node.pages)
                 self._remove(node)
+        holding.num_pages -= len(evicted)
+        holding.num_cached -= len(evicted)
         self.num_cached -= len(evicted)
         return evicted
 
@@ -157,9 +224,11 @@ class RadixTree:
             return tokens[position]
         return tuple(tokens[position : position + self.page_size])
 
-    def _new_node(self, namespace: str, parent: Node | None, tokens: array[int], pages: array[int]) -> Node:
+    def _new_node(
+        self, namespace: str, parent: Node | None, tokens: array[int], pages: array[int], holding: Holding
+    ) -> Node:
         self._serial += 1
-        return Node(namespace, parent, tokens, pages, serial=self._serial)
+        return Node(namespace, parent, tokens, pages, serial=self._serial, holding=holding)
 
     def _descend(self, node: Node, tokens: Sequence[int], start: int, stop: int) -> tuple[Node, int, int]:
         """Follows tokens[start:stop] below the end of `node`, in whole pages.
@@ -187,7 +256,7 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         cut = num_pages * self.page_size
-        upper = self._new_node(node.namespace, parent, node.tokens[:cut], node.pages[:num_pages])
+        upper = self._new_node(node.namespace, parent, node.tokens[:cut], node.pages[:num_pages], node.holding)
         upper.lock = node.lock
         upper.last_used = node.last_used
         parent.children[self._key(upper.tokens, 0)] = upper
@@ -199,23 +268,31 @@ class RadixTree:
 
     def _lock(self, node: Node, above: Node | None) -> None:
         """One more lock on each node of the path from `node` up to `above`, which is not included."""
+        moved = 0
         end: Node | None = node
         while end is not None and end is not above:
             end.lock += 1
             if end.lock == 1:
-                self.num_cached -= len(end.pages)
-                self.num_locked += len(end.pages)
+                moved += len(end.pages)
             end = end.parent
+        self._move(node.holding, -moved)
 
     def _unlock(self, node: Node) -> None:
+        moved = 0
         end: Node | None = node
         while end is not None:
             end.lock -= 1
             if end.lock == 0:
                 end.last_used = self._tick
-                self.num_cached += len(end.pages)
-                self.num_locked -= len(end.pages)
+                moved += len(end.pages)
             end = end.parent
+        self._move(node.holding, moved)
+
+    def _move(self, holding: Holding, num_unlocked: int) -> None:
+        """Counts pages that were unlocked, or locked if there are less than none."""
+        holding.num_cached += num_unlocked
+        self.num_cached += num_unlocked
+        self.num_locked -= num_unlocked
 
     def _evictable(self, node: Node) -> bool:
         return node.lock == 0 and not node.children
@@ -224,9 +301,10 @@ class RadixTree:
         """An unlocked node without children: to be evicted some time, or if it is a root, dropped at once."""
         if node.parent is None:
             del self.roots[node.namespace]
+            self.holdings.leave(node.namespace)
         elif not node.queued:
             node.queued = True
-            heapq.heappush(self._heap, (node.last_used, node.serial, node))
+            heapq.heappush(node.holding.heap, (node.last_used, node.serial, node))
 
     def _remove(self, node: Node) -> None:
         parent = node.parent
@@ -235,6 +313,10 @@ class RadixTree:
         node.parent = None
         if parent.lock == 0 and not parent.children:
             self._became_candidate(parent)
+
+
+def _first(head: tuple[int, Holding]) -> int:
+    return head[0]
 
 
 def pack(tokens: Sequence[int]) -> array[int]:

@@ -33,7 +33,7 @@ PACKAGE = ("benchmarks", "cli", "constrain", "kernels", "lang", "radix", "runtim
 FOLDERS = (*PACKAGE, "examples", "scripts", "tests")
 COUNTED = {".py", ".c", ".h", ".html", ".css", ".js", ".j2", ".jinja"}
 
-COMMANDS = ("main", "bench", "chat", "deploy", "pull", "run", "schema", "serve")
+COMMANDS = ("main", "bench", "chat", "completion", "deploy", "models", "pull", "run", "schema", "serve")
 
 RIDDLES = re.compile(r"\W*(What|Who|Whose|Whether|How|Where|Which|When|Why|Nobody|Of|As) ")
 """Beginnings of docstrings that leave open what is described."""
@@ -42,9 +42,9 @@ DATA = frozenset({"tests/data"})
 """Folders of data, trees and all, that may have any number of entries."""
 
 ALONE: Mapping[str, str] = {
+    "benchmarks/constrain/peer.py": "the interpreter of a peer runs it by its path, without the package",
     "benchmarks/language/programs.py": "a server loads it by name, for the tool of its programs",
     "constrain/matchers/tagged/matcher.py": "test_compile.py beside it tests both the matcher and its compiler",
-    "constrain/regex/assertions.py": "with patterns.py, which alone imports it, over 700 lines",
     "constrain/regex/number_texts.py": "with numbers.py, which alone imports it, over 700 lines",
     "kernels/sampling/logits.py": "with sample.py, which alone imports it, over 700 lines",
     "runtime/programs/engine_machine.py": "the engine's side of the port; its tests bear the names of what it serves",
@@ -56,8 +56,8 @@ ENTRY_POINTS = frozenset({
     "constrain/workers/worker.py", "kernels/compile_check.py", "lang/backends/testing.py",
     "runtime/client/engine_process.py", *(f"cli/{command}.py" for command in COMMANDS),
     *(f"benchmarks/{name}.py" for name in ("programs", "speculation", "step", "throughput")),
-    *(f"benchmarks/gpu/{name}.py" for name in ("side", "worker")),
-    *(f"benchmarks/gpu/cases/{name}.py" for name in ("ceilings", "engine", "kernels", "layers")),
+    "benchmarks/gpu/worker.py",
+    *(f"benchmarks/gpu/cases/{name}.py" for name in ("ceilings", "kernels", "layers")),
 })  # fmt: skip
 """Modules that are started by name: with `python -m`, as pytest's plugin, as commands of `bough`, as benchmarks."""
 

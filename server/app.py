@@ -8,26 +8,28 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.routing import Route
 
 from ..constrain.errors import GrammarError
-from ..runtime.protocol.errors import BoughError, EngineStoppedError
+from ..runtime.protocol.errors import BoughError
 from ..runtime.protocol.template import Template
 from ..runtime.tools.registry import ToolCall
 from .config import ServerConfig
-from .errors import ApiError, ShuttingDownError, invalid, to_api_error
+from .errors import ApiError, invalid, to_api_error
 from .http.connection import ClientClosedError, Lifecycle
-from .http.gate import Gate, caller_of, error_response
+from .http.gate import ErrorResponse, Gate, caller_of
+from .http.protocol import bounded_protocol, connection_limit
 from .http.security import require_admin
 from .openai.objects import ChatBody, DetokenizeBody, ModelCard, ModelList, TokenizeBody
 from .openai.requests import check_chars, encode_chat
@@ -41,6 +43,21 @@ if TYPE_CHECKING:
 _GRACE_S = 2.0
 """Left after the drain, in which answers that were cut off reach their clients."""
 
+_CUT_OFF_S = 0.5
+"""Left after that, in which requests that are cancelled end."""
+
+TOKENIZED_CONTEXTS = 8
+"""A text of more tokens than so many contexts hold is not tokenised, nor so many tokens written."""
+
+MAX_UNACCEPTED = 2048
+"""Connections that wait to be accepted."""
+
+ACCEPTED_AT_ONCE = 8
+"""Connections that are accepted before what is open has its turn: a flood of them must not stop the event loop."""
+
+LAG_EVERY_S = 0.02
+"""Between two looks at how late the event loop is."""
+
 logger = logging.getLogger("bough.server")
 
 
@@ -50,24 +67,29 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     *,
     programs: tuple[Template, ...] = (),
-) -> ASGIApp:
+) -> Gate:
     """Returns the ASGI application that serves `client` and deployed `programs`. The caller closes the client."""
     service = Service(client, config, lifecycle or Lifecycle())
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    routes = Routes(service, programs)
-    table = routes.table()
-    for method, path, endpoint in table:
-        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    table = Routes(service, programs).table()
+    app = Starlette(routes=[Route(path, endpoint, methods=[method]) for method, path, endpoint in table])
+    app.router.redirect_slashes = False
     for kind in (ApiError, BoughError, GrammarError, Exception):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(ClientClosedError, _on_closed)
     app.add_exception_handler(HTTPException, _on_http_error)
     paths = frozenset(path for _, path, _ in table)
-    return Gate(app, config=config, metrics=service.metrics, lifecycle=service.lifecycle, paths=paths)
+    return Gate(
+        app,
+        config=config,
+        metrics=service.metrics,
+        lifecycle=service.lifecycle,
+        accounts=service.accounts,
+        paths=paths,
+    )
 
 
 async def _on_error(_: Request, error: Exception) -> Response:
-    return error_response(to_api_error(error))
+    return ErrorResponse(to_api_error(error))
 
 
 async def _on_closed(_: Request, error: Exception) -> Response:
@@ -83,7 +105,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         answer = ApiError(405, "method_not_allowed", f"{request.method} is not allowed here.")
     else:
         answer = to_api_error(error)
-    response = error_response(answer)
+    response = ErrorResponse(answer)
     response.headers.update(getattr(error, "headers", None) or {})
     return response
 
@@ -121,32 +143,36 @@ class Routes:
             ("POST", "/admin/flush_cache", self.flush_cache),
         ]
 
-    async def models(self) -> Response:
+    async def models(self, _: Request) -> Response:
         return to_json(ModelList([self._card()]))
 
-    async def model(self, model_id: str) -> Response:
-        self._service.check_model(model_id)
+    async def model(self, request: Request) -> Response:
+        self._service.check_model(request.path_params["model_id"])
         return to_json(self._card())
 
     def _card(self) -> ModelCard:
         info = self._client.info
         return ModelCard(self._service.model_name, self._service.created, info.name, info.max_model_len)
 
-    async def tools(self) -> Response:
-        """Lists the tools that programs may use."""
-        tools = self._client.tools.values()
+    async def tools(self, request: Request) -> Response:
+        """Lists the tools that the caller's programs may use."""
+        allowed = caller_of(request.scope).limits.tools
+        tools = [tool for tool in self._client.tools.values() if allowed is None or tool.name in allowed]
         return to_json({"object": "list", "data": [_tool_card(tool) for tool in tools]})
 
     async def tokenize(self, request: Request) -> Response:
-        body = await self._service.read(request, TokenizeBody)
-        tokens = await asyncio.to_thread(self._tokens, body)
+        body, size = await self._service.read(request, TokenizeBody)
+        return await self._service.beside(request, partial(self._tokenized, body), size=size)
+
+    def _tokenized(self, body: TokenizeBody) -> Response:
+        tokens = self._tokens(body)
         answer = {"tokens": tokens, "count": len(tokens), "max_model_len": self._client.info.max_model_len}
         if body.return_token_strs:
             answer["token_strs"] = self._client.tokenizer.texts(tokens)
         return to_json(answer)
 
     def _tokens(self, body: TokenizeBody) -> list[int]:
-        tokenizer, limit = self._client.tokenizer, self._service.config.max_body_bytes
+        tokenizer, limit = self._client.tokenizer, TOKENIZED_CONTEXTS * self._client.info.max_model_len
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either prompt or messages", code="missing_required_parameter")
         if body.prompt is not None:
@@ -164,31 +190,35 @@ class Routes:
         return encode_chat(chat, to_toolbox(chat), tokenizer, max_tokens=limit)
 
     async def detokenize(self, request: Request) -> Response:
-        body = await self._service.read(request, DetokenizeBody)
+        body, size = await self._service.read(request, DetokenizeBody)
+        most = TOKENIZED_CONTEXTS * self._client.info.max_model_len
+        if len(body.tokens) > most:
+            raise invalid("tokens", f"at most {most} tokens can be written at a time", code="array_above_max_length")
+        return await self._service.beside(request, partial(self._detokenized, body), size=size)
+
+    def _detokenized(self, body: DetokenizeBody) -> Response:
         for index, token in enumerate(body.tokens):
             if not 0 <= token < self._client.info.vocab_size:
                 raise invalid(f"tokens[{index}]", "there is no such token", code="invalid_token_id")
-        skip = body.skip_special_tokens
-        text = await asyncio.to_thread(self._client.tokenizer.decode, body.tokens, skip_special_tokens=skip)
+        text = self._client.tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
         return to_json({"prompt": text})
 
-    async def livez(self) -> Response:
+    async def livez(self, _: Request) -> Response:
         return to_json({"status": "ok"})
 
-    async def readyz(self) -> Response:
+    async def readyz(self, _: Request) -> Response:
         if self._service.lifecycle.draining:
-            raise ShuttingDownError
-        if not self._client.alive:
-            raise EngineStoppedError("The engine has stopped.")
+            raise self._service.lifecycle.refusal()
+        self._client.check()
         return to_json({"status": "ok"})
 
-    async def metrics(self) -> Response:
-        stats = await asyncio.to_thread(self._client.stats)
-        text = self._service.metrics.render(stats, self._client.info)
+    async def metrics(self, _: Request) -> Response:
+        stats = await self._service.stats()
+        text = self._service.metrics.render(stats, self._client.info, self._service.accounts)
         return Response(text, media_type="text/plain; version=0.0.4")
 
-    async def server_info(self) -> Response:
-        stats = await asyncio.to_thread(self._client.stats)
+    async def server_info(self, _: Request) -> Response:
+        stats = await self._service.stats()
         config = {name: value for name, value in msgspec.structs.asdict(self._service.config).items() if name != "keys"}
         model = msgspec.structs.replace(self._client.info, path="")  # where files lie is no business of clients
         return to_json({"version": version("bough"), "model": model, "server": config, "stats": stats})
@@ -213,41 +243,66 @@ class DrainingServer(uvicorn.Server):
         client: EngineClient,
         lifecycle: Lifecycle,
         programs: tuple[Template, ...] = (),
+        *,
+        announce: Callable[[], None] | None = None,
     ) -> None:
+        """`announce` is called once signals are handled and connections accepted."""
         app = create_app(client, config, lifecycle, programs=programs)
         super().__init__(
             uvicorn.Config(
                 app,
                 lifespan="off",
+                http=bounded_protocol(
+                    config.max_connections or connection_limit(), config.header_timeout_s, config.send_timeout_s
+                ),
                 ws="none",
                 proxy_headers=False,
                 server_header=False,
                 access_log=False,
                 log_config=None,
-                timeout_keep_alive=75,
+                backlog=ACCEPTED_AT_ONCE,
                 timeout_graceful_shutdown=int(_GRACE_S),
             )
         )
         self.engine_died = False
+        self.ended_by: int | None = None  # the signal that cut the drain short
         self._client = client
         self._lifecycle = lifecycle
+        self._announce = announce
         self._drain_delay_s = config.drain_delay_s
         self._drain_timeout_s = config.drain_timeout_s
         self._drains_since: float | None = None
+        self._loop_lag = app.metrics.loop_lag
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(MAX_UNACCEPTED)  # uvicorn has it that only so many wait as are accepted at once
+        self._look_at_lag(asyncio.get_running_loop(), 0.0)
+        if self._announce is not None:
+            self._announce()
+
+    def _look_at_lag(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        now = loop.time()
+        if due:
+            self._loop_lag.observe(max(now - due, 0.0))
+        if not self.should_exit:
+            loop.call_at(now + LAG_EVERY_S, self._look_at_lag, loop, now + LAG_EVERY_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal starts the drain; the second ends it."""
         if self._drains_since is None:
             logger.info("%s: finishing what runs; a second signal ends it", signal.Signals(sig).name)
-            self._lifecycle.drain()
+            self._lifecycle.drain(self._drain_delay_s + self._drain_timeout_s)
             self._drains_since = time.monotonic()
         else:
+            self.ended_by = sig
             self.should_exit = True
             self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         if not self._client.alive:
-            logger.error("the engine has died")
+            logger.error("the engine has ended")
             self.engine_died = True
             self._lifecycle.drain()
             return True
@@ -265,4 +320,8 @@ class DrainingServer(uvicorn.Server):
         timer = asyncio.get_running_loop().call_later(timeout_s, self._lifecycle.expire)
         await super().shutdown(sockets)
         timer.cancel()
+        if cut_off := set(self.server_state.tasks):
+            await asyncio.wait(cut_off, timeout=_CUT_OFF_S)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()  # or what a client does not read would keep its socket open
         self._client.close()  # or threads that wait for its answers would keep the event loop from ending

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import re
 
 import msgspec
@@ -10,6 +12,11 @@ from ..constrain.errors import REFUSALS, GrammarError
 from ..runtime.protocol.errors import BoughError, ErrorInfo, RequestError
 
 INTERNAL_MESSAGE = "The server failed to process the request. Please name the x-request-id when you report it."
+
+LONGEST_WAIT_S = 60.0
+"""Longest wait that is asked for where it is a guess: official clients heed no longer one."""
+JITTER = 0.2
+"""Share by which such a wait is longer at random, so that those that are refused together do not come back together."""
 
 _TYPES = {403: "permission_error", 429: "rate_limit_error"} | dict.fromkeys((500, 503, 504), "server_error")
 _HEADERS = {
@@ -26,6 +33,8 @@ _STATUS_OF_CODE = {
     "engine_overloaded": 503,
     "queue_timeout": 503,
     "engine_dead": 503,
+    "engine_stuck": 503,
+    "engine_starting": 503,
     "shutting_down": 503,
     "generation_timeout": 504,
     "invalid_value": 400,
@@ -60,18 +69,43 @@ _STATUS_OF_CODE = {
 
 
 class ApiError(Exception):
-    """An error response. `message` is for the client: no paths, addresses or class names."""
+    """An error response. `message` is for the client: no paths, addresses or class names.
 
-    def __init__(self, status: int, code: str, message: str, *, param: str | None = None) -> None:
+    close           the connection ends with it
+    retry_after_s   when to try again; None: as usual for the status
+    may_retry       False: clients are told not to try again
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        close: bool = False,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = message
         self.param = param
+        self.close = close
+        self.retry_after_s = retry_after_s
+        self.may_retry = True
 
     @property
     def headers(self) -> dict[str, str]:
-        return _HEADERS.get(self.status, {})
+        headers = dict(_HEADERS.get(self.status, {}))
+        if self.close:
+            headers["connection"] = "close"
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(math.ceil(max(self.retry_after_s, 1.0)))
+        if not self.may_retry:
+            headers.pop("retry-after", None)
+            headers["x-should-retry"] = "false"
+        return headers
 
     def body(self) -> bytes:
         kind = _TYPES.get(self.status, "invalid_request_error")
@@ -80,10 +114,15 @@ class ApiError(Exception):
 
 
 class ShuttingDownError(ApiError):
-    """The server is about to end."""
+    """The server is about to end, in `left_s` seconds at most."""
 
-    def __init__(self) -> None:
-        super().__init__(503, "shutting_down", "The server is shutting down.")
+    def __init__(self, left_s: float = 0.0) -> None:
+        super().__init__(503, "shutting_down", "The server is shutting down.", retry_after_s=_about(left_s))
+
+
+def _about(seconds: float) -> float:
+    """The wait to ask for until what should come true in so many seconds."""
+    return min(max(seconds, 1.0) * (1 + JITTER * random.random()), LONGEST_WAIT_S)
 
 
 def invalid(param: str, message: str, *, code: str = "invalid_value") -> ApiError:
@@ -96,11 +135,15 @@ def to_api_error(error: Exception, *, grammar_param: str = "response_format") ->
     if isinstance(error, ApiError):
         return error
     if isinstance(error, GrammarError):
-        return ApiError(400, error.code, str(error), param=grammar_param)
+        return from_error_info(ErrorInfo(code=error.code, message=str(error)), grammar_param=grammar_param)
     if isinstance(error, BoughError):
         info = ErrorInfo(code=error.code, message=error.message, param=error.param)
         status = 400 if isinstance(error, RequestError) else None  # a refusal, whatever its code
-        return from_error_info(info, status=status, grammar_param=grammar_param)
+        answer = from_error_info(info, status=status, grammar_param=grammar_param)
+        answer.may_retry = error.may_retry
+        if error.retry_after_s is not None:
+            answer.retry_after_s = _about(error.retry_after_s)
+        return answer
     return ApiError(500, "internal_error", INTERNAL_MESSAGE)
 
 
@@ -113,7 +156,9 @@ def from_error_info(
     if info is None or status is None:
         return ApiError(500, "internal_error", INTERNAL_MESSAGE)
     about_grammar = info.code == "constraint_violated" or info.code in REFUSALS
-    return ApiError(status, info.code, info.message, param=grammar_param if about_grammar else info.param)
+    answer = ApiError(status, info.code, info.message, param=grammar_param if about_grammar else info.param)
+    answer.may_retry = info.may_retry is not False
+    return answer
 
 
 _LOCATED = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?", re.DOTALL)

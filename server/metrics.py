@@ -5,14 +5,25 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from ..runtime.protocol.counters import EngineStats, ModelInfo
-from ..runtime.protocol.request import Finish
+from ..runtime.protocol.request import Finish, Usage
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_LAGS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 Labels = Sequence[tuple[str, str]]
+
+
+class KeyUse(Protocol):
+    """Use of one API key; without keys all are one, whose name is empty."""
+
+    name: str
+    num_requests: int
+    refused: Counter[str]
+    used: Usage
 
 
 class Histogram:
@@ -42,6 +53,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.responses: Counter[tuple[str, int]] = Counter()
+        self.failed_streams: Counter[str] = Counter()
         self.unknown_fields = 0
         self.disconnects = 0
         self._finished: Counter[str] = Counter()
@@ -51,6 +63,7 @@ class ServerMetrics:
             "request_queue_seconds": Histogram(_SECONDS),
             "request_seconds": Histogram(_SECONDS),
         }
+        self.loop_lag = Histogram(_LAGS)
         self._lengths = {"request_prompt_tokens": Histogram(_TOKENS), "request_completion_tokens": Histogram(_TOKENS)}
 
     def finished(self, finish: Finish) -> None:
@@ -68,9 +81,9 @@ class ServerMetrics:
         self._lengths["request_prompt_tokens"].observe(usage.prompt_tokens)
         self._lengths["request_completion_tokens"].observe(usage.completion_tokens)
 
-    def render(self, stats: EngineStats, info: ModelInfo) -> str:
+    def render(self, stats: EngineStats, info: ModelInfo, keys: Iterable[KeyUse] = ()) -> str:
         """The whole page."""
-        lines = [*self._own_lines(stats), *self._alias_lines(stats, info.name)]
+        lines = [*self._own_lines(stats), *_key_lines(list(keys)), *self._alias_lines(stats, info.name)]
         return "\n".join(lines) + "\n"
 
     def _own_lines(self, stats: EngineStats) -> Iterator[str]:
@@ -83,10 +96,13 @@ class ServerMetrics:
                 yield from _family(f"bough_{name}", kind, _HELP[name], [([], value)])
         help_text = "Share of the KV pages that running requests hold."
         yield from _family("bough_kv_cache_usage_ratio", "gauge", help_text, [([], kv_usage(stats))])
-        for name, histogram in {**self._latencies, **self._lengths}.items():
+        for name, histogram in {**self._latencies, **self._lengths, "event_loop_lag_seconds": self.loop_lag}.items():
             yield from histogram.lines(f"bough_{name}", _HELP[name], ())
         responses = (([("path", path), ("status", str(code))], n) for (path, code), n in sorted(self.responses.items()))
         yield from _family("bough_http_responses_total", "counter", "Answers by path and status.", responses)
+        failed = (([("code", code)], n) for code, n in sorted(self.failed_streams.items()))
+        help_text = "Streams that had begun, with status 200, and ended with an error, by its code."
+        yield from _family("bough_streams_failed_total", "counter", help_text, failed)
         help_text = "Fields of bodies that were not known and so ignored."
         yield from _family("bough_unknown_fields_total", "counter", help_text, [([], self.unknown_fields)])
         help_text = "Clients that went away before their answer was complete."
@@ -100,6 +116,21 @@ class ServerMetrics:
         yield from _family("vllm:request_success_total", "counter", _ALIAS_HELP, finished)
         for theirs, ours in _HISTOGRAM_ALIASES.items():
             yield from self._latencies[ours].lines(f"vllm:{theirs}", _ALIAS_HELP, labels)
+
+
+def _key_lines(keys: Sequence[KeyUse]) -> Iterator[str]:
+    requests = (([("key", key.name)], key.num_requests) for key in keys)
+    yield from _family("bough_key_requests_total", "counter", "Requests taken, by key.", requests)
+    refused = (
+        ([("key", key.name), ("limit", limit)], count) for key in keys for limit, count in sorted(key.refused.items())
+    )
+    yield from _family("bough_key_refused_total", "counter", "Requests past a limit of their key.", refused)
+    tokens = (
+        ([("key", key.name), ("kind", kind)], getattr(key.used, f"{kind}_tokens"))
+        for key in keys
+        for kind in ("prompt", "cached", "completion")
+    )
+    yield from _family("bough_key_tokens_total", "counter", "Tokens of prompts and answers, by key.", tokens)
 
 
 def kv_usage(stats: EngineStats) -> float:
@@ -138,6 +169,8 @@ def _aliases(stats: EngineStats) -> dict[str, tuple[str, float]]:
 
 
 _HELP = {
+    "up": "1 while the engine takes requests; 0 while it is stuck, or being started again.",
+    "restarts_total": "How often the engine's process was started again.",
     "running": "Requests that run now.",
     "waiting": "Requests in the queue now.",
     "states": "Program states kept between stretches now.",
@@ -156,6 +189,7 @@ _HELP = {
     "forced_tokens_total": "Generated tokens that a grammar forced.",
     "guessed_tokens_total": "Tokens guessed from the text so far, and verified.",
     "right_guesses_total": "Guessed tokens that were right.",
+    "retried_passes_total": "Passes made again in parts, since memory ran out.",
     "preemptions_total": "Running requests that were put back.",
     "evicted_tokens_total": "Tokens evicted from the prefix cache.",
     "grammars_compiled_total": "Grammars compiled.",
@@ -170,6 +204,7 @@ _HELP = {
     "request_seconds": "From arrival to the last token.",
     "request_prompt_tokens": "Prompt tokens of a request.",
     "request_completion_tokens": "Generated tokens of a request.",
+    "event_loop_lag_seconds": "How late the server's event loop came to what was due, looked at 50 times a second.",
 }
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
+import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .config import ServerConfig
@@ -22,6 +26,9 @@ EXIT_USAGE = 2
 EXIT_PORT_IN_USE = 4
 EXIT_ENGINE_DIED = 5
 
+SWITCH_S = 0.001
+"""Time after which a thread that computes makes way for the event loop."""
+
 logger = logging.getLogger("bough.server")
 
 
@@ -35,10 +42,10 @@ def serve(
     """Serves until SIGTERM or SIGINT; returns the exit code. `client_factory` starts the engine, and may take long.
     `programs` are deployed from the start.
 
-    `announce` is told the address, `http://host:port`, once the server is ready.
+    `announce` is told the address, `http://host:port`, once the server handles signals and accepts connections.
 
     0: ended as asked. 2: the configuration is not safe. 4: the port is taken (found before the engine is started).
-    5: the engine died.
+    5: the engine died. 128 and the signal's number: a second signal cut the drain short.
     """
     try:
         check_bind(config)
@@ -51,22 +58,45 @@ def serve(
         return EXIT_PORT_IN_USE
     # The engine loads in a process of its own meanwhile.
     threading.Thread(target=importlib.import_module, args=(".app", __package__), daemon=True).start()
-    with listener:
+    with listener, _interrupts_end_at_once():
         client = client_factory()
+        # The tokenizer and the modules stay: collections that walk them would stop the event loop.
+        gc.collect()
+        gc.freeze()
+        sys.setswitchinterval(SWITCH_S)
         try:
             from .app import DrainingServer  # noqa: PLC0415  the web framework takes as long to load as the engine
 
             lifecycle = Lifecycle()
-            server = DrainingServer(config, client, lifecycle, programs)
             host = f"[{config.host}]" if ":" in config.host else config.host
             address = f"http://{host}:{listener.getsockname()[1]}"
             logger.info("serving %s on %s", client.info.name, address)
-            if announce is not None:
-                announce(address)
+            told = None if announce is None else partial(announce, address)
+            server = DrainingServer(config, client, lifecycle, programs, announce=told)
             server.run(sockets=[listener])
+            if server.ended_by is not None:
+                return 128 + server.ended_by
             return EXIT_ENGINE_DIED if server.engine_died else 0
         finally:
             client.close()
+
+
+@contextmanager
+def _interrupts_end_at_once() -> Iterator[None]:
+    """Has Ctrl-C end the process as SIGTERM does, until the server handles both: an exception within an import that
+    another thread is making leaves the lock of its module held for good."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _in_main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
@@ -13,16 +14,22 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ..constrain.errors import GrammarError
-from ..runtime.protocol.errors import BoughError
-from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob
+from ..constrain.workers.turns import FairThreads
+from ..radix import tenant_of
+from ..runtime.protocol.counters import EngineStats
+from ..runtime.protocol.errors import BoughError, OverloadedError, RequestError
+from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob, Usage
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
-from .http.connection import Lifecycle, attend, read_body
+from .http.backlog import Ahead, Budget
+from .http.connection import LARGE_BODY, ClientClosedError, Lifecycle, attend, read_body
+from .http.door import Door
 from .http.event_stream import DONE, PING, EventStream, Merged, event
 from .http.gate import caller_of, request_id_of
+from .http.quota import Accounts, Visit, visit_of
 from .metrics import ServerMetrics
 from .openai.objects import ChatBody, CompletionBody
-from .openai.replies import ChatReply, CompletionReply, Header, Reply, Scores
+from .openai.replies import ChatReply, CompletionReply, Header, Reply, Scores, ShownTokens
 from .openai.requests import Context, Job, chat_job, completion_job, decode_openai
 
 if TYPE_CHECKING:
@@ -32,6 +39,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 B = TypeVar("B", bound=msgspec.Struct)
+
+NUM_THREADS = 2
+"""Threads for what is small: it takes some milliseconds. What is large has one thread of its own."""
+
+MAX_WAITING = 1024
+"""Requests that may wait for either kind of thread; those of one key may be half of them."""
+
+MAX_ECHOED_AT_ONCE = 1 << 14
+"""Characters of prompts whose answer is written on the event loop."""
 
 
 def to_json(value: object, status: int = 200) -> Response:
@@ -46,33 +62,76 @@ class Service:
         self.config = config
         self.lifecycle = lifecycle
         self.metrics = ServerMetrics()
+        self.accounts = Accounts()
+        self.door = Door(client.info.max_requests, {key.name: key.weight for key in config.keys})
         self.model_name = config.served_model_name or client.info.name
         self.created = int(time.time())
+        self.budget = Budget()
+        self._shown = ShownTokens(client.tokenizer)
+        self._small = FairThreads("requests", NUM_THREADS)
+        self._large = FairThreads("large-requests", 1)
+        self._observer = FairThreads("stats", 1)  # nobody waits behind a caller's work
+        self._asked: asyncio.Future[EngineStats] | None = None
 
-    async def read(self, request: HttpRequest, kind: type[B]) -> B:
-        """Reads the body of an OpenAI route."""
-        body, num_unknown = decode_openai(await self.read_body(request), kind, strict=self.config.strict_params)
+    async def read(self, request: HttpRequest, kind: type[B]) -> tuple[B, int]:
+        """Reads the body of an OpenAI route; returns it with its size in bytes."""
+        data, strict = await self.read_body(request), self.config.strict_params
+        if len(data) > LARGE_BODY:
+            work = partial(decode_openai, data, kind, strict=strict)
+            body, num_unknown = await self.beside(request, work, size=len(data))
+        else:
+            body, num_unknown = decode_openai(data, kind, strict=strict)
         self.metrics.unknown_fields += num_unknown
         model = getattr(body, "model", None)
         if model is not None:
             self.check_model(model)
-        return body
+        return body, len(data)
+
+    async def beside(self, request: HttpRequest, work: Callable[[], T], *, size: int = 0) -> T:
+        """Returns what `work` does on a thread; `size` is in bytes, of what it is done with.
+
+        Callers take turns, large work has a thread of its own, and what waits is dropped when its client leaves.
+
+        Raises:
+            ApiError: too much waits already, of all callers or of this one.
+        """
+        caller, large = caller_of(request.scope).name, size > LARGE_BODY
+        threads = self._large if large else self._small
+        may_wait = large or threads.busy
+        if may_wait and (threads.num_waiting() >= MAX_WAITING or threads.num_waiting(caller) >= MAX_WAITING // 2):
+            raise ApiError(503, "engine_overloaded", "Too many requests wait to be read. Try again later.")
+        done = asyncio.wrap_future(threads.submit(caller, work))
+        return await self.attend(request, done) if may_wait else await done
+
+    async def stats(self) -> EngineStats:
+        """Returns the engine's counters, for which it is asked once for all who wait."""
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.wrap_future(self._observer.submit("", self.client.stats))
+        return await asyncio.shield(self._asked)
 
     def check_model(self, name: str) -> None:
         if name not in (self.model_name, self.client.info.name):
             raise ApiError(404, "model_not_found", f"The model {name[:200]!r} does not exist.", param="model")
 
     async def chat(self, request: HttpRequest) -> Response:
-        body = await self.read(request, ChatBody)
-        job = await asyncio.to_thread(chat_job, body, self.context(request, body.cache_salt))
-        reply = ChatReply(body, job, self._header("chatcmpl", request), self.client.tokenizer)
+        tenant = caller_of(request.scope).name
+        self.door.check(tenant)
+        body, size = await self.read(request, ChatBody)
+        with self.door.prepared(tenant):
+            job = await self.beside(request, partial(chat_job, body, self.context(request, body.cache_salt)), size=size)
+        reply = ChatReply(body, job, self._header("chatcmpl", request), self._shown)
         return await self._answer(request, job, reply, stream=body.stream is True)
 
     async def complete(self, request: HttpRequest) -> Response:
-        body = await self.read(request, CompletionBody)
-        job = await asyncio.to_thread(completion_job, body, self.context(request, body.cache_salt))
-        scores = await self.attend(request, self._score(job)) if job.scores else ()
-        reply = CompletionReply(body, job, self._header("cmpl", request), self.client.tokenizer, scores=scores)
+        tenant = caller_of(request.scope).name
+        self.door.check(tenant)
+        body, size = await self.read(request, CompletionBody)
+        context = self.context(request, body.cache_salt)
+        with self.door.prepared(tenant):
+            job = await self.beside(request, partial(completion_job, body, context), size=size)
+        visit_of(request.scope).charge(Usage(prompt_tokens=job.num_echoed))
+        scores = await self.attend(request, self._score(request, job)) if job.scores else ()
+        reply = CompletionReply(body, job, self._header("cmpl", request), self._shown, scores=scores)
         return await self._answer(request, job, reply, stream=body.stream is True)
 
     async def read_body(self, request: HttpRequest) -> bytes:
@@ -83,7 +142,8 @@ class Service:
         return Header(id=f"{prefix}-{name}", model=self.model_name, created=int(time.time()))
 
     def context(self, request: HttpRequest, salt: str | None) -> Context:
-        name = caller_of(request.scope).name
+        caller = caller_of(request.scope)
+        name = caller.name
         asked_ms = request.headers.get("x-request-timeout-ms", "")
         timeout_s = self.config.request_timeout_s
         if asked_ms.isdecimal() and 0 < len(asked_ms) < 10:
@@ -95,19 +155,30 @@ class Service:
             info=self.client.info,
             timeout_s=timeout_s,
             max_sequences=self.config.max_sequences,
+            urgent=caller.urgent,
         )
 
     async def _answer(self, request: HttpRequest, job: Job, reply: Reply, *, stream: bool) -> Response:
+        if await request.is_disconnected():  # it may have waited for long, and what follows costs the most
+            raise ClientClosedError
         param = job.constraint.param
-        streams = [self._outputs(each, param) for each in job.requests]
+        streams = [self._outputs(each, visit_of(request.scope), param) for each in job.requests]
         outputs = Merged(streams, quiet_s=self.config.ping_interval_s if stream else None)
         await self.start(request, outputs, grammar_param=param)
         if stream:
-            chunks = _chunks(outputs, reply)
-            return EventStream(chunks, close=outputs.close, lifecycle=self.lifecycle, grammar_param=param)
+            parts = Ahead(_chunks(outputs, reply), self.budget)
+
+            async def close() -> None:
+                await parts.aclose()
+                await outputs.close()
+
+            return EventStream(parts, close=close, lifecycle=self.lifecycle, grammar_param=param)
         async with outputs:
             await self.attend(request, _collect(outputs, reply), grammar_param=param)
-        return to_json(reply.result())
+        small = sum(map(len, job.echoes)) <= MAX_ECHOED_AT_ONCE
+        if small and all(each.sampling.logprobs is None for each in (*job.requests, *job.scores) if each is not None):
+            return to_json(reply.result())
+        return await self.beside(request, lambda: to_json(reply.result()))
 
     async def start(self, request: HttpRequest, merged: Merged[Any], *, grammar_param: str) -> None:
         """Waits for the first event, so that refusals are plain HTTP errors."""
@@ -117,28 +188,42 @@ class Service:
             await merged.close()
             raise
 
-    async def attend(self, request: HttpRequest, work: Coroutine[Any, Any, T], *, grammar_param: str = "") -> T:
+    async def attend(self, request: HttpRequest, work: Awaitable[T], *, grammar_param: str = "") -> T:
         try:
             return await attend(work, request.receive, self.lifecycle)
+        except OverloadedError as error:
+            raise self.door.refused(error) from error
         except (BoughError, GrammarError) as error:
             raise to_api_error(error, grammar_param=grammar_param) from error
 
-    async def _outputs(self, request: Request, grammar_param: str) -> AsyncIterator[RequestOutput]:
-        """Yields the outputs of one generation; its failure is raised."""
+    async def _outputs(self, request: Request, visit: Visit, grammar_param: str) -> AsyncIterator[RequestOutput]:
+        """Yields the outputs of one generation, whose tokens `visit` pays for; its failure is raised."""
+        used = Usage(prompt_tokens=len(request.prompt))
         stream = cast("AsyncGenerator[RequestOutput]", self.client.astream(request))
-        async with aclosing(stream) as outputs:
-            async for output in outputs:
-                if output.finish is not None:
-                    self.metrics.finished(output.finish)
-                    if output.finish.reason in ("abort", "error"):
-                        raise from_error_info(output.finish.error, grammar_param=grammar_param)
-                yield output
+        try:
+            with self.door.running(tenant_of(request.namespace)):
+                async with aclosing(stream) as outputs:
+                    async for output in outputs:
+                        used += Usage(completion_tokens=len(output.tokens))
+                        if output.finish is not None:
+                            if output.finish.usage != Usage() or not used.completion_tokens:
+                                used = output.finish.usage  # an engine that has ended tells of none
+                            self.metrics.finished(output.finish)
+                            if output.finish.reason in ("abort", "error"):
+                                raise from_error_info(output.finish.error, grammar_param=grammar_param)
+                        yield output
+        except (OverloadedError, RequestError):
+            used = Usage()
+            raise
+        finally:
+            visit.charge(used)
 
-    async def _score(self, job: Job) -> Scores:
+    async def _score(self, http: HttpRequest, job: Job) -> Scores:
         """Returns the log-probabilities of the prompts' tokens, from the second on."""
         scores: list[list[TokenLogprob]] = [[] for _ in job.scores]
         places = [index for index, request in enumerate(job.scores) if request is not None]
-        streams = [self._outputs(request, "") for request in job.scores if request is not None]
+        visit = visit_of(http.scope)
+        streams = [self._outputs(request, visit, "") for request in job.scores if request is not None]
         async with Merged(streams) as outputs:
             async for item in outputs:
                 if item is not None:
@@ -149,11 +234,14 @@ class Service:
 async def _chunks(outputs: Merged[RequestOutput], reply: Reply) -> AsyncIterator[bytes]:
     for chunk in reply.begin():
         yield event(chunk)
+        await asyncio.sleep(0)  # an echoed prompt may be long
     async for item in outputs:
         for chunk in () if item is None else reply.add(*item):
             yield event(chunk)
         if item is None:
             yield PING
+        elif item[1].logprobs:
+            await asyncio.sleep(0)
     for chunk in reply.end():
         yield event(chunk)
     yield DONE
@@ -164,3 +252,5 @@ async def _collect(outputs: Merged[RequestOutput], reply: Reply) -> None:
     async for item in outputs:
         if item is not None:
             reply.add(*item)
+            if item[1].logprobs:  # so many answers at a time are written that each makes way
+                await asyncio.sleep(0)

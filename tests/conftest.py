@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import hypothesis
@@ -12,6 +15,8 @@ import pytest
 import torch
 
 from bough.kernels.native.library import Library, load_library
+
+from .support.company import Company
 
 # Before anything imports triton: without a GPU its kernels are interpreted.
 if not torch.cuda.is_available():
@@ -22,6 +27,31 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 hypothesis.settings.register_profile("bough", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "bough"))
+
+
+_COMPANY = pytest.StashKey[Company]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    worker = getattr(config, "workerinput", None)
+    if worker is not None:  # one of several processes, which `make test` has
+        folder = Path(tempfile.gettempdir()) / f"bough-tests-{worker['testrunuid']}"
+        folder.mkdir(exist_ok=True)
+        config.stash[_COMPANY] = Company(folder)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # no collection goes through ten thousand tests again
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # no limit of time counts what it waits
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Runs a test that is marked `alone` when no other process runs one."""
+    company = item.config.stash.get(_COMPANY, None)
+    alone = item.get_closest_marker("alone") is not None
+    with company.held(alone=alone) if company is not None else nullcontext():
+        return (yield)
 
 
 @pytest.fixture(scope="session")
@@ -89,5 +119,5 @@ def _default_model() -> Path | None:
     from bough.runtime.checkpoints import fetch as pull
 
     name, model = next(iter(pull.MODELS.items()))
-    candidates = (pull.default_cache() / name / "model.gguf", pull._installed_file(model))
+    candidates = (pull.default_cache() / name / "model.gguf", pull.installed_file(model))
     return next((path for path in candidates if path is not None and path.is_file()), None)

@@ -43,20 +43,16 @@ def suite_folder() -> Path | None:
 
 def maskbench_folder() -> Path | None:
     """Schemas of MaskBench beside the checkout, if they are there."""
-    path = _SHARED / "maskbench-sample"
-    return path if path.is_dir() else None
+    return next((path for path in (_SHARED / "maskbench-sample",) if path.is_dir()), None)
 
 
 def suite_cases(folder: Path | None, *, optional: bool = False) -> Iterator[SchemaCase]:
     """The groups of every file of the suite, if there is one, in order; those in `optional/` only if asked for."""
-    if folder is None:
-        return
-    for path in sorted(folder.rglob("*.json") if optional else folder.glob("*.json")):
-        keyword = path.relative_to(folder).with_suffix("").as_posix()
+    for path in sorted(folder.glob("**/*.json" if optional else "*.json")) if folder else ():
+        keyword = path.relative_to(folder or path).with_suffix("").as_posix()
         for number, group in enumerate(json.loads(path.read_text())):
-            yield SchemaCase(
-                keyword, f"{keyword}/{number} {group['description']}", _dumps(group["schema"]), _instances(group)
-            )
+            name = f"{keyword}/{number} {group['description']}"
+            yield SchemaCase(keyword, name, _dumps(group["schema"]), _instances(group))
 
 
 def maskbench_cases(folder: Path | None) -> Iterator[SchemaCase]:
@@ -64,8 +60,7 @@ def maskbench_cases(folder: Path | None) -> Iterator[SchemaCase]:
     for path in sorted(folder.glob("*.json")) if folder else ():
         content = json.loads(path.read_text())
         of_set = _SET.match(path.stem)
-        group = path.stem if of_set is None else of_set[0]
-        yield SchemaCase(group, path.stem, _dumps(content["schema"]), _instances(content))
+        yield SchemaCase(of_set[0] if of_set else path.stem, path.stem, _dumps(content["schema"]), _instances(content))
 
 
 def _instances(group: Any) -> tuple[Instance, ...]:
@@ -105,7 +100,5 @@ def choices(count: int) -> SchemaCase:
 
 
 def _regular(name: str, pattern: str, matches: list[str], others: Sequence[str] = ()) -> SchemaCase:
-    verdicts = [*((text, True) for text in matches), *((text, False) for text in others)]
-    return SchemaCase(
-        "regular", name, pattern, tuple(Instance(text, text, valid) for text, valid in verdicts) * REPEATS
-    )
+    instances = [Instance(text, text, valid) for texts, valid in ((matches, True), (others, False)) for text in texts]
+    return SchemaCase("regular", name, pattern, tuple(instances) * REPEATS)

@@ -11,39 +11,34 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from ...constrain import Vocabulary
 from ...runtime.client.llm import LLM
 from ...runtime.models.load import locate
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.tokenizer.load import load_tokenizer
-from ..harness.child import GoneError
 from ..harness.pictures import write_picture
 from ..harness.report import describe_machine, machine_line, now, versions, write_json, write_text
+from ..peers.environments import PeerError
 from .cases import SchemaCase, choices, maskbench_cases, maskbench_folder, regular_cases, suite_cases, suite_folder
-from .contest import OURS, Contestant, contest, engine_command, measure_service, write_vocabulary
+from .contest import OURS, Contestant, contest, engine_command, write_vocabulary
 from .generate import measure_speed, sample_masks, sample_model
-from .report import ENGINES, ConstrainReport, Standing, Standings, Times, goal_table, lines, panels
+from .report import ENGINES, ConstrainReport, Standing, Standings, charts, goal_table, lines
 
-SECTIONS = ("suite", "maskbench", "regular", "service", "speed", "samples")
+SECTIONS = ("suite", "maskbench", "regular", "speed", "samples")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    if arguments.show is not None:
-        report = msgspec.json.decode(Path(arguments.show).read_bytes(), type=ConstrainReport)
-    else:
-        chosen = arguments.sections.split(",")
-        if unknown := sorted(set(chosen) - set(SECTIONS)):
-            print(f"error: --sections: {unknown[0]!r} is none of {', '.join(SECTIONS)}", file=sys.stderr)
-            return 2
-        report = _Bench(arguments).run(chosen)
+    chosen = arguments.sections.split(",")
+    if unknown := sorted(set(chosen) - set(SECTIONS)):
+        print(f"error: --sections: {unknown[0]!r} is none of {', '.join(SECTIONS)}", file=sys.stderr)
+        return 2
+    report = _Bench(arguments).run(chosen)
     print(lines(report))
     if arguments.markdown is not None:
         write_text(arguments.markdown, goal_table(report, markdown=True))
     if arguments.plot is not None:
-        write_picture(arguments.plot, panels(report), caption=machine_line(report.machine, report.date[:10]))
+        write_picture(arguments.plot, charts(report), caption=machine_line(report.machine, report.date[:10]))
     return 0
 
 
@@ -62,7 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", help="write all figures as they come")
     parser.add_argument("--markdown", metavar="FILE", help="write the table for docs/performance.md")
     parser.add_argument("--plot", metavar="FILE", help="draw the result as SVG")
-    parser.add_argument("--show", metavar="FILE", help="measure nothing: render this JSON file")
     return parser
 
 
@@ -98,10 +92,6 @@ class _Bench:
     def regular(self) -> None:
         self.report.regular = self._contest([*regular_cases(), choices(200)], "regex")
 
-    def service(self) -> None:
-        cases = [*maskbench_cases(self.arguments.maskbench)] or [*suite_cases(self.arguments.suite)]
-        self.report.service_ms = Times.of(measure_service(cases, self.vocabulary))
-
     def speed(self) -> None:
         self.report.speed = measure_speed(self._model(), rounds=self.arguments.rounds)
 
@@ -131,14 +121,9 @@ class _Bench:
                         name, self.arguments.model, folder / "vocabulary.json", self.arguments.peers
                     )
                     engine = Contestant(name, command, folder / f"{name}.log", budget_s=budget_s)
-                except (OSError, GoneError) as error:
+                    contestants.append(stack.enter_context(contextlib.closing(engine)))
+                except PeerError as error:
                     self.report.absent[name] = str(error)
-                    continue
-                contestants.append(stack.enter_context(contextlib.closing(engine)))
             outcomes = contest(contestants, cases[: self.arguments.cases], self.vocabulary, kind)
             self.report.versions |= {engine.name: engine.version for engine in contestants if engine.version}
         return {name: Standing.of(found) for name, found in outcomes.items() if found}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 
-from ...constrain import GrammarCompiler, JsonSchema, Vocabulary
-from ..harness.child import Child, GoneError, python_command
+from ...constrain import Vocabulary
+from ..harness.child import python_command
 from ..harness.report import share
+from ..peers.environments import PeerError
+from ..peers.process import Side
 from .cases import SchemaCase
-from .peer import MARK
 from .sides import SIDES
 
 OURS = "bough"
@@ -32,7 +33,7 @@ class Outcome(msgspec.Struct):
     over        (index, place, reason) of valid instances that were not accepted; the place is a token or a byte
     under       indices of invalid instances that were
     impossible  it was refused since no value satisfies it
-    mask_us, accept_us   times of each mask, and of each token that was taken
+    mask_us     times of each mask
     """
 
     group: str
@@ -43,7 +44,6 @@ class Outcome(msgspec.Struct):
     over: list[tuple[int, int, str]] = []
     under: list[int] = []
     mask_us: list[float] = []
-    accept_us: list[float] = []
     num_valid: int = 0
     impossible: bool = False
 
@@ -96,58 +96,55 @@ class Contestant:
     """An engine in a process; `left_s` is the time that it may still take, after which it is left out.
 
     Raises:
-        OSError, GoneError: it does not start.
+        PeerError: it does not start.
     """
 
     def __init__(self, name: str, command: Sequence[str], log: Path, *, budget_s: float, limit_s: float = 40.0) -> None:
         self.name = name
         self.left_s = budget_s
-        self._command, self._log, self._limit_s = command, log, limit_s
         self.version: str | None = None
-        self._child: Child | None = self._started()
+        self._command, self._log, self._limit_s = command, log, limit_s
+        self._side: Side | None = self._started()
 
     def take(self, case: SchemaCase, walks: Sequence[Sequence[int]], kind: str = "schema") -> Outcome:
         """Returns the outcome on a case; one that takes longer than the limit counts as refused."""
         started = time.monotonic()
         try:
-            self._child = self._child or self._started()
-            self._child.send(json.dumps({"kind": kind, "text": case.schema, "walks": walks}))
-            line = self._child.receive(self._limit_s)
-            if line is None:
-                raise GoneError("it ended")
-        except (OSError, GoneError) as error:
+            self._side = self._side or self._started()
+            answer = self._side.ask("walk", self._limit_s, kind=kind, text=case.schema, walks=walks)
+        except PeerError as error:
             self.close()
             return Outcome.of(case, (time.monotonic() - started) * 1e3, f"gone: {error}")
         finally:
             self.left_s -= time.monotonic() - started
-        return _judged(case, json.loads(line))
+        return _judged(case, answer)
 
     def close(self) -> None:
         """Ends the process; the next case starts another."""
-        if self._child is not None:
-            self._child.end()
-            self._child = None
+        if self._side is not None:
+            self._side.close()
+            self._side = None
 
-    def _started(self) -> Child:
-        child = Child(self._command, mark=MARK, log=self._log)
-        line = child.receive(START_S)
-        if line is None:
-            child.end()
-            raise GoneError("it ended at the start")
-        self.version = json.loads(line)["version"]
-        return child
+    def _started(self) -> Side:
+        side = Side(self.name, self._command, log=self._log)
+        try:
+            self.version = side.wait_ready(START_S)["version"]
+        except PeerError:
+            side.close()
+            raise
+        return side
 
 
 def engine_command(name: str, model: str, vocabulary: Path, peers: str | None) -> list[str]:
     """The command that serves an engine: peers run in the interpreter `peers` and read the file `vocabulary`.
 
     Raises:
-        FileNotFoundError: there is no interpreter for a peer.
+        PeerError: there is no interpreter for a peer.
     """
     if name in SIDES:
         return [*python_command("constrain.sides"), name, model]
     if peers is None:
-        raise FileNotFoundError("no --peers")
+        raise PeerError("no --peers")
     return [peers, "-P", str(Path(__file__).with_name("peer.py")), name, str(vocabulary)]
 
 
@@ -180,20 +177,4 @@ def _judged(case: SchemaCase, answer: dict[str, Any]) -> Outcome:
         if walk["accepted"] and not instance.valid:
             outcome.under.append(index)
         outcome.mask_us += walk["mask_us"]
-        outcome.accept_us += walk["accept_us"]
     return outcome
-
-
-def measure_service(cases: Iterable[SchemaCase], vocabulary: Vocabulary) -> list[float]:
-    """Milliseconds until each case's grammar is there, one after another, as a server's first request waits for it."""
-    compiler = GrammarCompiler(vocabulary)
-    times_ms = []
-    try:
-        compiler.compile(JsonSchema("{}"))  # starts what is started once
-        for case in cases:
-            started = time.perf_counter()
-            if compiler.submit(JsonSchema(case.schema)).exception() is None:
-                times_ms.append((time.perf_counter() - started) * 1e3)
-    finally:
-        compiler.close()
-    return times_ms

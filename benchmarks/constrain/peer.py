@@ -3,7 +3,7 @@
 For xgrammar and outlines_core it runs by its path, in the environment of the peer, and so imports nothing of this
 package; sides.py serves bough and llguidance with it. Each line of the input is a JSON object `{kind, text, walks}`: a
 JSON Schema or a regular expression, and lists of tokens. Each answer is a line that begins with the mark:
-`{refused, compile_us, walks: [{accepted, num_tokens, mask_us, accept_us}]}`. The first line is `{version}`.
+`{refused, compile_us, walks: [{accepted, num_tokens, mask_us}]}`. The first line is `{version}`.
 """
 
 from __future__ import annotations
@@ -140,7 +140,6 @@ def _walk(engine: MaskEngine, start: Callable[[], State], tokens: Sequence[int])
     """Asks whether each token is allowed in turn and the end after the last."""
     fill, accept = start()
     mask_us: list[float] = []
-    accept_us: list[float] = []
     accepted, count = True, 0
     for token in (*tokens, engine.eos):
         started = time.perf_counter()
@@ -150,17 +149,15 @@ def _walk(engine: MaskEngine, start: Callable[[], State], tokens: Sequence[int])
             accepted = bool(engine.row[token // 32] >> (token % 32) & 1)
             if not accepted or token == engine.eos:
                 break
-            started = time.perf_counter()
             accepted = accept(token) is not False
             if not accepted:
                 break
-            accept_us.append((time.perf_counter() - started) * 1e6)
         except Exception:  # noqa: BLE001  an engine at its end
             accepted = False
             break
         count += 1
     accepted = accepted and engine.passes(tokens)
-    return {"accepted": accepted, "num_tokens": count, "mask_us": mask_us, "accept_us": accept_us}
+    return {"accepted": accepted, "num_tokens": count, "mask_us": mask_us}
 
 
 def serve(engine: MaskEngine) -> int:

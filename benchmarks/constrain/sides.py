@@ -35,7 +35,12 @@ class Bough(MaskEngine):
 
     def compile(self, kind: str, text: str) -> Callable[[], State]:
         spec = JsonSchema(text) if kind == "schema" else Regex(text)
-        grammar = compile_grammar(spec, self._table) if kind == "schema" else self._tabulated(spec)
+        if kind == "schema":
+            grammar = compile_grammar(spec, self._table)
+        else:  # the table that takes the grammar's place a moment after the first request
+            deadline = time.monotonic() + TABLE_S
+            while (grammar := self._compiler.compile(spec)).matcher().on_table is None and time.monotonic() < deadline:
+                time.sleep(0.01)
         self._compiled = grammar, spec
 
         def start() -> State:
@@ -47,13 +52,6 @@ class Bough(MaskEngine):
     def passes(self, tokens: Sequence[int]) -> bool:
         assert self._compiled is not None
         return passes_check(*self._compiled, self._table.text(tokens).decode())
-
-    def _tabulated(self, spec: GrammarSpec) -> Grammar:
-        """Returns the table that takes the grammar's place a moment after the first request."""
-        deadline = time.monotonic() + TABLE_S
-        while (grammar := self._compiler.compile(spec)).matcher().on_table is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return grammar
 
     @cached_property
     def _compiler(self) -> GrammarCompiler:

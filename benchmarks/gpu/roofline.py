@@ -20,11 +20,6 @@ class Machine:
     bandwidth: float
     flops: float
 
-    @property
-    def ridge(self) -> float:
-        """Operations a byte from which on arithmetic is the limit."""
-        return self.flops / self.bandwidth
-
 
 H200 = Machine("H200", bandwidth=4.3e12, flops=780e12)
 """The rates that floors are counted with, fixed so that they compare between runs."""
@@ -39,10 +34,6 @@ class Work:
 
     def floor_s(self, machine: Machine = H200) -> float:
         return max(self.bytes / machine.bandwidth, self.flops / machine.flops)
-
-    @property
-    def intensity(self) -> float:
-        return self.flops / self.bytes
 
 
 @dataclass(frozen=True)
@@ -125,67 +116,20 @@ def linear_parameters(config: ModelConfig) -> tuple[int, int]:
     return config.num_layers * layer, config.vocab_size * hidden
 
 
-def kv_bytes(config: ModelConfig, itemsize: float = 2) -> float:
-    """Bytes that one token takes in the cache, over all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+def kv_bytes(config: ModelConfig) -> int:
+    """Bytes that one token takes in the cache in bfloat16, over all layers."""
+    return 4 * config.num_layers * config.num_kv_heads * config.head_dim
 
 
-def decode_step(
-    config: ModelConfig,
-    contexts: Sequence[int],
-    *,
-    distinct_tokens: int | None = None,
-    weight_bits: float = 16,
-    kv_itemsize: float = 2,
-) -> tuple[Work, Work]:
-    """One token for each sequence: the work of all projections and of all attention, which cannot overlap.
+def decode_step_s(config: ModelConfig, contexts: Sequence[int], *, distinct_tokens: int | None = None) -> float:
+    """Seconds that one token for each sequence takes at least: projections, then attention, which cannot overlap.
 
     contexts          tokens in the cache of each sequence
     distinct_tokens   tokens in the cache in all, shared ones counted once; None: nothing is shared
-    weight_bits       of a projection's weight; the head's have 16
     """
     body, head = linear_parameters(config)
     num_keys = sum(contexts)
     num_read = num_keys if distinct_tokens is None else distinct_tokens
-    projections = Work(body * weight_bits / 8 + head * 2, 2.0 * len(contexts) * (body + head))
+    projections = Work(2.0 * (body + head), 2.0 * len(contexts) * (body + head))
     scores = 4.0 * config.num_layers * config.num_heads * config.head_dim * num_keys
-    return projections, Work(num_read * kv_bytes(config, kv_itemsize), scores)
-
-
-def decode_step_s(
-    config: ModelConfig,
-    contexts: Sequence[int],
-    machine: Machine = H200,
-    *,
-    distinct_tokens: int | None = None,
-    weight_bits: float = 16,
-    kv_itemsize: float = 2,
-) -> float:
-    """Seconds that one decode step takes at least."""
-    works = decode_step(
-        config, contexts, distinct_tokens=distinct_tokens, weight_bits=weight_bits, kv_itemsize=kv_itemsize
-    )
-    return sum(work.floor_s(machine) for work in works)
-
-
-def prefill_s(config: ModelConfig, num_tokens: int, num_prefix: int = 0, machine: Machine = H200) -> float:
-    """Seconds to compute `num_tokens` of one prompt after `num_prefix` cached ones, and the last one's logits."""
-    body, head = linear_parameters(config)
-    projections = Work(body * 2.0, 2.0 * num_tokens * body)
-    heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-    attention = extend_attention(heads, num_tokens, num_prefix)
-    last = Work(head * 2.0, 2.0 * head)
-    return projections.floor_s(machine) + config.num_layers * attention.floor_s(machine) + last.floor_s(machine)
-
-
-def generation_s(config: ModelConfig, requests: Sequence[tuple[int, int]], machine: Machine = H200) -> float:
-    """Seconds to answer (prompt tokens, output tokens) requests that all fit at once: prefill, then decode together."""
-    body, head = linear_parameters(config)
-    heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-    num_prompt = sum(prompt for prompt, _ in requests)
-    total = Work(body * 2.0, 2.0 * (num_prompt * body + len(requests) * head)).floor_s(machine)
-    for prompt, _ in requests:
-        total += config.num_layers * extend_attention(heads, prompt, 0).floor_s(machine)
-    for step in range(1, max(output for _, output in requests)):  # prefill gives the first token
-        total += decode_step_s(config, [prompt + step for prompt, output in requests if output > step], machine)
-    return total
+    return projections.floor_s() + Work(num_read * kv_bytes(config), scores).floor_s()

@@ -1,25 +1,28 @@
-"""Rows of a GPU benchmark, the report they make up, the file it is kept in, and lines between its processes."""
+"""Rows of a GPU benchmark, the report they make up, and its table."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from statistics import quantiles
+from statistics import median
 from typing import Any
 
 import msgspec
 
+from ..harness import report as common
+from ..harness.report import duration, number, percentile
 from .roofline import H200, Machine, Work
+
+MARK = "@bench "
+"""Begins a line that is meant for the parent; all others are chatter of libraries."""
 
 
 class Row(msgspec.Struct, kw_only=True):
     """One thing measured.
 
-    sec           C ceilings, K kernels, E engine, P whole workloads beside peers
+    sec           C ceilings, K kernels, M whole models beside peers
     cfg           what distinguishes rows of one name
     us            median time in microseconds; None: not measured, `note` says why
-    us_p10/p90    of the repetitions
+    us_p90        of the repetitions
     bytes, flops  the least that must be moved and done; floor_us is their time on the fixed machine (roofline.H200)
     pct_floor     100 floor_us / us
     pct_ceiling   the same against the ceilings measured in this run
@@ -27,14 +30,13 @@ class Row(msgspec.Struct, kw_only=True):
     ratio_peer    the best peer's time over ours: above 1 ours is faster
     err           relative error norm against a float32 reference
     noise         difference of two measurements of this row, relative to the faster
-    value, unit   what the row is about where that is no time ("tok/s", "%", "s")
+    value, unit   what the row is about where that is no time ("tok/s")
     """
 
     sec: str
     name: str
     cfg: dict[str, Any] = {}
     us: float | None = None
-    us_p10: float | None = None
     us_p90: float | None = None
     bytes: float | None = None
     flops: float | None = None
@@ -63,8 +65,20 @@ class Row(msgspec.Struct, kw_only=True):
             self.ratio_peer = min(times) / self.us if times else None
         return self
 
+    def timed(self, seconds: Sequence[float]) -> Row:
+        """The row with the time of repetitions."""
+        self.us, self.us_p90 = median(seconds) * 1e6, percentile(seconds, 90) * 1e6
+        return self
+
     def label(self) -> str:
         return f"{self.name} {' '.join(f'{key}={value}' for key, value in self.cfg.items())}".strip()
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """A line from a process that measures kernels: a row, or why there is none."""
+
+    row: Row | None = None
+    skipped: str = ""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -95,51 +109,37 @@ class Report(msgspec.Struct, kw_only=True):
                 return
         self.rows.append(row)
 
-    def find(self, name: str, **cfg: Any) -> list[Row]:
-        """Measured rows of a name whose `cfg` has all these entries."""
-        return [
-            row
-            for row in self.rows
-            if row.name == name
-            and (row.us is not None or row.value is not None)
-            and all(row.cfg.get(key) == value for key, value in cfg.items())
-        ]
 
-    def write(self, path: Path) -> None:
-        """Replaces the file as a whole, so that whoever reads it meanwhile finds a complete one."""
-        beside = path.with_name(path.name + ".part")
-        beside.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
-        os.replace(beside, path)
+# -- The table ---------------------------------------------------------------------------------------------------------
+
+_HEADS = ("", "what", "time", "p90", "floor", "ceiling", "others", "best other / ours", "error", "noise", "remarks")
 
 
-def spread(samples: Sequence[float]) -> tuple[float, float]:
-    """Tenth and ninetieth percentile."""
-    if len(samples) < 2:
-        return samples[0], samples[0]
-    cuts = quantiles(samples, n=10, method="inclusive")
-    return cuts[0], cuts[-1]
+def table(report: Report, *, markdown: bool = False) -> str:
+    """Every row, below where it was measured, and what was left out."""
+    head = common.machine_line(report.machine, report.date, f"{report.elapsed_s:.0f} s")
+    warning = "TINY SIZES: these figures try the path out and say nothing about speed"
+    rows = common.table(_HEADS, map(_cells, report.rows), markdown=markdown, right=range(2, 10))
+    left_out = "\n".join(["Left out:", "", *(f"- {line}" for line in report.skipped)]) if report.skipped else ""
+    return "\n\n".join(part for part in (head, "" if report.meaningful else warning, rows, left_out) if part)
 
 
-def read_report(path: Path) -> Report:
-    return msgspec.json.decode(path.read_bytes(), type=Report)
+def _cells(row: Row) -> list[str]:
+    peers = sorted((us, name) for name, us in row.peers.items() if us is not None)
+    return [
+        row.sec,
+        row.label(),
+        _time(row.us) if row.us is not None else f"{number(row.value, ',.2f')} {row.unit}".strip(),
+        _time(row.us_p90),
+        number(row.pct_floor, ".0f", " %"),
+        number(row.pct_ceiling, ".0f", " %"),
+        ", ".join(f"{name} {_time(us)}" for us, name in peers),
+        number(row.ratio_peer, ".2f", "x"),
+        number(row.err, ".0e"),
+        number(row.noise, ".1%"),
+        row.note,
+    ]
 
 
-MARK = "@bench "
-"""Begins a line that is meant for the parent; all others are chatter of libraries."""
-
-CONTEXT_LOST = 3
-"""Exit status: a kernel ended the process's CUDA context."""
-
-
-class Event(msgspec.Struct, kw_only=True):
-    """A line to the parent: case `number` begins (and has something to say `within_s`), gave a row or ended without.
-
-    With `peer`, what is said is that the case that runs tries that one next.
-    """
-
-    number: int = 0
-    case: str = ""
-    within_s: float | None = None
-    peer: str | None = None
-    row: Row | None = None
-    skipped: str | None = None
+def _time(us: float | None) -> str:
+    return duration(None if us is None else us / 1e6)

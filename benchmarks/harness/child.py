@@ -98,7 +98,8 @@ class Child:
                 self._process.stdin.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is None or number == signal.SIGKILL:
-                self._signal(number)
+                with contextlib.suppress(ProcessLookupError):  # the whole group has ended
+                    os.killpg(self._process.pid, number)
             deadline = time.monotonic() + _GRACE_S
             while self._process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -107,13 +108,9 @@ class Child:
             self._process.stdout.close()
         self._log.close()
 
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # the whole group has ended
-            os.killpg(self._process.pid, number)
-
 
 def python_command(module: str) -> list[str]:
-    """This interpreter on a module of the benchmarks, such as "gpu.side".
+    """This interpreter on a module of the benchmarks, such as "gpu.worker".
 
     -P: the folder that it is started in must not hide other packages.
     """

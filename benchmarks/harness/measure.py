@@ -6,17 +6,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ...runtime.client.client import EngineClient
 from ...runtime.protocol.errors import EngineError
-from ...runtime.protocol.program import Done, Failed, Fork, Gen, Join, Op, Piece, Program, Select, Value
+from ...runtime.protocol.program import Done, Failed, Fork, Gen, Join, Op, Piece, Program, ProgramEvent, Select, Value
 from ...runtime.protocol.request import Usage
 from ..workloads.workload import Workload
 from .report import percentiles
 
-_IDS = itertools.count()
+IDS = itertools.count()
+"""Ends of programs' names."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +103,20 @@ async def _run_all(
 
     async def run(ops: tuple[Op, ...]) -> ProgramRun:
         async with places:
-            result = await _run(client, ops)
+            started = time.perf_counter()
+            pieces, values, done = await collect(client.arun(Program(id=f"bench-{next(IDS)}", ops=ops, trace=True)))
+            latency_s = time.perf_counter() - started
         on_program()
-        return result
+        return ProgramRun(ops, tuple(pieces), tuple(values), done.usage, done.requests, latency_s)
 
     return await asyncio.gather(*(run(ops) for ops in programs))
 
 
-async def _run(client: EngineClient, ops: tuple[Op, ...]) -> ProgramRun:
+async def collect(events: AsyncIterator[ProgramEvent]) -> tuple[list[Piece], list[Value], Done]:
+    """Hears a program to its end. Raises EngineError: an instruction failed."""
     pieces: list[Piece] = []
     values: list[Value] = []
-    started = time.perf_counter()
-    async for event in client.arun(Program(id=f"bench-{next(_IDS)}", ops=ops, trace=True)):
+    async for event in events:
         if isinstance(event, Piece):
             pieces.append(event)
         elif isinstance(event, Value):
@@ -120,8 +124,7 @@ async def _run(client: EngineClient, ops: tuple[Op, ...]) -> ProgramRun:
         elif isinstance(event, Failed):
             raise EngineError(f"instruction {event.index} failed: {event.error.message}")
         elif isinstance(event, Done):
-            latency_s = time.perf_counter() - started
-            return ProgramRun(ops, tuple(pieces), tuple(values), event.usage, event.requests, latency_s)
+            return pieces, values, event
     raise EngineError("a program ended without a result")
 
 
@@ -173,31 +176,33 @@ def sent_requests(
     ops: Sequence[Op], pieces: Iterable[Piece], values: Iterable[Value], split: Callable[[str], Sequence[str]]
 ) -> list[Sent]:
     """The requests that a traced program sent, its tokens being their texts. `split` gives the tokens of a choice.
-
-    Raises:
-        ValueError: the program joins by appending, which a trace does not show.
-    """
-    texts = {(piece.branch, piece.op): piece.texts for piece in pieces}
+    Raises as `traced`."""
     completions = {(value.branch, value.name): value.usage.completion_tokens for value in values}
-    branches: dict[int, tuple[str, ...]] = {0: ()}
-    num_ops = {0: 0}
     requests = []
+    for op, before, appended in traced(ops, pieces):
+        if isinstance(op, Gen):
+            # The last token that was generated has not been computed.
+            generated = appended[: max(0, completions[op.branch, op.name] - 1)]
+            requests.append(Sent(before + generated, len(before), len(before) - 1))
+        elif isinstance(op, Select):
+            prompts = [(*before, *split(choice)) for choice in op.choices]
+            requests += [Sent(prompt, len(prompt), len(before) - 1) for prompt in prompts]
+    return requests
+
+
+def traced(ops: Sequence[Op], pieces: Iterable[Piece]) -> Iterator[tuple[Op, tuple[str, ...], tuple[str, ...]]]:
+    """Each instruction of a traced program, with the texts of the tokens before it in its branch and of those that it
+    appended. Raises ValueError: the program joins by appending, which a trace does not show."""
+    texts = {(piece.branch, piece.op): piece.texts for piece in pieces}
+    branches: dict[int, tuple[str, ...]] = {0: ()}
+    num_ops = Counter[int]()
     for op in ops:
+        if isinstance(op, Join) and op.mode == "append":
+            raise ValueError("a program that joins by appending cannot be analysed")
         before = branches[op.branch]
         appended = texts.get((op.branch, num_ops[op.branch]), ())
         num_ops[op.branch] += 1
         branches[op.branch] = before + appended
         if isinstance(op, Fork):
             branches |= dict.fromkeys(op.children, before)
-            num_ops |= dict.fromkeys(op.children, 0)
-        elif isinstance(op, Gen):
-            # The last token that was generated has not been computed.
-            generated = appended[: max(0, completions[op.branch, op.name] - 1)]
-            requests.append(Sent(before + generated, len(before), len(before) - 1))
-        elif isinstance(op, Select):
-            for choice in op.choices:
-                prompt = (*before, *split(choice))
-                requests.append(Sent(prompt, len(prompt), len(before) - 1))
-        elif isinstance(op, Join) and op.mode == "append":
-            raise ValueError("a program that joins by appending cannot be analysed")
-    return requests
+        yield op, before, appended

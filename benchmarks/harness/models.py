@@ -10,10 +10,7 @@ import importlib
 import json
 import math
 import shutil
-import string
 import time
-from collections.abc import Iterator
-from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +40,18 @@ def random_model(name: str, *, device: str, dtype: str = "auto", seed: int = 0) 
     """A decoder of the shape `name` whose activations keep about the size that trained ones have."""
     config, resolved = shape(name), resolve_dtype(dtype, device)
     generator = torch.Generator(device).manual_seed(seed)
+    num_inputs = {"out": config.num_heads * config.head_dim, "down": config.intermediate_size}
     parameters = {}
     for parameter in list_parameters(config):
         tensor = torch.empty(parameter.shape, dtype=resolved, device=device)
         if tensor.dim() == 1:  # a norm's weight; these shapes have no biases
             tensor.uniform_(0.9, 1.1, generator=generator)
         else:
-            tensor.normal_(0.0, _deviation(parameter.name, config), generator=generator)
+            # Outputs as large as inputs, but smaller where they are added to the residual.
+            kind = parameter.name.rpartition(".")[2]
+            narrowed = 2 * config.num_layers if kind in num_inputs else 1
+            deviation = 1.0 / math.sqrt(narrowed) / math.sqrt(num_inputs.get(kind, config.hidden_size))
+            tensor.normal_(0.0, deviation, generator=generator)
         parameters[parameter.name] = tensor
     return LoadedModel(
         model=Decoder(config, parameters, select_ops(device)),
@@ -63,40 +65,28 @@ def random_model(name: str, *, device: str, dtype: str = "auto", seed: int = 0) 
     )
 
 
-def _deviation(name: str, config: ModelConfig) -> float:
-    """Standard deviation of a matrix: outputs as large as inputs, but smaller where they are added to the residual."""
-    kind = name.rpartition(".")[2]
-    num_inputs = {"out": config.num_heads * config.head_dim, "down": config.intermediate_size}
-    deviation = 1.0 / math.sqrt(num_inputs.get(kind, config.hidden_size))
-    return deviation / math.sqrt(2 * config.num_layers) if kind in num_inputs else deviation
-
-
-def random_engine(config: EngineConfig, *, loaded: LoadedModel | None = None) -> Engine:
-    """An engine whose model is `config.model`, one of SHAPES, with random weights; or `loaded`, made before."""
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
-    if loaded is None:
-        loaded = random_model(config.model, device=device, dtype=config.dtype, seed=config.seed)
-    return make_engine(config, loaded, covering_tokenizer(loaded.config.vocab_size))
+def random_engine(config: EngineConfig) -> Engine:
+    """An engine whose model is `config.model`, one of SHAPES, with random weights. It names its device."""
+    loaded = random_model(config.model, device=config.device, dtype=config.dtype, seed=config.seed)
+    return make_engine(config, loaded, byte_tokenizer(loaded.config.vocab_size))
 
 
 # -- A tokenizer -------------------------------------------------------------------------------------------------------
 
 
-def covering_tokenizer(vocab_size: int) -> Tokenizer:
-    """A byte-level tokenizer in which every id below `vocab_size` means something; the last one ends a turn.
+def byte_tokenizer(vocab_size: int) -> Tokenizer:
+    """A tokenizer of single bytes. Words, of which texts are never made, take the other ids below `vocab_size`, so
+    that every id means something; the last one ends a turn.
 
-    Ids are the 256 bytes, pieces of JSON, and words of growing length, each its longest beginning and one more letter,
-    so that a grammar's masks are about as large as with a trained vocabulary.
+    Raises:
+        ValueError: there are more bytes than ids.
     """
-    if vocab_size < 512:
-        raise ValueError(f"vocab_size must be at least 512, got {vocab_size}")
     bytes_ = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    spellings = [*bytes_, *islice(_pieces(), vocab_size - 1 - len(bytes_)), END]
-    ids = {spelling: token for token, spelling in enumerate(spellings)}
-    merges = [(spelling[:-1], spelling[-1]) for spelling in spellings[len(bytes_) : -1]]
-    if len(ids) != vocab_size:
-        raise ValueError(f"vocab_size must be at most {len(ids)}, got {vocab_size}")
-    model = tokenizers.models.BPE(vocab={text: token for text, token in ids.items() if text != END}, merges=merges)
+    if vocab_size <= len(bytes_):
+        raise ValueError(f"vocab_size must be above {len(bytes_)}, got {vocab_size}")
+    words = [f"Ġw{number}" for number in range(vocab_size - 1 - len(bytes_))]
+    spellings = [*bytes_, *words, END]
+    model = tokenizers.models.BPE(vocab={text: token for token, text in enumerate(spellings[:-1])}, merges=[])
     parts = TokenizerParts(
         pipeline=TextPipeline(
             model,
@@ -114,35 +104,10 @@ def covering_tokenizer(vocab_size: int) -> Tokenizer:
     return Tokenizer(parts)
 
 
-def _pieces() -> Iterator[str]:
-    """Spellings of tokens after the single bytes ("Ġ" is a space), each one's beginning before it."""
-    yield from ('{"', '":', '",', '"}', "},", "],", "[{", ',"', ':"', "}]", '":"', '","', '"},', '":{', '":[', "Ġ{")
-    letters = string.ascii_lowercase
-    yield from ("Ġ" + letter for letter in letters)
-    for length in range(2, 5):
-        words = ("".join(word) for word in product(letters, repeat=length))
-        for word in words:
-            yield word
-            if length < 4:
-                yield "Ġ" + word
-
-
 # -- A light model ----------------------------------------------------------------------------------------------------
 
 
-_SHAPE: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": True,
-}
+_SHAPE: dict[str, Any] = json.loads(Path(__file__).with_name("light.json").read_text())
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -228,15 +193,9 @@ class TransformersReference:
     def generate(self, prompt: list[int], num_tokens: int) -> list[int]:
         """Greedy continuation of exactly `num_tokens` tokens."""
         tokens = torch.tensor([prompt])
+        options = {"do_sample": False, "min_new_tokens": num_tokens, "max_new_tokens": num_tokens, "pad_token_id": 0}
         with torch.inference_mode():
-            result = self._model.generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                do_sample=False,
-                min_new_tokens=num_tokens,
-                max_new_tokens=num_tokens,
-                pad_token_id=0,
-            )
+            result = self._model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
         output: list[int] = result[0, len(prompt) :].tolist()
         return output
 

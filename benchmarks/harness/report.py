@@ -1,16 +1,11 @@
 """Reports of benchmarks: tables, figures with units, statistics of rounds, the machine, and the files they go to.
 
-    table(heads, rows)                     aligned text for a terminal; `markdown=True` for docs/performance.md
-    number, share, short, duration, ratio  figures as text; None or nothing measured is "" or "-"
-    percentile, percentiles, geometric_means
-    describe_machine, versions, machine_line
-    write_json, write_text                 files that are replaced as a whole
-
-pictures.py beside it draws.
+Figures are text: None, or nothing measured, is "" or "-". pictures.py beside it draws.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import math
 import os
@@ -19,7 +14,6 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -79,14 +73,6 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:.2f} s"
 
 
-def ratio(values: Sequence[float]) -> str:
-    """The median of the rounds' ratios with the least and the most, such as "1.31x (1.28 to 1.33)"; "-" of none."""
-    if not values:
-        return "-"
-    spread = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
-    return f"{median(values):.2f}x{spread}"
-
-
 def percentile(values: Iterable[float], percent: float) -> float:
     """The value below which `percent` of all lie, between neighbours by interpolation; NaN of none."""
     ordered = sorted(values)
@@ -117,12 +103,15 @@ def describe_machine(device: str = "cpu", commit: str | None = None) -> dict[str
     Keys: device, gpu, clocks_before, system, processor, cpus, python, torch, triton, commit (of this checkout, unless
     given).
     """
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     return {
         "device": device,
         "gpu": nvidia_smi("name,driver_version,memory.total"),
         "clocks_before": nvidia_smi("clocks.sm,clocks.mem,temperature.gpu"),
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": processor or platform.processor(),
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
         **versions("torch", "triton"),
@@ -134,10 +123,8 @@ def versions(*packages: str) -> dict[str, str | None]:
     """Versions of installed distributions by name, None of those that are absent."""
     found: dict[str, str | None] = dict.fromkeys(packages)
     for name in packages:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -152,13 +139,6 @@ def machine_line(machine: Mapping[str, Any], *more: str) -> str:
 def now() -> str:
     """The time of a report, in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = next((line for line in lines if line.startswith("model name")), "")
-    return found.partition(":")[2].strip() or platform.processor()
 
 
 def nvidia_smi(fields: str) -> str | None:

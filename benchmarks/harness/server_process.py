@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -18,6 +19,11 @@ import httpx
 
 _START_S = 180.0
 _STOP_S = 30.0
+_TOTALS = {f"{name}_tokens": f"{name}_tokens_total" for name in ("prompt", "cached", "computed", "generated")}
+_TOTALS |= {f"{name}_s": f"{name}_seconds_total" for name in ("step", "forward", "mask", "sample")}
+_TOTALS["num_steps"] = "steps_total"
+"""Counters as `/server_info` calls them."""
+
 _ANSWERS = re.compile(r'^bough_http_responses_total\{path="(/v1/[^"]*)",status="\d+"\} (\d+)$', re.MULTILINE)
 
 
@@ -74,7 +80,9 @@ class ServerProcess:
 
     def __init__(self, options: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the process
-        port = _free_port()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         # -P: the folder that this is run in must not be on the path, or its kernels/ hides another package.
         command = [sys.executable, "-P", "-m", "bough.cli", "serve", "--port", str(port), *options]
@@ -109,70 +117,36 @@ class ServerProcess:
         answer: dict[str, Any] = self._client.get("/server_info").json()
         return answer
 
-    def running(self) -> int:
-        """Generations that are computed just now."""
-        return int(self.info()["stats"]["running"])
-
     def counters(self) -> Counters:
         stats = self.info()["stats"]
-        return Counters(
-            num_requests=count_answers(self._client.get("/metrics").text),
-            prompt_tokens=stats["prompt_tokens_total"],
-            cached_tokens=stats["cached_tokens_total"],
-            computed_tokens=stats["computed_tokens_total"],
-            generated_tokens=stats["generated_tokens_total"],
-            num_steps=stats["steps_total"],
-            step_s=stats["step_seconds_total"],
-            forward_s=stats["forward_seconds_total"],
-            mask_s=stats["mask_seconds_total"],
-            sample_s=stats["sample_seconds_total"],
-            front_cpu_s=_cpu_s(self._process.pid),
-        )
+        counted = {name: stats[total] for name, total in _TOTALS.items()}
+        num_requests = count_answers(self._client.get("/metrics").text)
+        front_cpu_s = 0.0
+        if (path := Path(f"/proc/{self._process.pid}/stat")).exists():
+            after_name = path.read_text().rpartition(")")[2].split()
+            front_cpu_s = (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+        return Counters(num_requests=num_requests, front_cpu_s=front_cpu_s, **counted)
 
     def flush(self) -> None:
-        """Empties the prefix cache.
-
-        Raises:
-            RuntimeError: something is still running.
-        """
+        """Empties the prefix cache. Raises RuntimeError: something is still running."""
         if not self._client.post("/flush_cache").json()["flushed"]:
             raise RuntimeError("the server is running other requests: nothing can be measured")
 
     def _wait(self) -> None:
         deadline = time.monotonic() + _START_S
-        while not self._answers():
-            if self._process.poll() is not None:
-                raise RuntimeError(f"the server ended with status {self._process.returncode}:\n{self._said()}")
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the server was not ready within {_START_S:.0f} s:\n{self._said()}")
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if self._client.get("/health").is_success:
+                    return
+            status = self._process.poll()
+            if status is not None or time.monotonic() > deadline:
+                self._log.seek(0)
+                said = self._log.read().decode(errors="replace")[-2000:]
+                late = f"was not ready within {_START_S:.0f} s"
+                raise RuntimeError(f"the server {late if status is None else f'ended with status {status}'}:\n{said}")
             time.sleep(0.2)
-
-    def _answers(self) -> bool:
-        try:
-            return self._client.get("/health").is_success
-        except httpx.HTTPError:
-            return False
-
-    def _said(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-2000:]
 
 
 def count_answers(metrics: str) -> int:
     """The answers to API requests that a page of metrics counts, but for questions about models."""
     return sum(int(count) for path, count in _ANSWERS.findall(metrics) if not path.startswith("/v1/models"))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _cpu_s(pid: int) -> float:
-    path = Path(f"/proc/{pid}/stat")
-    if not path.exists():
-        return 0.0
-    after_name = path.read_text().rpartition(")")[2].split()
-    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ...lang.backend import Backend
 from ...lang.backends.http import HttpBackend
 from ...lang.function import Function
 from ..harness.server_process import ServerProcess
 from ..workloads.prose import Prose
-from . import programs as programs
+from . import programs
 from .programs import (
     ANSWER,
     ANSWER_TOKENS,
@@ -128,7 +127,6 @@ async def react(caller: Caller, question: str) -> list[str]:
 # -- Contests ---------------------------------------------------------------------------------------------------------
 
 OURS, THEIRS = "program", "openai client"
-GOAL = 4.0
 
 
 @dataclass(frozen=True)
@@ -188,18 +186,6 @@ class ContestResult:
         """Ratio if nothing of our time were left but the model's own."""
         return self.rounds[THEIRS].wall_s / self.rounds[OURS].forward_s
 
-    def numbers(self) -> dict[str, Any]:
-        return {
-            "contest": self.name,
-            "setting": self.setting,
-            "at_once": self.at_once,
-            "ratio": self.ratio,
-            "bound": self.bound,
-            "num_same": self.num_same,
-            "sides": {side: rounds.numbers() for side, rounds in self.rounds.items()},
-            "batches": self.batches,
-        }
-
 
 async def measure_contest(
     server: ServerProcess,
@@ -209,40 +195,31 @@ async def measure_contest(
     at_once: int,
     num_rounds: int,
     watch: bool,
-    on_round: Callable[[], object],
 ) -> ContestResult:
     texts = [Prose(100 + number).text(setting.num_words) for number in range(at_once)]
     arguments = [(text, setting.max_tokens) if setting.max_tokens else (text,) for text in texts]
     backend = HttpBackend(server.url, timeout_s=TIMEOUT_S)
     client = openai_client(server.url)
     caller = Caller(client, server.model)
-    said: dict[str, list[Any]] = {side: [None] * at_once for side in (OURS, THEIRS)}
+    said: dict[str, dict[int, Any]] = {OURS: {}, THEIRS: {}}
+
+    async def ours(number: int) -> None:
+        state = await contest.ours.arun(*arguments[number], backend=backend)
+        said[OURS][number] = state.ret_value
+
+    async def theirs(number: int) -> None:
+        said[THEIRS][number] = await contest.theirs(caller, *arguments[number])
+
     jobs: dict[str, Sequence[Job]] = {
-        OURS: [partial(_ours, contest, backend, args, said[OURS], n) for n, args in enumerate(arguments)],
-        THEIRS: [partial(_theirs, contest, caller, args, said[THEIRS], n) for n, args in enumerate(arguments)],
+        side: [partial(run, number) for number in range(at_once)] for side, run in ((OURS, ours), (THEIRS, theirs))
     }
     try:
         for side in jobs:  # warm connections, compiled grammars
             await run_round(server, jobs[side], at_once)
-            on_round()
-        rounds = await take_turns(server, jobs, at_once=at_once, num_rounds=num_rounds, on_round=on_round)
+        rounds = await take_turns(server, jobs, at_once=at_once, num_rounds=num_rounds)
         batches = {side: await watch_batch(server, jobs[side]) for side in jobs} if watch else {}
     finally:
         await backend.aclose()
         await client.close()
-    num_same = sum(a == b for a, b in zip(said[OURS], said[THEIRS], strict=True)) if contest.same else None
+    num_same = sum(said[OURS][n] == said[THEIRS][n] for n in range(at_once)) if contest.same else None
     return ContestResult(contest.name, setting.name, at_once, rounds, num_same, batches)
-
-
-def num_rounds_of(num_rounds: int) -> int:
-    """Number of times that `measure_contest` calls `on_round`."""
-    return 2 * (1 + num_rounds)
-
-
-async def _ours(contest: Contest, backend: Backend, arguments: tuple[Any, ...], said: list[Any], place: int) -> None:
-    state = await contest.ours.arun(*arguments, backend=backend)
-    said[place] = state.ret_value
-
-
-async def _theirs(contest: Contest, caller: Caller, arguments: tuple[Any, ...], said: list[Any], place: int) -> None:
-    said[place] = await contest.theirs(caller, *arguments)

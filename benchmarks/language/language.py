@@ -10,34 +10,30 @@ import argparse
 import asyncio
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from ...runtime.models.load import locate
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.errors import BoughError
 from ...runtime.tokenizer.load import load_tokenizer
 from ..harness.models import write_light_model
-from ..harness.pictures import BLUE, GREEN, ORANGE, Axis, Panel, write_picture
+from ..harness.pictures import BLUE, GREEN, ORANGE, PALE_BLUE, Chart, write_picture
 from ..harness.report import describe_machine, now, table, versions, write_json, write_text
 from ..harness.server_process import ServerProcess
 from ..workloads.programs import WORKLOADS
 from ..workloads.workload import Size
-from . import contests as contests
-from . import workloads as workloads
-from .contests import GOAL, OURS, THEIRS, ContestResult
-from .rounds import WayRounds
+from . import contests, workloads
+from .contests import OURS, THEIRS, ContestResult
 from .ways import GenByGen, OneRequest, OpenAICalls
 from .workloads import WorkloadResult
 
 _WAYS = (OneRequest.name, GenByGen.name, OpenAICalls.name)
 _COLOURS = {GenByGen.name: ORANGE, OpenAICalls.name: GREEN}
+_PARTS = {"in the model": BLUE, "else in steps": PALE_BLUE, "engine idle": ORANGE}
 _WORKLOAD_HEADS = ("workload", "requests", "KB sent", "tokens sent", "tokenised", "prompt computed", "hit rate")
 _CONTEST_HEADS = (
     *("program", "prompts and answers", "requests", "seconds", "ratio", "at most", "in the model", "engine idle"),
@@ -63,14 +59,6 @@ class ModelResults:
         num_different, num_same = sum(each.different for each in found), sum(each.same for each in found)
         return num_different / max(1, num_different + num_same)
 
-    def numbers(self) -> dict[str, Any]:
-        return {
-            "model": self.name,
-            "about": self.about,
-            "workloads": [result.numbers() for result in self.workloads],
-            "contests": [result.numbers() for result in self.contests],
-        }
-
 
 def tables(results: Iterable[ModelResults], *, markdown: bool) -> str:
     """All tables, for people at a terminal or as Markdown."""
@@ -86,37 +74,22 @@ def tables(results: Iterable[ModelResults], *, markdown: bool) -> str:
     return "\n\n".join(parts)
 
 
-def reached(results: Iterable[ModelResults]) -> str:
-    """Tells where the goal is reached, and else by how much the model's own time forbids it."""
-    lines = []
-    for result in results:
-        for contest in result.contests:
-            what = f"{result.name}, {contest.name}, {contest.setting}: {contest.ratio:.2f}x"
-            if contest.ratio >= GOAL:
-                lines.append(f"{what}, the goal of {GOAL:g}x is reached")
-            elif contest.bound < GOAL:
-                lines.append(f"{what}; the model's own time allows {contest.bound:.2f}x at most")
-            else:
-                lines.append(f"{what} of {GOAL:g}x; the model's own time would allow {contest.bound:.2f}x")
-    return "\n".join(lines)
-
-
 def _workload_row(result: WorkloadResult) -> Row:
     ways = [way for way in _WAYS if way in result.traffic]
     levels = sorted(result.rounds)
-    most = result.rounds[levels[-1]]
+    most = [result.rounds[levels[-1]][way] for way in ways]
     traffic = [result.traffic[way] for way in ways]
-    ours = {level: result.rounds[level][OneRequest.name].wall_s for level in levels}
+    walls = {level: [result.rounds[level][way].wall_s for way in ways] for level in levels}
     return (
         result.name,
-        _slashed(f"{most[way].requests:g}" for way in ways),
+        _slashed(f"{each.requests:g}" for each in most),
         _slashed(f"{each.num_bytes / 1000:.1f}" for each in traffic),
         _slashed(f"{each.sent_tokens:,.0f}" for each in traffic),
         _slashed(f"{each.tokenised:,.0f}" for each in traffic),
-        _slashed(f"{most[way].median.counted.computed_prompt_tokens:,}" for way in ways),
-        _slashed(f"{most[way].median.counted.hit_rate:.0%}" for way in ways),
-        *(_slashed(f"{result.rounds[level][way].wall_s:.2f}" for way in ways) for level in levels),
-        *(_slashed(f"{result.rounds[n][way].wall_s / ours[n]:.2f}" for way in ways[1:]) for n in levels),
+        _slashed(f"{each.median.counted.computed_prompt_tokens:,}" for each in most),
+        _slashed(f"{each.median.counted.hit_rate:.0%}" for each in most),
+        *(_slashed(f"{wall_s:.2f}" for wall_s in walls[level]) for level in levels),
+        *(_slashed(f"{wall_s / walls[level][0]:.2f}" for wall_s in walls[level][1:]) for level in levels),
         _agreement(result, ways[1:]),
     )
 
@@ -135,30 +108,23 @@ def _agreement(result: WorkloadResult, ways: Sequence[str]) -> str:
 
 def _contest_row(result: ContestResult) -> Row:
     sides = [result.rounds[side] for side in (OURS, THEIRS)]
-
-    def both(write: Any) -> str:
-        return _slashed(write(side) for side in sides)
-
+    medians = [side.median for side in sides]
     return (
         result.name,
         f"{result.setting}, {result.at_once} at once",
-        both(lambda side: f"{side.requests:g}"),
-        both(lambda side: f"{side.wall_s:.2f}"),
+        _slashed(f"{side.requests:g}" for side in sides),
+        _slashed(f"{side.wall_s:.2f}" for side in sides),
         f"{result.ratio:.2f}",
         f"{result.bound:.2f}",
-        both(lambda side: f"{_share(side, 'forward_s'):.0%}"),
-        both(lambda side: f"{side.median.idle_s / side.median.wall_s:.0%}"),
-        both(lambda side: f"{side.median.counted.front_cpu_s:.2f}"),
-        both(lambda side: f"{side.median.client_cpu_s:.2f}"),
-        both(lambda side: f"{side.median.counted.num_steps}"),
-        both(lambda side: f"{side.median.counted.mean_batch:.0f}"),
-        both(lambda side: f"{side.median.counted.prompt_tokens:,}"),
-        both(lambda side: f"{side.median.counted.computed_prompt_tokens:,}"),
+        _slashed(f"{each.counted.forward_s / each.wall_s:.0%}" for each in medians),
+        _slashed(f"{each.idle_s / each.wall_s:.0%}" for each in medians),
+        _slashed(f"{each.counted.front_cpu_s:.2f}" for each in medians),
+        _slashed(f"{each.client_cpu_s:.2f}" for each in medians),
+        _slashed(f"{each.counted.num_steps}" for each in medians),
+        _slashed(f"{each.counted.mean_batch:.0f}" for each in medians),
+        _slashed(f"{each.counted.prompt_tokens:,}" for each in medians),
+        _slashed(f"{each.counted.computed_prompt_tokens:,}" for each in medians),
     )
-
-
-def _share(side: WayRounds, name: str) -> float:
-    return float(getattr(side.median.counted, name)) / side.median.wall_s
 
 
 def _slashed(parts: Iterable[str]) -> str:
@@ -169,51 +135,33 @@ def _slashed(parts: Iterable[str]) -> str:
 
 
 def draw(results: Sequence[ModelResults], path: str) -> None:
-    """Draws what was found as SVG: a row of panels for each model."""
-    write_picture(path, [[_workloads(each), _contests(each), *_batches(each)] for each in results])
+    """Draws what was found as SVG: a row of charts for each model."""
+    write_picture(path, [[_workloads(each), _contests(each)] for each in results])
 
 
-def _workloads(result: ModelResults) -> Panel:
+def _workloads(result: ModelResults) -> Chart:
     level = max((n for each in result.workloads for n in each.rounds), default=0)
-    title = f"{result.name}: {level} programs at once"
-    axis = Axis("time, as a multiple of that of one request", low=0.0)
-    panel = Panel(title, x=axis, rows=[each.name for each in result.workloads])
-    for row, each in enumerate(result.workloads):
+    rows = {}
+    for each in result.workloads:
         rounds = each.rounds[level]
-        for offset, way in ((-0.18, GenByGen.name), (0.18, OpenAICalls.name)):
-            if way in rounds:
-                ratio = rounds[way].wall_s / rounds[OneRequest.name].wall_s
-                panel.bar(row + offset, 0.0, ratio, _COLOURS[way], thick=0.36, label=way)
-    if result.workloads:
-        panel.line([(1.0, -0.5), (1.0, len(result.workloads) - 0.5)])
-    return panel
+        one_s = rounds[OneRequest.name].wall_s
+        rows[each.name] = {way: rounds[way].wall_s / one_s for way in _COLOURS if way in rounds}
+    unit = "time, as a multiple of that of one request"
+    return Chart(f"{result.name}: {level} programs at once", unit, rows, _COLOURS)
 
 
-def _contests(result: ModelResults) -> Panel:
-    sides = [(each, side) for each in result.contests for side in (OURS, THEIRS)]
-    rows = [f"{each.name}, {each.setting}: {side}" if side == OURS else side for each, side in sides]
-    axis = Axis("time, as a part of the openai client's", low=0.0)
-    panel = Panel(f"{result.name}: where time goes", x=axis, rows=rows, width=680)
-    for row, (each, side) in enumerate(sides):
-        median, whole_s = each.rounds[side].median, each.rounds[THEIRS].wall_s
-        counted = median.counted
-        parts = (
-            ("in the model", counted.forward_s / whole_s, BLUE),
-            ("else in steps", (counted.step_s - counted.forward_s) / whole_s, "#7fb8d8"),
-            ("engine idle", median.idle_s / whole_s, ORANGE),
-        )
-        panel.stack(row, parts)
-    return panel
-
-
-def _batches(result: ModelResults) -> list[Panel]:
-    watched = next((each for each in result.contests if each.batches), None)
-    if watched is None:
-        return []
-    panel = Panel(watched.name, Axis("seconds"), Axis("generations at once", low=0.0), note=watched.setting, height=260)
-    for side, colour in ((OURS, BLUE), (THEIRS, GREEN)):
-        panel.line([(at, float(running)) for at, running in watched.batches[side]], colour, steps=True, label=side)
-    return [panel]
+def _contests(result: ModelResults) -> Chart:
+    rows = {}
+    for each in result.contests:
+        whole_s = each.rounds[THEIRS].wall_s
+        for side in (OURS, THEIRS):
+            median = each.rounds[side].median
+            counted = median.counted
+            parts_s = (counted.forward_s, counted.step_s - counted.forward_s, median.idle_s)
+            shares = [part_s / whole_s for part_s in parts_s]
+            rows[f"{each.name}, {each.setting}: {side}"] = dict(zip(_PARTS, shares, strict=True))
+    unit = "time, as a part of the openai client's"
+    return Chart(f"{result.name}: where time goes", unit, rows, _PARTS, stacked=True)
 
 
 _MAX_TIES = 0.01
@@ -255,16 +203,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error: the comparison needs the official client: pip install openai", file=sys.stderr)
         return 1
     plans = [plan for plan in plans_of(arguments) if arguments.light in (None, plan.light)]
-    started = time.monotonic()
     try:
         results = [_measure(arguments, plan) for plan in plans]
     except (BoughError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(tables(results, markdown=False))
-    print()
-    print(reached(results))
-    print(f"\n{time.monotonic() - started:.0f} s in all")
     if arguments.markdown:
         write_text(arguments.markdown, tables(results, markdown=True))
     if arguments.json:
@@ -272,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "time": now(),
             "machine": {**describe_machine(), **versions("openai")},
             "version": version("bough"),
-            "models": [result.numbers() for result in results],
+            "models": results,
         }
         write_json(arguments.json, report)
     if arguments.plot:
@@ -330,24 +274,15 @@ async def _measure_all(
     size = Size(plan.scale, max(plan.levels))
     chosen = {name: make(size) for name, make in WORKLOADS.items() if arguments.only is None or name in arguments.only}
     fights = _fights(plan) if arguments.only is None or "contests" in arguments.only else []
-    total = sum(workloads.num_rounds_of(each, plan.levels, plan.num_rounds) for each in chosen.values())
-    total += len(fights) * contests.num_rounds_of(plan.num_rounds)
-    with tqdm(total=total, unit="round", disable=None) as bar:
-        for workload in chosen.values():
-            bar.set_description(f"{results.name}, {workload.name}")
-            results.workloads.append(
-                await workloads.measure_workload(
-                    server,
-                    tokenizer,
-                    workload,
-                    levels=plan.levels,
-                    num_rounds=plan.num_rounds,
-                    on_round=bar.update,
-                )
-            )
-        for contest, setting in fights:
-            bar.set_description(f"{results.name}, {contest.name}")
-            results.contests.append(await _measure_fight(server, contest, setting, plan, bar.update))
+    for workload in chosen.values():
+        print(f"{results.name}, {workload.name}", file=sys.stderr, flush=True)
+        sizes: Any = {"levels": plan.levels, "num_rounds": plan.num_rounds}
+        results.workloads.append(await workloads.measure_workload(server, tokenizer, workload, **sizes))
+    for contest, setting in fights:
+        print(f"{results.name}, {contest.name}, {setting.name}", file=sys.stderr, flush=True)
+        watch = contest is contests.CONTESTS[0] and setting is contests.LONG_ANSWERS
+        how: Any = {"at_once": plan.at_once, "num_rounds": plan.num_rounds, "watch": watch}
+        results.contests.append(await contests.measure_contest(server, contest, setting, **how))
     return results
 
 
@@ -356,25 +291,3 @@ def _fights(plan: Plan) -> list[tuple[contests.Contest, contests.Setting]]:
     chosen = contests.CONTESTS[:2] if plan.few else contests.CONTESTS
     fights = [(contest, setting) for contest in chosen for setting in settings]
     return [*fights, (contests.REACT, contests.SHORT_QUESTION)]
-
-
-async def _measure_fight(
-    server: ServerProcess,
-    contest: contests.Contest,
-    setting: contests.Setting,
-    plan: Plan,
-    on_round: Callable[[], Any],
-) -> contests.ContestResult:
-    return await contests.measure_contest(
-        server,
-        contest,
-        setting,
-        at_once=plan.at_once,
-        num_rounds=plan.num_rounds,
-        watch=contest is contests.CONTESTS[0] and setting is contests.LONG_ANSWERS,
-        on_round=on_round,
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

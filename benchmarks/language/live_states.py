@@ -11,9 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-import tracemalloc
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from ...lang.function import AsyncFunction, Function
 from ...lang.state.state import State
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.program import Done, Gen, Program, ProgramEvent, Value
-from ..harness.report import write_json
+from ..harness.report import table, write_json
 
 GOAL_BYTES = 20 * 1024
 """Memory per idle state, by the operating system's count."""
@@ -55,14 +54,11 @@ _BODIES: dict[str, Callable[[], Function[str]]] = {
 
 @dataclass(frozen=True)
 class StateCost:
-    """Cost of live states. Bytes are per state; `traced_bytes` is what Python's own allocator knows of, measured on a
-    tenth of them before. `start_s` until all wait; `end_s` until all have ended."""
+    """Cost of live states. Bytes are per state; `start_s` until all wait; `end_s` until all have ended."""
 
     case: str
     num_states: int
     resident_bytes: float
-    traced_bytes: float
-    num_threads: int
     num_more_threads: int
     start_s: float
     end_s: float
@@ -156,79 +152,68 @@ async def measure_held(function: Function[Any], name: str, num_states: int) -> S
     warm = HoldingBackend()
     warm.let_go()
     await function.arun(0, backend=warm)
-    tracemalloc.start()
-    traced = await _held(function, f"{name} body", max(1, num_states // 10))
-    tracemalloc.stop()
-    return replace(await _held(function, f"{name} body", num_states), traced_bytes=traced.traced_bytes)
-
-
-async def _held(function: Function[Any], case: str, num_states: int) -> StateCost:
     backend = HoldingBackend()
-    before = _Levels.now()
-    start = time.perf_counter()
-    tasks = [asyncio.create_task(function.arun(number, backend=backend)) for number in range(num_states)]
-    while backend.num_held < num_states:
-        await asyncio.sleep(_POLL_S)
-    held = time.perf_counter()
-    now = _Levels.now()
-    released = time.perf_counter()
-    backend.let_go()
-    states = await asyncio.gather(*tasks)
-    if not all(state.ret_value == "yes" for state in states):
-        raise RuntimeError("a program that was held did not get its value")
-    return now.cost_since(before, case, num_states, start_s=held - start, end_s=time.perf_counter() - released)
+
+    async def release(tasks: Sequence[asyncio.Task[Any]]) -> None:
+        backend.let_go()
+        if not all(state.ret_value == "yes" for state in await asyncio.gather(*tasks)):
+            raise RuntimeError("a program that was held did not get its value")
+
+    all_wait = lambda: backend.num_held == num_states  # noqa: E731
+    return await _measured(f"{name} body", function, backend, num_states, all_wait, release)
 
 
 async def measure_waiting(function: Function[Any], name: str, num_states: int, backend: LocalBackend) -> StateCost:
     """States whose requests wait in an engine's queue, behind one that is running; then all are cancelled."""
+    stats = backend.client.stats
     await function.arun(0, backend=backend)
     longest = backend.client.info.max_request_tokens // 2
     endless = asyncio.create_task(AsyncFunction(_endless_body).arun(longest, backend=backend))
-    while not backend.client.stats().running:
-        await asyncio.sleep(_POLL_S)
-    before = _Levels.now()
-    start = time.perf_counter()
+    await _until(lambda: bool(stats().running))
+
+    async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+        for task in (*tasks, endless):
+            task.cancel()
+        await asyncio.gather(*tasks, endless, return_exceptions=True)
+        await _until(lambda: not stats().waiting + stats().running)
+
+    case = f"{name} body, in the engine"
+    return await _measured(case, function, backend, num_states, lambda: stats().waiting == num_states, cancel)
+
+
+async def _measured(
+    case: str,
+    function: Function[Any],
+    backend: Any,
+    num_states: int,
+    all_wait: Callable[[], bool],
+    end: Callable[[Sequence[asyncio.Task[Any]]], Awaitable[None]],
+) -> StateCost:
+    """Cost of states from where all wait, until `end` has ended them."""
+    before, num_threads, started = _resident_bytes(), threading.active_count(), time.perf_counter()
     tasks = [asyncio.create_task(function.arun(number, backend=backend)) for number in range(num_states)]
-    while backend.client.stats().waiting < num_states:
-        await asyncio.sleep(_POLL_S)
+    await _until(all_wait)
     waiting = time.perf_counter()
-    now = _Levels.now()
-    cancelled = time.perf_counter()
-    for task in (*tasks, endless):
-        task.cancel()
-    await asyncio.gather(*tasks, endless, return_exceptions=True)
-    while (stats := backend.client.stats()).waiting + stats.running:
+    now, num_threads_now, released = _resident_bytes(), threading.active_count(), time.perf_counter()
+    await end(tasks)
+    return StateCost(
+        case=case,
+        num_states=num_states,
+        resident_bytes=(now - before) / num_states,
+        num_more_threads=num_threads_now - num_threads,
+        start_s=waiting - started,
+        end_s=time.perf_counter() - released,
+    )
+
+
+async def _until(done: Callable[[], bool]) -> None:
+    while not done():
         await asyncio.sleep(_POLL_S)
-    end_s = time.perf_counter() - cancelled
-    return now.cost_since(before, f"{name} body, in the engine", num_states, start_s=waiting - start, end_s=end_s)
-
-
-@dataclass(frozen=True)
-class _Levels:
-    resident_bytes: int
-    traced_bytes: int
-    num_threads: int
-
-    @classmethod
-    def now(cls) -> _Levels:
-        gc.collect()
-        return cls(_resident_bytes(), tracemalloc.get_traced_memory()[0], threading.active_count())
-
-    def cost_since(self, before: _Levels, case: str, num_states: int, *, start_s: float, end_s: float) -> StateCost:
-        return StateCost(
-            case=case,
-            num_states=num_states,
-            resident_bytes=(self.resident_bytes - before.resident_bytes) / num_states,
-            traced_bytes=(self.traced_bytes - before.traced_bytes) / num_states,
-            num_threads=self.num_threads,
-            num_more_threads=self.num_threads - before.num_threads,
-            start_s=start_s,
-            end_s=end_s,
-        )
 
 
 def _resident_bytes() -> int:
     """Resident memory of this process, now. Where the system does not say it, the most that it ever was."""
+    gc.collect()
     status = Path("/proc/self/statm")
     if status.exists():
         return int(status.read_text().split()[1]) * resource.getpagesize()
@@ -237,14 +222,12 @@ def _resident_bytes() -> int:
 
 
 def _table(costs: Sequence[StateCost]) -> str:
-    lines = [f"{'':26}{'states':>8}{'KB each':>9}{'by Python':>11}{'threads':>9}{'start s':>9}{'end s':>8}"]
-    lines += [
-        f"{cost.case:26}{cost.num_states:>8,}{cost.resident_bytes / 1024:>9.1f}{cost.traced_bytes / 1024:>11.1f}"
-        f"{cost.num_more_threads:>+9}{cost.start_s:>9.2f}{cost.end_s:>8.2f}"
-        for cost in costs
+    heads = ("", "states", "KB each", "threads", "start s", "end s")
+    rows = [
+        (
+            *(each.case, f"{each.num_states:,}", f"{each.resident_bytes / 1024:.1f}"),
+            *(f"{each.num_more_threads:+}", f"{each.start_s:.2f}", f"{each.end_s:.2f}"),
+        )
+        for each in costs
     ]
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return table(heads, rows, right=range(1, 6))

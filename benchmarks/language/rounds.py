@@ -7,8 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from ..harness.server_process import Counters, ServerProcess
 
@@ -56,22 +55,6 @@ class WayRounds:
         """A program."""
         return self.rounds[0].counted.num_requests / self.num_programs
 
-    def numbers(self) -> dict[str, Any]:
-        """All there is, for a file."""
-        median = self.median
-        return {
-            "programs": self.num_programs,
-            "walls_s": [each.wall_s for each in self.rounds],
-            "wall_s": self.wall_s,
-            "forward_s": self.forward_s,
-            "requests_per_program": self.requests,
-            "client_cpu_s": median.client_cpu_s,
-            "engine_idle_s": median.idle_s,
-            "hit_rate": median.counted.hit_rate,
-            "mean_batch": median.counted.mean_batch,
-            "counted": asdict(median.counted),
-        }
-
 
 async def run_round(server: ServerProcess, jobs: Sequence[Job], at_once: int) -> Round:
     """Does all jobs, `at_once` at a time, on an emptied cache."""
@@ -94,7 +77,6 @@ async def take_turns(
     *,
     at_once: int,
     num_rounds: int,
-    on_round: Callable[[], object],
 ) -> dict[str, WayRounds]:
     """`num_rounds` rounds of each way, in turn; who begins changes from round to round."""
     names = list(ways)
@@ -103,7 +85,6 @@ async def take_turns(
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             found[name].append(await run_round(server, ways[name], at_once))
-            on_round()
     return {name: WayRounds(len(ways[name]), tuple(rounds)) for name, rounds in found.items()}
 
 
@@ -115,7 +96,7 @@ async def watch_batch(server: ServerProcess, jobs: Sequence[Job]) -> list[tuple[
     def look() -> None:
         started = time.perf_counter()
         while not over.is_set():
-            looks.append((time.perf_counter() - started, server.running()))
+            looks.append((time.perf_counter() - started, server.info()["stats"]["running"]))
             time.sleep(_LOOK_S)
 
     server.flush()

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import json
-import time
+import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 
-from ...constrain.spec import GrammarSpec, Regex
 from ...lang.backends.http import HttpBackend
-from ...lang.backends.messages.machine import MAX_STATES, MessageMachine, ModelCall
-from ...lang.backends.messages.surplus import Answer
-from ...lang.backends.messages.transcript import Prompt
-from ...runtime.programs.choices import score_choices
-from ...runtime.programs.executor import Executor
-from ...runtime.protocol.errors import BoughError, EngineError
+from ...runtime.protocol.errors import EngineError
 from ...runtime.protocol.program import (
-    Done,
-    Failed,
     Fork,
     Gen,
     Op,
     Piece,
     Program,
-    ProgramEvent,
     RoleBegin,
     RoleEnd,
     Select,
     Text,
-    Value,
-    walk,
 )
+from ...runtime.protocol.program import walk as all_ops
 from ...runtime.tokenizer.tokenizer import Tokenizer
+from ..harness.measure import IDS, collect, traced
+from ..harness.wire import Wire
+from ..peers.plan import plan_of, templated, written
+from ..peers.sides.peer_walk import Answer, Call
+from ..peers.sides.peer_walk import run as walk
 
 Ops = tuple[Op, ...]
 Place = tuple[int, str]
@@ -45,8 +39,6 @@ Place = tuple[int, str]
 
 TIMEOUT_S = 600.0
 _OK = 200
-
-_IDS = itertools.count()
 
 
 @dataclass
@@ -91,18 +83,12 @@ class OneRequest:
         self._tokenizer = tokenizer
 
     async def run(self, ops: Ops, record: Record, *, full: bool = False) -> None:
-        program = Program(id=f"language-{next(_IDS)}", ops=ops, trace=full)
-        pieces: list[Piece] = []
-        async for event in self._backend.arun(program):
-            if isinstance(event, Value):
-                record.values[event.branch, event.name] = event.text
-            elif isinstance(event, Piece):
-                pieces.append(event)
-            elif isinstance(event, Failed):
-                raise EngineError(f"instruction {event.index} failed: {event.error.message}")
+        program = Program(id=f"language-{next(IDS)}", ops=ops, trace=full)
+        pieces, values, _ = await collect(self._backend.arun(program))
+        record.values |= {(value.branch, value.name): value.text for value in values}
         if full:
             record.send(msgspec.json.encode(program), texts_of(ops))
-            choices = [choice for op in walk(ops) if isinstance(op, Select) for choice in op.choices]
+            choices = [choice for op in all_ops(ops) if isinstance(op, Select) for choice in op.choices]
             record.tokenised = sum(len(piece.texts) for piece in pieces if piece.kind in ("text", "role"))
             record.tokenised += sum(len(self._tokenizer.encode(choice)) for choice in choices)
             record.prompts = prompts_of(ops, pieces)
@@ -117,102 +103,58 @@ class GenByGen:
     name = "gen by gen"
 
     def __init__(self, url: str, model: str, tokenizer: Tokenizer) -> None:
-        self._client = PlainClient(url)
+        self._wire = Wire(url)
         self._model = model
         self._tokenizer = tokenizer
-        self._programs = Executor(MessageMachine(self), time.monotonic, max_states=MAX_STATES)
-        self._records: dict[str, Record | None] = {}
-        self._tasks: dict[ModelCall, asyncio.Task[None]] = {}
+        self._pieces = templated(tokenizer)
 
     async def run(self, ops: Ops, record: Record, *, full: bool = False) -> None:
-        program = Program(id=f"language-{next(_IDS)}", ops=ops)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        plan = written(plan_of(ops), self._pieces)
+        places = {op[2]: (op[1], op[2]) for op in plan if op[0] in ("gen", "select")}
 
-        def listen(event: ProgramEvent) -> None:
-            if isinstance(event, Value):
-                record.values[event.branch, event.name] = event.text
-            elif isinstance(event, Failed):
-                done.set_exception(EngineError(event.error.message, code=event.error.code))
-            elif isinstance(event, Done):
-                done.set_result(None)
+        async def ask(call: Call) -> Answer:
+            return Answer(await self.answer(call, places[call.name], record if full else None))
 
-        self._records[program.id] = record if full else None
-        try:
-            self._programs.run(program, listen)
-            await done
-        finally:
-            del self._records[program.id]
+        result = await walk([plan], 1, math.inf, ask, primes=False)
+        (values,) = result["programs"]
+        record.values |= {(branch, name): text for branch, name, text, _ in values}
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        self._wire.close()
 
-    # For the machine
-
-    def begin(self, call: ModelCall) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer(call))
-        self._tasks[call] = task
-        task.add_done_callback(lambda _: self._tasks.pop(call, None))
-
-    def cancel(self, call: ModelCall) -> None:
-        self._tasks[call].cancel()
-
-    async def _answer(self, call: ModelCall) -> None:
-        result: Answer | BoughError
-        try:
-            text = await self.answer(call, self._records[call.run.program.id])
-            result = Answer(Value(branch=call.op.branch, name=call.op.name, text=text))
-        except (OSError, EngineError) as error:
-            result = EngineError(str(error) or type(error).__name__, code="request_failed")
-        call.finish(result)
-
-    async def answer(self, call: ModelCall, record: Record | None) -> str:
+    async def answer(self, call: Call, place: Place, record: Record | None) -> str:
         """The text of a generation or a choice; a record is filled in. Raises EngineError."""
-        op = call.op
-        text = self.written(call.prompt)
         if record is not None:
-            tokens = self._tokenizer.encode_prompt(text, special=True)
-            record.prompts[op.branch, op.name] = tuple(self._tokenizer.texts(tokens))
-        if isinstance(op, Select):
-            return await self._select(op, text, record)
-        assert isinstance(op, Gen)
-        body = {"model": self._model, "prompt": text, **options_of(op)}
-        answer = await self._post(body, record)
+            tokens = self._tokenizer.encode_prompt(call.prompt, special=True)
+            record.prompts[place] = tuple(self._tokenizer.texts(tokens))
+        if call.choices:
+            return await self._select(call, record)
+        answer = await self._post({"model": self._model, "prompt": call.prompt, **options_of(call)}, record)
         return str(answer["choices"][0]["text"])
 
-    async def _select(self, op: Select, text: str, record: Record | None) -> str:
-        prompts = [text + choice for choice in op.choices]
+    async def _select(self, call: Call, record: Record | None) -> str:
+        prompts = [call.prompt + choice for choice in call.choices]
         answer = await self._post(
             {"model": self._model, "prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 0}, record
         )
-        found: list[list[float]] = [[] for _ in prompts]
+        scores = [0.0] * len(prompts)
         for choice in answer["choices"]:
-            found[choice["index"]] = logprobs_after(len(text), choice["logprobs"])
-        scores = score_choices(op.method, found)
-        return op.choices[max(range(len(scores)), key=scores.__getitem__)]
+            scores[choice["index"]] = fmean(logprobs_after(len(call.prompt), choice["logprobs"]))
+        return call.choices[scores.index(max(scores))]
 
     async def _post(self, body: dict[str, Any], record: Record | None) -> Any:
         content = json.dumps(body).encode()
-        status, answer = await self._client.post("/v1/completions", content)
-        if status != _OK:
-            raise EngineError(answer["error"]["message"], code=answer["error"]["code"])
+        answer = await self._wire.ask("POST", "/v1/completions", content)
+        found = json.loads(await answer.read())
+        if answer.status != _OK:
+            raise EngineError(found["error"]["message"], code=found["error"]["code"])
         if record is not None:
             record.send(content, texts_in(body))
-            record.tokenised += answer["usage"]["prompt_tokens"]
-        return answer
+            record.tokenised += found["usage"]["prompt_tokens"]
+        return found
 
-    def written(self, prompt: Prompt) -> str:
-        """A branch as one text, with what the model's chat template writes around messages."""
-        if not prompt.messages and prompt.role is None:
-            return prompt.loose
-        parts: list[str] = []
-        roles: tuple[str, ...] = ()
-        for message in prompt.messages:
-            pieces = self._tokenizer.chat.role_pieces(roles, message.role)
-            parts += (pieces.prefix, message.content, pieces.suffix)
-            roles = (*roles, message.role)
-        if prompt.role is not None:
-            parts += (self._tokenizer.chat.role_pieces(roles, prompt.role).prefix, prompt.content)
-        return "".join(parts)
+
+_MESSAGE = re.compile("\x02(\\w+)\x03([^\x02\x04]*)\x04?")
 
 
 class OpenAICalls(GenByGen):
@@ -223,16 +165,17 @@ class OpenAICalls(GenByGen):
     def __init__(self, url: str, model: str, tokenizer: Tokenizer) -> None:
         super().__init__(url, model, tokenizer)
         self._openai = openai_client(url)
+        self._pieces = lambda roles, role: (f"\x02{role}\x03", "\x04")  # for `_MESSAGE` to find again
 
     async def aclose(self) -> None:
         await super().aclose()
         await self._openai.close()
 
-    async def answer(self, call: ModelCall, record: Record | None) -> str:
-        op, prompt = call.op, call.prompt
-        assert isinstance(op, Gen) and prompt.messages and prompt.role == "assistant"
-        messages: list[Any] = [{"role": message.role, "content": message.content} for message in prompt.messages]
-        options = options_of(op)
+    async def answer(self, call: Call, place: Place, record: Record | None) -> str:
+        *said, (role, begun) = _MESSAGE.findall(call.prompt)
+        assert (role, begun) == ("assistant", "")
+        messages: list[Any] = [{"role": role, "content": content} for role, content in said]
+        options = options_of(call)
         extra = {"ignore_eos": options.pop("ignore_eos", False)}
         answer = await self._openai.chat.completions.create(
             model=self._model, messages=messages, extra_body=extra, **options
@@ -241,17 +184,12 @@ class OpenAICalls(GenByGen):
             body = {"model": self._model, "messages": messages, **extra, **options}
             record.send(json.dumps(body).encode(), texts_in(body))
             record.tokenised += answer.usage.prompt_tokens
-            tokens = self._tokenizer.encode_chat(messages)
-            record.prompts[op.branch, op.name] = tuple(self._tokenizer.texts(tokens))
+            record.prompts[place] = tuple(self._tokenizer.texts(self._tokenizer.encode_chat(messages)))
         return str(answer.choices[0].message.content)
 
 
 def openai_client(url: str) -> Any:
-    """The official client as it comes.
-
-    Raises:
-        ImportError: it is not installed.
-    """
+    """The official client as it comes. Raises ImportError: it is not installed."""
     import openai
 
     http = openai.DefaultAsyncHttpxClient(trust_env=False)
@@ -260,41 +198,27 @@ def openai_client(url: str) -> Any:
 
 def is_chat(ops: Sequence[Op]) -> bool:
     """True if each generation is a whole message of the assistant, so that chat completions can make it."""
-    roles: dict[int, str | None] = {0: None}
-    begun: dict[int, bool] = {}
+    roles: dict[int, str | None] = {0: None}  # "begun" where something follows the beginning of the message
     for op in ops:
-        if isinstance(op, Fork):
-            roles |= dict.fromkeys(op.children, roles[op.branch])
-        elif isinstance(op, Gen | Select):
-            if isinstance(op, Select) or roles[op.branch] != "assistant" or begun.get(op.branch):
+        role = roles[op.branch]
+        match op:
+            case Fork():
+                roles |= dict.fromkeys(op.children, role)
+            case RoleBegin() | RoleEnd():
+                roles[op.branch] = op.role if isinstance(op, RoleBegin) else None
+            case Text() | Gen():
+                if role is None or (isinstance(op, Gen) and role != "assistant"):
+                    return False
+                roles[op.branch] = "begun"
+            case Select():
                 return False
-            begun[op.branch] = True
-        elif isinstance(op, Text):
-            if roles[op.branch] is None:
-                return False
-            begun[op.branch] = True
-        elif isinstance(op, RoleBegin):
-            roles[op.branch], begun[op.branch] = op.role, False
-        elif isinstance(op, RoleEnd):
-            roles[op.branch] = None
     return True
 
 
-def options_of(op: Gen) -> dict[str, Any]:
+def options_of(call: Call) -> dict[str, Any]:
     """A generation's options in the API's words."""
-    sampling = op.sampling
-    options: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
-    if sampling.ignore_eos:
-        options["ignore_eos"] = True
-    return options | _constraint(op.grammar)
-
-
-def _constraint(grammar: GrammarSpec | None) -> dict[str, Any]:
-    if grammar is None:
-        return {}
-    if not isinstance(grammar, Regex):
-        raise NotImplementedError(f"the workloads have no {type(grammar).__name__}")
-    return {"regex": grammar.pattern}
+    options: dict[str, Any] = {"max_tokens": call.num_tokens, "temperature": 0.0}
+    return options | ({"ignore_eos": True} if call.pattern is None else {"regex": call.pattern})
 
 
 def logprobs_after(start: int, logprobs: dict[str, Any]) -> list[float]:
@@ -313,7 +237,7 @@ def texts_in(body: dict[str, Any]) -> list[str]:
 def texts_of(ops: Ops) -> list[str]:
     """The texts that a program holds, in blocks too."""
     texts: list[str] = []
-    for op in walk(ops):
+    for op in all_ops(ops):
         if isinstance(op, Text):
             texts += (part for part in op.parts if isinstance(part, str))
         elif isinstance(op, Select):
@@ -323,82 +247,4 @@ def texts_of(ops: Ops) -> list[str]:
 
 def prompts_of(ops: Sequence[Op], pieces: Iterable[Piece]) -> dict[Place, tuple[str, ...]]:
     """The texts of the tokens before each value of a traced program that joins nothing by appending."""
-    texts = {(piece.branch, piece.op): piece.texts for piece in pieces}
-    branches: dict[int, tuple[str, ...]] = {0: ()}
-    num_ops = {0: 0}
-    prompts: dict[Place, tuple[str, ...]] = {}
-    for op in ops:
-        before = branches[op.branch]
-        if isinstance(op, Gen | Select):
-            prompts[op.branch, op.name] = before
-        branches[op.branch] = before + texts.get((op.branch, num_ops[op.branch]), ())
-        num_ops[op.branch] += 1
-        if isinstance(op, Fork):
-            branches |= dict.fromkeys(op.children, before)
-            num_ops |= dict.fromkeys(op.children, 0)
-    return prompts
-
-
-# -- The least client -------------------------------------------------------------------------------------------------
-
-
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-class _IdleTooLongError(ConnectionError):
-    """The connection was closed before anything was answered."""
-
-
-class PlainClient:
-    """Posts to one server. Used on one event loop; as many connections as there are requests at once."""
-
-    def __init__(self, url: str) -> None:
-        split = urlsplit(url)
-        assert split.hostname is not None and split.port is not None
-        self._host, self._port = split.hostname, split.port
-        self._idle: list[Connection] = []
-
-    async def post(self, path: str, content: bytes) -> tuple[int, Any]:
-        """The status and the JSON value of the answer. Raises OSError: the server has gone."""
-        while self._idle:
-            connection = self._idle.pop()
-            try:
-                return await self._post(connection, path, content)
-            except _IdleTooLongError:
-                continue  # servers close what nobody used for a while
-        return await self._post(await asyncio.open_connection(self._host, self._port), path, content)
-
-    async def _post(self, connection: Connection, path: str, content: bytes) -> tuple[int, Any]:
-        reader, writer = connection
-        kept = False
-        try:
-            head = f"POST {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\nContent-Type: application/json\r\n"
-            writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-            try:
-                head_bytes = await reader.readuntil(b"\r\n\r\n")
-            except (asyncio.IncompleteReadError, ConnectionResetError) as error:
-                raise _IdleTooLongError("the server closed the connection") from error
-            status, headers = read_head(head_bytes)
-            body = await reader.readexactly(int(headers["content-length"]))
-            kept = headers.get("connection") != "close"
-        except asyncio.IncompleteReadError as error:
-            raise ConnectionError("the server closed the connection") from error
-        finally:
-            if kept:
-                self._idle.append((reader, writer))
-            else:
-                writer.close()
-        return status, json.loads(body)
-
-    async def aclose(self) -> None:
-        while self._idle:
-            _, writer = self._idle.pop()
-            writer.close()
-            await writer.wait_closed()
-
-
-def read_head(head: bytes) -> tuple[int, dict[str, str]]:
-    """The status of an answer, and its headers by their names in lower case."""
-    first, *lines = head.decode("latin-1").strip().split("\r\n")
-    pairs = (line.partition(":") for line in lines)
-    return int(first.split()[1]), {name.lower(): value.strip() for name, _, value in pairs}
+    return {(op.branch, op.name): before for op, before, _ in traced(ops, pieces) if isinstance(op, Gen | Select)}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..harness.server_process import ServerProcess
 from ..workloads.workload import Workload
-from .rounds import Job, WayRounds, take_turns
+from .rounds import WayRounds, take_turns
 from .ways import GenByGen, OneRequest, OpenAICalls, Ops, Record, Way, is_chat
 
 
@@ -50,15 +49,6 @@ class WorkloadResult:
     traffic: dict[str, Traffic]
     agreement: dict[str, Agreement]
 
-    def numbers(self) -> dict[str, Any]:
-        return {
-            "workload": self.name,
-            "programs": self.num_programs,
-            "at_once": {n: {way: rounds.numbers() for way, rounds in ways.items()} for n, ways in self.rounds.items()},
-            "traffic_per_program": {way: asdict(traffic) for way, traffic in self.traffic.items()},
-            "texts": {way: asdict(agreement) for way, agreement in self.agreement.items()},
-        }
-
 
 async def measure_workload(
     server: ServerProcess,
@@ -67,20 +57,17 @@ async def measure_workload(
     *,
     levels: Sequence[int],
     num_rounds: int,
-    on_round: Callable[[], object],
 ) -> WorkloadResult:
     """At each of `levels` so many programs at once. What is counted does not depend on that, and is of the most."""
     programs = workload.programs[: max(levels)]
     chosen: list[Way] = [OneRequest(server.url, tokenizer), GenByGen(server.url, server.model, tokenizer)]
-    chosen += _openai(server, tokenizer, programs)
+    chosen += [OpenAICalls(server.url, server.model, tokenizer)] if all(map(is_chat, programs)) else []
     try:
         records = {way.name: await _record(server, way, programs) for way in chosen}
-        for _ in chosen:
-            on_round()
         rounds = {}
         for level in levels:
-            jobs = {way.name: _jobs(way, programs[:level]) for way in chosen}
-            rounds[level] = await take_turns(server, jobs, at_once=level, num_rounds=num_rounds, on_round=on_round)
+            jobs = {way.name: [partial(way.run, ops, Record()) for ops in programs[:level]] for way in chosen}
+            rounds[level] = await take_turns(server, jobs, at_once=level, num_rounds=num_rounds)
     finally:
         for way in chosen:
             await way.aclose()
@@ -91,11 +78,6 @@ async def measure_workload(
         traffic={name: _traffic(found, tokenizer) for name, found in records.items()},
         agreement={name: agreement(records[OneRequest.name], found) for name, found in records.items()},
     )
-
-
-def num_rounds_of(workload: Workload, levels: Sequence[int], num_rounds: int) -> int:
-    """Number of times that `measure_workload` calls `on_round`."""
-    return (3 if is_chat(workload.programs[0]) else 2) * (1 + len(levels) * num_rounds)
 
 
 _CUT = "\ufffd"
@@ -113,20 +95,6 @@ def agreement(wanted: Sequence[Record], found: Sequence[Record]) -> Agreement:
             else:
                 different += 1
     return Agreement(same, retokenised, different)
-
-
-def _openai(server: ServerProcess, tokenizer: Tokenizer, programs: Sequence[Ops]) -> list[Way]:
-    if not all(is_chat(ops) for ops in programs):
-        return []
-    return [OpenAICalls(server.url, server.model, tokenizer)]
-
-
-def _jobs(way: Way, programs: Sequence[Ops]) -> list[Job]:
-    return [partial(_run, way, ops) for ops in programs]
-
-
-async def _run(way: Way, ops: Ops) -> None:
-    await way.run(ops, Record())
 
 
 async def _record(server: ServerProcess, way: Way, programs: Sequence[Ops]) -> list[Record]:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
-
-from tqdm import tqdm
 
 from ..workloads.prompts import Prompts, PromptWorkload, Sizes
 from ..workloads.prose import PASSAGE
-from .environments import PeerError, make_environment
+from .environments import PeerError, make_environment, say
 from .models import KINDS, make_model
 from .process import OURS, Side, side_command
 from .report import FLOAT32, PeerReport, Quality, Starts, memory_row, row_of, start_row
@@ -28,7 +24,6 @@ _JUDGE_S = 300.0
 _NUM_SCORED = 1500  # tokens of the passage
 _NUMBERS_OF_A_PEER = 10_000  # more rounds than any peer has: all have prompts of their own
 _WARM_UP_TOKENS = 8
-_SAID_WIDTH = 48  # of what is being done
 _STRIDE = 4  # of positions, where an engine tells its choice only by generating
 
 
@@ -39,7 +34,6 @@ class PeerRun:
     extras        of "start", "quality", "programs": which to measure
     limit_s       seconds for each peer, beside making its environment and model and loading
     log           gets what all processes print
-    goals         (workload, peer) -> the ratio asked for
     settings      of ours: fields of EngineConfig
     peers         those that were chosen
     """
@@ -54,15 +48,9 @@ class PeerRun:
     limit_s: float
     python: str | None
     log: Path
-    goals: Mapping[tuple[str, str], float]
     quick: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     peers: Sequence[str] = tuple(KINDS)
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of progress for each peer."""
-        return 3 + self.num_rounds * len(self.workloads)
 
     @property
     def passage(self) -> list[int]:
@@ -97,68 +85,51 @@ class PeerRun:
         return Side(name, side_command(kind, name, interpreter, options), log=self.log, variables=variables)
 
 
-def measure_quality_of_ours(run: PeerRun, report: PeerReport, progress: Progress) -> None:
-    """The model as it is, in float32, and as our engine computes it.
-
-    Raises:
-        PeerError: our engine failed.
-    """
+def measure_quality_of_ours(run: PeerRun, report: PeerReport) -> None:
+    """The model as it is, in float32, and as our engine computes it. Raises PeerError: our engine failed."""
     for name, dtype in ((FLOAT32, "float32"), (OURS, "auto")):
-        progress.say(f"quality of {name}")
-        side = run.ours(dtype=dtype)
-        try:
+        say(f"quality of {name}")
+        with closing(run.ours(dtype=dtype)) as side:
             side.wait_ready(_READY_S)
             report.quality[name] = judge(side, run.passage, _JUDGE_S)
-        finally:
-            side.end()
 
 
-def measure_peer(name: str, number: int, run: PeerRun, report: PeerReport, progress: Progress) -> None:
+def measure_peer(name: str, number: int, run: PeerRun, report: PeerReport) -> None:
     """All there is to measure against one peer; `report` gets its rows. `number` is the peer's, for prompts of its own.
 
     Raises:
         PeerError: the peer cannot be had, or our own side failed. Rows found before are kept.
     """
-    progress.say(f"{name}: environment")
-    interpreter = make_environment(name, python=run.python, say=progress.detail)
-    progress.step()
-    progress.say(f"{name}: model")
-    model_file = make_model(KINDS[name], run.model, interpreter, say=progress.detail)
-    progress.step()
+    say(f"{name}: environment")
+    interpreter = make_environment(name, run.python)
+    say(f"{name}: model")
+    model_file = make_model(KINDS[name], run.model, interpreter)
 
     def start(*, alone: bool = False) -> Side:
         return run.theirs(name, interpreter, model_file, alone=alone)
 
     if "start" in run.extras:
-        progress.say(f"{name}: fresh processes")
+        say(f"{name}: fresh processes")
         _measure_starts(name, start, run, report)
-    progress.step()
-    progress.say(f"{name}: loading")
-    with ExitStack() as stack:
-        ours = run.ours()
-        stack.callback(ours.end)
-        theirs = start()
-        stack.callback(theirs.end)
+    say(f"{name}: loading")
+    with closing(run.ours()) as ours, closing(start()) as theirs:
+        warm_up = run.prompts.draw(2, 2, run.sizes.prompt)
         for side in (ours, theirs):
             side.wait_ready(_READY_S)
-            _warm_up(side, run)
+            for prompts in (warm_up[:1], warm_up):
+                side.ask("generate", _READY_S, prompts=prompts, num_tokens=_WARM_UP_TOKENS)
         if "quality" in run.extras:
-            progress.say(f"{name}: quality")
-            _measure_quality(theirs, run, report)
-        _measure_rounds(ours, theirs, (number + 1) * _NUMBERS_OF_A_PEER, run, report, progress)
-
-
-def _measure_rounds(
-    ours: Side, theirs: Side, first_number: int, run: PeerRun, report: PeerReport, progress: Progress
-) -> None:
-    deadline = time.monotonic() + run.limit_s * (1 - _START_SHARE)
-    turns = Turns(ours, theirs, deadline)
-    rounds = Rounds(turns, run.workloads, prompts=run.prompts, first_number=first_number)
-    name = theirs.name
-    try:
-        rounds.run(run.num_rounds, begin=lambda workload: progress.say(f"{name}: {workload}"), end=progress.step)
-    finally:
-        report.rows += [row_of(contest, run.goals) for contest in rounds.contests.values()]
+            say(f"{name}: quality")
+            try:
+                report.quality[name] = judge(theirs, run.passage, _JUDGE_S)
+            except PeerError as error:
+                report.left_out.append(f"{name}, quality: {error}")
+        turns = Turns(ours, theirs, time.monotonic() + run.limit_s * (1 - _START_SHARE))
+        rounds = Rounds(turns, run.workloads, prompts=run.prompts, first_number=(number + 1) * _NUMBERS_OF_A_PEER)
+        try:
+            rounds.run(run.num_rounds)
+        finally:
+            report.rows += [row_of(contest) for contest in rounds.contests.values()]
 
 
 def _measure_starts(name: str, start: Callable[..., Side], run: PeerRun, report: PeerReport) -> None:
@@ -169,42 +140,8 @@ def _measure_starts(name: str, start: Callable[..., Side], run: PeerRun, report:
         take_turns(starters, num_rounds, run.prompts, run.sizes, run.limit_s * _START_SHARE)
     except PeerError as error:
         report.left_out.append(f"{name}, fresh processes: {error}")
-    report.starts[name] = theirs
-    report.starts[f"{OURS} beside {name}"] = ours
+    report.starts |= {name: theirs, f"{OURS} beside {name}": ours}
     report.rows += [row for row in (start_row(ours, theirs), memory_row(ours, theirs)) if row.ratios]
-
-
-def _measure_quality(theirs: Side, run: PeerRun, report: PeerReport) -> None:
-    try:
-        report.quality[theirs.name] = judge(theirs, run.passage, _JUDGE_S)
-    except PeerError as error:
-        report.left_out.append(f"{theirs.name}, quality: {error}")
-
-
-def _warm_up(side: Side, run: PeerRun) -> None:
-    prompts = run.prompts.draw(2, 2, run.sizes.prompt)
-    for some in (prompts[:1], prompts):
-        side.ask("generate", _READY_S, prompts=some, num_tokens=_WARM_UP_TOKENS)
-
-
-def start_once(start: Callable[[], Side], found: Starts, prompts: Prompts, sizes: Sizes, limit_s: float) -> None:
-    """Starts one fresh process more. `start` must not wait.
-
-    Raises:
-        PeerError: it did not come up, or failed, in time.
-    """
-    deadline = time.monotonic() + limit_s
-    (short, long) = prompts.draw(0, 1, sizes.prompt) + prompts.draw(1, 1, sizes.prefill)
-    began = time.perf_counter()
-    side = start()
-    try:
-        side.wait_ready(limit_s)
-        side.ask("generate", deadline - time.monotonic(), prompts=[short], num_tokens=1)
-        found.first_token_s.append(time.perf_counter() - began)
-        side.ask("generate", deadline - time.monotonic(), prompts=[long], num_tokens=sizes.answer)
-        found.peak_bytes.append(side.ask("memory", deadline - time.monotonic())["peak_bytes"])
-    finally:
-        side.end()
 
 
 def take_turns(
@@ -217,24 +154,27 @@ def take_turns(
     """Starts `num_rounds` fresh processes of each side, in turn; fewer where there is no time for another.
 
     Raises:
-        PeerError: see start_once.
+        PeerError: one did not come up, or failed, in time.
     """
     deadline, took_s = time.monotonic() + limit_s, 0.0
+    (short,), (long,) = prompts.draw(0, 1, sizes.prompt), prompts.draw(1, 1, sizes.prefill)
     for _ in range(num_rounds):
         began = time.monotonic()
         if began + took_s > deadline:
             return
         for found, start in starters:
-            start_once(start, found, prompts, sizes, deadline - time.monotonic())
+            started = time.perf_counter()
+            with closing(start()) as side:
+                side.wait_ready(deadline - time.monotonic())
+                side.ask("generate", deadline - time.monotonic(), prompts=[short], num_tokens=1)
+                found.first_token_s.append(time.perf_counter() - started)
+                side.ask("generate", deadline - time.monotonic(), prompts=[long], num_tokens=sizes.answer)
+                found.peak_bytes.append(side.ask("memory", deadline - time.monotonic())["peak_bytes"])
         took_s = time.monotonic() - began
 
 
 def judge(side: Side, tokens: Sequence[int], limit_s: float) -> Quality:
-    """Has a side read a text.
-
-    Raises:
-        PeerError: the side failed.
-    """
+    """Has a side read a text. Raises PeerError: the side failed."""
     answer: dict[str, Any] = side.ask("score", limit_s, tokens=list(tokens))
     likeliest = answer["likeliest"]
     if likeliest is not None:
@@ -245,38 +185,3 @@ def judge(side: Side, tokens: Sequence[int], limit_s: float) -> Quality:
         outputs = side.ask("generate", limit_s, prompts=prompts, num_tokens=1)["tokens"]
         chosen = {position: output[0] for position, output in zip(positions, outputs, strict=True)}
     return Quality(tuple(answer["logprobs"] or ()), chosen)
-
-
-class Progress:
-    """Counts steps of a known number. Where nobody looks (not a terminal) only what begins is printed, a line each."""
-
-    def __init__(self, total: int) -> None:
-        self._bar = tqdm(total=total, unit="step", disable=None, file=sys.stderr, dynamic_ncols=True)
-
-    def say(self, what: str) -> None:
-        """Shows what is being done."""
-        if self._bar.disable:
-            print(what, file=sys.stderr, flush=True)
-        else:
-            self._bar.set_description(what[:_SAID_WIDTH].ljust(_SAID_WIDTH))
-
-    def detail(self, line: str) -> None:
-        """A line of what a tool prints meanwhile; on a terminal only."""
-        if not self._bar.disable:
-            self._bar.set_postfix_str(line[:_SAID_WIDTH])
-
-    def step(self) -> None:
-        self._bar.set_postfix_str("", refresh=False)
-        self._bar.update()
-
-    def finish_part(self, total_done: int) -> None:
-        """Goes to where a part ends, also if it ended early."""
-        self._bar.update(max(0, total_done - self._bar.n))
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bar.close()

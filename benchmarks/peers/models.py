@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ from ...runtime.checkpoints.gguf_file import GGUFFile
 from ...runtime.models.load import locate
 from ...runtime.tokenizer.load import read_gguf_tokenizer
 from ...runtime.tokenizer.tokenizer import TokenizerParts
-from .environments import PeerError, Say, locked, log_file, peers_folder, run_command
+from .environments import PeerError, peers_folder, run_command, say
 
 KINDS = {"llama.cpp": "gguf", "openvino": "openvino-int8", "vllm": "folder", "transformers": "folder"}
 """Form of the model for each peer: the GGUF file, a folder in bfloat16, or OpenVINO's own with weights in int8."""
 
-_LIMIT_S = 1800.0
 _CONVERT = """
 import pathlib, sys, torch, transformers
 source, target = map(pathlib.Path, sys.argv[1:])
@@ -33,9 +32,7 @@ transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(target)
 """Script for a peer's interpreter: makes of a GGUF file a folder as transformers has it, weights in bfloat16."""
 
 
-def make_model(
-    kind: str, model: str, interpreter: Path, *, cache_dir: str | Path | None = None, say: Say = lambda line: None
-) -> Path:
+def make_model(kind: str, model: str, interpreter: Path, cache_dir: str | Path | None = None) -> Path:
     """The model's files in a form of KINDS.
 
     model        a name or path of a GGUF file, as the engine takes it
@@ -50,26 +47,29 @@ def make_model(
     if kind == "gguf":
         return source
     target = model_folder(source, cache_dir) / kind
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(kind + ".part")
+    command = [str(interpreter), "-P"]
     if kind == "folder":
-        command = [str(interpreter), "-P", "-c", _CONVERT, str(source.resolve()), str(part)]
+        command += ["-c", _CONVERT, str(source.resolve())]
     else:
-        folder = make_model("folder", model, interpreter, cache_dir=cache_dir, say=say)
-        command = [str(interpreter), "-P", "-m", "optimum.commands.optimum_cli", "export", "openvino"]
-        command += ["--model", str(folder), "--task", "text-generation-with-past", "--weight-format", "int8", str(part)]
-    with locked(target):
-        if not target.is_dir():
-            shutil.rmtree(part, ignore_errors=True)
-            run_command(
-                command,
-                f"making {kind}",
-                log=log_file(target),
-                deadline=time.monotonic() + _LIMIT_S,
-                say=say,
-                variables={"HF_HUB_OFFLINE": "1"},
-            )
-            os.replace(part, target)
+        folder = make_model("folder", model, interpreter, cache_dir)
+        command += ["-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", str(folder)]
+        command += ["--task", "text-generation-with-past", "--weight-format", "int8"]
+
+    def convert(part: Path) -> None:
+        say(f"making {kind}")
+        run_command([*command, str(part)], target.with_name(f"{kind}.log"), {"HF_HUB_OFFLINE": "1"})
+
+    return _made_once(target, convert)
+
+
+def _made_once(target: Path, make: Callable[[Path], None]) -> Path:
+    """The folder `target`, made under another name first if it is not there."""
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(target.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        make(part)
+        os.replace(part, target)
     return target
 
 
@@ -95,17 +95,14 @@ def make_tokenizer(source: Path, target: Path) -> Path:
     Raises:
         PeerError: the tokenizer is of a kind that this does not write.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with locked(target):
-        if not target.is_dir():
-            part = target.with_name(target.name + ".part")
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir()
-            document, settings = described(read_gguf_tokenizer(GGUFFile(source)))
-            (part / "tokenizer.json").write_text(json.dumps(document))
-            (part / "tokenizer_config.json").write_text(json.dumps(settings))
-            os.replace(part, target)
-    return target
+
+    def write(part: Path) -> None:
+        part.mkdir()
+        document, settings = described(read_gguf_tokenizer(GGUFFile(source)))
+        (part / "tokenizer.json").write_text(json.dumps(document))
+        (part / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    return _made_once(target, write)
 
 
 def described(parts: TokenizerParts) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -115,16 +112,10 @@ def described(parts: TokenizerParts) -> tuple[dict[str, Any], dict[str, Any]]:
     document: dict[str, Any] = json.loads(parts.pipeline.own.to_str())
     document["decoder"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     document["post_processor"] = None
+    document["model"]["vocab"] |= parts.control.ids
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    for text, token in sorted(parts.control.ids.items(), key=lambda entry: entry[1]):
-        document["model"]["vocab"][text] = token
-        document["added_tokens"].append({"id": token, "content": text, **plain})
+    document["added_tokens"] += [{"id": token, "content": text, **plain} for text, token in parts.control.ids.items()]
     document["added_tokens"].sort(key=lambda entry: entry["id"])
     end = _END if _END in parts.control.ids else parts.spellings[min(parts.eos_ids)]
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": end,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 1 << 20,
-    }
-    return document, settings
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "model_max_length": 1 << 20}
+    return document, settings | {"clean_up_tokenization_spaces": False}

@@ -21,11 +21,11 @@ from ...runtime.runner.host import num_threads
 from ...runtime.tokenizer.load import load_tokenizer
 from ..harness.report import describe_machine, now, versions, write_json, write_text
 from ..workloads.prompts import QUICK, Prompts, Sizes, workloads
-from .contest import PeerRun, Progress, measure_peer, measure_quality_of_ours
+from .contest import PeerRun, measure_peer, measure_quality_of_ours
 from .environments import PeerError, peers_folder
 from .models import KINDS
 from .programs import measure as measure_programs
-from .report import GOALS, LARGER_GOALS, PeerReport, draw, tables
+from .report import PeerReport, tables
 
 EXTRAS = ("start", "quality", "programs")
 """Measurements besides the workloads: fresh processes (and their memory), numbers, programs."""
@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         report.left_out.append("the rest: it was interrupted")
     print(tables(report, markdown=False))
-    write(report, arguments)
+    if arguments.out:
+        write(report, Path(arguments.out))
     return 0
 
 
@@ -51,13 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     description, _, more = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(prog="bough bench peers", description=description, epilog=more)
     parser.add_argument("--model", default=EngineConfig().model, help="a GGUF model (default: %(default)s)")
-    parser.add_argument(
-        "--peers", type=_listed(KINDS), default=list(KINDS), help=f"of {','.join(KINDS)} (default: all)"
-    )
-    chosen = (
-        f"those whose names contain one of these words, such as batch,JSON; also {', '.join(EXTRAS)} (default: all)"
-    )
-    parser.add_argument("--workloads", metavar="WORD,...", help=chosen)
+    parser.add_argument("--peers", type=_peers, default=list(KINDS), help=f"of {','.join(KINDS)} (default: all)")
+    chosen = "those whose names contain one of these words, such as batch,JSON; also "
+    parser.add_argument("--workloads", metavar="WORD,...", help=f"{chosen}{', '.join(EXTRAS)} (default: all)")
     parser.add_argument("--rounds", type=int, default=None, help="of each workload (default: 5, with --quick 1)")
     parser.add_argument("--quick", action="store_true", help="small workloads, to see that everything works")
     parser.add_argument("--threads", type=int, default=num_threads(), help="of each side (default: one for each core)")
@@ -68,28 +65,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quantization", choices=NATIVE_KINDS, help="of ours (default: as the model's file has it)")
     parser.add_argument("--kv-cache-dtype", choices=("int8",), help="of ours (default: 12 of 16 bits)")
     parser.add_argument("--python", metavar="FILE", help="the interpreter that environments are made with")
-    parser.add_argument(
-        "--log", metavar="FILE", help="what all processes print (default: peers.log in the cache folder)"
-    )
-    parser.add_argument("--out", metavar="DIR", help="write peers.json, peers.md and peers.svg there")
-    parser.add_argument("--markdown", metavar="FILE", help="write the tables")
+    parser.add_argument("--out", metavar="DIR", help="write peers.json and peers.md there")
     return parser
 
 
-def _listed(known: Any) -> Any:
-    def parse(text: str) -> list[str]:
-        names = [name.strip() for name in text.split(",") if name.strip()]
-        if unknown := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there is {', '.join(known)}")
-        return names
+def _peers(text: str) -> list[str]:
+    names = _words(text)
+    if unknown := [name for name in names if name not in KINDS]:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there is {', '.join(KINDS)}")
+    return names
 
-    return parse
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def make_run(arguments: argparse.Namespace) -> PeerRun:
     """Reads the settings of a run."""
     sizes = QUICK if arguments.quick else Sizes()
-    words = [word.strip().lower() for word in (arguments.workloads or "").split(",") if word.strip()]
+    words = _words((arguments.workloads or "").lower())
 
     def is_chosen(name: str) -> bool:
         return not words or any(word in name.lower() for word in words)
@@ -100,7 +94,7 @@ def make_run(arguments: argparse.Namespace) -> PeerRun:
         raise PeerError(
             f"--workloads: the name of no workload contains {', '.join(unknown)}; there is {'; '.join(names)}"
         )
-    log = Path(arguments.log) if arguments.log else peers_folder() / "peers.log"
+    log = peers_folder() / "peers.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     return PeerRun(
         model=arguments.model,
@@ -113,7 +107,6 @@ def make_run(arguments: argparse.Namespace) -> PeerRun:
         limit_s=60 * (arguments.minutes or (8 if arguments.quick else 30)),
         python=arguments.python,
         log=log,
-        goals=GOALS if arguments.model == EngineConfig().model else LARGER_GOALS,
         quick=arguments.quick,
         peers=arguments.peers,
         settings=_settings(arguments),
@@ -127,18 +120,15 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _measure(arguments: argparse.Namespace, run: PeerRun, report: PeerReport) -> None:
-    with Progress(len(arguments.peers) * run.num_steps) as progress:
-        if "quality" in run.extras:
-            measure_quality_of_ours(run, report, progress)
-        engines = arguments.peers if run.workloads or run.extras - {"programs"} else []
-        for number, name in enumerate(engines):
-            try:
-                measure_peer(name, number, run, report, progress)
-            except PeerError as error:
-                report.left_out.append(f"{name}: {error}")
-            progress.finish_part((number + 1) * run.num_steps)
-        if "programs" in run.extras:
-            report.left_out += measure_programs(run, report.rows.append, progress.say)
+    if "quality" in run.extras:
+        measure_quality_of_ours(run, report)
+    for number, name in enumerate(arguments.peers if run.workloads or run.extras - {"programs"} else []):
+        try:
+            measure_peer(name, number, run, report)
+        except PeerError as error:
+            report.left_out.append(f"{name}: {error}")
+    if "programs" in run.extras:
+        report.left_out += measure_programs(run, report.rows.append)
 
 
 def facts(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -155,17 +145,8 @@ def facts(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def write(report: PeerReport, arguments: argparse.Namespace) -> None:
-    """Writes what was asked for."""
-    if arguments.markdown:
-        write_text(arguments.markdown, tables(report))
-    if arguments.out:
-        folder = Path(arguments.out)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "peers.json", report.numbers())
-        write_text(folder / "peers.md", tables(report))
-        draw(report, str(folder / "peers.svg"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def write(report: PeerReport, folder: Path) -> None:
+    """Writes all numbers and the tables."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "peers.json", report.numbers())
+    write_text(folder / "peers.md", tables(report))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...constrain.spec import Regex
-from ...runtime.protocol.program import Fork, Gen, Hole, Join, Op, Ref, RoleBegin, RoleEnd, Select, Text
+from ...runtime.protocol.program import Fork, Gen, Hole, Join, Op, RoleBegin, RoleEnd, Select, Text
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..workloads.programs import WORKLOADS
 from ..workloads.workload import Size
@@ -86,27 +86,36 @@ class Plans:
         for plan in plans:
             for op in first_texts(plan):
                 op[2][0] = f"Round {number}. {op[2][0]}"
-        return plans if roles else [self._written(plan) for plan in plans]
+        return plans if roles else [written(plan, templated(self._tokenizer)) for plan in plans]
 
-    def _written(self, plan: Plan) -> Plan:
-        """The same with text in place of roles."""
-        written: Plan = []
-        roles: dict[int, tuple[str, ...]] = {0: ()}
-        suffixes: dict[int, str] = {}
-        for op in plan:
-            kind, branch = op[0], op[1]
-            if kind == "role":
-                pieces = self._tokenizer.chat.role_pieces(roles[branch], op[2])
-                roles[branch] = (*roles[branch], op[2])
-                suffixes[branch] = pieces.suffix
-                written.append(["text", branch, [pieces.prefix]])
-            elif kind == "end":
-                written.append(["text", branch, [suffixes[branch]]])
-            else:
-                written.append(op)
-                if kind == "fork":
-                    roles |= dict.fromkeys(op[2], roles[branch])
-        return written
+
+def written(plan: Plan, pieces: Callable[[tuple[str, ...], str], tuple[str, str]]) -> Plan:
+    """The same plan with text in place of roles: what `pieces` has around a message after messages of such roles."""
+    found: Plan = []
+    roles: dict[int, tuple[str, ...]] = {0: ()}
+    suffixes: dict[int, str] = {}
+    for op in plan:
+        kind, branch = op[0], op[1]
+        if kind == "role":
+            prefix, suffixes[branch] = pieces(roles[branch], op[2])
+            roles[branch] = (*roles[branch], op[2])
+            op = ["text", branch, [prefix]]
+        elif kind == "end":
+            op = ["text", branch, [suffixes[branch]]]
+        elif kind == "fork":
+            roles |= dict.fromkeys(op[2], roles[branch])
+        found.append(op)
+    return found
+
+
+def templated(tokenizer: Tokenizer) -> Callable[[tuple[str, ...], str], tuple[str, str]]:
+    """Pieces of the model's chat template around a message, for `written`."""
+
+    def pieces(roles: tuple[str, ...], role: str) -> tuple[str, str]:
+        found = tokenizer.chat.role_pieces(roles, role)
+        return found.prefix, found.suffix
+
+    return pieces
 
 
 def plan_of(ops: Sequence[Op]) -> Plan:
@@ -115,10 +124,11 @@ def plan_of(ops: Sequence[Op]) -> Plan:
 
 
 def _instruction(op: Op) -> list[Any]:
+    """A recorded instruction as data."""
     match op:
         case Text():
-            parts = [part if isinstance(part, str) else [part.branch, part.name] for part in _known(op)]
-            return ["text", op.branch, parts]
+            known = [part for part in op.parts if not isinstance(part, Hole)]  # only templates have holes
+            return ["text", op.branch, [part if isinstance(part, str) else [part.branch, part.name] for part in known]]
         case Gen():
             pattern = op.grammar.pattern if isinstance(op.grammar, Regex) else None
             return ["gen", op.branch, op.name, op.sampling.max_tokens, pattern]
@@ -133,11 +143,6 @@ def _instruction(op: Op) -> list[Any]:
         case RoleEnd():
             return ["end", op.branch]
     raise NotImplementedError(f"the workloads have no {type(op).__name__}")
-
-
-def _known(op: Text) -> list[str | Ref]:
-    """Programs have no holes: templates have."""
-    return [part for part in op.parts if not isinstance(part, Hole)]
 
 
 def check(plans: Sequence[Plan], answer: Mapping[str, Any]) -> Found:
@@ -155,21 +160,17 @@ def check(plans: Sequence[Plan], answer: Mapping[str, Any]) -> Found:
         raise ValueError("no program was finished in time")
     for plan, values in finished:
         found = {(branch, name): (text, count) for branch, name, text, count in values}
-        for op in plan:
-            if op[0] not in ("gen", "select"):
-                continue
-            if (op[1], op[2]) not in found:
-                raise ValueError(f"there is no {op[2]} of branch {op[1]}")
-            text, count = found[op[1], op[2]]
-            if op[0] == "select":
-                if text not in op[3]:
+        for kind, branch, name, *asked in (op for op in plan if op[0] in ("gen", "select")):
+            if (branch, name) not in found:
+                raise ValueError(f"there is no {name} of branch {branch}")
+            text, count = found[branch, name]
+            if kind == "select":
+                if text not in asked[0]:
                     raise ValueError(f"{text!r} is none of the choices")
                 continue
-            asked, pattern = op[3], op[4]
-            num_tokens += asked if count is None else count
-            if pattern is None:
-                num_short += count is not None and count != asked
-            else:
-                num_patterned += 1
-                num_matching += re.fullmatch(pattern, text) is not None
+            num_wanted, pattern = asked
+            num_tokens += num_wanted if count is None else count
+            num_short += pattern is None and count not in (None, num_wanted)
+            num_patterned += pattern is not None
+            num_matching += pattern is not None and re.fullmatch(pattern, text) is not None
     return Found(answer["seconds"], len(finished), num_tokens, num_short, num_matching, num_patterned)

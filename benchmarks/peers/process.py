@@ -15,7 +15,7 @@ OURS = "bough"
 
 
 class Side:
-    """A running side. Its first message says that it is ready. Whoever makes it calls `end`.
+    """A running side. Its first message says that it is ready. Whoever makes it calls `close`.
 
     name      what to call it
     command   what to run: it speaks the protocol of `peer_side`
@@ -39,19 +39,11 @@ class Side:
             raise PeerError(f"{command[0]}: {error.strerror}") from error
 
     def wait_ready(self, limit_s: float) -> dict[str, Any]:
-        """Waits for its first message: `ready`, the seconds that it took to load.
-
-        Raises:
-            PeerError: it ended, said otherwise, or was not ready in time (and is ended).
-        """
+        """Waits for its first message: `ready`, the seconds that it took to load. Raises as `ask`."""
         return self._receive(limit_s)
 
     def ask(self, job: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
-        """The answer to a job.
-
-        Raises:
-            PeerError: the job failed, the process ended, or took too long (and is ended).
-        """
+        """The answer to a job. Raises PeerError: the job failed, the process ended, or took too long (and is ended)."""
         if self.ended:
             raise PeerError(self.ended)
         try:
@@ -61,7 +53,8 @@ class Side:
             raise PeerError(self.ended) from error
         return self._receive(limit_s)
 
-    def end(self) -> None:
+    def close(self) -> None:
+        """Ends the process."""
         self._child.end()
 
     def _receive(self, limit_s: float) -> dict[str, Any]:

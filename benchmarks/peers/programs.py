@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -15,36 +15,15 @@ from ...runtime.models.load import locate
 from ..harness.report import geometric_means
 from ..harness.server_process import ServerProcess
 from .contest import PeerRun
-from .environments import RECIPES, PeerError, Recipe, make_environment
-from .models import make_model, make_tokenizer, model_folder
+from .environments import PeerError, make_environment, say
+from .models import KINDS, make_model, make_tokenizer, model_folder
 from .plan import QUICK_SIZES, SIZES, Found, Level, Plans, ProgramSizes, check
 from .process import OURS, Side
-from .report import PeerRow, asked
+from .report import PeerRow
 from .rounds import Asks, OursFailedError, Pairs, Turns
 
 SGLANG = "sglang"
 """SGLang's language on our own server: no peer of our engine's, but of programs that run in it."""
-
-_CLIENTS = Recipe(
-    steps=(
-        *RECIPES["llama.cpp"].steps,
-        (
-            "llama-cpp-python[server]==0.3.36",
-            "guidance==0.3.1",
-            "outlines==1.3.3",
-            "huggingface_hub",
-            "numba==0.68.1",
-            "openai==3.54.0",
-        ),
-    ),
-    variables=RECIPES["llama.cpp"].variables,
-    imports=("llama_cpp.server", "guidance", "outlines", "openai"),
-)
-_SGLANG = Recipe(
-    # The last release whose language can be installed without its engine.
-    steps=(("sglang==0.4.10.post2", "pybase64", "pydantic"),),
-    imports=("sglang",),
-)
 
 _MAX_SEQS = 64
 _CONTEXT_TOKENS = 2048
@@ -54,9 +33,8 @@ _SLOT_TOKENS = 1024
 
 @dataclass(frozen=True)
 class Peer:
-    """`kind` of model files, see `peer_models`. `about` says in a few words what is run.
+    """`about` says in a few words what is run, `environment` in which of RECIPES, `engine` what computes.
 
-    weight    of its share of the time: the best ones have rounds enough
     limited   answers one call after the other, so that a part of the programs says how fast it is
     driven    step by step in its own process, by our interpreter of plans: faster than a server, nothing one can have
     """
@@ -64,79 +42,25 @@ class Peer:
     name: str
     about: str
     environment: str
-    recipe: Recipe
-    kind: str
-    weight: int = 2
+    engine: str = "llama.cpp"
     limited: bool = False
     driven: bool = False
 
-    @property
-    def engine(self) -> str:
-        """Engine that computes: one of RECIPES."""
-        return self.environment if self.environment in RECIPES else "llama.cpp"
-
 
 PEERS = (
-    Peer(
-        "openvino",
-        "continuous batching in the process",
-        "openvino",
-        RECIPES["openvino"],
-        "openvino-int8",
-        5,
-        driven=True,
-    ),
-    Peer("llama.cpp", f"{_SLOTS} sequences in the process", "llama.cpp", RECIPES["llama.cpp"], "gguf", 4, driven=True),
-    Peer("vllm", "server, openai client", "vllm", RECIPES["vllm"], "folder", 3),
-    Peer("llama.cpp server", "llama-cpp-python's, openai client", "clients", _CLIENTS, "gguf", limited=True),
-    Peer("guidance", "on llama.cpp", "clients", _CLIENTS, "gguf", limited=True),
-    Peer("outlines", "on llama.cpp", "clients", _CLIENTS, "gguf", limited=True),
+    Peer("openvino", "continuous batching in the process", "openvino", "openvino", driven=True),
+    Peer("llama.cpp", f"{_SLOTS} sequences in the process", "llama.cpp", driven=True),
+    Peer("vllm", "server, openai client", "vllm", "vllm"),
+    Peer("llama.cpp server", "llama-cpp-python's, openai client", "clients", limited=True),
+    Peer("guidance", "on llama.cpp", "clients", limited=True),
+    Peer("outlines", "on llama.cpp", "clients", limited=True),
 )
-LANGUAGE = Peer(SGLANG, "its language on our server", "sglang", _SGLANG, "gguf")
-
-
-def start_ours(run: PeerRun) -> Side:
-    """Our side, loading."""
-    settings = {"max_num_seqs": _MAX_SEQS, **run.settings}
-    options = {"model": run.model, "settings": settings}
-    return run.side(OURS, "programs", None, options)
-
-
-def start_peer(run: PeerRun, peer: Peer) -> Side:
-    """A peer's side, loading; what it needs is made first.
-
-    Raises:
-        PeerError: its environment or model could not be had.
-    """
-    interpreter = make_environment(peer.environment, recipe=peer.recipe, python=run.python)
-    source = locate(run.model)
-    options = {
-        "model_file": str(make_model(peer.kind, run.model, interpreter)),
-        "tokenizer": str(make_tokenizer(source, model_folder(source) / "tokenizer")),
-        "threads": run.threads,
-        "max_num_seqs": _SLOTS if peer.name == "llama.cpp" else _MAX_SEQS,
-        "max_model_len": _SLOT_TOKENS if peer.name == "llama.cpp" else _CONTEXT_TOKENS,
-        "cache_gib": 4,
-    }
-    return run.side(peer.name, "programs", interpreter, options)
-
-
-def start_language(run: PeerRun, server: ServerProcess) -> Side:
-    """SGLang's language, on our server.
-
-    Raises:
-        PeerError: its environment could not be made.
-    """
-    interpreter = make_environment(LANGUAGE.environment, recipe=LANGUAGE.recipe, python=run.python)
-    address = urlsplit(server.url)
-    options = {"host": address.hostname, "port": address.port, "model": server.model}
-    return run.side(SGLANG, "programs", interpreter, options)
+LANGUAGE = Peer(SGLANG, "its language on our server", "sglang")
 
 
 WORKLOAD = "ten workloads of programs"
 BEST = "best of each"
 BEST_CLIENT = "best server or library with a client"
-_LEAST = 1.0  # asked for of each workload
 
 _DRIVEN = frozenset(peer.name for peer in PEERS if peer.driven)
 
@@ -150,29 +74,24 @@ _LIMIT_S = 24 * 60.0  # for the rounds of all peers
 Key = tuple[str, str]
 """A workload and a level, by their names."""
 
-
 Results = dict[str, dict[Key, Pairs[Found]]]
 """By peers' names."""
 
 
-def measure(
-    run: PeerRun, emit: Callable[[PeerRow], None], say: Callable[[str], object] = lambda line: None
-) -> list[str]:
-    """Measures all peers: what was left out, and why. `emit` gets each row at the end, `say` what is being done.
+def measure(run: PeerRun, emit: Callable[[PeerRow], None]) -> list[str]:
+    """Measures all peers: what was left out, and why. `emit` gets each row at the end.
 
     Raises:
         PeerError: our own side failed.
     """
-    contest = ProgramContest(run, QUICK_SIZES if run.quick else SIZES, say)
-    ours = start_ours(run)
-    try:
+    contest = ProgramContest(run, QUICK_SIZES if run.quick else SIZES)
+    options = {"model": run.model, "settings": {"max_num_seqs": _MAX_SEQS, **run.settings}}
+    with closing(run.side(OURS, "programs", None, options)) as ours:
         contest.prepare(ours)
         peers = (*(peer for peer in PEERS if peer.engine in run.peers), LANGUAGE)
         for number, peer in enumerate(peers):
-            contest.measure(ours, peer, share=peer.weight / sum(each.weight for each in peers[number:]))
-    finally:
-        ours.end()
-    for row in rows_of(contest.results, contest.sizes, run.goals):
+            contest.measure(ours, peer, share=1 / (len(peers) - number))
+    for row in rows_of(contest.results, contest.sizes):
         emit(row)
     return contest.left_out + failures(contest.results)
 
@@ -180,12 +99,11 @@ def measure(
 class ProgramContest:
     """The rounds so far of all peers, and what is left out."""
 
-    def __init__(self, run: PeerRun, sizes: ProgramSizes, say: Callable[[str], object]) -> None:
+    def __init__(self, run: PeerRun, sizes: ProgramSizes) -> None:
         self.results: Results = {}
         self.left_out: list[str] = []
         self.sizes = sizes
         self._run = run
-        self._say = say
         self._plans = Plans(run.prompts.tokenizer, sizes)
         self._warm_up = Plans(run.prompts.tokenizer, QUICK_SIZES)
         self._numbers = itertools.count(1)
@@ -209,7 +127,7 @@ class ProgramContest:
     def measure(self, ours: Side, peer: Peer, share: float) -> None:
         """All rounds against one peer, in that share of the time that is left."""
         started = time.monotonic()
-        self._say(f"programs: {peer.name}")
+        say(f"programs: {peer.name}")
         try:
             with self._started(peer) as theirs:
                 self.prepare(theirs)
@@ -222,26 +140,34 @@ class ProgramContest:
 
     @contextmanager
     def _started(self, peer: Peer) -> Iterator[Side]:
-        if peer is not LANGUAGE:
-            side = start_peer(self._run, peer)
-            try:
-                yield side
-            finally:
-                side.end()
-            return
+        """A peer's side, loading; what it needs is made first. Raises PeerError: something could not be had."""
+        run = self._run
+        interpreter = make_environment(peer.environment, run.python)
+        with ExitStack() as stack:
+            if peer is LANGUAGE:
+                options = self._our_server(stack)
+            else:
+                slots, source = peer.name == "llama.cpp", locate(run.model)
+                options = {
+                    "model_file": str(make_model(KINDS[peer.engine], run.model, interpreter)),
+                    "tokenizer": str(make_tokenizer(source, model_folder(source) / "tokenizer")),
+                    "threads": run.threads,
+                    "max_num_seqs": _SLOTS if slots else _MAX_SEQS,
+                    "max_model_len": _SLOT_TOKENS if slots else _CONTEXT_TOKENS,
+                    "cache_gib": 4,
+                }
+            yield stack.enter_context(closing(run.side(peer.name, "programs", interpreter, options)))
+
+    def _our_server(self, stack: ExitStack) -> dict[str, Any]:
+        """Options of SGLang's language for our server, which ends with `stack`."""
+        flags = [word for name, value in self._run.settings.items() for word in (f"--{name.replace('_', '-')}", value)]
         try:
             variables = {"OMP_NUM_THREADS": str(self._run.threads)}
-            flags = {f"--{name.replace('_', '-')}": value for name, value in self._run.settings.items()}
-            settings = [word for flag in flags.items() for word in flag]
-            server = ServerProcess(["--model", self._run.model, *settings], variables=variables)
+            server = stack.enter_context(ServerProcess(["--model", self._run.model, *flags], variables=variables))
         except RuntimeError as error:
             raise PeerError(f"our server: {error}") from error
-        with server:
-            side = start_language(self._run, server)
-            try:
-                yield side
-            finally:
-                side.end()
+        address = urlsplit(server.url)
+        return {"host": address.hostname, "port": address.port, "model": server.model}
 
     def _rounds(self, ours: Side, theirs: Side, peer: Peer, deadline: float) -> None:
         keys = [(name, level) for name in self._plans.names for level in self.sizes.levels]
@@ -253,7 +179,7 @@ class ProgramContest:
                 if number and self._hopeless(peer.name, key):
                     continue
                 if turns.allow(", ".join(key), number, found[key]):
-                    self._say(f"programs: {peer.name}, {', '.join(key)}")
+                    say(f"programs: {peer.name}, {', '.join(key)}")
                     self._round(turns, number, peer, name, level)
 
     def _round(self, turns: Turns, number: int, peer: Peer, name: str, level: Level) -> None:
@@ -276,37 +202,31 @@ class ProgramContest:
         return bool(ratios and mine.ratios) and mine.ratio > _HOPELESS * min(ratios)
 
 
-def rows_of(results: Results, sizes: ProgramSizes, goals: Mapping[tuple[str, str], float]) -> Iterator[PeerRow]:
+def rows_of(results: Results, sizes: ProgramSizes) -> Iterator[PeerRow]:
     """The best peer of each workload and level, the means over all, those over peers that are not driven, and SGLang's
     language on our server."""
     peers = {name: found for name, found in results.items() if name != SGLANG}
+    clients = {name: found for name, found in peers.items() if name not in _DRIVEN}
     for number, level in enumerate(sizes.levels):
         suffix = "" if number == 0 else f", {level.name}"
         keys = dict.fromkeys(key for found in results.values() for key in found if key[1] == level.name)
         best = {key: name for key in keys if (name := best_peer(peers, key)) is not None}
         for key, name in best.items():
             yield _row(key, name, peers)
-        goal = asked(goals, WORKLOAD, BEST) if number == 0 else None
-        if best:
-            yield _mean([peers[name][key] for key, name in best.items()], PeerRow(WORKLOAD + suffix, BEST, goal), level)
-        clients = {name: found for name, found in peers.items() if name not in _DRIVEN}
-        pairs = [clients[name][key] for key in best if (name := best_peer(clients, key)) is not None]
-        if pairs and len(clients) < len(peers):
-            yield _mean(pairs, PeerRow(WORKLOAD + suffix, BEST_CLIENT, goal), level)
-        language = [results[SGLANG][key] for key in keys if SGLANG in results and results[SGLANG][key].ratios]
-        if language:
-            row = PeerRow(f"programs{suffix}", "SGLang's language on our server", None)
-            row.ratios = geometric_means([each.ratios for each in language])
-            row.note = f"geometric mean over {len(language)}, {level.name}; the same engine, no peer of the rows above"
-            yield row
+        means = [(BEST, peers)] + ([(BEST_CLIENT, clients)] if len(clients) < len(peers) else [])
+        for title, among in means:
+            if pairs := [among[name][key] for key in best if (name := best_peer(among, key)) is not None]:
+                least = f"{level.name}; the least is {min(each.ratio for each in pairs):.2f}x"
+                yield _mean(pairs, WORKLOAD + suffix, title, least)
+        if language := [results[SGLANG][key] for key in keys if SGLANG in results and results[SGLANG][key].ratios]:
+            note = f"{level.name}; the same engine, no peer of the rows above"
+            yield _mean(language, f"programs{suffix}", "SGLang's language on our server", note)
 
 
-def _mean(pairs: Sequence[Pairs[Found]], row: PeerRow, level: Level) -> PeerRow:
-    """`row`, as the mean over workloads."""
-    least = min(each.ratio for each in pairs)
-    row.ratios = geometric_means([each.ratios for each in pairs])
-    row.note = f"geometric mean over {len(pairs)}, {level.name}; the least is {least:.2f}x"
-    return row
+def _mean(pairs: Sequence[Pairs[Found]], workload: str, peer: str, note: str) -> PeerRow:
+    """The mean over workloads; `note` follows their number."""
+    ratios = geometric_means([each.ratios for each in pairs])
+    return PeerRow(workload, peer, ratios, note=f"geometric mean over {len(pairs)}, {note}")
 
 
 def best_peer(results: Results, key: Key) -> str | None:
@@ -330,33 +250,23 @@ def failures(results: Results) -> list[str]:
 
 def _row(key: Key, best: str, peers: Results) -> PeerRow:
     pairs = peers[best][key]
-    row = PeerRow(", ".join(key), best, _LEAST, pairs.ratios)
+    row = PeerRow(", ".join(key), best, pairs.ratios)
     row.ours, row.theirs = (f"{median(each.rate for each in side):.3g}/s" for side in (pairs.ours, pairs.theirs))
-    about = [peer.about for peer in PEERS if peer.name == best]
-    remarks = [*about, _others(key, best, peers), _partial(pairs), _matching(pairs)]
-    row.note = "; ".join(remark for remark in remarks if remark)
+    row.note = "; ".join([*(peer.about for peer in PEERS if peer.name == best), *_remarks(key, best, peers)])
     return row
 
 
-def _others(key: Key, best: str, peers: Results) -> str:
-    others = {name: found[key].ratio for name, found in peers.items() if name != best and found[key].ratios}
-    texts = [f"{name} {ratio:.1f}x" for name, ratio in sorted(others.items(), key=lambda item: item[1])]
-    return "of others: " + ", ".join(texts) if texts else ""
-
-
-def _partial(pairs: Pairs[Found]) -> str:
-    """Remarks where a peer did less than it was asked."""
-    remarks: list[Any] = []
-    if any(theirs.num_programs < ours.num_programs for ours, theirs in zip(pairs.ours, pairs.theirs, strict=True)):
-        remarks.append(f"{pairs.theirs[0].num_programs} of {pairs.ours[0].num_programs} programs")
+def _remarks(key: Key, best: str, peers: Results) -> Iterator[str]:
+    """Ratios of the other peers, where the best did less than it was asked, and answers that match their patterns."""
+    pairs = peers[best][key]
+    ours, theirs = pairs.ours[0], pairs.theirs[0]
+    others = sorted((found[key].ratio, name) for name, found in peers.items() if name != best and found[key].ratios)
+    if others:
+        yield "of others: " + ", ".join(f"{name} {ratio:.1f}x" for ratio, name in others)
+    if any(his.num_programs < mine.num_programs for mine, his in zip(pairs.ours, pairs.theirs, strict=True)):
+        yield f"{theirs.num_programs} of {ours.num_programs} programs"
     if any(each.num_short for each in pairs.theirs):
-        remarks.append(f"{pairs.theirs[0].num_short} of its answers were shorter")
-    return ", ".join(remarks)
-
-
-def _matching(pairs: Pairs[Found]) -> str:
-    """Counts the answers under a pattern that satisfy it."""
-    if not pairs.ours[0].num_patterned:
-        return ""
-    shares = [f"{side[0].num_matching} of {side[0].num_patterned}" for side in (pairs.ours, pairs.theirs)]
-    return f"answers that match: {shares[0]}, the peer's {shares[1]}"
+        yield f"{theirs.num_short} of its answers were shorter"
+    if ours.num_patterned:
+        matching = [f"{side.num_matching} of {side.num_patterned}" for side in (ours, theirs)]
+        yield f"answers that match: {matching[0]}, the peer's {matching[1]}"

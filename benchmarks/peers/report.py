@@ -1,46 +1,21 @@
-"""Report of `bough bench peers`: ratios beside what was asked for, rates, starts, memory, quality; a picture."""
+"""Report of `bough bench peers`: ratios, rates, starts, memory, quality."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from ..harness.pictures import PURPLE, SIDES, Axis, Panel, write_picture
 from ..harness.report import table
 from .rounds import PromptPairs
-
-ANY = "any"
-"""In place of a peer's name: asked for against each of them, so against the best."""
-
-GOALS: Mapping[tuple[str, str], float] = {
-    ("single stream decode", "llama.cpp"): 1.3,
-    ("batch 64 decode", "openvino"): 1.5,
-    ("batch 64 decode", "vllm"): 4.0,
-    ("prefill, 1,400 tokens", "openvino"): 1.3,
-    ("prefill, 1,400 tokens", "llama.cpp"): 8.0,
-    ("64 requests, one prefix of 2,000", ANY): 2.0,
-    ("JSON schema, batch 16", ANY): 2.0,
-    ("ten workloads of programs", ANY): 3.0,
-}
-"""(workload, peer) -> how many times as fast ours is to be, on the default model."""
-
-LARGER_GOALS: Mapping[tuple[str, str], float] = {
-    ("single stream decode", "llama.cpp"): 1.0,
-    ("batch 16 decode", "llama.cpp"): 3.0,
-}
-"""The same for other models."""
-
-START_GOAL_S = 2.0
 
 
 @dataclass
 class PeerRow:
     """A line of the table: one workload against one peer.
 
-    asked      the ratio to reach, if one was set
     ratios     of each round: how many times as fast ours was
     ours, theirs   what each reached, in words
     note       what a reader has to know, or why there is no ratio
@@ -48,7 +23,6 @@ class PeerRow:
 
     workload: str
     peer: str
-    asked: float | None = None
     ratios: list[float] = field(default_factory=list)
     ours: str = ""
     theirs: str = ""
@@ -58,11 +32,6 @@ class PeerRow:
     def ratio(self) -> float | None:
         """The median."""
         return median(self.ratios) if self.ratios else None
-
-    @property
-    def reached(self) -> bool | None:
-        """None: nothing was asked, or nothing measured."""
-        return None if self.asked is None or self.ratio is None else self.ratio >= self.asked
 
 
 @dataclass
@@ -109,7 +78,7 @@ class PeerReport:
         """All there is, for a file."""
         return {
             **self.facts,
-            "rows": [asdict(row) | {"ratio": row.ratio, "reached": row.reached} for row in self.rows],
+            "rows": [asdict(row) | {"ratio": row.ratio} for row in self.rows],
             "starts": {name: asdict(found) for name, found in self.starts.items()},
             "quality": {name: _quality_numbers(found, self.reference) for name, found in self.quality.items()},
             "left_out": self.left_out,
@@ -124,14 +93,9 @@ class PeerReport:
 FLOAT32 = "float32"
 
 
-def asked(goals: Mapping[tuple[str, str], float], workload: str, peer: str) -> float | None:
-    return goals.get((workload, peer), goals.get((workload, ANY)))
-
-
-def row_of(contest: PromptPairs, goals: Mapping[tuple[str, str], float]) -> PeerRow:
+def row_of(contest: PromptPairs) -> PeerRow:
     """A contest as a line."""
-    row = PeerRow(contest.workload, contest.peer, asked(goals, contest.workload, contest.peer), contest.ratios)
-    row.note = contest.note
+    row = PeerRow(contest.workload, contest.peer, contest.ratios, note=contest.note)
     if contest.ratios:
         row.ours, row.theirs = (
             f"{median(each.rate for each in side):,.0f} tok/s" for side in (contest.ours, contest.theirs)
@@ -145,21 +109,20 @@ def row_of(contest: PromptPairs, goals: Mapping[tuple[str, str], float]) -> Peer
 
 def start_row(ours: Starts, theirs: Starts) -> PeerRow:
     """Starting up as a line: how many times as soon ours has its first token."""
-    pairs = zip(ours.first_token_s, theirs.first_token_s, strict=False)
-    row = PeerRow("start to first token", theirs.name, None, [b / a for a, b in pairs])
-    if row.ratios:
-        row.ours, row.theirs = (f"{median(side.first_token_s):.1f} s" for side in (ours, theirs))
-        met = "reached" if median(ours.first_token_s) <= START_GOAL_S else "missed"
-        row.note = f"asked: at most {START_GOAL_S:g} s, {met}"
-    return row
+    return _row_of_starts("start to first token", theirs.name, ours.first_token_s, theirs.first_token_s, "{:.1f} s")
 
 
 def memory_row(ours: Starts, theirs: Starts) -> PeerRow:
     """Memory as a line: how many times as much the peer needs."""
-    row = PeerRow("peak memory", theirs.name)
-    if ours.peak_bytes and theirs.peak_bytes and all(ours.peak_bytes):
-        row.ratios = [b / a for a, b in zip(ours.peak_bytes, theirs.peak_bytes, strict=False)]
-        row.ours, row.theirs = (f"{median(side.peak_bytes) / 2**20:,.0f} MiB" for side in (ours, theirs))
+    mebibytes = [[count / 2**20 for count in side.peak_bytes] for side in (ours, theirs)]
+    known = mebibytes[0] if all(mebibytes[0]) else []
+    return _row_of_starts("peak memory", theirs.name, known, mebibytes[1], "{:,.0f} MiB")
+
+
+def _row_of_starts(what: str, peer: str, ours: Sequence[float], theirs: Sequence[float], form: str) -> PeerRow:
+    row = PeerRow(what, peer, [b / a for a, b in zip(ours, theirs, strict=False)])
+    if row.ratios:
+        row.ours, row.theirs = (form.format(median(side)) for side in (ours, theirs))
     return row
 
 
@@ -175,79 +138,32 @@ def tables(report: PeerReport, *, markdown: bool = True) -> str:
 
 
 _HEADS = (
-    "workload",
-    "peer",
-    "bough",
-    "the peer",
-    "ratio asked",
-    "ratio measured",
-    "least",
-    "most",
-    "rounds",
-    "remarks",
+    *("workload", "peer", "bough", "the peer", "ratio"),
+    *("least", "most", "rounds", "remarks"),
 )
 _QUALITY_HEADS = ("weights", "perplexity", "over float32's", "same choice as float32")
 
 
 def _cells(row: PeerRow) -> Sequence[str]:
-    wanted = "-" if row.asked is None else f"{row.asked:g}x"
-    if row.ratio is None:
-        return (row.workload, row.peer, "-", "-", wanted, "-", "-", "-", "0", row.note)
-    verdict = {True: " (reached)", False: " (missed)", None: ""}[row.reached]
-    numbers = (f"{row.ratio:.2f}x{verdict}", f"{min(row.ratios):.2f}", f"{max(row.ratios):.2f}", str(len(row.ratios)))
-    return (row.workload, row.peer, row.ours, row.theirs, wanted, *numbers, row.note)
+    numbers = ["-", "-", "-"]
+    if row.ratio is not None:
+        numbers = [f"{row.ratio:.2f}x", f"{min(row.ratios):.2f}", f"{max(row.ratios):.2f}"]
+    return (row.workload, row.peer, row.ours or "-", row.theirs or "-", *numbers, str(len(row.ratios)), row.note)
 
 
 def _quality_cells(name: str, found: Quality, reference: Quality | None) -> Sequence[str]:
     numbers = _quality_numbers(found, reference)
     over, same = numbers["ratio"], numbers["agreement"]
-    return (
-        name,
-        "-" if found.perplexity is None else f"{found.perplexity:.3f}",
-        "-" if over is None else f"{over - 1:+.2%}",
-        "-" if same is None else f"{same:.1%} of {numbers['positions']}",
-    )
+    perplexity = "-" if found.perplexity is None else f"{found.perplexity:.3f}"
+    agreement = "-" if same is None else f"{same:.1%} of {numbers['positions']}"
+    return (name, perplexity, "-" if over is None else f"{over - 1:+.2%}", agreement)
 
 
 def _quality_numbers(found: Quality, reference: Quality | None) -> dict[str, Any]:
-    ratio = agreement = None
-    if reference is not None:
-        if found.perplexity is not None and reference.perplexity is not None:
-            ratio = found.perplexity / reference.perplexity
-        agreement = found.agreement(reference)
-    numbers = {"perplexity": found.perplexity, "ratio": ratio, "agreement": agreement}
-    return numbers | {"positions": len(found.likeliest)}
-
-
-# -- The picture -------------------------------------------------------------------------------------------------------
-
-
-def draw(report: PeerReport, path: str) -> None:
-    """Draws each workload against each peer: the median as a bar, least and most as a line over it, what was asked for
-    as a diamond."""
-    rows = [row for row in report.rows if row.ratio is not None]
-    axis = Axis(
-        "times as fast (or as small) as the peer; a diamond is what was asked for",
-        low=0.8 * min([0.5, *(min(row.ratios) for row in rows)]),
-        log=True,
-        room=0.12,
-        tick="{:g}x".format,
-    )
-    places: list[float] = []
-    for before, row in zip([None, *rows], rows, strict=False):
-        gap = 0.0 if before is None else 1.0 if before.workload == row.workload else 1.5
-        places.append(gap + (places[-1] if places else 0.0))
-    names = dict.fromkeys(row.workload for row in rows)
-    of_name = {name: [at for at, row in zip(places, rows, strict=True) if row.workload == name] for name in names}
-    ticks = [(sum(of_name[name]) / len(of_name[name]), name) for name in names]
-    panel = Panel(f"bough beside its peers: {report.facts.get('model', '')}", x=axis, ticks=ticks, width=900)
-    for at, row in zip(places, rows, strict=True):
-        assert row.ratio is not None
-        panel.bar(at, 1.0, row.ratio, SIDES.get(row.peer, PURPLE), thick=0.8, label=row.peer)
-        panel.line([(min(row.ratios), at), (max(row.ratios), at)], wide=1.2)
-        panel.text(max(1.0, *row.ratios), at, f"{row.ratio:.2f}x")
-        if row.asked is not None:
-            panel.dot(row.asked, at, hollow=True, diamond=True)
-    if rows:
-        panel.line([(1.0, -0.5), (1.0, places[-1] + 0.5)])
-    write_picture(path, [[panel]])
+    wanted = None if reference is None else reference.perplexity
+    return {
+        "perplexity": found.perplexity,
+        "ratio": None if found.perplexity is None or wanted is None else found.perplexity / wanted,
+        "agreement": None if reference is None else found.agreement(reference),
+        "positions": len(found.likeliest),
+    }

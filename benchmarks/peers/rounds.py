@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,7 +14,7 @@ import jsonschema
 import msgspec
 
 from ..workloads.prompts import SCHEMA, Prompts, PromptWorkload, RoundTime, count
-from .environments import PeerError
+from .environments import PeerError, say
 
 _VALIDATOR = jsonschema.Draft202012Validator(msgspec.json.decode(SCHEMA))
 REST_S = 0.5
@@ -126,12 +128,12 @@ class Rounds:
         self._turns = turns
         self._chosen = chosen
         self._prompts = prompts
-        self._next_number = first_number
+        self._numbers = itertools.count(first_number)
         peer = turns.theirs.name
         self.contests = {each.name: PromptPairs(workload=each.name, peer=peer) for each in chosen}
 
-    def run(self, num_rounds: int, *, begin: Callable[[str], object], end: Callable[[], object]) -> None:
-        """All workloads, `num_rounds` times at most. `begin` is called with a workload's name, `end` after its round.
+    def run(self, num_rounds: int) -> None:
+        """All workloads, `num_rounds` times at most.
 
         A workload that the peer fails at is not tried again; one that we fail at is an error of ours.
 
@@ -140,27 +142,19 @@ class Rounds:
         """
         for number in range(num_rounds):
             for workload in self._chosen:
-                begin(workload.name)
                 contest = self.contests[workload.name]
                 if self._turns.allow(workload.name, number, contest):
-                    self._round(workload, number, contest)
-                end()
+                    arguments = workload.make(self._prompts, next(self._numbers))
+                    say(f"{self._turns.theirs.name}: {workload.name}")
+                    self._turns.play(workload.name, number, contest, partial(self._work, workload, arguments))
 
-    def _round(self, workload: PromptWorkload, number: int, contest: PromptPairs) -> None:
-        arguments = workload.make(self._prompts, self._next_number)
-        self._next_number += 1
-
-        def work(side: Asks) -> RoundTime:
-            limit_s = max(1.0, self._turns.deadline - time.monotonic())
-            answer = side.ask(workload.job, limit_s, **arguments)
-            return count(workload, arguments, answer, self._is_valid)
-
-        self._turns.play(workload.name, number, contest, work)
+    def _work(self, workload: PromptWorkload, arguments: dict[str, Any], side: Asks) -> RoundTime:
+        limit_s = max(1.0, self._turns.deadline - time.monotonic())
+        return count(workload, arguments, side.ask(workload.job, limit_s, **arguments), self._is_valid)
 
     def _is_valid(self, tokens: list[int]) -> bool:
         """True if an answer is a value of the schema."""
         try:
-            value = msgspec.json.decode(self._prompts.tokenizer.decode(tokens))
+            return bool(_VALIDATOR.is_valid(msgspec.json.decode(self._prompts.tokenizer.decode(tokens))))
         except msgspec.DecodeError:
             return False
-        return bool(_VALIDATOR.is_valid(value))

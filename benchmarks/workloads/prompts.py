@@ -12,7 +12,8 @@ from .prose import Prose
 
 Maker = Callable[["Prompts", int], dict[str, Any]]
 
-SCHEMA = Path(__file__).with_name("character.json").read_text().rstrip()
+SCHEMA, RESIDENT = (Path(__file__).with_name(f"{name}.json").read_text().rstrip() for name in ("character", "resident"))
+"""Schemas of an object of a few fields; a resident has lists of names, too."""
 
 
 _QUESTIONS = (
@@ -83,13 +84,11 @@ class PromptWorkload:
 class RoundTime:
     """One round of one side.
 
-    cpu_s      processor seconds of its processes: much less than `seconds` times threads, and others were at work
     num_valid  answers that satisfy the schema, where there is one
     """
 
     seconds: float
     num_tokens: int
-    cpu_s: float = 0.0
     num_valid: int | None = None
 
     @property
@@ -124,40 +123,31 @@ class Prompts:
 
 def workloads(sizes: Sizes) -> list[PromptWorkload]:
     """All there are, in the order of the report."""
+
+    def prefill(prompts: Prompts, number: int) -> dict[str, Any]:
+        return {"prompts": prompts.draw(number, 1, sizes.prefill), "num_tokens": 1}
+
+    def shared(prompts: Prompts, number: int) -> dict[str, Any]:
+        (prefix,) = prompts.draw(number, 1, sizes.prefix)
+        own = prompts.draw(-1 - number, sizes.num_shared, sizes.own)
+        return {"prompts": [prefix + each for each in own], "num_tokens": sizes.short_answer}
+
+    def constrained(prompts: Prompts, number: int) -> dict[str, Any]:
+        asked = prompts.about_someone(number, sizes.num_json)
+        return {"prompts": asked, "schema": SCHEMA, "num_tokens": sizes.json_answer}
+
+    def chat(prompts: Prompts, number: int) -> dict[str, Any]:
+        numbers = range(number * 1000, number * 1000 + sizes.num_chats)
+        return {"chats": [prompts.draw(n, sizes.num_turns, sizes.turn) for n in numbers], "num_tokens": sizes.turn}
+
     many = [_decode(f"batch {count} decode", count, sizes) for count in sizes.batches]
     return [
         _decode("single stream decode", 1, sizes),
         *many,
-        PromptWorkload(
-            f"prefill, {sizes.prefill:,} tokens",
-            "generate",
-            lambda prompts, number: {"prompts": prompts.draw(number, 1, sizes.prefill), "num_tokens": 1},
-            counts="prompt",
-        ),
-        PromptWorkload(
-            f"{sizes.num_shared} requests, one prefix of {sizes.prefix:,}",
-            "shared",
-            lambda prompts, number: {"prompts": _shared(prompts, number, sizes), "num_tokens": sizes.short_answer},
-        ),
-        PromptWorkload(
-            f"JSON schema, batch {sizes.num_json}",
-            "constrained",
-            lambda prompts, number: {
-                "prompts": prompts.about_someone(number, sizes.num_json),
-                "schema": SCHEMA,
-                "num_tokens": sizes.json_answer,
-            },
-        ),
-        PromptWorkload(
-            f"{sizes.num_chats} chats of {sizes.num_turns} turns",
-            "chat",
-            lambda prompts, number: {
-                "chats": [
-                    prompts.draw(number * 1000 + chat, sizes.num_turns, sizes.turn) for chat in range(sizes.num_chats)
-                ],
-                "num_tokens": sizes.turn,
-            },
-        ),
+        PromptWorkload(f"prefill, {sizes.prefill:,} tokens", "generate", prefill, counts="prompt"),
+        PromptWorkload(f"{sizes.num_shared} requests, one prefix of {sizes.prefix:,}", "shared", shared),
+        PromptWorkload(f"JSON schema, batch {sizes.num_json}", "constrained", constrained),
+        PromptWorkload(f"{sizes.num_chats} chats of {sizes.num_turns} turns", "chat", chat),
     ]
 
 
@@ -167,11 +157,6 @@ def _decode(name: str, count: int, sizes: Sizes) -> PromptWorkload:
         "generate",
         lambda prompts, number: {"prompts": prompts.questions(number, count), "num_tokens": sizes.answer},
     )
-
-
-def _shared(prompts: Prompts, number: int, sizes: Sizes) -> list[list[int]]:
-    (prefix,) = prompts.draw(number, 1, sizes.prefix)
-    return [prefix + own for own in prompts.draw(-1 - number, sizes.num_shared, sizes.own)]
 
 
 def count(
@@ -186,13 +171,13 @@ def count(
         ValueError: it has fewer tokens than it was asked for, so that its time would not be that of the same work.
     """
     outputs: Sequence[list[int]] = answer["tokens"]
-    asked, cpu_s = arguments["num_tokens"], answer["cpu_s"]
+    asked = arguments["num_tokens"]
     if workload.job == "constrained":
         num_valid = sum(is_valid(output) for output in outputs)
-        return RoundTime(answer["seconds"], sum(map(len, outputs)), cpu_s, num_valid)
+        return RoundTime(answer["seconds"], sum(map(len, outputs)), num_valid)
     if any(len(output) != asked for output in outputs):
         raise ValueError(f"answers of {sorted({len(output) for output in outputs})} tokens instead of {asked}")
     if workload.counts == "prompt":
-        return RoundTime(answer["seconds"], sum(map(len, arguments["prompts"])), cpu_s)
+        return RoundTime(answer["seconds"], sum(map(len, arguments["prompts"])))
     num_turns = len(arguments["chats"][0]) if workload.job == "chat" else 1
-    return RoundTime(answer["seconds"], num_turns * asked * len(outputs), cpu_s)
+    return RoundTime(answer["seconds"], num_turns * asked * len(outputs))

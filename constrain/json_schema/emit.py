@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal
 
 from ..errors import GrammarTooComplexError
@@ -340,6 +341,9 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_$@. -]+")
 NUM_BITS = 64
 """Bits in the parameter of a rule."""
 
+MAX_ITEMS = 1980
+"""Items of the parser's row, which holds 2,000, for the keys of an object that may be the next."""
+
 
 def object_alternatives(writer: Writer, plan: ObjectPlan) -> list[str]:
     """Alternatives of a rule for the objects of `plan`."""
@@ -425,7 +429,9 @@ class _Members:
         if self._too_many and (self._plan.wanted or self._counter_bits or self._plan.implications):
             raise GrammarTooComplexError(f"an object has more than {NUM_BITS} required keys")
         ordered = self._writer.layout.order == "schema" or (len(self._plan.named) == 1 and not self._others)
-        if self._too_many or (ordered and not self._plan.wanted):
+        in_order = self._too_many or (ordered and not self._plan.wanted)
+        self._check_open_keys(in_order=in_order)
+        if in_order:
             return _InOrder(self._writer, self._plan, self).write()
         writer = self._writer
         after, member = writer.fresh(), writer.fresh()
@@ -445,6 +451,18 @@ class _Members:
         another = [] if more == "never" else [f"{writer.comma} {member}::_{more}"]
         writer.rule(f"{after}::_", [f'"}}"{self.ends()}', *another])
         return [*empty, f'"{{"{member}::0']
+
+    def _check_open_keys(self, *, in_order: bool) -> None:
+        """Raises GrammarTooComplexError if too many keys may come at one place."""
+        runs = groupby(self._plan.named, key=lambda key: in_order and key.required)
+        num_open = max((sum(1 for _ in keys) for required, keys in runs if not required), default=0)
+        # In order, leaving a key out takes items, too: a rule where keys are counted, else a group and its rest.
+        most = MAX_ITEMS // (1 if not in_order else 2 if self._counter_bits or self._plan.implications else 3)
+        if num_open > most:
+            message = (
+                f"an object has {num_open} keys that may come at one place, and no more than {most} can be told apart"
+            )
+            raise GrammarTooComplexError(f"{message}: require some of them, or nest them in objects of their own")
 
     def member(self, key: Key, following: str, conditions: list[str]) -> str:
         """A key with its value, and what the parameter is then."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -25,7 +26,8 @@ MAX_REPETITION = 10_000
 MAX_REQUIRED_COUNT = 10_000
 """Largest minLength, minItems or minProperties: no generation reaches more."""
 
-_REPETITIONS = regex.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]|\{([0-9]+)(?:,([0-9]*))?\}", regex.DOTALL)
+_REPETITIONS = regex.compile(r"\\.|\[(?:\\.|[^\]\\])*+\]?|\{([0-9]+)(?:,([0-9]*))?\}", regex.DOTALL)
+"""Escapes, classes and repetitions. A class that is never closed goes to the end: each character is read once."""
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -110,18 +112,13 @@ def check_schema(schema: Any, pointer: str, absent: frozenset[str] = frozenset()
     """Walks `schema`, which lies at `pointer`, and checks the value of each keyword but those that are `absent` from
     its draft. Raises as `parse_schema` does.
     """
-    num_schemas = num_values = 0
+    num_schemas, num_values = 1, 0
     stack: list[tuple[Any, _Way, int]] = [(schema, None, 0)]
     while stack:
         node, way, depth = stack.pop()
-        num_schemas += 1
         if depth > MAX_DEPTH:
             raise GrammarTooComplexError(
                 f"the schema is nested deeper than {MAX_DEPTH} levels", path=_pointer_along(pointer, way)
-            )
-        if num_schemas > MAX_SCHEMAS:
-            raise GrammarTooComplexError(
-                f"the schema has more than {MAX_SCHEMAS} subschemas", path=_pointer_along(pointer, way)
             )
         if isinstance(node, bool):
             continue
@@ -147,7 +144,12 @@ def check_schema(schema: Any, pointer: str, absent: frozenset[str] = frozenset()
             if excess:
                 where = pointer_to(_pointer_along(pointer, way), "patternProperties", pattern[:100])
                 raise GrammarTooComplexError(excess, path=where)
-        stack.extend([(child, (way, steps), depth + 1) for steps, child in subschemas(node, absent)])
+        for steps, child in subschemas(node, absent):
+            num_schemas += 1
+            if num_schemas > MAX_SCHEMAS:
+                where = _pointer_along(pointer, (way, steps))
+                raise GrammarTooComplexError(f"the schema has more than {MAX_SCHEMAS} subschemas", path=where)
+            stack.append((child, (way, steps), depth + 1))
 
 
 _Way: TypeAlias = tuple["_Way", tuple[str | int, ...]] | None
@@ -224,9 +226,8 @@ def _value_at(node: Any, pointer: str) -> Any:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidSchemaError(f"an object of the schema has the key {twice!r} twice")
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise InvalidSchemaError(f"an object of the schema has the key {_shown(twice)} twice")
     return result
 
 
@@ -246,6 +247,11 @@ def _kind(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
+def _shown(value: Any) -> str:
+    """Writes a value, or its beginning."""
+    return repr(value)[:100]
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -262,7 +268,7 @@ def _type_problem(value: Any) -> str | None:
     names = value if isinstance(value, list) else [value]
     for name in names:
         if not isinstance(name, str) or name not in TYPES:
-            return f"one of {', '.join(TYPES)}, got {name!r}"
+            return f"one of {', '.join(TYPES)}, got {_shown(name)}"
     return None if names else "a type or a list of at least one"
 
 

@@ -13,9 +13,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SearchLateError
+from ..errors import SearchLateError, StepTooComplexError
 from ..vocabulary.token_table import TokenTable
 from .interface import GrammarState
+from .lexer import is_broken
 
 BEAM_WIDTH = 12
 MAX_CHILDREN = 64
@@ -131,7 +132,9 @@ class Completer:
     def search(self, matcher: GrammarState, max_tokens: int, patience_s: float | None = None) -> list[int] | None:
         """Tokens, at most `max_tokens`, that complete the word; None if none were found. Leaves `matcher` as it is.
 
-        Raises SearchLateError if it takes longer than `patience_s`.
+        Raises:
+            SearchLateError: it takes longer than `patience_s`.
+            StepTooComplexError: a step of it does, and `matcher` has lost its lexer.
         """
         trial = matcher.deep_copy()
         path: list[int] = []
@@ -145,7 +148,7 @@ class Completer:
             if not self._json or num_aimless > MAX_AIMLESS_STEPS:
                 step = self._way_out(trial, max_tokens - len(path), time_left)
                 num_aimless = 0
-            if not step or len(path) + len(step) > max_tokens or trial.try_consume_tokens(step) != len(step):
+            if not step or len(path) + len(step) > max_tokens or not _takes(trial, step):
                 return None
             path += step
         return path if trial.is_accepting() else None
@@ -155,7 +158,9 @@ class Completer:
     ) -> list[int] | None:
         """Finds at most `max_tokens` tokens that complete the word from `state`, to which the tokens `taken` led.
 
-        Raises SearchLateError if that takes, or is likely to take, longer than `patience_s`.
+        Raises:
+            SearchLateError: that takes, or is likely to take, longer than `patience_s`.
+            StepTooComplexError: a step of it does, and `state` has lost its lexer.
         """
         if patience_s is None:
             return self._find(taken, state, max_tokens)
@@ -163,7 +168,7 @@ class Completer:
             raise SearchLateError("the search for a way to the end takes longer")
         try:
             return self.search(state, max_tokens, patience_s)
-        except SearchLateError:
+        except (SearchLateError, StepTooComplexError):
             self._slow = True
             raise
 
@@ -172,12 +177,12 @@ class Completer:
         with known.lock:
             if not known.knows(max_tokens):
                 started = time.monotonic()
-                way = self.search(state, max_tokens)
-                self._slow = time.monotonic() - started > SLOW_S
-                if way is None:
-                    known.in_vain = max_tokens
-                else:
-                    known.way = way
+                way: list[int] | None = None
+                try:
+                    way = self.search(state, max_tokens)
+                finally:  # what a lexer did not stand would break the next one, too
+                    self._slow = time.monotonic() - started > SLOW_S
+                    known.way, known.in_vain = (known.way, max_tokens) if way is None else (way, known.in_vain)
             return list(known.way) if known.way is not None and len(known.way) <= max_tokens else None
 
     def _of(self, key: tuple[int, ...]) -> _Known:
@@ -196,7 +201,7 @@ class Completer:
     def completes(self, matcher: GrammarState, tokens: list[int]) -> bool:
         """Returns whether `tokens` complete the word."""
         trial = matcher.deep_copy()
-        return trial.try_consume_tokens(tokens) == len(tokens) and trial.is_accepting()
+        return _takes(trial, tokens) and trial.is_accepting()
 
     def _step(self, trial: GrammarState, used: Counter[str]) -> list[int]:
         """Returns what seems to lead to the end soonest; empty if there is nothing."""
@@ -212,7 +217,7 @@ class Completer:
         """
         for name in sorted(self._names, key=used.__getitem__):
             for step in self._spellings(name):
-                if trial.deep_copy().try_consume_tokens(step) == len(step):
+                if _takes(trial.deep_copy(), step):
                     used[name] += 1
                     return step
         return []
@@ -231,6 +236,7 @@ class Completer:
     def _mask(self, state: GrammarState) -> Mask:
         mask = np.zeros(self._tokens.num_words, dtype=np.uint32)
         state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        _check(state)
         return mask
 
     def _any(self, mask: Mask) -> list[int]:
@@ -253,7 +259,7 @@ class Completer:
                         return None
                     num_expansions += 1
                     child = state.deep_copy()
-                    if len(path) + len(step) > max_tokens or child.try_consume_tokens(step) != len(step):
+                    if len(path) + len(step) > max_tokens or not _takes(child, step):
                         continue
                     if child.is_accepting():
                         return path + step
@@ -280,6 +286,19 @@ class Completer:
             return [forced]
         tokens = [int(token) for token in self._content.allowed(mask)[:MAX_CHILDREN]] or self._any(mask)
         return [[token] for token in tokens]
+
+
+def _takes(state: GrammarState, tokens: list[int]) -> bool:
+    """Advances `state`; returns whether all `tokens` could be consumed."""
+    if state.try_consume_tokens(tokens) == len(tokens):
+        return True
+    _check(state)
+    return False
+
+
+def _check(state: GrammarState) -> None:
+    if is_broken(state):
+        raise StepTooComplexError("a way to the end takes more effort to find than a step may")
 
 
 class _TimeLeft:

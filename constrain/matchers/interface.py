@@ -20,9 +20,9 @@ Int32 = npt.NDArray[np.int32]
 class Matcher(Protocol):
     """Position of one generation in its grammar. Not thread-safe; `fill_mask` releases the interpreter lock.
 
-    Errors are MatcherErrors, and only `fill_mask`, `accept` and `rollback` raise them. The matcher is then as it was
-    before, so that another token may be tried; if the grammar's own engine has given up (it has limits of size), all
-    that follows is refused as well. Nothing else raises, whatever came before.
+    Errors are MatcherErrors, and only `fill_mask`, `fill_along`, `accept` and `rollback` raise them. The matcher is
+    then as it was before, so that another token may be tried. A StepTooComplexError says that a step passes the limit
+    of its effort. Nothing else raises, whatever came before.
 
     A subclass inherits what is true of most: a mask is always needed, and no table stands behind it.
     """
@@ -73,13 +73,13 @@ class Matcher(Protocol):
     def fill_along(self, drafts: Sequence[int], out: Int32) -> int:
         """Writes the mask before the first of `drafts` and after each of them to the rows of `out` [1 + drafts, W].
 
-        Returns how many rows are right: fewer than there are if a draft is not allowed or nothing may follow it, none
-        at a dead end. The matcher ends where it began. The interpreter lock is released for most of the time.
+        Returns how many rows are right: fewer than there are if a draft is not allowed or nothing may follow it. The
+        matcher ends where it began. The interpreter lock is released for most of the time. Raises MatcherError where
+        `fill_mask` does.
         """
-        right = 0
+        self.fill_mask(out[0])
+        right = 1
         try:
-            self.fill_mask(out[0])
-            right = 1
             trial = self.copy() if drafts else self
             for draft in drafts:
                 trial.accept(draft)
@@ -214,6 +214,8 @@ class TableMatcher(Protocol):
 
 class GrammarState(Protocol):
     """The part of llguidance's `LLMatcher` in use. Nothing raises: after an error the state is void, and `is_error`.
+
+    Copies share a lexer, and may lose it together: see `Lexer`.
 
     It remembers its last mask by the number of lexemes before it, even if that place is rolled back: what is then
     written instead, with as many lexemes, gets that mask. So no tokens may be taken back after which a mask was made:

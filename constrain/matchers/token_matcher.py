@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from ctypes import addressof, c_char
 from functools import cached_property
@@ -10,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from llguidance import LLMatcher
 
-from ..errors import MatcherError, SearchLateError
+from ..errors import MatcherError, SearchLateError, StepTooComplexError
 from ..json_text.reader import READER, START, Scan, closing
 from ..lowered import Lowered
 from ..receipt import Receipt
@@ -18,21 +19,26 @@ from ..vocabulary.token_table import TokenTable
 from ..vocabulary.vocabulary import MaskRow
 from .completion import Completer
 from .interface import Grammar, GrammarState, Int32, Matcher, Tabulation
+from .lexer import Lexer, has_too_many_items, is_broken
 
 MAX_WITNESS_TOKENS = 4_096
 MAX_RESPELLED = 8
+MAX_LEXERS = 8
+"""Lexers tried for one step, as others may break them. Who breaks one goes on with one of its own."""
+_TOO_COMPLEX = "the constraint takes more effort to follow than a step may: make its repetitions shorter"
 _WHITESPACE = b" \t\n\r"
 
 
 class CompiledGrammar:
     """A `Grammar` that is followed step by step.
 
-    `start` is the start state of what is written in `lowered`; it is only copied.
+    `lexer` is that of the start state of what is written in `lowered`. When it has failed it is replaced, once for all
+    who go on, and no drafts are followed any more: what is not sampled need not be learnt.
     """
 
     def __init__(
         self,
-        start: GrammarState,
+        lexer: Lexer,
         tokens: TokenTable,
         completer: Completer,
         lowered: Lowered,
@@ -46,18 +52,28 @@ class CompiledGrammar:
         self.receipt = receipt
         self.tabulation = tabulation
         self.completer = completer
-        self.witness = completer.witness(start, lowered.witness, MAX_WITNESS_TOKENS)
+        self.witness: list[int] | None = None
+        try:
+            self.witness = completer.witness(lexer.start, lowered.witness, MAX_WITNESS_TOKENS)
+        except StepTooComplexError:
+            lexer.failed = True
         shortest = len(self.witness) if self.witness is not None else 0
         self.guarded_tokens = 32 + 2 * shortest + min(lowered.growth, MAX_WITNESS_TOKENS)
-        self._start = start
+        self.fragile = lexer.failed
+        self._lexer = lexer.renewed() if lexer.failed else lexer
+        self._lock = threading.Lock()
 
     def matcher(self) -> TokenMatcher:
         """A fresh matcher at the start state."""
-        return TokenMatcher(self, self.start())
+        return TokenMatcher(self, self._lexer)
 
-    def start(self) -> GrammarState:
-        """A fresh start state."""
-        return self._start.deep_copy()
+    def sound_lexer(self) -> Lexer:
+        """A lexer that has not failed. It may have to be made, which takes as long as to compile the grammar."""
+        with self._lock:
+            if self._lexer.failed:
+                self.fragile = True
+                self._lexer = self._lexer.renewed()
+            return self._lexer
 
     def min_tokens(self) -> int | None:
         """Tokens of a short word, which a budget should allow at least; None if none was found."""
@@ -78,9 +94,11 @@ class TokenMatcher(Matcher):
     start), a JSON text is at least closed: it parses, though it cannot satisfy its schema.
     """
 
-    def __init__(self, grammar: CompiledGrammar, state: GrammarState) -> None:
+    def __init__(self, grammar: CompiledGrammar, lexer: Lexer, state: GrammarState | None = None) -> None:
         self.grammar = grammar
-        self.state = state
+        self.state = lexer.start.deep_copy() if state is None else state
+        self._lexer = lexer
+        self._alone = False  # it has broken a lexer, and has one of its own
         self._taken: list[int] = []
         self._masked_at = 0  # how many tokens were taken when the state last made a mask
         self._witness: list[int] | None = grammar.witness
@@ -129,29 +147,42 @@ class TokenMatcher(Matcher):
         if out.nbytes != 4 * tokens.num_words or not out.flags.c_contiguous:
             raise MatcherError(f"a mask row must be {tokens.num_words} contiguous int32 words, got {out.shape}")
         address = addressof(c_char.from_buffer(out.data))  # faster than `out.ctypes`
-        self.state.unsafe_compute_mask_ptr(address, out.nbytes)
-        self._masked_at = len(self._taken)
-        self.check(out)
+        for _ in range(MAX_LEXERS):
+            self._ensure_lexer()
+            with self._lexer.lock:
+                self.state.unsafe_compute_mask_ptr(address, out.nbytes)
+                failed = self._lexer.notices_failure(self.state)
+            self._masked_at = len(self._taken)
+            if not failed:
+                self.check(out)
+                return
+        raise StepTooComplexError(_TOO_COMPLEX)
 
     def fill_along(self, drafts: Sequence[int], out: Int32) -> int:
         """Writes the masks before and after each of `drafts`; returns how many are right. See `Matcher`."""
+        if self.grammar.fragile or self._lexer.failed:
+            drafts = ()
         if not drafts or self.closed or not isinstance(self.state, LLMatcher):
             return super().fill_along(drafts, out)
         # All rows in one call without the interpreter lock, by a copy: see `GrammarState`.
         state, tokens = self.state.deep_copy(), list(drafts)
-        state.unsafe_compute_mask_ptr_with_draft_token(out.ctypes.data, out.strides[0], tokens)  # type: ignore[attr-defined]
-        if state.is_error():
-            return 0
-        num_allowed = state.validate_tokens(tokens)
+        with self._lexer.lock:
+            state.unsafe_compute_mask_ptr_with_draft_token(out.ctypes.data, out.strides[0], tokens)  # type: ignore[attr-defined]
+            if self._lexer.notices_failure(state) or state.is_error():  # a draft may have led to it
+                tokens = []
+            num_allowed = state.validate_tokens(tokens)
+        if not tokens:
+            return super().fill_along((), out)
         empty = np.flatnonzero(~out[: 1 + num_allowed].any(axis=1))
-        return int(empty[0]) if empty.size else 1 + num_allowed
+        num_right = int(empty[0]) if empty.size else 1 + num_allowed
+        return num_right or super().fill_along((), out)  # which says why
 
     def check(self, row: MaskRow) -> None:
         """Raises MatcherError if `row`, just filled, shows that the generation cannot go on."""
         if self._closing is not None:
             return
         if self.state.is_error():
-            raise MatcherError(f"the grammar cannot be followed: {_first_line(self.state.get_error())}")
+            raise self._error()
         if not np.count_nonzero(row) or (self.state.is_stopped() and not self.state.is_accepting()):
             raise MatcherError("the grammar allows no token here")
 
@@ -163,10 +194,19 @@ class TokenMatcher(Matcher):
             if not self.state.is_accepting():
                 raise MatcherError("the end of sequence is not allowed here")
             return token
-        if remaining is None or remaining >= self.grammar.guarded_tokens:
-            self._take(token)
-            return token
-        return self._accept_guarded(token, remaining, patience_s)
+        for _ in range(MAX_LEXERS):
+            self._ensure_lexer(patience_s)
+            num_taken = len(self._taken)
+            try:
+                if remaining is None or remaining >= self.grammar.guarded_tokens:
+                    self._take(token, patience_s)
+                    return token
+                return self._accept_guarded(token, remaining, patience_s)
+            except MatcherError:
+                if not self._lexer.failed:
+                    raise
+                del self._taken[num_taken:]
+        raise StepTooComplexError(_TOO_COMPLEX)
 
     def expect(self, witness: list[int]) -> None:
         """Takes note of tokens that complete the word from here."""
@@ -174,7 +214,13 @@ class TokenMatcher(Matcher):
 
     def search(self, max_tokens: int, patience_s: float | None = None) -> list[int] | None:
         """Finds at most `max_tokens` tokens that complete the word. Raises SearchLateError after `patience_s`."""
-        return self.grammar.completer.find(self._taken, self.state, max_tokens, patience_s)
+        try:
+            return self.grammar.completer.find(self._taken, self.state, max_tokens, patience_s)
+        except StepTooComplexError:
+            self._lexer.failed = True
+            self._ensure_lexer(patience_s)
+            self.give_up()
+            return None
 
     def give_up(self) -> None:
         """Takes note that there is no way to the end within the budget: none is sought any more."""
@@ -184,7 +230,9 @@ class TokenMatcher(Matcher):
         """The tokens that the grammar forces next."""
         if self._closing is not None:
             return list(self._closing)
-        return [] if self.state.is_stopped() else list(self.state.compute_ff_tokens())
+        with self._lexer.lock:
+            stopped = self._lexer.failed or self.state.is_stopped()
+            return [] if stopped else list(self.state.compute_ff_tokens())
 
     def rollback(self, num_tokens: int) -> None:
         """Takes back the last `num_tokens` accepted tokens; ends of sequence do not count."""
@@ -212,31 +260,64 @@ class TokenMatcher(Matcher):
 
     def copy(self) -> TokenMatcher:
         """An independent matcher in the same state."""
-        other = TokenMatcher(self.grammar, self.state.deep_copy())
-        other._taken, other._masked_at = list(self._taken), self._masked_at
+        other = TokenMatcher(self.grammar, self._lexer, self.state.deep_copy())
+        other._alone, other._taken, other._masked_at = self._alone, list(self._taken), self._masked_at
         other._witness, other._witness_at, other._next_search = self._witness, self._witness_at, self._next_search
         other._scan, other._scanned = self._scan, self._scanned
         other._closing = list(self._closing) if self._closing is not None else None
         other._num_closed = self._num_closed
         return other
 
-    def _take(self, token: int) -> None:
-        known = 0 <= token < len(self.grammar.tokens.vocabulary.tokens)
-        if not known or not self.state.validate_tokens([token]):  # consuming a bad token would break the state for good
-            raise MatcherError(f"token {token} is not allowed here")
-        if not self.state.consume_token(token):
-            raise MatcherError(f"the grammar cannot be followed: {_first_line(self.state.get_error())}")
-        self._taken.append(token)
+    def _take(self, token: int, patience_s: float | None = None) -> None:
+        if not self._lexer.lock.acquire(timeout=-1 if patience_s is None else min(patience_s, threading.TIMEOUT_MAX)):
+            raise SearchLateError("another generation's step takes longer")
+        try:
+            known = 0 <= token < len(self.grammar.tokens.vocabulary.tokens)
+            if not known or not self.state.validate_tokens([token]):  # to consume a bad one would void the state
+                raise MatcherError(f"token {token} is not allowed here")
+            if not self.state.consume_token(token):
+                raise self._error()
+            self._taken.append(token)
+        finally:
+            self._lexer.lock.release()
+
+    def _error(self) -> MatcherError:
+        """The error of a state that has one."""
+        if self._lexer.notices_failure(self.state):
+            return StepTooComplexError(_TOO_COMPLEX)
+        if has_too_many_items(self.state):
+            return StepTooComplexError("the constraint has too many ways to go on at one place: make it narrower")
+        return MatcherError(f"the grammar cannot be followed: {_first_line(self.state.get_error())}")
+
+    def _ensure_lexer(self, patience_s: float | None = None) -> None:
+        """Moves to another lexer if this one has failed. Raises SearchLateError if that has to be soon."""
+        if not self._lexer.failed:
+            return
+        if patience_s is not None:
+            raise SearchLateError("the constraint's lexer is made anew")
+        if is_broken(self.state):
+            if self._alone:
+                raise StepTooComplexError(_TOO_COMPLEX)
+            self._alone = True
+        self._lexer = self._lexer.renewed() if self._alone else self.grammar.sound_lexer()
+        self.state, self._masked_at = self._lexer.start.deep_copy(), len(self._taken)
+        mask = np.empty(self.grammar.tokens.num_words, np.int32)
+        with self._lexer.lock:
+            for token in self._taken:
+                self.state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # each gives it the effort of a step
+                if self.state.try_consume_tokens([token]) != 1:
+                    self._lexer.notices_failure(self.state)
+                    raise StepTooComplexError(_TOO_COMPLEX)
 
     def _accept_guarded(self, token: int, remaining: int, patience_s: float | None) -> int:
         before = self._known_witness(remaining, patience_s)
         if before is None:
-            return self._accept_lost(token, remaining)
+            return self._accept_lost(token, remaining, patience_s)
         if before and token == before[0] and len(before) - 1 <= remaining:
-            self._take(token)
+            self._take(token, patience_s)
             self._keep(before[1:])
             return token
-        self._take(token)
+        self._take(token, patience_s)
         try:
             after = self._witness_after(before, remaining, patience_s)
         except SearchLateError:
@@ -249,11 +330,11 @@ class TokenMatcher(Matcher):
         if len(before) > remaining + 1:
             self._undo()
             self._witness, self._next_search = None, remaining // 2
-            return self._accept_lost(token, remaining)
+            return self._accept_lost(token, remaining, patience_s)
         self._undo()
         if not before:
             return min(self.grammar.tokens.eos_ids)
-        self._take(before[0])
+        self._take(before[0], patience_s)
         self._keep(before[1:])
         return before[0]
 
@@ -304,19 +385,21 @@ class TokenMatcher(Matcher):
 
     def _roll_back(self, num_tokens: int, kept: int) -> bool:
         """Takes tokens of the state back, such that `kept` are left. One that made a mask after those is left alone."""
+        if self._lexer.failed:
+            return True  # the state is void, and made anew when it is needed
         if self._masked_at <= kept:
             return self.state.rollback(num_tokens)
-        self.state, self._masked_at = self.grammar.start(), 0
+        self.state, self._masked_at = self._lexer.start.deep_copy(), 0
         return self.state.try_consume_tokens(self._taken[:kept]) == kept
 
     def _undo(self) -> None:
         self.state.rollback(1)
         self._taken.pop()
 
-    def _accept_lost(self, token: int, remaining: int) -> int:
+    def _accept_lost(self, token: int, remaining: int, patience_s: float | None) -> int:
         """Takes `token` if the text can be closed as JSON afterwards, else begins to close it."""
         if not self.grammar.json:
-            self._take(token)
+            self._take(token, patience_s)
             return token
         tokens = self.grammar.tokens
         missing, tail = self.grammar.missing_value, self._taken[-3:]
@@ -324,7 +407,7 @@ class TokenMatcher(Matcher):
         self._scanned = len(self._taken)
         after = READER.feed(self._scan, tokens.text([token]))
         if len(tokens.encode(closing(after, tokens.text([*tail, token]), missing))) <= remaining:
-            self._take(token)
+            self._take(token, patience_s)
             self._scan, self._scanned = after, len(self._taken)
             return token
         self._closing = tokens.encode(closing(self._scan, tokens.text(tail), missing))

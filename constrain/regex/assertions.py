@@ -7,8 +7,9 @@ start of the text, or a last character of some class. With `(?=Y)` before a rest
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .algebra import (
     ANY,
@@ -170,6 +171,95 @@ def anywhere(tree: Tree) -> Node:
     return _root((Leaf(ANY),), tree, (Leaf(ANY),))
 
 
+class Contextual(NamedTuple):
+    """Languages by what stands before: nothing (the first), or a character in the set of the same place in `sets`.
+
+    Without sets there is but one.
+    """
+
+    sets: tuple[CharSet, ...]
+    nodes: tuple[Node, ...]
+
+    def after(self, before: str) -> Node:
+        """The language after a character; "": at the start of a text."""
+        if not before or not self.sets:
+            return self.nodes[0]
+        return self.nodes[1 + next(at for at, members in enumerate(self.sets) if before in members)]
+
+
+class Sought(NamedTuple):
+    """Some alternatives of a pattern that is looked for in a text.
+
+    behind   languages that the text before a match must be in or, if negated, must not be in
+    match    the texts that match
+    follow   the texts that may follow to the end; None: any
+    """
+
+    behind: tuple[tuple[Node, bool], ...]
+    match: Contextual
+    follow: Contextual | None
+
+
+def sought(tree: Tree, max_steps: int) -> list[Sought]:
+    """A pattern's alternatives, those together whose assertions at both ends are the same.
+
+    Raises:
+        NotRegularError: an assertion cannot be expressed, or takes more than `max_steps` (see MAX_STEPS).
+    """
+    if tree.depth > MAX_DEPTH:
+        raise NotRegularError("assertions are nested too deep")
+    found: dict[tuple[tuple[tuple[Node, bool], ...], tuple[Tree, ...]], list[Tree]] = {}
+    for branch in _branches(tree):
+        items = branch.items if isinstance(branch, Sequenced) else (branch,)
+        behind: list[tuple[Node, bool]] = []
+        while items and isinstance(look := items[0], Look) and _Contexts(look).needs_prefix(look):
+            if _looks_on(look.item):
+                raise NotRegularError("a look-ahead inside of a look-behind of several characters is not supported")
+            behind.append((_root((Leaf(ANY),), look.item, ()), look.negated))
+            items = items[1:]
+        size = len(items)
+        while size and _is_ahead(items[size - 1]):
+            size -= 1
+        if any(_has_end(item) for item in items[:size]):
+            raise NotRegularError("the end of the text is supported only at the end of an alternative")
+        found.setdefault((tuple(behind), tuple(items[size:])), []).append(sequenced(items[:size]))
+
+    def translated(tree: Tree, then: Node, *, more: bool) -> Contextual:
+        contexts = _Contexts(tree, max_steps)
+        nodes = contexts.following(tree, (then,) * contexts.count, more=more)
+        alike = all(node is nodes[0] for node in nodes)
+        return Contextual((), nodes[:1]) if alike else Contextual(contexts.sets, nodes)
+
+    return [
+        Sought(
+            before,
+            translated(alternatives(branches), EPSILON, more=True),
+            translated(sequenced(after), ANY, more=False) if after else None,
+        )
+        for (before, after), branches in found.items()
+    ]
+
+
+def _has_end(tree: Tree) -> bool:
+    return (isinstance(tree, Edge) and not tree.start) or any(_has_end(item) for item in tree.items)
+
+
+def _is_ahead(tree: Tree) -> bool:
+    return (
+        isinstance(tree, Boundary)
+        or (isinstance(tree, Edge) and not tree.start)
+        or (isinstance(tree, Look) and tree.ahead)
+    )
+
+
+def _branches(tree: Tree) -> Iterator[Tree]:
+    if isinstance(tree, Alternatives):
+        for item in tree.items:
+            yield from _branches(item)
+    else:
+        yield tree
+
+
 def _root(before: tuple[Tree, ...], tree: Tree, behind: tuple[Tree, ...]) -> Node:
     if tree.depth > MAX_DEPTH:
         raise NotRegularError("assertions are nested too deep")
@@ -188,14 +278,15 @@ Following = tuple[Node, ...]
 class _Contexts:
     """Translates one tree. Context 0 is the start of the text; context i, a last character in `sets[i - 1]`."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, max_steps: int = MAX_STEPS) -> None:
         self.sets = classes(frozenset(_sets_behind(tree)))
         self.count = 1 + len(self.sets)
         self.steps = 0
+        self._max_steps = max_steps
 
     def from_start(self, parts: tuple[Tree, ...]) -> Node:
         """The texts that `parts` match from start to end."""
-        at = next((at for at, part in enumerate(parts) if self._needs_prefix(part)), None)
+        at = next((at for at, part in enumerate(parts) if self.needs_prefix(part)), None)
         if at is not None:
             look = parts[at]
             assert isinstance(look, Look)
@@ -209,7 +300,7 @@ class _Contexts:
     def following(self, tree: Tree, rest: Following, *, more: bool) -> Following:
         """Returns the language of `tree` followed by `rest`. `more`: some text follows the rest."""
         self.steps += 1 + sum(len(node.items) for node in rest if isinstance(node, Union))
-        if self.steps > MAX_STEPS:
+        if self.steps > self._max_steps:
             raise NotRegularError("too many repeats hold assertions")
         match tree:
             case Leaf(node=node):
@@ -354,7 +445,8 @@ class _Contexts:
             found.append(union(parts))
         return tuple(found)
 
-    def _needs_prefix(self, tree: Tree) -> bool:
+    def needs_prefix(self, tree: Tree) -> bool:
+        """Returns true if `tree` looks back at more than the last character."""
         return isinstance(tree, Look) and not tree.ahead and self._seen_behind(tree.item) is None
 
     def _behind(self, tree: Tree) -> frozenset[int]:
@@ -383,18 +475,12 @@ class _Contexts:
 def _within(rest: Following, length: int | None) -> None:
     """Raises NotRegularError unless `rest` is long enough for what looks `length` characters ahead (None: far)."""
     if length is None or any(node.minimum < length and node is not EMPTY for node in rest):
-        raise NotRegularError("what looks ahead beyond the end of a repeated group is not supported")
+        raise NotRegularError("what looks ahead beyond the end of a match or of a repeated group is not supported")
 
 
 def _looks_on(tree: Tree) -> bool:
     """Returns whether it says something of the text that follows it."""
-    if (
-        isinstance(tree, Boundary)
-        or (isinstance(tree, Edge) and not tree.start)
-        or (isinstance(tree, Look) and tree.ahead)
-    ):
-        return True
-    return any(_looks_on(item) for item in tree.items)
+    return _is_ahead(tree) or any(_looks_on(item) for item in tree.items)
 
 
 def _sets_behind(tree: Tree) -> Iterable[CharSet]:

@@ -162,8 +162,13 @@ def parse_whole(pattern: str) -> Language:
     return _language(pattern, assertions.whole)
 
 
+def parse_tree(pattern: str) -> Tree:
+    """The pattern with its assertions, to be translated. Raises PatternError."""
+    return _Parser(pattern).parse()
+
+
 def _language(pattern: str, translate: Callable[[Tree], Node]) -> Language:
-    tree = _Parser(pattern).parse()
+    tree = parse_tree(pattern)
     try:
         return Language(translate(tree))
     except NotRegularError as error:

@@ -13,8 +13,6 @@ from ..errors import CompileLateError, GrammarError
 from ..matchers.interface import Grammar
 
 ERROR_LIFE_S = 30.0
-LATE_LIFE_S = 5.0
-"""Time for which it is remembered that a constraint took too long: other work may have been the reason."""
 MAX_ERRORS = 1_000
 
 
@@ -88,11 +86,11 @@ class GrammarCache:
                 _, dropped = self._grammars.popitem(last=False)
                 self.num_bytes -= dropped.num_bytes
 
-    def put_error(self, key: bytes, error: GrammarError, life_s: float = ERROR_LIFE_S) -> None:
-        """Keeps a refusal for `life_s`."""
+    def put_error(self, key: bytes, error: GrammarError) -> None:
+        """Keeps a refusal for a while."""
         with self.lock:
             self._errors.pop(key, None)
-            self._errors[key] = (time.monotonic() + life_s, error.with_traceback(None))
+            self._errors[key] = (time.monotonic() + ERROR_LIFE_S, error.with_traceback(None))
             if len(self._errors) > MAX_ERRORS:
                 self._errors.popitem(last=False)
 
@@ -105,8 +103,8 @@ class GrammarCache:
             if error is None:
                 self.num_compiled += 1
                 self.put(key, done.result())
-            elif isinstance(error, GrammarError):
-                self.put_error(key, error, LATE_LIFE_S if isinstance(error, CompileLateError) else ERROR_LIFE_S)
+            elif isinstance(error, GrammarError) and not isinstance(error, CompileLateError):
+                self.put_error(key, error)
 
 
 def _settled(found: Grammar | GrammarError) -> Future[Grammar]:

@@ -8,13 +8,13 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from threading import RLock
 
-import msgspec
-
+from .child import start_child
+from .clocks import Clock, clock_of_process
+from .decoders import msgpack_decoder
 from .jobs import HEADER_BYTES, MAX_FRAME_BYTES, Answer, FromWorker, Interrupted, Job, Limits, Ready, frame
 
 logger = logging.getLogger("bough.constrain")
@@ -23,6 +23,8 @@ MEMORY_BYTES = 1536 << 20
 START_TIMEOUT_S = 30.0
 RETRY_START_S = 60.0
 """After a process could not be started, how long none is tried."""
+TICK_S = 0.05
+"""Time between two looks at a job under way."""
 INTERRUPT_TIMEOUT_S = 0.5
 """Time that an interrupted process may go on, in native code, before it is killed."""
 EXIT_TIMEOUT_S = 1.0
@@ -33,7 +35,7 @@ class ProcessEndedError(RuntimeError):
 
 
 class LateError(RuntimeError):
-    """The job was not done in time. Its process was killed."""
+    """The job was given up, or the process did not start in time. It was killed."""
 
 
 class NoProcessError(RuntimeError):
@@ -45,20 +47,19 @@ class WorkerProcess:
 
     def __init__(self, *, memory_bytes: int, seconds: float) -> None:
         """Starts it; does not wait until it is ready. Raises OSError if no process can be started."""
-        # No code of this process runs between fork and exec, whatever its threads hold.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", f"{__package__}.worker"],
+        self._process = start_child(
+            f"{__package__}.worker",
+            variables={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin = self._process.stdin
         self._stdout = self._process.stdout
         self._poll = select.poll()
         self._poll.register(self._stdout, select.POLLIN)
-        self._decoder = msgspec.msgpack.Decoder(FromWorker)
+        self._decoder = msgpack_decoder(FromWorker)
         self._ready = False
         with contextlib.suppress(BrokenPipeError):  # seen when it is waited for
             self._stdin.write(frame(Limits(memory_bytes, seconds)))
@@ -71,6 +72,11 @@ class WorkerProcess:
     def process_id(self) -> int:
         return self._process.pid
 
+    @property
+    def clock(self) -> Clock:
+        """Its processor time."""
+        return clock_of_process(self._process.pid)
+
     def wait_until_ready(self) -> None:
         """Raises ProcessEndedError, LateError: it did not start."""
         if not self._ready:
@@ -78,25 +84,23 @@ class WorkerProcess:
             assert isinstance(answer, Ready)
             self._ready = True
 
-    def do(self, job: Job, *, deadline: float, slice_s: float, crowded: Callable[[], bool]) -> Answer:
-        """The answer to `job`. After each `slice_s` it is interrupted if others should go first (`crowded`).
+    def do(self, job: Job, *, crowded: Callable[[], bool], given_up: Callable[[], bool]) -> Answer:
+        """The answer to `job`, which is interrupted if others should go first (`crowded`).
 
         Raises:
-            LateError: it was not done by `deadline` (of the monotonic clock).
+            LateError: nobody waits for it any more (`given_up`).
             ProcessEndedError: the process broke down over it.
         """
         self._send(job)
-        while True:
-            until = min(time.monotonic() + slice_s, deadline)
-            if self._poll.poll(max(until - time.monotonic(), 0.0) * 1000):
-                answer = self._receive(time.monotonic() + EXIT_TIMEOUT_S)
-                assert not isinstance(answer, Ready)
-                return answer
-            if time.monotonic() >= deadline:
+        while not self._poll.poll(TICK_S * 1000):
+            if given_up():
                 self.close(kill=True)
                 raise LateError
             if crowded():
                 return self._interrupt()
+        answer = self._receive(time.monotonic() + EXIT_TIMEOUT_S)
+        assert not isinstance(answer, Ready)
+        return answer
 
     def kill(self) -> None:
         """Ends it at once; whoever uses it sees to the rest. Any thread may ask for it."""

@@ -13,21 +13,31 @@ from threading import Condition, RLock, Thread, current_thread
 from typing import Any, TypeVar
 
 from ..errors import CompileLateError, GrammarError, GrammarTooComplexError
+from .clocks import Clock, clock_of_this_thread
 from .jobs import Answer, Checked, Done, Failed, Interrupted, Job, Refused, Tabulated
-from .process import LateError, ProcessEndedError, Processes, WorkerProcess
+from .process import TICK_S, LateError, ProcessEndedError, Processes, WorkerProcess
+from .turns import Turns
 
 logger = logging.getLogger("bough.constrain")
 
 SLICE_S = 0.1
-"""Time a task may run before it makes room for others, if others wait; four times as much each time it comes again."""
+"""Processor time of a task before it makes room for others, if others wait; four times as much each time it comes
+again."""
+SLOWDOWN = 10
+"""Times as long it may take for that, as others keep the processors busy."""
 MIN_SHARE_S = 0.3
-"""Time that each task gets, however long it waited."""
+"""Processor time that each task gets, however long it waited, within `PATIENCE_S`."""
+PATIENCE_S = 30.0
+"""Time after which a task has failed whatever the machine is busy with."""
 EXIT_TIMEOUT_S = 5.0
 MAX_EXTRA_THREADS = 8
 """Threads beside the regular ones while those are held by native code."""
-TICK_S = 0.05
 
 T = TypeVar("T")
+
+
+class _NoThreadError(Exception):
+    """No thread can be started."""
 
 
 class _PreemptedError(Exception):
@@ -38,27 +48,60 @@ class _PreemptedError(Exception):
 class _Task:
     """Work to be done for a future.
 
+    tenants      who waits for it; the first asked for it
+    payer        of them, whose turn it takes while it runs
     level        how often it was preempted
-    started      when it first ran
     begun        when it, or the part of it that runs now, began
+    clock        of the processor time of what runs it now, a thread or a process; None while it waits
+    clock_begun  what that showed at first
+    used_s       processor time that it took before that, since it began anew
+    shared_s     processor time that it had before it was preempted
+    error        why it was given up, if it was
     remote       what runs now is a process, or its start, or what is made for all tasks
     """
 
     work: Callable[[Turn], Any]
     future: Future[Any]
     submitted: float
+    tenants: list[str]
+    payer: str = ""
     level: int = 0
-    started: float | None = None
     begun: float = 0.0
+    clock: Clock | None = None
+    clock_begun: float = 0.0
+    used_s: float = 0.0
+    shared_s: float = 0.0
     remote: bool = False
     process: WorkerProcess | None = None
+    error: GrammarError | None = None
+
+    def time_anew_by(self, clock: Clock | None) -> None:
+        """Begins with no time taken."""
+        self.clock, self.used_s = None, 0.0
+        self.time_by(clock)
+
+    def time_by(self, clock: Clock | None) -> None:
+        """Goes on by another clock."""
+        self.used_s = self.processor_s
+        self.clock, self.clock_begun = clock, 0.0 if clock is None else clock()
+
+    @property
+    def processor_s(self) -> float:
+        """Processor time that it has taken since it began anew."""
+        if self.clock is None:
+            return self.used_s
+        try:
+            return self.used_s + self.clock() - self.clock_begun
+        except OSError:  # the thread or process has ended
+            return self.used_s
 
 
 class CompileService:
     """Runs tasks. Thread-safe.
 
-    A task fails `timeout_s` after it was submitted, but never before it had `MIN_SHARE_S` of its own. When many wait,
-    each runs for a slice in turn, so that those that hang hold nobody up. What a task does in a process (`Turn.do`) is
+    A task is too complex if it takes `timeout_s` of processor time at one go. It is late if others wait, that long
+    after it was submitted, but never before it had `MIN_SHARE_S`. When many wait, tenants take turns, and the tasks of
+    one run for a slice each, so that those that hang hold nobody up. What a task does in a process (`Turn.do`) is
     killed at its end; native code on a thread of ours is left to itself, and another thread takes its place.
     """
 
@@ -73,6 +116,7 @@ class CompileService:
         self._watched = Condition(self.lock)
         self._waiting: list[_Task] = []
         self._running: list[_Task] = []
+        self._turns = Turns()
         self._num_abandoned = 0
         self._timed_from = 0.0  # when the last thing was made that is no task's fault
         self._threads: list[Thread] = []
@@ -91,29 +135,52 @@ class CompileService:
             busy = [task.process.process_id for task in self._running if task.process is not None]
         return [*busy, *self.processes.idle_ids()]
 
-    def submit(self, work: Callable[[Turn], T], future: Future[T], *, urgent: bool = False) -> None:
-        """Sets `future` to what `work` returns or raises. Urgent work is begun before any other."""
+    def submit(self, work: Callable[[Turn], T], future: Future[T], *, urgent: bool = False, tenant: str = "") -> None:
+        """Sets `future` to what `work` returns or raises. Urgent work is begun before any other of its tenant.
+
+        It is a CompileLateError if no threads can be started, which the next call tries again.
+        """
+        try:
+            self._begin(work, future, urgent=urgent, tenant=tenant)
+        except _NoThreadError as error:
+            late = CompileLateError("the machine has no threads left to compile the constraint: try again later")
+            late.__cause__ = error
+            future.set_exception(late)
+
+    def _begin(self, work: Callable[[Turn], T], future: Future[T], *, urgent: bool, tenant: str) -> None:
         with self.lock:
             if self.closed:
                 raise RuntimeError("the grammar compiler is closed")
             if self._watcher is None:
-                atexit.register(self._exit)
-                self._watcher = Thread(target=self._watch, name="grammar-watch", daemon=True)
-                self._watcher.start()
-                for _ in range(self._num_threads):
-                    self._start_thread()
-            self._waiting.insert(0 if urgent else len(self._waiting), _Task(work, future, time.monotonic()))
+                self._start_watcher()
+            task = _Task(work, future, time.monotonic(), [tenant])
+            self._waiting.insert(0 if urgent else len(self._waiting), task)
+            self._turns.enter(tenant)
             self._arrived.notify()
             if len(self._waiting) == 1:
                 self._watched.notify()
 
+    def join(self, future: Future[Any], tenant: str) -> None:
+        """Hears that `tenant` waits for `future`, too: its task comes when the first of those who wait has a turn."""
+        with self.lock:
+            for task in self._waiting:
+                if task.future is future and tenant not in task.tenants:
+                    task.tenants.append(tenant)
+                    self._turns.enter(tenant)
+
     def drop(self, future: Future[Any]) -> bool:
         """Forgets a task that is not running; False if there is none."""
         with self.lock:
-            left = [task for task in self._waiting if task.future is not future]
-            dropped = len(left) < len(self._waiting)
-            self._waiting = left
-            return dropped
+            dropped = [task for task in self._waiting if task.future is future]
+            self._waiting = [task for task in self._waiting if task.future is not future]
+            for task in dropped:
+                self._leave(task)
+            return bool(dropped)
+
+    def _leave(self, task: _Task) -> None:
+        """A task is over, however it ended."""
+        for tenant in task.tenants:
+            self._turns.leave(tenant)
 
     def close(self) -> None:
         """Ends the processes, and the threads that are not inside native code. What is not done yet fails."""
@@ -135,6 +202,7 @@ class CompileService:
         with self.lock:
             self.closed = True
             left, self._waiting, self._running = [*self._waiting, *self._running], [], []
+            self._turns = Turns()
             threads = [thread for thread in self._threads if thread is not current_thread()]
             for task in left:
                 if task.process is not None:
@@ -150,10 +218,26 @@ class CompileService:
 
     # Threads
 
+    def _start_watcher(self) -> None:
+        watcher = Thread(target=self._watch, name="grammar-watch", daemon=True)
+        try:
+            watcher.start()
+        except RuntimeError as error:
+            raise _NoThreadError from error
+        self._watcher = watcher
+        atexit.register(self._exit)
+        for _ in range(self._num_threads):
+            self._start_thread()
+
     def _start_thread(self) -> None:
+        """Starts a thread that does tasks. If there is none to be had, the watcher tries again."""
         thread = Thread(target=self._work, name="grammar-compile", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            logger.debug("a thread that compiles could not be started: %s", error)
+            return
         self._threads = [*(other for other in self._threads if other.is_alive()), thread]
-        thread.start()
 
     def _work(self) -> None:
         while self._run_next():
@@ -188,11 +272,12 @@ class CompileService:
             if self.closed or (not self._waiting and self._has_spare_threads()):
                 self._threads.remove(current_thread())
                 return None
-            task = min(self._waiting, key=lambda task: task.level)
+            task = min(self._waiting, key=lambda task: (self._rank(task), task.level))
             self._waiting.remove(task)
+            task.payer = min(task.tenants, key=self._turns.rank)
+            self._turns.begin(task.payer)
             task.begun = time.monotonic()
-            if task.started is None:
-                task.started = task.begun
+            task.time_anew_by(clock_of_this_thread())
             self._running.append(task)
             return task
 
@@ -203,8 +288,13 @@ class CompileService:
                 self._num_abandoned -= not self.closed
                 return False
             self._running.remove(task)
-            if preempted:
+            self._turns.end(task.payer, task.processor_s)
+            if not preempted:
+                self._leave(task)
+            else:
                 task.level += 1
+                task.shared_s += task.processor_s
+                task.time_anew_by(None)
                 self._waiting.append(task)
                 self._watched.notify()
             return not preempted
@@ -224,30 +314,54 @@ class CompileService:
         """Returns whether somebody still waits for `task`."""
         return task in self._running
 
-    def deadline(self, task: _Task) -> float:
-        """Returns when `task` fails, once it has begun."""
-        assert task.started is not None
-        submitted, started = (max(moment, self._timed_from) for moment in (task.submitted, task.started))
-        return max(submitted + self._timeout_s, started + MIN_SHARE_S)
+    def gives_up(self, task: _Task) -> bool:
+        """Returns whether nobody waits for `task` any more, or its time is over: `task.error` says so."""
+        task.error = self.verdict(task)
+        return task.error is not None or not self.is_running(task)
+
+    def verdict(self, task: _Task) -> GrammarError | None:
+        """The error of a task whose time is over; None as long as it is not."""
+        used_s = task.processor_s
+        if used_s >= self._timeout_s:
+            reason = f"the constraint takes longer than {self._timeout_s:g} s of processor time to compile"
+            return GrammarTooComplexError(reason)
+        waited_s = time.monotonic() - max(task.submitted, self._timed_from)
+        late = waited_s >= self._timeout_s and self._waiting and used_s + task.shared_s >= MIN_SHARE_S
+        if late or waited_s >= PATIENCE_S:
+            return CompileLateError("the machine is too busy to compile the constraint: send the request again later")
+        return None
 
     def begin_timing(self, task: _Task) -> None:
         """The time of all tasks counts from now on; what `task` did so far is not its own."""
         with self.lock:
             task.remote = False
             task.begun = self._timed_from = time.monotonic()
-
-    def late(self) -> CompileLateError:
-        """The error of a task whose time is over."""
-        return CompileLateError(f"the constraint takes longer than {self._timeout_s:g} s to compile")
+            task.time_anew_by(clock_of_this_thread())
 
     def should_make_room(self, task: _Task) -> bool:
-        """Returns whether others should go before `task`, which has run for a slice."""
+        """Returns whether others should go before `task`: of its tenant those that were preempted less often, or as
+        often once it has run for a slice. Those of tenants that have had less go before it after a slice, too; or if
+        it was preempted more often than they, and another task of its tenant runs as well.
+        """
+        spent = max(task.processor_s, (time.monotonic() - task.begun) / SLOWDOWN)
+        has_had_slice = spent >= SLICE_S * 4**task.level
         with self.lock:
-            if not self._waiting:
-                return False
-            lowest = min(other.level for other in self._waiting)
-        spent = time.monotonic() - task.begun
-        return lowest < task.level or (lowest == task.level and spent >= SLICE_S * 4**task.level)
+            num_running, used_s = self._turns.rank(task.payer)
+            mine = num_running - 1, used_s + task.processor_s
+            for other in self._waiting:
+                rank = self._rank(other)
+                if task.payer in other.tenants:
+                    goes_before = has_had_slice and other.level == task.level
+                else:
+                    goes_before = has_had_slice and rank < mine
+                shares = task.payer in other.tenants or rank[0] < mine[0]
+                if goes_before or (other.level < task.level and shares):
+                    return True
+            return False
+
+    def _rank(self, task: _Task) -> tuple[int, float]:
+        """The rank of the one of those who wait for it whose turn comes first."""
+        return min(map(self._turns.rank, task.tenants))
 
     def _watch(self) -> None:
         while self._fail_late():
@@ -258,26 +372,28 @@ class CompileService:
         with self.lock:
             if self.closed:
                 return False
-            now = time.monotonic()
-            late = [task for task in self._running if _is_watched(task) and self.deadline(task) <= now]
-            for task in late:
-                self._running.remove(task)
-                self._num_abandoned += 1
-            starved = [task for task in self._waiting if task.started is not None and self.deadline(task) <= now]
-            self._waiting = [task for task in self._waiting if task not in starved]
+            verdicts = [(task, error) for task in self._tasks() if (error := self.verdict(task)) is not None]
+            for task, _ in verdicts:
+                if task in self._running:
+                    self._running.remove(task)
+                    self._turns.end(task.payer, task.processor_s)
+                    self._num_abandoned += 1
+                else:
+                    self._waiting.remove(task)
+                self._leave(task)
             wanted = self._num_threads + min(self._num_held(), MAX_EXTRA_THREADS)
             if self._waiting and len(self._threads) < wanted:
                 self._start_thread()
-            if not late and not starved:
+            if not verdicts:
                 self._watched.wait(TICK_S if self._running or self._waiting else None)
-        for task in [*late, *starved]:
-            task.future.set_exception(self.late())
+        for task, error in verdicts:
+            task.future.set_exception(error)
         return True
 
-
-def _is_watched(task: _Task) -> bool:
-    """Returns whether `task` must be watched: nothing else ends it in time. A first start is not its fault."""
-    return not task.remote or (task.process is None and task.level > 0)
+    def _tasks(self) -> list[_Task]:
+        """The tasks whose time nobody else looks at. A first start is not their fault."""
+        running = (task for task in self._running if not task.remote or (task.process is None and task.level > 0))
+        return [*running, *self._waiting]
 
 
 class Turn:
@@ -295,11 +411,13 @@ class Turn:
             GrammarError: the job refuses its constraint, or takes too much time or memory.
         """
         service, task = self._service, self._task
-        task.remote = True
+        with service.lock:
+            task.remote = True
+            task.time_by(None)
         try:
             answer = self._ask_twice(job)
         except LateError:
-            raise service.late() from None
+            raise (task.error or CompileLateError("nobody waits for the constraint any more")) from None
         except ProcessEndedError as error:
             if service.is_running(task):
                 logger.warning("a constraint could not be compiled: %s", error)
@@ -307,6 +425,7 @@ class Turn:
         finally:
             with service.lock:
                 task.remote, task.process, task.begun = False, None, time.monotonic()
+                task.time_by(clock_of_this_thread())
         return self._read(answer)
 
     def prepare(self, work: Callable[[], Any]) -> None:
@@ -318,9 +437,10 @@ class Turn:
             self._service.begin_timing(self._task)
 
     def extend(self) -> None:
-        """Gives the task a share of time once more, for something else than what took too long."""
+        """Gives the task its time once more, for something else than what took too long."""
         with self._service.lock:
-            self._task.started = time.monotonic()
+            self._task.submitted = time.monotonic()
+            self._task.time_anew_by(clock_of_this_thread())
 
     def _ask_twice(self, job: Job) -> Answer:
         """Asks again where a process ended: what ends it need not be its job."""
@@ -333,22 +453,21 @@ class Turn:
 
     def _ask(self, job: Job) -> Answer:
         service, task = self._service, self._task
-        asked = time.monotonic()
         process = service.processes.take()
         try:
             with service.lock:
                 if not service.is_running(task):  # its time was over before there was a process for it
-                    raise service.late()
+                    raise LateError
                 task.process, task.begun = process, time.monotonic()
-                if task.level == 0 and task.started is not None:
-                    task.started += task.begun - asked  # the start of a process is not the task's fault
+                task.time_by(process.clock)
             return process.do(
                 job,
-                deadline=service.deadline(task),
-                slice_s=SLICE_S,
                 crowded=lambda: service.should_make_room(task),
+                given_up=lambda: service.gives_up(task),
             )
         finally:
+            with service.lock:
+                task.time_by(None)
             service.processes.give_back(process)
 
     @staticmethod

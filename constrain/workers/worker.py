@@ -20,6 +20,7 @@ from ..errors import GrammarError, GrammarTooComplexError
 from ..lower import lower
 from ..lowered import Tabulate
 from ..matchers.table.tables import tabulate
+from .child import die_with_parent
 from .jobs import (
     HEADER_BYTES,
     Answer,
@@ -70,7 +71,6 @@ class Worker:
         self._interrupted = False
 
     def run(self) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # at a terminal it is meant for the process that started this one
         signal.signal(signal.SIGALRM, self._on_alarm)
         decoder = msgspec.msgpack.Decoder(ToWorker)
         while data := self._read():
@@ -175,8 +175,9 @@ def _do(job: Job) -> Done | Checked | Tabulated:
             return Tabulated(tabulate(job))
 
 
-def main() -> int:
-    """Serves the process at the other end of standard input and output."""
+def main(parent: int) -> int:
+    """Serves the process `parent` at the other end of standard input and output."""
+    die_with_parent(parent)
     target = os.dup(1)
     os.dup2(2, 1)  # what anything prints is no answer
     with contextlib.suppress(BrokenPipeError):
@@ -185,4 +186,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))

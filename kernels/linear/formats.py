@@ -202,7 +202,7 @@ def quantise_int4(weight: torch.Tensor, group: int = 128, *, symmetric: bool = F
     for clip in _CLIPS:
         scale = clip * (torch.maximum(-low / 8, high / 7) if symmetric else (high - low) / 15)
         scale = scale.clamp(min=1e-10).to(weight.dtype).float()  # as it is stored
-        scale = torch.where(scale > 0, scale, 1.0)
+        scale = torch.where(scale == 0, 1.0, scale)
         zero = torch.full_like(scale, 8.0) if symmetric else (-low * clip / scale).round().clamp(0, 15)
         codes = (values / scale + zero).round().clamp(0, 15)
         error = ((codes - zero) * scale - values).square().sum(-1, keepdim=True)

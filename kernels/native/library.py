@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -13,7 +14,7 @@ from typing import Any
 ALIGNMENT = 64
 """Bytes: of weights and workspaces."""
 
-BITS8, MINIMUM, WIDE, HADAMARD = 1, 2, 4, 128
+BITS4, BITS8, MINIMUM, WIDE, HADAMARD = 0, 1, 2, 4, 128
 """Parts of a weight's format; source/linear/tiles.h says what they mean."""
 
 GREEDY, SCORE, TARGET = 1, 2, 4
@@ -112,6 +113,7 @@ class Batch(ctypes.Structure):
         ("context_len", ctypes.c_void_p),
         ("page_table", ctypes.c_void_p),
         ("seconds", ctypes.c_void_p),
+        ("faults", ctypes.c_void_p),
     )
 
 
@@ -175,8 +177,8 @@ class Library:
     pool_destroy: Callable[[int], None]
     format_of: Callable[[int], int]
     weight_bytes: Callable[[int, int, int], int]
-    pack_blocks: Callable[..., None]
-    pack_codes: Callable[..., None]
+    pack_blocks: Callable[..., int]
+    pack_codes: Callable[..., int]
     mix: Callable[..., int]
     read_rows: Callable[..., None]
     multiply: Callable[..., None]
@@ -192,8 +194,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "pool_destroy": (None, (_POINTER,)),
     "format_of": (_INT, (_INT,)),
     "weight_bytes": (ctypes.c_int64, (_INT, _INT, _INT)),
-    "pack_blocks": (None, (_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _POINTER)),
-    "pack_codes": (None, (_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
+    "pack_blocks": (_INT, (_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _POINTER)),
+    "pack_codes": (_INT, (_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
     "mix": (_INT, (_POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
     "read_rows": (None, (_POINTER, _POINTER, _INT, _POINTER)),
     "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
@@ -208,9 +210,15 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 def load_library() -> Library | None:
     """The library, or None where it was not built (no C compiler) or the processor has no AVX2.
 
+    BOUGH_CPU_LIBRARY in the environment names another build of it, as with sanitizers.
+
     Raises:
         RuntimeError: it was built from other sources than these.
+        OSError: BOUGH_CPU_LIBRARY is no library.
     """
+    named = os.environ.get("BOUGH_CPU_LIBRARY")
+    if named:
+        return _bind(ctypes.CDLL(named))
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_cpu{suffix}")
         if path.is_file():

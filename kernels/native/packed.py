@@ -35,8 +35,8 @@ def tile_packed(
     arrays = [held.contiguous(), *(None if t is None else _spread(t, group, columns) for t in (scales, minimums))]
     addresses = [None if t is None else t.data_ptr() for t in arrays]
     tiles = aligned(library.weight_bytes(form, rows, columns))
-    library.pack_codes(threads.address, form, *addresses, rows, columns, tiles.ctypes.data)
-    return tiled(form, rows, columns, tiles, bias)
+    finite = library.pack_codes(threads.address, form, *addresses, rows, columns, tiles.ctypes.data)
+    return tiled(form, rows, columns, tiles, bias, finite=bool(finite))
 
 
 def _spread(scales: torch.Tensor, group: int, columns: int) -> torch.Tensor:

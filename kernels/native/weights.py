@@ -21,11 +21,15 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class TiledWeight:
-    """A weight [M, N] for the library. Keep it while `struct`, or a copy of it, is in use."""
+    """A weight [M, N] for the library. Keep it while `struct`, or a copy of it, is in use.
+
+    finite    none of its numbers, bias aside, is infinite or NaN
+    """
 
     struct: native.Weight
     tiles: npt.NDArray[np.uint8]
     bias: npt.NDArray[np.float32] | None
+    finite: bool
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -62,8 +66,8 @@ def tile_blocks(
     tiles = aligned(library.weight_bytes(form, len(rows), columns))
     order = None if order is None else np.ascontiguousarray(order, np.int64)
     by = None if order is None else order.ctypes.data
-    library.pack_blocks(threads.address, type_id, rows.ctypes.data, by, len(rows), columns, tiles.ctypes.data)
-    return tiled(form, len(rows), columns, tiles, bias)
+    finite = library.pack_blocks(threads.address, type_id, rows.ctypes.data, by, len(rows), columns, tiles.ctypes.data)
+    return tiled(form, len(rows), columns, tiles, bias, finite=bool(finite))
 
 
 def mix(
@@ -76,7 +80,7 @@ def mix(
     """A weight [M, N], in tiles or as numbers, in 8 bits of the Hadamard form; N is a multiple of BLOCK.
 
     The product of a row with it differs from the exact one by a random 1 % of the row's and the weight's sizes
-    (QuaRot, arXiv 2404.00456; source/hadamard.h).
+    (QuaRot, arXiv 2404.00456; source/linear/hadamard.h).
 
     Raises:
         MemoryError: there is none left.
@@ -89,15 +93,22 @@ def mix(
     else:
         weight = np.ascontiguousarray(weight, np.float32)
         source, numbers = None, weight.ctypes.data
-    if not library.mix(threads.address, source, numbers, rows, columns, tiles.ctypes.data):
+    outcome = library.mix(threads.address, source, numbers, rows, columns, tiles.ctypes.data)
+    if not outcome:
         raise MemoryError(f"no memory for a weight of {rows} x {columns}")
-    return tiled(form, rows, columns, tiles, bias)
+    return tiled(form, rows, columns, tiles, bias, finite=outcome > 0)
 
 
 def tiled(
-    form: int, rows: int, columns: int, tiles: npt.NDArray[np.uint8], bias: npt.NDArray[np.float32] | None
+    form: int,
+    rows: int,
+    columns: int,
+    tiles: npt.NDArray[np.uint8],
+    bias: npt.NDArray[np.float32] | None,
+    *,
+    finite: bool,
 ) -> TiledWeight:
     """Describes `tiles` of the format `form`."""
     numbers = None if bias is None else np.ascontiguousarray(bias, np.float32)
     address = None if numbers is None else numbers.ctypes.data
-    return TiledWeight(native.Weight(form, rows, columns, 0, tiles.ctypes.data, address), tiles, numbers)
+    return TiledWeight(native.Weight(form, rows, columns, 0, tiles.ctypes.data, address), tiles, numbers, finite)

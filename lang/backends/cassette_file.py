@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from ...constrain.workers.decoders import json_decoder
 from ...runtime.protocol.errors import ErrorInfo
 from ...runtime.protocol.program import BranchFailed, BranchRestarted, Done, Failed, Piece, Program, ProgramEvent, Value
 from ...runtime.protocol.request import Timings
@@ -175,9 +176,9 @@ def load(path: Path) -> list[Record]:
         return []
     if path.stat().st_size > MAX_BYTES:
         raise ProgramError(f"the cassette {path} is larger than {MAX_BYTES >> 20} MB", code="invalid_cassette")
-    decoder: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
+    decoder: msgspec.json.Decoder[_Line] = json_decoder(_Line)
     records: list[Record] = []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # a text may hold other ends of lines
     for number, line in enumerate(lines, start=1):
         try:
             item = decoder.decode(line)
@@ -220,7 +221,6 @@ def save(path: Path, records: Sequence[Record], secrets: Secrets) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:
         os.unlink(name)

@@ -12,11 +12,13 @@ from typing import Any, Self
 import httpx
 import msgspec
 
+from ...constrain.workers.decoders import json_decoder
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.program import Done, Failed, Program, ProgramEvent
 from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY
 from ..diagnostics.errors import BackendError
+from ..diagnostics.located import at_line
 from ..observe.otel import trace_headers
 from .apis.http_client import MAX_ERROR_BYTES, ahead
 from .messages.tools import NO_TOOLS
@@ -24,7 +26,7 @@ from .messages.tools import NO_TOOLS
 _MAX_CONNECTIONS = 1024
 _LANE_WIDTH = 8
 _RETRYABLE = frozenset({408, 429, 502, 503, 504})
-_EVENTS: msgspec.json.Decoder[ProgramEvent] = msgspec.json.Decoder(ProgramEvent)
+_EVENTS: msgspec.json.Decoder[ProgramEvent] = json_decoder(ProgramEvent)
 
 
 class HttpBackend:
@@ -45,10 +47,12 @@ class HttpBackend:
     def __init__(
         self, base_url: str, api_key: str | None = None, *, timeout_s: float = 600.0, verify: str | None = None
     ) -> None:
+        with at_line():
+            base = _base_of(base_url)
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise RequestError("an api_key has visible ASCII characters only", param="api_key")
         self._options: dict[str, Any] = {
-            "base_url": _base_of(base_url),
+            "base_url": base,
             "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
             "timeout": httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0), pool=None),
             "limits": httpx.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS),
@@ -93,7 +97,7 @@ class HttpBackend:
         self._call("DELETE", f"/v1/programs/{program_id}", ignored=httpx.codes.NOT_FOUND)
 
     def flush_cache(self) -> bool:
-        return msgspec.json.decode(self._call("POST", "/flush_cache").content, type=_Flushed).flushed
+        return _FLUSHED.decode(self._call("POST", "/flush_cache").content).flushed
 
     def server_info(self) -> dict[str, Any]:
         """Returns the server's account of itself: version, model, settings, counters."""
@@ -204,6 +208,9 @@ class _Flushed(msgspec.Struct):
     flushed: bool
 
 
+_FLUSHED: msgspec.json.Decoder[_Flushed] = json_decoder(_Flushed)
+
+
 class _ErrorDetail(msgspec.Struct):
     message: str
     code: str | int | None = None
@@ -212,6 +219,9 @@ class _ErrorDetail(msgspec.Struct):
 
 class _ServerError(msgspec.Struct):
     error: _ErrorDetail
+
+
+_SERVER_ERROR = json_decoder(_ServerError)
 
 
 def _base_of(url: str) -> httpx.URL:
@@ -232,7 +242,7 @@ def _body(program: Program) -> dict[str, Any]:
 def _refusal(status: int, body: bytes) -> BackendError:
     """The error that an answer describes."""
     try:
-        detail = msgspec.json.decode(body, type=_ServerError).error
+        detail = _SERVER_ERROR.decode(body).error
     except msgspec.MsgspecError:
         detail = _ErrorDetail(f"the server answered with status {status}: {body[:200].decode(errors='replace')}")
     code = detail.code if isinstance(detail.code, str) else "http_error"
@@ -244,7 +254,13 @@ def _refusal(status: int, body: bytes) -> BackendError:
 
 def _broken(error: httpx.HTTPError) -> BackendError:
     reason = str(error) or type(error).__name__
-    return BackendError(f"the server cannot be reached: {reason}", code="connection_error", retryable=True)
+    try:
+        where = f" at {error.request.url.copy_with(path='/', query=None)}"
+    except RuntimeError:  # it has none
+        where = ""
+    advice = ": is `bough serve` running there?" if isinstance(error, httpx.ConnectError) else ""
+    message = f"the server cannot be reached{where}: {reason}{advice}"
+    return BackendError(message, code="connection_error", retryable=True)
 
 
 def _head(chunks: Iterator[bytes]) -> bytes:

@@ -10,8 +10,11 @@ import msgspec
 
 from ...runtime.client.client import EngineClient
 from ...runtime.protocol.program import Program, ProgramEvent
+from ...runtime.tokenizer.tokenizer import Tokenizer
 from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY
+from ..diagnostics.located import at_line
+from ..record.options import nearest
 from .messages.tools import NO_TOOLS
 
 
@@ -30,7 +33,13 @@ class LocalBackend:
         if client is not None and (model is not None or engine_options):
             raise TypeError("give a model with its options, or a client; not both")
         self._owns_client = client is None
-        self.client = client if client is not None else _load(model, engine_options)
+        with at_line():
+            self.client = client if client is not None else _load(model, engine_options)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's: by it, programs are told of limits in which no value can be finished."""
+        return self.client.tokenizer
 
     def run(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> Iterator[ProgramEvent]:
         return self.client.run(program, tools=tools)
@@ -61,8 +70,31 @@ class LocalBackend:
         self.close()
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("gpu_layers", "n_gpu_layers", "ngl", "num_gpu_layers"),
+        ": all layers are on one device, device='cuda' or device='cpu'",
+    ),
+    **dict.fromkeys(("n_ctx", "ctx_size", "context_length", "max_length"), ": that is max_model_len=..."),
+    **dict.fromkeys(("gpu_memory_utilization", "mem_fraction_static"), ": that is memory_fraction=..."),
+    **dict.fromkeys(("n_threads", "threads"), ": that is num_threads=..."),
+    **dict.fromkeys(
+        ("temperature", "max_tokens", "top_p", "top_k", "seed"),
+        ": options of sampling are given to run, bind or gen",
+    ),
+}
+"""Names that engines elsewhere have for options, and what to write here."""
+
+
+def _meant(name: str, names: tuple[str, ...]) -> str:
+    return _ELSEWHERE.get(name) or nearest(name, names) or f"; there are {', '.join(names)}"
+
+
 def _load(model: str | None, options: dict[str, Any]) -> EngineClient:
     from ...runtime.client.local import LocalClient  # pulls torch
     from ...runtime.protocol.config import EngineConfig
 
+    for name in options:
+        if name not in EngineConfig.__struct_fields__:
+            raise TypeError(f"an engine has no option {name!r}{_meant(name, EngineConfig.__struct_fields__)}")
     return LocalClient.load(EngineConfig(**options) if model is None else EngineConfig(model=model, **options))

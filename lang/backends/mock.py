@@ -143,11 +143,11 @@ class _Runs:
 
     def drop(self, program_id: str) -> None:
         with self.lock:
-            self._programs.abort(program_id)
+            self._programs.drop(program_id)
 
     def close(self) -> None:
         with self.lock:
-            self._programs.abort_all()
+            self._programs.drop_all()
         with contextlib.suppress(RuntimeError):  # a collected backend may be closed on a tool's own thread
             self._tools.close()
 

@@ -153,7 +153,7 @@ class CompiledProgram:
 
     def run_batch(
         self,
-        batch: Sequence[Mapping[str, Any] | Sequence[Any]],
+        batch: Sequence[Any],
         *,
         num_threads: int | Literal["auto"] = "auto",
         **kwargs: Any,
@@ -170,13 +170,15 @@ class CompiledProgram:
 
     async def arun_batch(
         self,
-        batch: Sequence[Mapping[str, Any] | Sequence[Any]],
+        batch: Sequence[Any],
         *,
         num_threads: int | Literal["auto"] = "auto",
         **kwargs: Any,
     ) -> list[Any]:
         """`run_batch` for tasks."""
-        items = [split_item(item) for item in batch]
+        parameters = self.template.parameters
+        takes_one = sum(one.default is None for one in parameters) <= 1 <= len(parameters)
+        items = [split_item(item, takes_one=takes_one) for item in batch]
         permits = asyncio.Semaphore(count_at_once(num_threads))
         shared = {**kwargs, "backend": resolve_backend(kwargs.get("backend"))}
 

@@ -43,9 +43,11 @@ from ...runtime.protocol.template import (
     Result,
     ResultArgument,
     ResultConstant,
+    ResultJoined,
     ResultList,
     ResultObject,
     ResultProbabilities,
+    ResultShare,
     ResultText,
     ResultValue,
     Template,
@@ -251,6 +253,10 @@ def _result(result: Result, margin: str = "") -> str:
             return _several("[]", [("", item) for item in items], margin)
         case ResultObject(fields=fields):
             return _several("{}", [(f"{name}: ", field) for name, field in fields], margin)
+        case ResultJoined(items=items):
+            return " ".join(_result(item, margin) for item in items)
+        case ResultShare(ref=ref, choice=choice):
+            return f"probability of {_cut(json.dumps(choice, ensure_ascii=False))} in {_part(ref)}"
         case ResultProbabilities(ref=ref):
             return f"probabilities of {_part(ref)}"
         case ResultArgument(hole=hole):

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from ...runtime.protocol import condition as conditions
 from ...runtime.protocol.condition import Hole
 from ...runtime.protocol.program import Part
+from ...runtime.templates.fill import SHARE_FORMAT
 from ...runtime.templates.rewrite import Parts
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import place
@@ -39,7 +40,7 @@ class Unknown:
     plain      so it is with a format, too
     """
 
-    source: Hole | Slot | Kept | Derived
+    source: Hole | Slot | Kept | Derived | ChoiceShare
     kind: Any = None
     writable: bool = True
     plain: bool = True
@@ -52,6 +53,8 @@ class Unknown:
                 return f"the argument {name!r}"
             case Slot(variable=name) | Kept(variable=name) | Derived(slot=Slot(variable=name)):
                 return f"the value {name!r}"
+            case ChoiceShare(choice=choice):
+                return f"the probability of {choice!r}"
 
     def parts(self) -> Parts:
         """Returns it as parts of an instruction, once the instructions are made."""
@@ -60,15 +63,16 @@ class Unknown:
                 return (self.source,)
             case Slot() | Kept():
                 return tuple(parts_of((self.source,)))
-            case Derived():
+            case Derived() | ChoiceShare():
                 raise AssertionError("a part of a value is not writable")
 
 
 class Probabilities:
-    """The probabilities of a select's choices: they can be returned."""
+    """The probabilities of a select's choices: they can be returned, all or one, and one in a text that is."""
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: Slot, marks: Marks) -> None:
         self.slot = slot
+        self._marks = marks
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -81,14 +85,47 @@ class Probabilities:
             place=place(),
         )
 
-    def __getitem__(self, choice: str) -> Any:
-        raise self._unknown()
+    def __getitem__(self, choice: str) -> ChoiceShare:
+        if choice not in (self.slot.choices or ()):
+            raise KeyError(choice)
+        return ChoiceShare(self.slot, choice, self._marks)
 
     def __iter__(self) -> Iterator[str]:
         raise self._unknown()
 
     def __format__(self, spec: str) -> str:
         raise self._unknown()
+
+
+class ChoiceShare:
+    """The probability of one choice. `format` is that in which it stands in a text; None: it is a number."""
+
+    def __init__(self, slot: Slot, choice: str, marks: Marks, form: str | None = None) -> None:
+        self.slot = slot
+        self.choice = choice
+        self.format = form
+        self._marks = marks
+
+    def __format__(self, spec: str) -> str:
+        if SHARE_FORMAT.fullmatch(spec) is None:
+            raise CompileError(f"a probability cannot be written in the format {spec!r}", place=place())
+        written = ChoiceShare(self.slot, self.choice, self._marks, spec)
+        return str(self._marks.placeholder(Unknown(written, None, writable=False)))
+
+    def __str__(self) -> str:
+        return format(self, "")
+
+    def _refuse(self, *_: object) -> Any:
+        raise CompileError(
+            f"the probability of {self.choice!r} is not known when the program is compiled: it can be returned, alone "
+            "or in a text, and nothing can depend on it",
+            place=place(),
+        )
+
+    __bool__ = __float__ = __int__ = __round__ = __neg__ = __abs__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
+    __hash__ = None  # type: ignore[assignment]  # as of other values that are not known
 
 
 class Marks:
@@ -124,6 +161,17 @@ class Marks:
             elif piece:
                 yield piece
 
+    def with_shares(self, text: str) -> list[str | ChoiceShare]:
+        """`text`, cut where probabilities stand in it."""
+        found: list[str | ChoiceShare] = [""]
+        for index, piece in enumerate(_MARK.split(text)):
+            source = self._unknown[int(piece)].source if index % 2 else None
+            if isinstance(source, ChoiceShare):
+                found += (source, "")
+            else:
+                found[-1] = f"{found[-1]}{_OPEN}{piece}{_CLOSE}" if index % 2 else f"{found[-1]}{piece}"
+        return [piece for piece in found if isinstance(piece, ChoiceShare) or piece]
+
     def operand(self, text: str) -> conditions.Operand:
         """The same of an operand of a condition. An argument is compared by its JSON."""
         only = _MARK.fullmatch(text)
@@ -140,6 +188,8 @@ class Marks:
                     f"{unknown.what} is given in another form than `str` writes it, and cannot stand in text: take a "
                     f"str in its place, or {self.advice(unknown)}"
                 )
+            case ChoiceShare():
+                return f"{unknown.what} can be returned, alone or in a text, but not stand in what the model reads"
             case Derived():
                 return f"{unknown.what} is a part of what is generated: it can be returned, but not stand in text"
             case _:

@@ -18,10 +18,12 @@ from ...runtime.protocol.template import (
     Result,
     ResultArgument,
     ResultConstant,
+    ResultJoined,
     ResultList,
     ResultObject,
     ResultPart,
     ResultProbabilities,
+    ResultShare,
     ResultText,
     ResultValue,
 )
@@ -32,7 +34,7 @@ from ..state.state import State
 from ..state.values import read_as
 from ..types.annotations import as_json
 from ..types.schema import bare_options, typed
-from .placeholder import CompileError, Marks, Placeholder, Probabilities, Unknown, has_marks
+from .placeholder import ChoiceShare, CompileError, Marks, Placeholder, Probabilities, Unknown, has_marks
 from .signature import Fields
 from .tracing import Trace
 
@@ -76,9 +78,13 @@ class _ResultReader:
         match value:
             case Placeholder():
                 source = value.unknown.source
+                if isinstance(source, ChoiceShare):
+                    return _as_it_is(_share(source))
                 return _argument(source) if isinstance(source, Hole) else self._of_entry(source, value.unknown)
             case Probabilities(slot=slot):
                 return _as_it_is(ResultProbabilities(Ref(slot.branch, slot.name), slot.choices or ()))
+            case ChoiceShare():
+                return _as_it_is(_share(value))
             case str():
                 return self._of_text(value)
             case State():
@@ -128,6 +134,10 @@ class _ResultReader:
         return Returned(data, ResultList(tuple(part.texts for part in parts)), make)
 
     def _of_text(self, text: str) -> Returned:
+        pieces = self._marks.with_shares(text)
+        if any(isinstance(piece, ChoiceShare) for piece in pieces):
+            items = (_share(piece) if isinstance(piece, ChoiceShare) else self._of_text(piece).data for piece in pieces)
+            return _as_it_is(ResultJoined(tuple(items)))
         parts = self._marks.parts(text)
         return _as_it_is(ResultText(parts)) if any(not isinstance(part, str) for part in parts) else _constant(text)
 
@@ -250,6 +260,11 @@ def _argument(hole: Hole) -> Returned:
         return value
 
     return Returned(ResultArgument(hole), _NOTHING, make)
+
+
+def _share(share: ChoiceShare) -> ResultShare:
+    slot = share.slot
+    return ResultShare(Ref(slot.branch, slot.name), slot.choices or (), share.choice, share.format)
 
 
 def _as_it_is(result: Result) -> Returned:

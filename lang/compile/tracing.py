@@ -21,9 +21,9 @@ from ..record.condition import UndecidedError
 from ..record.variables import Derived, Entry, Gathered, Kept, Passage, Slot, Submission
 from ..session.body import Scope, current
 from ..session.branch import Branch
-from ..session.session import Session, Settings
+from ..session.session import Session, Settings, Wait
 from ..state.state import State
-from ..state.values import RunReading, Wait
+from ..state.values import RunReading
 from ..types.schema import bare_options
 from .placeholder import CompileError, Marks, Placeholder, Probabilities, Unknown, clean, has_marks
 
@@ -211,7 +211,7 @@ class _PlaceholderReading(RunReading):
     def probabilities(self, branch: Branch, name: str, entry: Entry) -> Any:
         if not isinstance(entry, Slot) or entry.choices is None:
             raise CompileError("only the probabilities of a select can be read", place=caller())
-        return Probabilities(entry)
+        return Probabilities(entry, self._marks)
 
     def is_final(self, value: object) -> bool:
         return not isinstance(value, str)  # it may hold placeholders
@@ -245,6 +245,13 @@ class _TracingSession(Session):
 
     def send(self) -> None:
         """Nothing is sent; who waits for it is told so."""
+
+    def refuse_checks(self, here: Place) -> None:
+        raise CompileError(
+            "retries= and check= are for programs that Python runs: a compiled program is data, which holds no check; "
+            "leave them out, or ask again with bough.repeat_until",
+            place=here,
+        )
 
     def wait(self, done: Callable[[], bool], submission: Callable[[], Submission | None]) -> None:
         _refuse("waiting for a value")

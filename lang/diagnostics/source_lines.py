@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from traceback import walk_tb
-from types import FrameType
+from traceback import FrameSummary, StackSummary, walk_tb
+from types import FrameType, TracebackType
 from typing import NamedTuple
 
 _ROOT = __name__.partition(".")[0]
-_OURS = tuple(f"{_ROOT}.{layer}" for layer in ("lang", "runtime", "constrain"))
+_OURS = tuple(f"{_ROOT}.{layer}" for layer in ("lang", "runtime", "constrain", "cli"))
 _STANDARD = os.path.dirname(contextlib.__file__) + os.sep
 _INSTALLED = os.path.join(_STANDARD, "site-packages") + os.sep
 _BOUNDARIES = frozenset({f"{_ROOT}.lang.run.run", f"{_ROOT}.lang.compile.tracing"})
@@ -74,6 +74,21 @@ def raised(error: BaseException) -> Place:
         elif _is_users(frame, _module(frame)):
             found.append(_place(frame)._replace(line=line))
     return found[-1]._replace(callers=tuple(found[:-1])) if found else UNKNOWN
+
+
+def users_frames(error: BaseException) -> list[FrameSummary]:
+    """Returns the lines of users' code in an error's traceback, the innermost last: none of this package or of what
+    Python does to import a file."""
+    return list(StackSummary.extract(walk_tb(users_only(error.__traceback__))))
+
+
+def users_only(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback without the lines of this package and of Python's own modules."""
+    kept = [(frame, line) for frame, line in walk_tb(traceback) if _is_users(frame, _module(frame))]
+    last: TracebackType | None = None
+    for frame, line in reversed(kept):
+        last = TracebackType(last, frame, frame.f_lasti, line)
+    return last
 
 
 def _module(frame: FrameType) -> str:

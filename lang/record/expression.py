@@ -30,11 +30,20 @@ class Expression:
 
     def __str__(self) -> str:
         raise ProgramError(
-            f"{type(self).__name__} has no text yet, so it cannot stand in an f-string or be made a text: "
-            'write s += "..." + expression + "..." instead',
+            f"{self._said()} has no text yet, so it cannot stand in an f-string, be printed or made a text: append it "
+            f'in the body of a @bough.function, s += "..." + expression + "...", and then {self._read()}',
             code="invalid_program",
             place=caller(),
         )
+
+    def _said(self) -> str:
+        name = getattr(self, "name", None)
+        word = {"Generate": "gen", "Choose": "select"}.get(type(self).__name__)
+        return f"{word}({name!r})" if word and name else word or type(self).__name__
+
+    def _read(self) -> str:
+        name = getattr(self, "name", None)
+        return f"read s[{name!r}]" if name else "read s[name]"
 
     def __format__(self, spec: str) -> str:
         return str(self)
@@ -55,7 +64,11 @@ class Expression:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generate(Expression):
-    """Text to be generated. `convert` turns it into the value that is read, of the type `kind` if one was asked for."""
+    """Text to be generated. `convert` turns it into the value that is read, of the type `kind` if one was asked for.
+
+    retries   it is asked for so many times more if `convert` raises; None: it is not asked whether it does
+    check     the user's own check is part of `convert`
+    """
 
     name: str | None
     options: Mapping[str, Any]
@@ -64,6 +77,8 @@ class Generate(Expression):
     timeout_s: float | None
     place: Place
     kind: object = None
+    retries: int | None = None
+    check: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -59,6 +59,8 @@ class SamplingOptions(TokenOptions, total=False):
 class TypedOptions(SamplingOptions, total=False):
     """Options of a generation whose type is given."""
 
+    retries: int | None
+    check: Callable[[Any], object] | None
     regex: str | None
     timeout_s: float | None
 
@@ -75,6 +77,8 @@ class GenOptions(TokenOptions, total=False):
     grammar: GrammarSpec | str | None
     choices: None
     choices_method: object
+    retries: int | None
+    check: Callable[[Any], object] | None
     timeout_s: float | None
 
 
@@ -204,6 +208,27 @@ def checked_timeout(value: object, name: str = "timeout_s") -> float | None:
     if not seconds > 0:
         raise RequestError(f"{name} must be more than 0, got {seconds:g}", param=name)
     return seconds
+
+
+MAX_RETRIES = 16
+
+
+def checked_retries(value: object) -> int | None:
+    """Returns how often a value may be asked for again; None: not at all.
+
+    Raises:
+        RequestError: it is no whole number, or out of range.
+    """
+    if value is None:
+        return None
+    refuse_unknown("retries", value)
+    try:
+        number = _whole(value)
+    except TypeError:
+        raise wrong_kind("retries", "a whole number", value) from None
+    if not 0 <= number <= MAX_RETRIES:
+        raise RequestError(f"retries must be 0 to {MAX_RETRIES}, got {number}", param="retries")
+    return number or None
 
 
 def checked_flag(name: str, value: object) -> bool:

@@ -90,6 +90,10 @@ def _separated(expression: str | Expression, style: _Style) -> Iterator[str | Ex
 
 
 def _reasoned(item: Generate, style: _Style) -> Expression:
+    if item.retries is not None:
+        raise RequestError(
+            "retries cannot be used with separate_reasoning: read the answer, and ask again yourself", param="retries"
+        )
     grammar, options = alone(item.grammar, item.options)
     return Reasoned(
         replace(item, grammar=_after(grammar, style.marks.end), options=options),

@@ -41,12 +41,14 @@ class OpNode:
 
     slot       the value that it makes
     gathered   of a join: the lists that it makes, by name
+    adopted    of a join: the value of a child that becomes one of this branch
     """
 
     op: Op
     place: Place
     slot: Slot | None = None
     gathered: Mapping[str, Gathered] = field(default_factory=lambda: _NOTHING)
+    adopted: Slot | None = None
 
     @property
     def branch(self) -> int:

@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tqdm import tqdm
 
 from ..diagnostics.errors import ProgramError
 from ..session.loops import LoopThread, result_of
 from ..session.session import Session
+from ..state.notebook import batch_view
 from ..state.state import State
 from .run import PullDriver, Run, TaskDriver
 
@@ -30,13 +31,24 @@ _AHEAD = 4
 
 _SLOW_S = 0.5
 
+Result = TypeVar("Result")
+
+
+class States(list[State[Result]]):
+    """The states of a batch, in order. A notebook shows them as a table."""
+
+    def _repr_html_(self) -> str:
+        return batch_view([(state._branch, getattr(state, "ret_value", None)) for state in self])
+
+
 Maker = Callable[[int, PullDriver | TaskDriver], Run]
 """The run of the item with that index."""
 
 
-async def alist(make: Maker, num_items: int, at_once: int, *, progress_bar: bool) -> list[State[Any]]:
+async def alist(make: Maker, num_items: int, at_once: int, *, progress_bar: bool) -> States[Any]:
     """The states of all runs, in order. A run that fails keeps its error for those who read it."""
-    return [state async for state in _astates(make, num_items, at_once, num_items, progress_bar=progress_bar)]
+    states = [state async for state in _astates(make, num_items, at_once, num_items, progress_bar=progress_bar)]
+    return States(states)
 
 
 def on_loop(make: Maker, num_items: int, at_once: int, *, progress_bar: bool) -> Generator[State[Any], None, None]:
@@ -161,18 +173,22 @@ def count_at_once(num_threads: int | str) -> int:
     return num_threads
 
 
-def split_item(item: object) -> tuple[tuple[object, ...], Mapping[str, object]]:
-    """An item of a batch as positional and keyword arguments.
+def split_item(item: object, *, takes_one: bool) -> tuple[tuple[object, ...], Mapping[str, object]]:
+    """An item of a batch as positional and keyword arguments. `takes_one`: the program needs no more than one argument,
+    so that what is neither a dict nor a list or tuple is that.
 
     Raises:
-        ProgramError: it is neither a mapping nor a sequence.
+        ProgramError: it is neither a mapping nor a sequence, and the program needs more.
     """
     if isinstance(item, Mapping):
         return (), item
     if isinstance(item, Sequence) and not isinstance(item, str | bytes):
         return tuple(item), {}
+    if takes_one:
+        return (item,), {}
     raise ProgramError(
-        f"each item of a batch must be a dict of arguments or a tuple of them, got {type(item).__name__}",
+        f"each item of a batch must be a dict of arguments or a tuple of them, got {type(item).__name__}: plain values "
+        "are for programs with one parameter",
         code="invalid_program",
         param="batch",
     )

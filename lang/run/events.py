@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from functools import partial
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from ...runtime.protocol.program import ProgramEvent
+from ...runtime.protocol.program import Delta, ProgramEvent
 from ..diagnostics.errors import ProgramError
 from ..session.body import in_body, wait_for
 from ..state.state import State
@@ -26,6 +26,8 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
     ...     for event in events:
     ...         if isinstance(event, Delta):
     ...             print(event.text, end="")
+
+    `text()` has the texts alone.
     """
 
     def __init__(self, call: Invocation) -> None:
@@ -33,6 +35,16 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
         self._run: Run | None = None
         self._events: Generator[ProgramEvent, None, None] | None = None
         self._aevents: AsyncGenerator[ProgramEvent, None] | None = None
+
+    def text(self, name: str | None = None) -> TextStream:
+        """The texts alone, as they come: what generations add to the program's own line, or to the variable `name`.
+
+        What branches of a fork generate is told by name only. A value that is asked for with retries comes whole.
+
+        >>> for text in capital.stream("France").text():
+        ...     print(text, end="")
+        """
+        return TextStream(self, name)
 
     @property
     def state(self) -> State[Result]:
@@ -97,6 +109,32 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
             return await self.__anext__()
         except StopAsyncIteration:
             return None
+
+
+class TextStream(Iterator[str], AsyncIterator[str]):
+    """The texts in a stream of events, for `for` and `async for`; `name` is the variable's, None: of the whole line."""
+
+    def __init__(self, events: EventStream[Any], name: str | None) -> None:
+        self._events = events
+        self._name = name
+
+    def __next__(self) -> str:
+        while True:
+            text = self._text_in(next(self._events))
+            if text:
+                return text
+
+    async def __anext__(self) -> str:
+        while True:
+            text = self._text_in(await anext(self._events))
+            if text:
+                return text
+
+    def _text_in(self, event: ProgramEvent) -> str:
+        if not isinstance(event, Delta):
+            return ""
+        wanted = event.branch == 0 if self._name is None else event.name.partition("#")[0] == self._name
+        return event.text if wanted else ""
 
 
 def _events(run: Run) -> Generator[ProgramEvent, None, None]:

@@ -18,9 +18,11 @@ from ...runtime.protocol.errors import BoughError
 from ...runtime.protocol.program import ProgramEvent
 from ..backend import Backend
 from ..diagnostics.errors import ProgramError
+from ..diagnostics.located import add_line
 from ..diagnostics.source_lines import caller
 from ..observe import otel
 from ..record.variables import Submission
+from ..session.attempts import asettle, settle
 from ..session.body import Scope, Watch, current, in_body, spawn, wait_for
 from ..session.branch import Branch
 from ..session.loops import background, on_a_loop
@@ -131,8 +133,9 @@ class Run:
         if self._call.is_async:
             token = self._enter()
             try:
-                result = await self._call.body(self.state, *self._call.args, **self._call.kwargs)
+                result = await self._body()
                 self._returned(result)
+                await asettle(self.session)
             finally:
                 current.reset(token)
         else:
@@ -154,9 +157,18 @@ class Run:
     def _run_body(self) -> None:
         token = self._enter()
         try:
-            self._returned(self._call.body(self.state, *self._call.args, **self._call.kwargs))
+            self._returned(self._body())
+            settle(self.session)
         finally:
             current.reset(token)
+
+    def _body(self) -> Any:
+        try:
+            return self._call.body(self.state, *self._call.args, **self._call.kwargs)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the call itself is wrong
+                _explain_arguments(error, self._call)
+            raise
 
     def _returned(self, result: Any) -> None:
         self.session.body.awaited.check(self._call.body, result)
@@ -174,6 +186,15 @@ class Run:
                 f"{self._call.name} is a coroutine function: use `await {self._call.name}.arun(...)`",
                 code="invalid_program",
             )
+
+
+def _explain_arguments(error: TypeError, call: Invocation) -> None:
+    """Says of arguments that a body does not take what it does take, and which line gives them."""
+    first, *others = inspect.signature(call.body).parameters
+    shown = ", ".join(f"{name}=..." for name in others)
+    state = "" if first == "s" else f"; its first parameter, {first!r}, is the state"
+    error.args = (f"{error}: call it as {call.name}.run({shown}){state}",)
+    add_line(error)
 
 
 def _leave_to_readers(done: Future[State[Any]] | asyncio.Task[State[Any]]) -> None:

@@ -12,15 +12,17 @@ from typing import Any
 
 from ...runtime.protocol.program import Fork, Gen, Join, JoinMode, RoleBegin, RoleEnd, Select
 from ..diagnostics.errors import ProgramError, UnsupportedError
-from ..diagnostics.source_lines import leading_to, place
+from ..diagnostics.source_lines import Place, leading_to, place
 from ..record.condition import Condition, Operand
 from ..record.expression import Choose, Control, Expression, Generate, Picture, RoleClose, RoleOpen, items_of
-from ..record.options import merge_options, nearest, refuse_unknown
+from ..record.options import nearest, refuse_unknown
 from ..record.reasoning import Reasoned
 from ..record.recorder import AssignNode, OpNode, Recorder, UseNode
 from ..record.variables import BLOCK, Block, Derived, Entry, Fixed, Gathered, Kept, Mark, Passage, Piece, Slot, marks_of
 from ..tools.tool import Tool, Using
 from ..types.annotations import as_json
+from .attempts import Attempts, Held, settle
+from .room import sampling_of
 from .session import Session
 
 
@@ -51,6 +53,7 @@ class Branch:
     closed        why nothing more can be appended
     loops         those that are being recorded: what they carry from turn to turn
     isolated      if it fails, the others go on
+    attempts      at the value that it has asked for last, if that is not known to be right yet
     """
 
     def __init__(self, session: Session, defaults: Mapping[str, Any], branch_id: int = 0) -> None:
@@ -63,6 +66,7 @@ class Branch:
         self.closed = ""
         self.cancelled = False
         self.isolated = False
+        self.attempts: Attempts | None = None
         self.loops: list[dict[str, Kept]] = []
         self._set_here: set[str] = set()
         self._forked_at = 0
@@ -92,16 +96,41 @@ class Branch:
                 place=place(),
             )
         for item in items_of(expression):
-            self._append(item)
+            if self.attempts is not None and isinstance(item, str | RoleOpen | RoleClose):
+                self.attempts.held.append(Held(item, place()))
+            else:
+                self.settle()
+                self._append(item)
+
+    def settle(self, *others: Branch) -> None:
+        """Waits until the values that it, and the others, have asked for are right."""
+        if any(branch.attempts is not None for branch in (self, *others)) and self.session.records_here:
+            settle(self.session)
+
+    def record_held(self, item: str | Expression, here: Place) -> None:
+        """Records what had to wait for a value, of the line `here`."""
+        match item:
+            case str():
+                self._append_marks((str(item),), here)
+            case RoleOpen(role=role):
+                self._open(role, here)
+            case RoleClose(role=role):
+                self._close(role, here)
+
+    def set_attempted(self, name: str, slot: Slot) -> None:
+        """The value `slot` of the variable `name` was accepted, or there will be none."""
+        self._set(name, slot)
 
     def _append(self, item: str | Expression) -> None:
         match item:
-            case str():
-                self._append_marks((str(item),))
+            case str() | RoleOpen() | RoleClose():
+                self.record_held(item, place())
             case Reference(name=name):
                 self._append_marks(marks_of(name, self.entry_of(item)))
             case Variable(name=name):
                 self._append_marks(marks_of(name, self.look_up(name)))
+            case Generate(retries=int()):
+                self.attempts = Attempts.begin(self, item)
             case Generate():
                 self._generate(item)
             case Reasoned(generate=generate):
@@ -115,25 +144,23 @@ class Branch:
                 self._use(item)
             case Control():
                 item.record_in(self)
-            case RoleOpen(role=role):
-                self._open(role)
-            case RoleClose(role=role):
-                self._close(role)
             case Picture():
                 taken = ", ".join(sorted(self.session.backend.modalities))
                 raise UnsupportedError(
                     f"{type(self.session.backend).__name__} takes {taken}, not images", param="image", place=place()
                 )
 
-    def _append_marks(self, marks: tuple[Piece, ...]) -> None:
-        self.recorder.add_text(self.id, marks, place())
+    def _append_marks(self, marks: tuple[Piece, ...], here: Place | None = None) -> None:
+        self.recorder.add_text(self.id, marks, here or place())
         self.marks.extend(marks)
         self.session.notify()
 
     def _generate(self, item: Generate) -> Slot:
+        if item.check:
+            self.session.refuse_checks(leading_to(item.place))
         name, sent = self.recorder.name_for(self.id, item.name, "gen")
         slot = Slot(self.id, sent, item.convert, leading_to(item.place), kind=item.kind, variable=name)
-        sampling = merge_options(self.defaults, item.options)
+        sampling = sampling_of(item, self.defaults, self.session.backend, slot.place)
         self.recorder.add(OpNode(Gen(self.id, sent, sampling, item.grammar, item.timeout_s), slot.place, slot))
         return self._add_slot(slot)
 
@@ -193,24 +220,23 @@ class Branch:
         self._set(slot.variable, slot)
         return slot
 
-    def _open(self, role: str) -> None:
+    def _open(self, role: str, here: Place) -> None:
         if self.open_role is not None:
             raise ProgramError(
-                f"{_a(role)} message cannot begin inside {_a(self.open_role)} message",
+                f"{_a(role)} message cannot begin inside {_a(self.open_role)} message: append one after the other, or "
+                f"end that first, s += bough.{self.open_role}_end()",
                 code="invalid_program",
-                place=place(),
+                place=here,
             )
-        self.recorder.add(OpNode(RoleBegin(self.id, role), place()))
+        self.recorder.add(OpNode(RoleBegin(self.id, role), here))
         self.open_role = role
         self.marks.append(RoleOpen(role))
 
-    def _close(self, role: str) -> None:
+    def _close(self, role: str, here: Place) -> None:
         if self.open_role != role:
             there = f"{_a(self.open_role)} message is" if self.open_role else "no message is"
-            raise ProgramError(
-                f"{_a(role)} message cannot end here: {there} open", code="invalid_program", place=place()
-            )
-        self.recorder.add(OpNode(RoleEnd(self.id), place()))
+            raise ProgramError(f"{_a(role)} message cannot end here: {there} open", code="invalid_program", place=here)
+        self.recorder.add(OpNode(RoleEnd(self.id), here))
         self.open_role = None
         self.marks.append(RoleClose(role))
 
@@ -285,6 +311,7 @@ class Branch:
 
     def keep_passage(self, name: str, start: int) -> None:
         """Makes what was appended since `marks` had `start` elements a variable."""
+        self.settle()
         marks = self.marks[start:]
         if any(isinstance(mark, Block) for mark in marks):
             raise ProgramError(
@@ -301,6 +328,7 @@ class Branch:
 
     def recorded_since(self, before: Mapping[str, Entry]) -> Branch:
         """The same branch, to be read only: with the variables that were set since they were `before`."""
+        self.settle()
         view = copy.copy(self)
         view.variables = {name: entry for name, entry in self.variables.items() if before.get(name) is not entry}
         view.transcript, view._in_block = list(self.marks), None
@@ -337,6 +365,7 @@ class Branch:
 
     def fork(self, count: int, *, isolated: bool = False, retries: int = 0) -> list[Branch]:
         """Forks `count` branches that go on from here."""
+        self.settle()
         self.check_open()
         refuse_unknown("count", count)
         if type(count) is not int or count < 1:
@@ -368,6 +397,7 @@ class Branch:
 
     def join(self, children: Sequence[Branch], mode: JoinMode, *, errors_as_values: bool = False) -> None:
         """Ends forked branches. What they have set becomes lists here, in their order."""
+        self.settle(*children)
         self.check_open()
         for child in children:
             if not child.cancelled:
@@ -447,5 +477,7 @@ def _named(value: object) -> str:
     if isinstance(value, Tool):
         return f"{kind}: a tool is called with bough.use(name, tool, argument=...)"
     if isinstance(value, dict):
+        if value.get("role") in ("system", "user", "assistant"):
+            return f"{kind}: a message is bough.{value['role']}(text)"
         return f"{kind}: write json.dumps(...) of it"
     return f"{kind}: call it, s += {getattr(value, '__name__', 'f')}(...)" if callable(value) else kind

@@ -213,6 +213,8 @@ class Replay:
                 lines = [self._line(child) for child in children]
                 made = {one.variable for other in lines for one in other.made[other.num_made_before :]}
                 line.made += [self._joined(name, node.gathered[name]) for name in node.gathered if name in made]
+                if isinstance(adopted := self.outcome(node.adopted), Turn):
+                    line.made.append(adopted)
             case _:
                 pass
 

@@ -249,6 +249,25 @@ class Driver(Protocol):
         """Aborts what is running. Does not wait."""
 
 
+class Wait(NamedTuple):
+    """Something is not known before `done`; `submission` is what it waits for, once that is known."""
+
+    done: Callable[[], bool]
+    submission: Callable[[], Submission | None]
+
+
+class Pending(Protocol):
+    """A value that is asked for until it is right."""
+
+    slot: Slot
+
+    def over(self) -> bool:
+        """The latest value is there, or will never be."""
+
+    def judge(self) -> None:
+        """Takes the latest value, or asks again."""
+
+
 class Settings(NamedTuple):
     """Settings of a run: `log` keeps every event, for streams of them; `timeout_s` is of the whole program."""
 
@@ -262,11 +281,16 @@ class Settings(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Counts and events of a run so far. `began`: when the first request was sent, on the monotonic clock."""
+    """Counts and events of a run so far.
+
+    began     when the first request was sent, on the monotonic clock
+    refused   why values were not accepted that were then asked for again, by branch and name
+    """
 
     usage: Usage = field(default_factory=Usage)
     num_requests: int = 0
     log: list[ProgramEvent] = field(default_factory=list)
+    refused: dict[tuple[int, str], str] = field(default_factory=dict)
     began: float = 0.0
 
 
@@ -284,12 +308,13 @@ class Outbox:
 @dataclass(slots=True)
 class Body:
     """The program's body: the state that it appends to, the thread that it records on (0: none yet), whether it has
-    returned, what it awaits."""
+    returned, what it awaits, and the values that are asked for until they are right."""
 
     state: object = None
     thread: int = 0
     ended: bool = False
     awaited: Awaited = field(default_factory=Awaited)
+    attempts: list[Pending] = field(default_factory=list)
 
 
 class Session:
@@ -426,6 +451,9 @@ class Session:
                 code="invalid_program",
                 place=place(),
             )
+
+    def refuse_checks(self, here: Place) -> None:
+        """Raises if the values of this run are not checked in Python: a program that is compiled says so."""
 
     def add_tool(self, tool: ToolCall | None) -> None:
         """The program uses a tool of this process.

@@ -8,6 +8,7 @@ from ...runtime.protocol.errors import RequestError
 from ..api import gen
 from ..backend import Backend, resolve_backend, set_default_backend
 from ..diagnostics.errors import ProgramError, UnsupportedError
+from ..diagnostics.located import located
 from ..record.expression import Generate
 from ..record.options import SGLANG_ORDER, TypedOptions, by_name, in_places
 from ..types.schema import INTEGER, NUMBER
@@ -17,12 +18,14 @@ __all__ = ["Crusoe", "GlobalConfig", "LiteLLM", "VertexAI", "gen_int", "gen_stri
 _ORDER = tuple(name for name in SGLANG_ORDER[: SGLANG_ORDER.index("dtype")] if name != "min_tokens")
 
 
+@located
 @in_places(_ORDER, TypedOptions)
 def gen_int(name: str | None = None, *placed: Any, **options: Unpack[TypedOptions]) -> Generate:
     """Generates an integer: `gen(name, dtype=int)`."""
     return gen(name, int, **by_name("gen_int", _ORDER, placed, options))
 
 
+@located
 @in_places(_ORDER, TypedOptions)
 def gen_string(name: str | None = None, *placed: Any, **options: Unpack[TypedOptions]) -> Generate:
     """Generates a string in quotes; the variable is what stands between them: `gen(name, dtype=str)`."""

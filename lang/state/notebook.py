@@ -17,6 +17,9 @@ MAX_TEXT = 6_000  # characters of a message
 MAX_VALUES = 60
 MAX_VALUE = 400  # characters
 MAX_BRANCHES = 16
+MAX_ROWS = 200
+MAX_COLUMNS = 12
+MAX_CELL = 120  # characters
 
 
 class Shown(Protocol):
@@ -32,8 +35,16 @@ class _Bubble(NamedTuple):
     pieces: list[tuple[str, str]]
 
 
-def state_view(branch: Branch) -> str:
-    """The chat as far as it has come, generated text marked, and the variables. Waits for nothing."""
+class _Row(NamedTuple):
+    """A program of a batch: its values, or why there are none."""
+
+    cells: list[str]
+    error: str
+
+
+def state_view(branch: Branch, returned: object = None) -> str:
+    """The chat as far as it has come, generated text marked, the variables, and what the body has returned, in its own
+    view if it has one. Waits for nothing."""
     session = branch.session
     error = session.arrivals.failure_of(branch.id) or session.error
     pieces, waits_for, text = progress_of(branch)
@@ -52,7 +63,36 @@ def state_view(branch: Branch) -> str:
         error="" if error is None else _cut(str(error), MAX_TEXT),
         values=[(_cut(name, MAX_VALUE), _cut(shown(branch, name), MAX_VALUE)) for name in names[:MAX_VALUES]],
         more_values=len(names) - MAX_VALUES,
+        returned="" if returned is None else _cut(repr(returned), MAX_TEXT),
+        returned_view=_own_view(returned),
     )
+
+
+def batch_view(branches: Sequence[tuple[Branch, object]]) -> str:
+    """The programs of a batch in a table, with what each has returned: a row each, a column for each variable."""
+    names = list(dict.fromkeys(name for branch, _ in branches for name in branch.variables))[:MAX_COLUMNS]
+    returns = any(returned is not None for _, returned in branches)
+    errors = [branch.session.error for branch, _ in branches]
+    rows = []
+    for (branch, returned), error in zip(branches[:MAX_ROWS], errors, strict=False):
+        cells = [_cut(shown(branch, name), MAX_CELL) if name in branch.variables else "" for name in names]
+        cells += [_cut(repr(returned), MAX_CELL)] if returns else []
+        rows.append(_Row(cells, "" if error is None else _cut(str(error), MAX_VALUE)))
+    return render(
+        "table.html",
+        title=branches[0][0].session.settings.title if branches else "batch",
+        number=len(branches),
+        failed=sum(error is not None for error in errors),
+        columns=[*(_cut(name, MAX_CELL) for name in names), *(["returned"] if returns else [])],
+        rows=rows,
+    )
+
+
+def _own_view(value: object) -> str:
+    """The HTML of a value that has a view; "" for others, and for types themselves."""
+    make = None if isinstance(value, type) else getattr(value, "_repr_html_", None)
+    view = make() if callable(make) else None
+    return view if isinstance(view, str) else ""
 
 
 def group_view(states: Sequence[Shown]) -> str:

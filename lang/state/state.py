@@ -13,11 +13,13 @@ import msgspec
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.request import Usage
 from ..diagnostics.errors import ProgramError
+from ..diagnostics.located import add_line
 from ..diagnostics.source_lines import caller
 from ..observe.timelines.timeline import Timeline
 from ..record.expression import Expression, Generate, RoleClose, RoleOpen, Series, items_of
 from ..record.options import SamplingOptions, clean_options, wrong_kind
 from ..record.variables import Entry, elements_of
+from ..session.attempts import asettle
 from ..session.body import current
 from ..session.branch import Branch, Reference
 from ..session.samples import cancel, samples_of
@@ -85,7 +87,8 @@ class State(Generic[Result]):
         return format(repr(self), spec)
 
     def _repr_html_(self) -> str:
-        return state_view(self._branch)
+        returned = getattr(self, "ret_value", None)
+        return state_view(self._branch, None if isinstance(returned, State) else returned)
 
     # Appending
 
@@ -106,7 +109,10 @@ class State(Generic[Result]):
             advice = _MEANT.get(name)
             if advice is None and not name.startswith("_") and name in self._branch.variables:
                 advice = f"read the variable with s[{name!r}]"
-            raise AttributeError(f"a state has no attribute {name!r}" + (f": {advice}" if advice else ""))
+            error = AttributeError(f"a state has no attribute {name!r}" + (f": {advice}" if advice else ""))
+            if advice:
+                add_line(error)
+            raise error
 
     def _append_to(self, state: State) -> None:
         raise ProgramError(
@@ -154,6 +160,7 @@ class State(Generic[Result]):
     @contextlib.contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
         """Makes what is appended inside the variable `name`, without the chat template's own text."""
+        self._branch.settle()
         start = len(self._branch.marks)
         yield
         self._branch.keep_passage(name, start)
@@ -278,7 +285,8 @@ class State(Generic[Result]):
         return reader.history(self._branch, name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._branch.variables
+        branch = self._branch
+        return name in branch.variables or (branch.attempts is not None and branch.attempts.name == name)
 
     def values(self) -> dict[str, Any]:
         """All variables of this branch, read. After the program has failed: those that had come."""
@@ -292,6 +300,7 @@ class State(Generic[Result]):
         >>> s += "Summary: " + s.ref("summary")
         """
         branch = self._branch
+        branch.settle()
         if name not in branch.variables and branch.session.records_here:
             branch.look_up(name, f"; what a block of a when or repeat_until will set is bough.var({name!r})")
         entry: Entry | None = reader.known(self._branch, name)
@@ -364,6 +373,7 @@ class State(Generic[Result]):
             return streaming.value_stream(branch, what) if partial else streaming.text_stream(branch, what)
         if not branch.session.records_here:
             return streaming.kind_stream(branch, what)
+        branch.settle()
         slot = streaming.slot_of(branch, what)
         if slot is None or slot.streamed or name is not None or options:
             grammar, convert, kind = typed(what)
@@ -385,6 +395,7 @@ class State(Generic[Result]):
 
     async def _asettle(self) -> None:
         session = self._branch.session
+        await asettle(session)
         session.send()
         await session.await_until(lambda: session.quiet)
         session.raise_error()
@@ -415,6 +426,7 @@ class State(Generic[Result]):
             title=session.settings.title,
             num_programs=len(session.outbox.submissions),
             began_s=session.tally.began,
+            refused=session.tally.refused,
         )
         timeline.fail(session.error)
         return timeline

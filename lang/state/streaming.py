@@ -13,12 +13,12 @@ from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller
 from ..record.expression import RoleClose, RoleOpen
 from ..record.variables import Block, Derived, Kept, Slot, Submission, marks_of
+from ..session.attempts import settling
 from ..session.branch import Branch
 from ..session.replay import Piece, Turn, text_of
-from ..session.session import Session
+from ..session.session import Session, Wait
 from ..types.partial import shape_of
 from .values import (
-    Wait,
     converted,
     line_of,
     outcome,
@@ -36,6 +36,7 @@ def text(branch: Branch) -> str:
     """The whole text of a branch. Without roles and blocks it is known here, otherwise the engine says it. Of a program
     that has failed: what had come, without the chat template's own text."""
     session = branch.session
+    branch.settle()
     if not any(isinstance(mark, RoleOpen | Block) for mark in branch.marks):
         try:
             return "".join(_text(branch, mark) for mark in branch.marks if isinstance(mark, str | Slot | Kept))
@@ -69,6 +70,7 @@ def messages(branch: Branch) -> list[dict[str, str]]:
 
 def _marks(branch: Branch) -> list[Any]:
     """Returns what was appended: with blocks, what was really appended."""
+    branch.settle()
     if not any(isinstance(mark, Block) for mark in branch.marks):
         return list(branch.marks)
     branch.session.refuse_in_block("the messages")
@@ -213,6 +215,7 @@ def _walk(branch: Branch, name: str | None) -> Iterator[str | Wait]:
             yield from _walk_mark(branch, part)
         return
     session, index, num_chars = branch.session, 0, 0
+    yield from _attempts(session)
     while True:
         while index < len(branch.transcript):
             mark = branch.transcript[index]
@@ -312,8 +315,15 @@ def _grown(session: Session, slot: Slot, num_seen: int) -> bool:
     return over(session, slot, whole=True) or sum(map(len, slot.chunks)) > num_seen
 
 
+def _attempts(session: Session) -> Iterator[Wait]:
+    """Until the values that the body has asked for with retries are right, for the body itself."""
+    if session.records_here:
+        yield from settling(session)
+
+
 def _until_known(branch: Branch, name: str) -> Iterator[Wait]:
     session = branch.session
+    yield from _attempts(session)
     if name not in branch.variables and not session.may_send:
         yield Wait(lambda: name in branch.variables or session.body.ended, _nothing)
 

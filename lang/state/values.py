@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -13,19 +13,15 @@ from ...runtime.protocol.program import Value
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller
 from ..record.variables import Derived, Entry, Fixed, Gathered, Kept, Passage, Slot, Submission
+from ..session.attempts import settle
 from ..session.branch import Branch
 from ..session.replay import Joined, Line, Outcome, Turn, text_of
-from ..session.session import Session
+from ..session.session import Session, Wait
 from ..types.annotations import described
+from ..types.checks import reason_of
 from ..types.schema import typed
+from ..types.texts import from_text
 from .meta_info import meta_info as describe
-
-
-class Wait(NamedTuple):
-    """Something is not known before `done`; `submission` is what it waits for, once that is known."""
-
-    done: Callable[[], bool]
-    submission: Callable[[], Submission | None]
 
 
 class RunReading:
@@ -110,7 +106,7 @@ def _of_text(text: str, kind: Any) -> Any:
 def _of_value(value: Any, kind: Any) -> Any:
     """The value of the type `kind` that JSON, as a dict, is."""
     if isinstance(value, list):  # of samples or branches, each of which may be a text
-        return msgspec.convert(value, kind, strict=False)
+        return msgspec.convert(value, kind, strict=False, dec_hook=from_text)
     return described(kind).convert(value)
 
 
@@ -150,7 +146,7 @@ def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
         return convert(value.text) if value.samples is None else [convert(text) for text in value.samples]
     except (ValueError, LookupError) as error:
         raise ProgramError(
-            f"{slot.name!r} is not of the type asked for: {error}; its text is {value.text!r} "
+            f"{slot.name!r} is not of the type asked for: {reason_of(error)}; its text is {value.text!r} "
             f"and it ended by {value.finish_reason!r}",
             code="invalid_output",
             place=slot.place,
@@ -161,6 +157,7 @@ def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
 def history(branch: Branch, name: str) -> list[Any]:
     """All values of the generations called `name` that this branch has made, in order."""
     session = branch.session
+    branch.settle()
     session.refuse_in_block(repr(name))
     session.send()
     for wait in () if session.ended_early else until_through(branch):
@@ -195,6 +192,7 @@ def _of_branch(branch: Branch, joined: Joined, entry: Entry | None, found: Outco
 
 def values(branch: Branch) -> dict[str, Any]:
     """All variables, read. Of a program that has failed, those that had come."""
+    branch.settle()
     found: dict[str, Any] = {}
     for name, entry in list(branch.variables.items()):
         try:
@@ -323,6 +321,7 @@ def known(branch: Branch, name: str) -> Entry:
         ProgramError: there is no such variable.
     """
     session = branch.session
+    branch.settle()
     if name not in branch.variables and not session.may_send:
         session.wait(lambda: name in branch.variables or session.body.ended, lambda: None)
     return branch.look_up(name)
@@ -332,6 +331,8 @@ def sync(branch: Branch) -> None:
     """Sends what is recorded, and waits until nothing is running, or the program has failed."""
     session = branch.session
     session.refuse_in_block()
+    if session.records_here:
+        settle(session)
     if not session.may_send:
         session.wait(lambda: session.finished, lambda: _running(session))
     session.send()

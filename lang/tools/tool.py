@@ -14,6 +14,7 @@ import msgspec
 from ...runtime.protocol.errors import EngineError, RequestError
 from ...runtime.tools.arguments import check_names, read_arguments
 from ...runtime.tools.registry import check_tool
+from ..diagnostics.located import located
 from ..diagnostics.source_lines import Place, caller
 from ..record.expression import Expression
 from ..record.options import checked_timeout, wrong_kind
@@ -116,6 +117,7 @@ def tool(
     timeout_s: float | None = None,
     max_chars: int = MAX_CHARS,
 ) -> Callable[[Callable[Params, Result]], Tool[Params, Result]]: ...
+@located
 def tool(
     function: Callable[..., Any] | None = None,
     /,
@@ -143,6 +145,12 @@ def tool(
     def make(body: Callable[..., Any]) -> Tool[..., Any]:
         return Tool(body, name=name, description=description, timeout_s=timeout_s, max_chars=max_chars)
 
+    if isinstance(function, str):
+        raise RequestError(
+            f"@bough.tool makes a tool of a function, got {function!r}: to call the tool of that name, "
+            f"s += bough.use(name, {function!r}, argument=...)",
+            param="function",
+        )
     return make if function is None else make(function)
 
 
@@ -159,6 +167,7 @@ class Using(Expression):
     place: Place
 
 
+@located
 def use(
     name: str | None,
     tool: Tool[..., Any] | str,

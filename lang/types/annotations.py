@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import pathlib
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 import msgspec.inspect
+
+from ...constrain.workers.decoders import json_decoder
+from .texts import add_patterns, from_text, schema_of_text
 
 
 class Described(NamedTuple):
@@ -53,10 +57,12 @@ def described(kind: Any) -> Described:
     if _holds_model(kind, set()):
         adapter = sys.modules["pydantic"].TypeAdapter(kind)
         return Described(dict(adapter.json_schema()), adapter.validate_python, adapter.validate_json)
-    schema = msgspec.json.schema(kind)
+    schema = msgspec.json.schema(kind, schema_hook=schema_of_text)
     _restore_order(schema, {cls.__name__: cls for cls in _typed_dicts(kind)})
     name_times(schema, kind)
-    return Described(schema, functools.partial(msgspec.convert, type=kind), msgspec.json.Decoder(kind).decode)
+    add_patterns(schema)
+    convert = functools.partial(msgspec.convert, type=kind, dec_hook=from_text)
+    return Described(schema, convert, json_decoder(kind, from_text).decode)
 
 
 def is_model(kind: Any) -> bool:
@@ -100,6 +106,8 @@ def _holds_model(kind: Any, seen: set[Any]) -> bool:
 def _dumped(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
+    if isinstance(value, pathlib.PurePath):
+        return str(value)
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 

@@ -14,7 +14,9 @@ import msgspec
 
 from ...constrain.json_text.partial import ABSENT, PLAIN, Shape
 from ...constrain.spec import JsonSchema
+from ...constrain.workers.decoders import json_decoder
 from .annotations import is_model
+from .texts import from_text
 
 Convert = Callable[[Any], Any]
 MakeConvert = Callable[[Any], Convert]
@@ -222,7 +224,7 @@ def _same_names(hints: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
 
 def _by_msgspec(kind: Any) -> Convert:
     kind = get_args(kind)[0] if get_origin(kind) in (typing.Required, typing.NotRequired) else kind
-    decode = msgspec.json.Decoder(kind).decode
+    decode = json_decoder(kind, from_text).decode
     return lambda value: decode(json.dumps(value))
 
 

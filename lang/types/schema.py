@@ -7,11 +7,14 @@ import enum
 import functools
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
 from ...constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
 from ...runtime.protocol.errors import RequestError
 from .annotations import described
+
+if TYPE_CHECKING:
+    from ...constrain.lowered import Lowered
 
 INTEGER = r"-?(0|[1-9][0-9]{0,17})"
 NUMBER = r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?"
@@ -32,7 +35,8 @@ def typed(kind: object) -> Typed:
     str                               a string without line breaks of its own: written as JSON, with quotes
     Enum, Literal (texts, integers)   the member, written bare
     a JSON Schema (dict or text)      the JSON text itself; `State.json` parses it
-    a Pydantic model, dataclass, TypedDict, msgspec Struct, list[...], ...   the object, written as JSON
+    a Pydantic model, dataclass, TypedDict, NamedTuple, msgspec Struct, list[...], set[...], dict[...], date, datetime,
+    timedelta, UUID, Decimal, bytes (base64), Path, ...   the object, written as JSON
 
     Properties are generated in the order in which they are declared, and no others. That order, and one layout, is
     what makes most of the text forced, and so the fewest steps of decoding.
@@ -175,7 +179,7 @@ _LOWERED = frozenset(
     {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
     | {"type", "enum", "const", "properties", "required", "items", "prefixItems", "additionalProperties", "anyOf"}
     | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems"}
-    | {"pattern", "format", "$defs", "definitions", "$ref"}
+    | {"pattern", "format", "contentEncoding", "$defs", "definitions", "$ref"}
 )
 """Keywords of schemas of types. Each is about one place only: writing its grammar takes no search."""
 
@@ -245,16 +249,21 @@ def _reason(message: str) -> str:
 
 def _check_schema(spec: JsonSchema) -> None:
     from ...constrain.errors import UnsupportedKeywordError  # noqa: PLC0415
+
+    try:
+        lowered_if_plain(spec)
+    except UnsupportedKeywordError:
+        if spec.policy == "exact":
+            raise
+
+
+def lowered_if_plain(spec: JsonSchema) -> Lowered | None:
+    """The schema's grammar, if writing it is certain to take little time. Raises GrammarError."""
     from ...constrain.json_schema.parse import parse_schema  # noqa: PLC0415
     from ...constrain.lower import lower  # noqa: PLC0415
 
     schema = parse_schema(spec.schema)
-    if len(spec.schema) <= MAX_LOWERED_CHARS and _is_plain(schema):
-        try:
-            lower(spec)
-        except UnsupportedKeywordError:
-            if spec.policy == "exact":
-                raise
+    return lower(spec) if len(spec.schema) <= MAX_LOWERED_CHARS and _is_plain(schema) else None
 
 
 def _is_plain(schema: Any) -> bool:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..protocol.errors import ModelError
+from ..protocol.errors import ModelError, in_file
 from .gguf_file import GGUFFile
 
 NATIVE_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 _MAX_DIMENSION = 1 << 24
 _MAX_LAYERS = 1024
+_MAX_CONTEXT = 1 << 24
+_MAX_ROPE = 1e9
+_MAX_THETA = 1e15
 _THETA_DEFAULTS = {"smollm3": 2_000_000.0}
 
 
@@ -41,6 +45,23 @@ class RopeConfig:
     truncate: bool = True
     frequency_factors: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("theta", self.theta, 1.0, _MAX_THETA),
+            ("factor", self.factor, 1 / _MAX_ROPE, _MAX_ROPE),
+            ("beta_fast", self.beta_fast, 1 / _MAX_ROPE, _MAX_ROPE),
+            ("beta_slow", self.beta_slow, 1 / _MAX_ROPE, _MAX_ROPE),
+            ("attention_factor", 1.0 if self.attention_factor is None else self.attention_factor, 0.0, _MAX_ROPE),
+            *(("frequency factor", factor, 1 / _MAX_ROPE, 1e30) for factor in self.frequency_factors),
+        ):
+            if not least <= value <= most:
+                raise ModelError(f"rope {name} must be from {least:g} to {most:g}, got {value:g}")
+        if self.kind == "yarn" and self.theta == 1.0:
+            raise ModelError("rope theta must be above 1 with yarn")
+        if self.kind == "llama3" and not self.low_frequency_factor < self.high_frequency_factor <= _MAX_ROPE:
+            low, high = self.low_frequency_factor, self.high_frequency_factor
+            raise ModelError(f"rope low_freq_factor must be below high_freq_factor, got {low:g} and {high:g}")
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -59,7 +80,7 @@ class ModelShape:
         for name in ("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim"):
             _require_range(name, getattr(self, name), _MAX_DIMENSION)
         _require_range("num_layers", self.num_layers, _MAX_LAYERS)
-        _require_range("max_position", self.max_position, 1 << 31)
+        _require_range("max_position", self.max_position, _MAX_CONTEXT)
         if self.num_heads % self.num_kv_heads:
             raise ModelError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
 
@@ -85,8 +106,6 @@ class ModelConfig(ModelShape):
             raise ModelError(f"head_dim must be even for rotary positions, got {self.head_dim}")
         if not 0.0 < self.norm_eps < 1.0:
             raise ModelError(f"norm_eps must lie between 0 and 1, got {self.norm_eps}")
-        if not (self.rope.theta > 0.0 and self.rope.factor > 0.0):
-            raise ModelError(f"rope theta and factor must be positive, got {self.rope.theta} and {self.rope.factor}")
         for name in ("rope_layers", "windows"):
             if len(getattr(self, name)) != self.num_layers:
                 raise ModelError(f"{name} must have one entry a layer, got {len(getattr(self, name))}")
@@ -102,7 +121,11 @@ def read_config(source: Mapping[str, Any] | GGUFFile) -> ModelConfig:
         UnsupportedModelError: another architecture, or a feature of it that the native decoder does not compute.
         ModelError: a field is missing or impossible.
     """
-    return _read_gguf(source) if isinstance(source, GGUFFile) else _read_hugging_face(source)
+    if isinstance(source, GGUFFile):
+        with in_file(source.path.name):
+            return _read_gguf(source)
+    with in_file("config.json"):
+        return _read_hugging_face(source)
 
 
 # -- Hugging Face ------------------------------------------------------------------------------------------------
@@ -126,7 +149,7 @@ def _read_hugging_face(raw: Mapping[str, Any]) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=_integer(raw, "num_key_value_heads", default=num_heads),
         head_dim=_integer(raw, "head_dim", default=128 if architecture == "qwen3" else hidden_size // num_heads),
-        max_position=_integer(raw, "max_position_embeddings", 1 << 31, default=2048),
+        max_position=_integer(raw, "max_position_embeddings", _MAX_CONTEXT, default=2048),
         norm_eps=_number(raw, "rms_norm_eps", 1e-6),
         rope=_read_rope(raw, str(architecture)),
         tie_embeddings=bool(raw.get("tie_word_embeddings", architecture == "smollm3")),
@@ -243,7 +266,7 @@ def _read_gguf(file: GGUFFile) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=_integer(raw, "attention.head_count_kv", default=num_heads),
         head_dim=head_dim,
-        max_position=_integer(raw, "context_length", 1 << 31),
+        max_position=_integer(raw, "context_length", _MAX_CONTEXT),
         norm_eps=_number(raw, "attention.layer_norm_rms_epsilon"),
         rope=_gguf_rope(file, raw, head_dim),
         tie_embeddings="output.weight" not in tensors,
@@ -312,6 +335,6 @@ def _number(raw: Mapping[str, Any], key: str, default: float | None = None) -> f
         if default is None:
             raise ModelError(f"the model's config has no {key}")
         value = default
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 <= value < float("inf"):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 <= value <= sys.float_info.max:
         raise ModelError(f"{key} must be a number of at least 0, got {value!r}")
     return float(value)

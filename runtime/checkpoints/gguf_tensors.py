@@ -60,6 +60,10 @@ class GGUFTensors:
         tensor = self._tensors.get(name)
         return tensor is not None and len(tensor.shape) == 2 and tensor.format.size > 1
 
+    def type_id(self, name: str) -> int:
+        """A tensor's type in GGUF."""
+        return self._tensors[name].format.type_id
+
     def read_numbers(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor's numbers, dequantised."""
         tensor = self._tensors[name]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from pathlib import Path
 
 from ..protocol.errors import ModelError
 from . import fetch as pull
+from .hub import fetch_from_hub, is_hub_name, is_remote_file, is_url
 from .weights import Progress
 
 
@@ -27,30 +26,23 @@ def locate(source: str | Path, *, progress: Progress | None = None) -> Path:
     name = str(source)
     if name in pull.MODELS:
         return pull.pull(name, progress=progress)
-    if isinstance(source, str) and name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return _download(name)
-    raise ModelError(f"no model {name!r}: it is no folder, no .gguf file and none of {', '.join(pull.MODELS)}")
+    if isinstance(source, str) and is_hub_name(name):
+        return fetch_from_hub(name)
+    if isinstance(source, str) and is_remote_file(name):
+        from .remote import fetch_file  # noqa: PLC0415  pulls httpx
+
+        return fetch_file(name, progress=progress)
+    known = ", ".join(pull.MODELS)
+    raise ModelError(
+        f"no model {name!r}: not a folder, a .gguf file, or a known model ({known}): give a path, or a name of the "
+        "hub, owner/model:FILE.gguf; bough models lists what is here"
+    )
 
 
 def model_name(source: str | Path, path: Path) -> str:
     """Returns the model's name: the given one, or its file's or folder's."""
+    if is_url(str(source)):
+        return path.stem
     if path.exists() and Path(source).expanduser() == path:
         return path.stem if path.is_file() else path.resolve().name
     return str(source)
-
-
-def _download(name: str) -> Path:
-    """A model of the Hugging Face hub, through its own client and cache; data files only."""
-    if not _has_hub():
-        raise ModelError(f"no folder {name!r}; to load it from the hub: pip install huggingface_hub")
-    hub = importlib.import_module("huggingface_hub")
-    try:
-        folder = hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "tokenizer.model"])
-    except Exception as error:  # network, authentication and storage errors have no common base
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"no folder {name!r}, and the hub could not be used: {reason}") from error
-    return Path(folder)
-
-
-def _has_hub() -> bool:
-    return importlib.util.find_spec("huggingface_hub") is not None

@@ -91,17 +91,27 @@ class QuantisedFolder:
             for part, name in names.items()
             if name in self._checkpoint.shapes
         }
-        if self._method == "awq":
-            return self._order_awq(base, parts)
-        return self._order_gptq(base, parts) if self._method == "gptq" else _order_fp8(base, parts)
+        match self._method:
+            case "awq":
+                return self._repack_awq(base, parts)
+            case "gptq":
+                return self._repack_gptq(base, parts)
+            case "fp8":
+                return _repack_fp8(base, parts)
+        raise ModelError(f"weights of the method {self._method!r} cannot be read")
 
     def _dense_shape(self, base: str) -> tuple[int, int]:
         shape = self._checkpoint.shapes[f"{base}.{'weight' if self._method == 'fp8' else 'qweight'}"]
         if len(shape) != 2:
             raise ModelError(f"the {self._method} weight {base} has shape {list(shape)}")
-        if self._method == "awq":  # [N, M / 8]
-            return shape[1] * 8, shape[0]
-        return (shape[1], shape[0] * 32 // self._bits) if self._method == "gptq" else (shape[0], shape[1])
+        match self._method:
+            case "awq":  # [N, M / 8]
+                return shape[1] * 8, shape[0]
+            case "gptq":
+                return shape[1], shape[0] * 32 // self._bits
+            case "fp8":
+                return shape[0], shape[1]
+        raise ModelError(f"weights of the method {self._method!r} have no known shape")
 
     def _group(self) -> int | None:
         group = self._settings.get("group_size", self._settings.get("q_group_size", 128))
@@ -111,7 +121,7 @@ class QuantisedFolder:
             raise ModelError(f"quantization_config: group_size {group!r} is not supported")
         return group
 
-    def _order_awq(self, base: str, parts: Mapping[str, torch.Tensor]) -> StoredWeight:
+    def _repack_awq(self, base: str, parts: Mapping[str, torch.Tensor]) -> StoredWeight:
         rows, columns = self._dense_shape(base)
         group = self._group()
         _check_groups(base, parts, group, columns, rows, rows // 8)
@@ -119,7 +129,7 @@ class QuantisedFolder:
         zeros = _unpack(parts["qzeros"], 4, _AWQ_ORDER).to(torch.uint8)
         return StoredWeight(PackedWeight(pack(codes, 4, group), parts["scales"], zeros, 4, group, columns))
 
-    def _order_gptq(self, base: str, parts: Mapping[str, torch.Tensor]) -> StoredWeight:
+    def _repack_gptq(self, base: str, parts: Mapping[str, torch.Tensor]) -> StoredWeight:
         rows, columns = self._dense_shape(base)
         bits, group, scales = self._bits, self._group(), parts["scales"]
         _check_groups(base, parts, group, columns, rows, rows * bits // 32)
@@ -159,7 +169,7 @@ def _column_order(base: str, group_of: torch.Tensor | None, columns: int, group:
     return None if torch.equal(group_of.long(), expected) else group_of.long().argsort(stable=True)
 
 
-def _order_fp8(base: str, parts: Mapping[str, torch.Tensor]) -> StoredWeight:
+def _repack_fp8(base: str, parts: Mapping[str, torch.Tensor]) -> StoredWeight:
     codes, blocks, scale = parts["weight"], parts.get("weight_scale_inv"), parts.get("weight_scale")
     rows, columns = codes.shape
     if blocks is not None:
@@ -191,7 +201,7 @@ def _read_method(settings: Mapping[str, Any]) -> str:
     method = settings.get("quant_method")
     if method == "compressed-tensors" and settings.get("format") in ("float-quantized", "naive-quantized"):
         return "fp8"
-    if method not in _PARTS:
+    if not isinstance(method, str) or method not in _PARTS:
         wanted = f"{method!r} with format {settings['format']!r}" if "format" in settings else repr(method)
         raise ModelError(f"quantization_config: quant_method {wanted} is not supported, only {', '.join(_PARTS)}")
     if method == "awq":
@@ -201,7 +211,7 @@ def _read_method(settings: Mapping[str, Any]) -> str:
         _demand(settings, "checkpoint_format", ("gptq", "gptq_v2"), default="gptq")
     elif settings.get("weight_block_size") is not None:
         _demand(settings, "weight_block_size", ([128, 128], (128, 128)))
-    return str(method)
+    return method
 
 
 def _read_bits(method: str, settings: Mapping[str, Any]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from ..protocol.errors import ModelError
 from .gguf_blocks import repack
@@ -19,6 +19,7 @@ from .gguf_tensors import GGUFTensors
 from .stored_weight import StoredWeight
 
 _MAX_HEADER_BYTES = 100 << 20
+_MAX_JSON_BYTES = 64 << 20
 _ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
     "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -76,8 +77,12 @@ class SafetensorsCheckpoint:
 
     def read(self, name: str) -> torch.Tensor:
         """See Checkpoint.read; a tensor of an extra dtype as it is."""
-        with safe_open(self._file_of[name], framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
+        path = self._file_of[name]
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensor: torch.Tensor = file.get_tensor(name)
+        except (OSError, SafetensorError) as error:  # it was changed since its header was read
+            raise ModelError(f"{path.name}: tensor {name!r} cannot be read: {error}") from error
         return tensor
 
 
@@ -104,7 +109,7 @@ def safetensors_files(folder: Path) -> list[Path]:
 
 
 def read_safetensors_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> (dtype, shape), after checking that every tensor lies in the file and none overlaps another."""
+    """Name -> (dtype, shape), after checking that the tensors take all of the file and none overlaps another."""
     file_size = path.stat().st_size
     with path.open("rb") as file:
         header_size = int.from_bytes(file.read(8), "little")
@@ -126,27 +131,33 @@ def read_safetensors_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]
         spans.append((start, stop, name))
         entries[name] = (dtype, shape)
     spans.sort()
-    for (_, stop, left), (start, _, right) in pairwise(spans):
+    ends = [(0, 0, "the header"), *spans, (data_size, data_size, "the end of the file")]
+    for (_, stop, left), (start, _, right) in pairwise(ends):
         if stop > start:
             raise ModelError(f"{path.name}: tensors {left!r} and {right!r} overlap")
+        if stop < start:  # such a file may be two at once, and the library that reads it refuses it
+            raise ModelError(f"{path.name}: {start - stop} bytes between {left!r} and {right!r} belong to no tensor")
     return entries
 
 
 def _header_entry(file_name: str, name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
     """dtype, shape, start and stop of one tensor, their types checked."""
-    if not isinstance(entry, dict) or entry.get("dtype") not in _ITEM_BYTES:
+    dtype = entry.get("dtype") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
         raise ModelError(f"{file_name}: tensor {name!r} has no known dtype")
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
     if not isinstance(shape, list) or len(shape) > 8 or not all(type(dim) is int and dim >= 0 for dim in shape):
         raise ModelError(f"{file_name}: tensor {name!r} has an impossible shape {shape!r}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(offset) is int for offset in offsets):
         raise ModelError(f"{file_name}: tensor {name!r} has impossible data_offsets {offsets!r}")
-    return str(entry["dtype"]), tuple(shape), offsets[0], offsets[1]
+    return dtype, tuple(shape), offsets[0], offsets[1]
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """A JSON file whose top level is an object."""
     try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ModelError(f"{path.name}: more than {_MAX_JSON_BYTES >> 20} MiB of JSON")
         data = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path.name}: cannot be read: {error.strerror}") from error

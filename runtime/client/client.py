@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Protocol
 
 from ..protocol.counters import EngineStats, ModelInfo
-from ..protocol.program import Program, ProgramEvent
+from ..protocol.program import Done, Failed, Program, ProgramEvent
 from ..protocol.request import Request, RequestOutput
 from ..tokenizer.tokenizer import Tokenizer
 from ..tools.registry import ToolCall
@@ -21,8 +21,11 @@ class EngineClient(Protocol):
     EngineStoppedError is raised if the engine dies.
     """
 
-    tokenizer: Tokenizer
-    info: ModelInfo
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def info(self) -> ModelInfo: ...
 
     def stream(self, request: Request) -> Iterator[RequestOutput]: ...
 
@@ -31,7 +34,14 @@ class EngineClient(Protocol):
     def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
         """`tools` are what this program may call besides the registered ones; they run in this process."""
 
-    def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]: ...
+    def arun(
+        self,
+        program: Program,
+        tools: Mapping[str, ToolCall] | None = None,
+        *,
+        settle: Callable[[Done | Failed], None] | None = None,
+    ) -> AsyncIterator[ProgramEvent]:
+        """`settle` is called on the event loop with the last event, also if the consumer has left before it."""
 
     @property
     def tools(self) -> Mapping[str, ToolCall]:
@@ -41,7 +51,7 @@ class EngineClient(Protocol):
         """Raises RequestError: its name is none or taken, or there are too many."""
 
     def drop(self, program_id: str) -> None:
-        """Forgets a kept program state. Unknown ids are ignored."""
+        """Stops a program, its submissions in flight included, and forgets its state. Unknown ids are ignored."""
 
     def stats(self) -> EngineStats: ...
 
@@ -49,6 +59,10 @@ class EngineClient(Protocol):
         """Empties the prefix cache; False (and nothing done) while requests are running."""
 
     @property
-    def alive(self) -> bool: ...
+    def alive(self) -> bool:
+        """Returns false once nothing can be asked of it any more."""
+
+    def check(self) -> None:
+        """Raises EngineStoppedError: it takes nothing now. EngineStuckError, EngineStartingError: it may, later."""
 
     def close(self) -> None: ...

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
-import signal
 import socket
 import sys
+import threading
+import time
 
+from ...constrain.workers.child import die_with_parent
 from ..checkpoints.locate import locate
 from ..load.start import start_engine
 from ..protocol.config import EngineConfig
-from ..protocol.errors import BoughError, EngineStoppedError, ErrorInfo, to_info
-from ..protocol.program import Failed, ProgramEvent
+from ..protocol.errors import BoughError, EngineStoppedError, ErrorInfo, RequestError, to_info
+from ..protocol.program import Done, Failed
 from ..protocol.request import Finish, RequestOutput
+from .lines import log_to_stderr
 from .local import EngineLoop
 from .messages import (
     Abort,
     AskFlush,
     AskStats,
+    Beat,
     Drop,
     Event,
     Flushed,
@@ -39,24 +44,25 @@ from .messages import (
     read_frames,
 )
 from .remote_tools import RemoteTools
+from .watchdog import BEAT_S, StepTimer
 
 EXIT_LOAD_FAILED = 3
 EXIT_ENGINE_DIED = 5
 
 
-def main(descriptor: int) -> int:
+def serve(descriptor: int) -> int:
     """Serves one client until it closes its end. Returns the exit status."""
-    # An interrupt at the terminal is for the client, which ends this process in order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
     writer = FrameWriter(connection)
     messages = read_frames(connection, ToEngine, lambda message: _refuse(message, writer))
     start = next(messages, None)
     if not isinstance(start, Start):
         return 0
+    heart = _Heart(writer)
     try:
-        loop = _load(start.config, writer)
+        heart.loop = loop = _load(start.config, writer)
     except BoughError as error:
+        heart.stop()
         writer.put(LoadFailed(to_info(error)))
         writer.close()
         return EXIT_LOAD_FAILED
@@ -68,6 +74,7 @@ def main(descriptor: int) -> int:
         with contextlib.suppress(EngineStoppedError):  # seen above, at the next message
             _serve(message, loop, writer, tools)
     died = not loop.alive
+    heart.stop()
     loop.close()
     writer.close()
     connection.close()
@@ -86,17 +93,41 @@ def _load(config: EngineConfig, writer: FrameWriter) -> EngineLoop:
 
     def died() -> None:
         writer.close()
+        logging.shutdown()
         os._exit(EXIT_ENGINE_DIED)
 
     return EngineLoop(engine, config, on_death=died, serves=True)
 
 
+class _Heart:
+    """Sends heartbeats from a thread of its own, at first of a process that loads, then of its loop's steps."""
+
+    def __init__(self, writer: FrameWriter) -> None:
+        self.loop: EngineLoop | None = None
+        self._writer = writer
+        self._over = threading.Event()
+        threading.Thread(target=self._beat, name="bough-heart", daemon=True).start()
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def _beat(self) -> None:
+        timer = StepTimer()
+        while not self._over.wait(BEAT_S):
+            loop = self.loop
+            if loop is None:
+                self._writer.put(Beat())
+                continue
+            expected_s = loop.engine.expected_s  # read first: with a new step the time is changed first
+            self._writer.put(Beat(timer.look(loop.step_began, time.monotonic()), expected_s))
+
+
 def _serve(message: object, loop: EngineLoop, writer: FrameWriter, tools: RemoteTools) -> None:
     match message:
         case Submit(key=key, request=request):
-            loop.start_request(request, lambda output: writer.put(Output(key, output)))
+            loop.start_request(request, lambda output: tell(writer, Output(key, output)))
         case RunProgram(key=key, program=program, tools=infos):
-            loop.start_program(program, lambda event: _tell(writer, key, event), tools.of(key, infos))
+            loop.start_program(program, lambda event: _tell_of_program(writer, Event(key, event)), tools.of(key, infos))
         case ToolResult():
             tools.take(message)
         case Abort(request_id=request_id):
@@ -109,8 +140,28 @@ def _serve(message: object, loop: EngineLoop, writer: FrameWriter, tools: Remote
             loop.ask(loop.engine.flush_cache, lambda done: writer.put(Flushed(key, done)))
 
 
-def _tell(writer: FrameWriter, key: int, event: ProgramEvent) -> None:
-    writer.put(Event(key, event))
+def tell(writer: FrameWriter, message: Output | Event) -> None:
+    """Sends what has happened. Where the end of a request or program cannot be sent, an error that says so is its end.
+
+    Raises:
+        RequestError: something before the end cannot be sent.
+    """
+    try:
+        writer.put(message)
+    except RequestError as error:
+        info = ErrorInfo(code="invalid_output", message=error.message)
+        match message:
+            case Output(key=key, output=RequestOutput(id=request_id, finish=Finish(usage=usage, timings=timings))):
+                finish = Finish(reason="error", usage=usage, timings=timings, error=info)
+                writer.put(Output(key, RequestOutput(id=request_id, finish=finish)))
+            case Event(key=key, event=Done() | Failed()):
+                writer.put(Event(key, Failed(error=info)))
+            case _:
+                raise
+
+
+def _tell_of_program(writer: FrameWriter, message: Event) -> None:
+    tell(writer, message)
     writer.wait_for_room()
 
 
@@ -124,4 +175,6 @@ def _refuse(message: Unreadable, writer: FrameWriter) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    die_with_parent(int(sys.argv[1]))
+    log_to_stderr()
+    sys.exit(serve(int(sys.argv[2])))

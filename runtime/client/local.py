@@ -65,6 +65,7 @@ class EngineLoop:
         self._warm_at = time.monotonic() + QUIET_S if serves else math.inf
         self._rest_s: float | None = REST_S  # until more can be prepared; None: nothing can
         self._lock = threading.Lock()
+        self._turned: float | None = None  # when the step under way began; None: it sleeps
         engine.wake = lambda: self._inbox.put(_nothing)
         self._thread = threading.Thread(target=self._run, name="bough-engine", daemon=True)
         self._thread.start()
@@ -74,6 +75,11 @@ class EngineLoop:
     @property
     def alive(self) -> bool:
         return not self._stopped
+
+    @property
+    def step_began(self) -> float | None:
+        """Time at which the step under way began, or the calls before it; None while the loop sleeps."""
+        return None if self._stopped else self._turned
 
     def start_request(self, request: Request, listen: Callable[[RequestOutput], None]) -> None:
         """`listen` is called from the engine's thread; a refusal arrives as a terminal event."""
@@ -105,7 +111,7 @@ class EngineLoop:
 
     def drop(self, program_id: str) -> None:
         with contextlib.suppress(EngineStoppedError):
-            self._post(lambda: self._executor.abort(program_id))
+            self._post(lambda: self._executor.drop(program_id))
 
     def ask(self, question: Callable[[], Answer], answer: Callable[[Answer], None]) -> None:
         """Has `question` asked on the engine's thread, between steps."""
@@ -135,13 +141,14 @@ class EngineLoop:
         try:
             while self._take_calls():
                 self._machine.expire()
+                self._executor.expire()
                 works = not self.engine.idle
                 self.engine.step()
                 if works:
                     self._rest_s = REST_S
                     if self._warm_at < math.inf:
                         self._warm_at = time.monotonic() + QUIET_S
-        except Exception:
+        except BaseException:  # a panic of native code is no Exception
             logger.exception("the engine has died")
             died = True
         with self._lock:
@@ -162,9 +169,11 @@ class EngineLoop:
         Those that come in meanwhile wait until after the next step, so that many callers cannot keep it from coming.
         """
         num_left = self._inbox.qsize()
+        self._turned = time.monotonic()
+        self.engine.expected_s = 0.0  # until its step says more
         while num_left > 0 or self.engine.idle:
             try:
-                call = self._inbox.get(timeout=self._sleep_s() if num_left <= 0 else None)
+                call = self._get(self._sleep_s()) if num_left <= 0 else self._inbox.get()
             except queue.Empty:
                 self._use_rest()
                 return True  # a deadline has come
@@ -174,21 +183,35 @@ class EngineLoop:
             _make(call)
         return True
 
+    def _get(self, sleep_s: float | None) -> Callable[[], None] | None:
+        self._turned = None
+        try:
+            return self._inbox.get(timeout=sleep_s)
+        finally:
+            self._turned = time.monotonic()
+
     def _sleep_s(self) -> float | None:
         """Seconds that the idle loop may sleep: until the first deadline of a constraint that is compiled, or of a
-        tool, or until it has rested long enough to get ready for what may come.
+        tool, until a look for old states is due, or until it has rested long enough to get ready for what may come.
         """
-        ends = [end for end in (self.engine.sleep_s(), self._machine.sleep_s(), self._rest_s) if end is not None]
+        parts = (self.engine.sleep_s(), self._machine.sleep_s(), self._executor.sleep_s(), self._rest_s)
+        ends = [end for end in parts if end is not None]
         if self._warm_at < math.inf:
             ends.append(max(self._warm_at - time.monotonic(), 0.0))
         return min(ends, default=None)
 
     def _use_rest(self) -> None:
+        """Gets ready for what may come; that it cannot is no reason for the engine to stop."""
         if self._rest_s is not None:
-            self._rest_s = 0.0 if self.engine.prepare() else None
+            self._rest_s = None
+            _make(self._prepare)
         if time.monotonic() >= self._warm_at:
             self._warm_at = math.inf
-            self.engine.warm()
+            _make(self.engine.warm)
+
+    def _prepare(self) -> None:
+        if self.engine.prepare():
+            self._rest_s = 0.0
 
 
 def _end(inbox: queue.SimpleQueue[Callable[[], None] | None], thread: threading.Thread) -> None:
@@ -237,6 +260,10 @@ class LocalClient(StreamingClient):
     @property
     def alive(self) -> bool:
         return self._loop.alive
+
+    def check(self) -> None:
+        if not self._loop.alive:
+            raise EngineStoppedError("the engine has stopped")
 
     def stats(self) -> EngineStats:
         return self._wait(self._loop.stats)

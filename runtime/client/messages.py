@@ -6,6 +6,7 @@ A frame is its length, 4 bytes little-endian, and a message. Streams are told ap
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import socket
 import threading
@@ -14,12 +15,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ...constrain.workers.decoders import msgpack_decoder
 from ..protocol.config import EngineConfig
 from ..protocol.counters import EngineStats, ModelInfo
 from ..protocol.errors import ErrorInfo, RequestError
 from ..protocol.program import Program, ProgramEvent
 from ..protocol.request import Request, RequestOutput
 
+HEAD_BYTES = 8
 MAX_FRAME_BYTES = 1 << 30
 ROOM_BYTES = 256 << 10
 ROOM_TIMEOUT_S = 1.0
@@ -98,6 +101,15 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
     error: ErrorInfo
 
 
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """A heartbeat: the step under way has lasted for `stalled_s` seconds, 0 if there is nothing to do; its passes are
+    expected to take `expected_s`.
+    """
+
+    stalled_s: float = 0.0
+    expected_s: float = 0.0
+
+
 class Output(msgspec.Struct, frozen=True, tag="output"):
     key: int
     output: RequestOutput
@@ -133,7 +145,7 @@ class LeaveTool(msgspec.Struct, frozen=True, tag="leave_tool"):
     call: int
 
 
-FromEngine = Loading | Located | Ready | LoadFailed | Output | Event | Stats | Flushed | UseTool | LeaveTool
+FromEngine = Loading | Located | Ready | LoadFailed | Beat | Output | Event | Stats | Flushed | UseTool | LeaveTool
 
 
 class _Head(msgspec.Struct):
@@ -181,8 +193,8 @@ class FrameWriter:
         if len(body) > MAX_FRAME_BYTES:
             raise RequestError(f"it has {len(body)} bytes, more than can be sent between processes")
         with self._sent:
-            self._num_bytes += 4 + len(body)
-        self._queue.put(len(body).to_bytes(4, "little") + body)
+            self._num_bytes += HEAD_BYTES + len(body)
+        self._queue.put(body)
 
     def wait_for_room(self) -> None:
         """Returns once no more than ROOM_BYTES wait to be sent, or after ROOM_TIMEOUT_S."""
@@ -202,17 +214,23 @@ class FrameWriter:
             self._sent.notify_all()
 
     def _send_all(self) -> None:
+        numbers = itertools.count()
         while True:
             frames = [self._queue.get()]
             while len(frames) < 256 and not self._queue.empty():
                 frames.append(self._queue.get())
-            data = b"".join(frame for frame in frames if frame is not None)
+            data = b"".join(_head(len(body), next(numbers)) + body for body in frames if body is not None)
             self._connection.sendall(data)
             with self._sent:
                 self._num_bytes -= len(data)
                 self._sent.notify_all()
             if None in frames:
                 return
+
+
+def _head(length: int, number: int) -> bytes:
+    """Head of a message: its length, and its number modulo 2^32, so that none is lost in silence."""
+    return length.to_bytes(4, "little") + (number & 0xFFFFFFFF).to_bytes(4, "little")
 
 
 def _unsendable(message: msgspec.Struct) -> str:
@@ -246,15 +264,17 @@ def read_frames(
     A message in which something has the wrong type goes to `refuse`, if that is given and its stream is known.
 
     Raises:
-        msgspec.DecodeError: a frame is not one of these messages.
+        msgspec.DecodeError: a frame is not one of these messages, or one before it is missing.
     """
-    decoder = msgspec.msgpack.Decoder(types)
+    decoder, heads = msgpack_decoder(types), msgpack_decoder(_Head)
     with connection.makefile("rb") as stream, contextlib.suppress(ConnectionError):
-        while True:
-            head = stream.read(4)
-            if len(head) < 4:
+        for number in itertools.count():
+            head = stream.read(HEAD_BYTES)
+            if len(head) < HEAD_BYTES:
                 return
-            length = int.from_bytes(head, "little")
+            length = int.from_bytes(head[:4], "little")
+            if head != _head(length, number):
+                raise msgspec.DecodeError(f"message {number} of the link is missing")
             if length > MAX_FRAME_BYTES:
                 raise msgspec.DecodeError(f"a frame of {length} bytes is over the limit")
             body = stream.read(length)
@@ -265,7 +285,7 @@ def read_frames(
             except (msgspec.ValidationError, RecursionError) as error:
                 if refuse is None:
                     raise
-                about = msgspec.msgpack.decode(body, type=_Head)
+                about = heads.decode(body)
                 refuse(Unreadable(about.type, about.key, str(error)))
             else:
                 yield message

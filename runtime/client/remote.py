@@ -5,18 +5,28 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import queue
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from ..protocol.config import EngineConfig
 from ..protocol.counters import EngineStats, ModelInfo
-from ..protocol.errors import EngineError, EngineStoppedError, ErrorInfo, ModelError, RequestError
+from ..protocol.errors import (
+    BoughError,
+    EngineError,
+    EngineStoppedError,
+    EngineStuckError,
+    ErrorInfo,
+    ModelError,
+    to_info,
+)
 from ..protocol.program import Done, Failed, Program, ProgramEvent
 from ..protocol.request import Finish, Request, RequestOutput
 from ..tokenizer.load import load_tokenizer
@@ -26,6 +36,7 @@ from .messages import (
     Abort,
     AskFlush,
     AskStats,
+    Beat,
     Drop,
     Event,
     Flushed,
@@ -47,45 +58,70 @@ from .messages import (
 from .remote_tools import LocalTools
 from .spawn import EngineProcess, spawn_engine
 from .streams import StreamingClient
+from .watchdog import TICK_S, Watchdog
 
 logger = logging.getLogger("bough.engine")
 
 CLOSE_TIMEOUT_S = 3.0
 """Seconds that an engine may take to end by itself; one that is stuck in a step or a program is killed."""
 
+LOAD_SILENCE_S = 60.0
+"""Seconds without a heartbeat after which an engine that loads its model is ended."""
+
 ANSWER_TIMEOUT_S = 60.0
 """Seconds that an engine may take for the step it is in before it answers a question."""
 
-_DEAD = ErrorInfo(code=EngineStoppedError.code, message="the engine process has died")
+Progress = Callable[[str, int, int], None]
+
+Told = TypeVar("Told")
+
+
+class _Stream(NamedTuple):
+    """A request or program under way: who listens, until when, and the message that ends it early."""
+
+    listen: Callable[[Any], None]
+    fail: Callable[[ErrorInfo], None]
+    stop: msgspec.Struct
+    deadline: float
 
 
 class RemoteClient(StreamingClient):
     """`EngineClient` over an engine process that it started. Made by `launch`.
 
-    Tools, the registered ones too, run in this process: only their names and results go to the engine's.
+    Tools, the registered ones too, run in this process: only their names and results go to the engine's. Whoever holds
+    it may `watch` it, so that an engine that is stuck is noticed.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, writer: FrameWriter) -> None:
+    def __init__(self, spawned: EngineProcess | None = None) -> None:
+        """Takes over a process that was started before, or starts one; `load` is what it waits for."""
         super().__init__(self, ToolRegistry())
         self.info: ModelInfo
         self.tokenizer: Tokenizer
-        self._process = process
-        self._connection = connection
-        self._writer = writer
+        self.load_s = 0.0
+        self._spawned = spawned or spawn_engine()
+        try:
+            self._writer = FrameWriter(self._spawned.connection)
+        except BaseException:
+            self.kill()
+            self._spawned.process.wait()
+            self._spawned.connection.close()
+            raise
         self._keys = itertools.count(1)
         self._lock = threading.Lock()
-        self._requests: dict[int, tuple[str, Callable[[RequestOutput], None]]] = {}
-        self._programs: dict[int, Callable[[ProgramEvent], None]] = {}
+        self._streams: dict[int, _Stream] = {}
         self._answers: dict[int, queue.SimpleQueue[Any]] = {}
         self._tools = LocalTools(self._send)
         self._alive = True
+        self._watchdog = Watchdog()
+        self._limit_s = math.inf
+        self._fate: BoughError = EngineStoppedError("the engine process has died")
         self._reader: threading.Thread | None = None
 
     @classmethod
     def launch(
         cls,
         config: EngineConfig | None = None,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | None = None,
         spawned: EngineProcess | None = None,
     ) -> RemoteClient:
         """Starts an engine process and waits until it is ready; `progress(what, done, total)` while it loads.
@@ -95,20 +131,48 @@ class RemoteClient(StreamingClient):
         Raises:
             ModelError: the model cannot be loaded, or the process ended while loading.
         """
-        process, connection = spawned or spawn_engine()
-        client = cls(process, connection, FrameWriter(connection))
-        try:
-            client._wait_until_ready(config or EngineConfig(), progress)
-        except BaseException:
-            process.kill()
-            client.close()
-            raise
+        client = cls(spawned)
+        client.load(config or EngineConfig(), progress)
         return client
 
-    def _wait_until_ready(self, config: EngineConfig, progress: Callable[[str, int, int], None] | None) -> None:
-        messages = read_frames(self._connection, FromEngine)
+    def load(self, config: EngineConfig, progress: Progress | None = None, silence_s: float = LOAD_SILENCE_S) -> None:
+        """Has the model loaded, and waits until the engine is ready, which then took `load_s` from its start.
+
+        Raises:
+            ModelError: it cannot be loaded, or the process has ended, or has said nothing for `silence_s`. The client
+                is closed, as after any other exception.
+        """
+        loaded = threading.Event()
+        silent = threading.Event()
+        watcher = threading.Thread(
+            target=self._watch_load, args=(silence_s, loaded, silent), name="bough-load-watch", daemon=True
+        )
+        try:
+            watcher.start()
+            self._wait_until_ready(config, progress)
+        except BaseException as error:
+            self.kill()
+            self.close()
+            if silent.is_set():
+                reason = f"the engine process said nothing for {silence_s:.0f} s while it loaded the model"
+                raise ModelError(reason) from error
+            raise
+        finally:
+            loaded.set()
+
+    def _watch_load(self, limit_s: float, loaded: threading.Event, silent: threading.Event) -> None:
+        while not loaded.wait(TICK_S):
+            self._watchdog.look(time.monotonic())
+            if self._watchdog.silence_s >= limit_s:
+                silent.set()
+                self.kill()
+                return
+
+    def _wait_until_ready(self, config: EngineConfig, progress: Progress | None) -> None:
+        messages = read_frames(self._spawned.connection, FromEngine)
         self._send(Start(config))
         for message in messages:
+            self._watchdog.beat(0.0)
             match message:
                 case Loading(what=what, done=done, total=total):
                     if progress is not None:
@@ -119,12 +183,12 @@ class RemoteClient(StreamingClient):
                     self.tokenizer = load_tokenizer(path)
                 case Ready(info=info):
                     self.info = info
-                    self._reader = threading.Thread(
-                        target=self._read, args=(messages,), name="bough-reader", daemon=True
-                    )
-                    self._reader.start()
+                    self.load_s = time.monotonic() - self._spawned.begun
+                    reader = threading.Thread(target=self._read, args=(messages,), name="bough-reader", daemon=True)
+                    reader.start()
+                    self._reader = reader
                     return
-        status = self._process.wait(timeout=30)
+        status = self._spawned.process.wait(timeout=30)
         raise ModelError(f"the engine process ended with status {status} while it loaded the model")
 
     @property
@@ -133,47 +197,85 @@ class RemoteClient(StreamingClient):
 
     @property
     def process_id(self) -> int:
-        return self._process.pid
+        return self._spawned.process.pid
+
+    def check(self) -> None:
+        if not self._alive:
+            raise EngineStoppedError(self._fate.message, code=self._fate.code)
+        if self._watchdog.stuck:
+            raise self._stuck()
+
+    def _stuck(self) -> EngineStuckError:
+        error = EngineStuckError(f"the engine has made no progress for {self._watchdog.stuck_s:.0f} s")
+        error.retry_after_s = self._watchdog.left_s(self._limit_s)
+        return error
+
+    def watch(self, limit_s: float) -> None:
+        """Looks for progress; to be called every TICK_S.
+
+        While there is none, requests fail when their time is over; after `limit_s` seconds, or more where its passes
+        are expected to take long, the process is killed, and all of them do: one of them may be to blame, so that none
+        must be sent again.
+        """
+        self._limit_s = limit_s
+        now = time.monotonic()
+        self._watchdog.look(now)
+        if not self._watchdog.stuck:
+            return
+        error = self._stuck()
+        if self._watchdog.hangs(limit_s):
+            logger.error("%s: process %d is killed", error.message, self.process_id)
+            error.may_retry = False
+            self._fate = error
+            self.kill()
+            return
+        with self._lock:
+            late = {key: stream for key, stream in self._streams.items() if now >= stream.deadline}
+        for key, stream in late.items():
+            if self._leave(key):
+                self._send(stream.stop)
+                _tell(stream.fail, to_info(error))
+
+    def kill(self) -> None:
+        """Ends the process at once; what is running in it fails."""
+        self._spawned.process.kill()
 
     def drop(self, program_id: str) -> None:
         self._send(Drop(program_id))
 
-    def stats(self) -> EngineStats:
-        answer: EngineStats = self._ask(AskStats)
+    def stats(self, timeout_s: float = ANSWER_TIMEOUT_S) -> EngineStats:
+        """Raises EngineError: the engine has not answered in time."""
+        answer: EngineStats = self._ask(AskStats, timeout_s)
         return answer
 
     def flush_cache(self) -> bool:
-        answer: bool = self._ask(AskFlush)
+        answer: bool = self._ask(AskFlush, ANSWER_TIMEOUT_S)
         return answer
 
     def close(self) -> None:
         """Ends the engine process; what is running in it fails. Closing twice is fine."""
         self._writer.close(timeout_s=1.0)
         with contextlib.suppress(OSError):  # it has gone already
-            self._connection.shutdown(socket.SHUT_WR)
+            self._spawned.connection.shutdown(socket.SHUT_WR)
         try:
-            self._process.wait(timeout=CLOSE_TIMEOUT_S)
+            self._spawned.process.wait(timeout=CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._spawned.process.kill()
+            self._spawned.process.wait()
         self._tools.close()
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join(timeout=10)
-        self._connection.close()
+        self._spawned.connection.close()
 
     def _send(self, message: msgspec.Struct) -> None:
         self._writer.put(message)
 
     def start_request(self, request: Request, listen: Callable[[RequestOutput], None]) -> None:
-        key = next(self._keys)
-        with self._lock:
-            self._check()
-            self._requests[key] = (request.id, listen)
-        try:
-            self._send(Submit(key, request))
-        except RequestError:
-            self._requests.pop(key, None)
-            raise
+        def fail(error: ErrorInfo) -> None:
+            listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=error)))
+
+        stream = _Stream(listen, fail, Abort(request.id), _deadline(request.timeout_s))
+        self._start(next(self._keys), stream, lambda key: Submit(key, request))
 
     def abort(self, request_id: str) -> None:
         self._send(Abort(request_id))
@@ -183,36 +285,46 @@ class RemoteClient(StreamingClient):
     ) -> None:
         key = next(self._keys)
         infos = self._tools.offer(key, program, {**self._registry.tools, **(tools or {})})
-        with self._lock:
-            self._check()
-            self._programs[key] = listen
+        stream = _Stream(
+            listen, lambda error: listen(Failed(error=error)), Drop(program.id), _deadline(program.timeout_s)
+        )
+        self._start(key, stream, lambda key: RunProgram(key, program, infos))
+
+    def _start(self, key: int, stream: _Stream, message: Callable[[int], msgspec.Struct]) -> None:
         try:
-            self._send(RunProgram(key, program, infos))
-        except RequestError:
-            self._programs.pop(key, None)
-            self._tools.over(key)
+            self.check()
+            with self._lock:
+                if not self._alive:
+                    raise EngineStoppedError(self._fate.message, code=self._fate.code)
+                self._streams[key] = stream
+            self._send(message(key))
+        except BoughError:
+            self._leave(key)
             raise
 
-    def _ask(self, question: type[AskStats] | type[AskFlush]) -> Any:
+    def _leave(self, key: int) -> bool:
+        """Forgets a stream; returns whether it was there."""
+        self._tools.over(key)
+        with self._lock:
+            return self._streams.pop(key, None) is not None
+
+    def _ask(self, question: type[AskStats] | type[AskFlush], timeout_s: float) -> Any:
         key = next(self._keys)
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         with self._lock:
-            self._check()
+            if not self._alive:
+                raise EngineStoppedError(self._fate.message, code=self._fate.code)
             self._answers[key] = answers
         self._send(question(key))
         try:
-            answer = answers.get(timeout=ANSWER_TIMEOUT_S)
+            answer = answers.get(timeout=timeout_s)
         except queue.Empty:
             with self._lock:
                 self._answers.pop(key, None)
             raise EngineError("the engine has not answered in time", code="engine_overloaded") from None
         if answer is None:
-            raise EngineStoppedError(_DEAD.message)
+            raise EngineStoppedError(self._fate.message, code=self._fate.code)
         return answer
-
-    def _check(self) -> None:
-        if not self._alive:
-            raise EngineStoppedError(_DEAD.message)
 
     def _read(self, messages: Iterator[Any]) -> None:
         """Hands events to who waits for them until the engine closes its end, then tells all that it has died."""
@@ -225,31 +337,21 @@ class RemoteClient(StreamingClient):
             logger.exception("the messages of the engine process can no longer be read")
         with self._lock:
             self._alive = False
-            requests, self._requests = self._requests, {}
-            programs, self._programs = self._programs, {}
+            streams, self._streams = self._streams, {}
             answers, self._answers = self._answers, {}
-        for request_id, listen in requests.values():
-            listen(RequestOutput(id=request_id, finish=Finish(reason="error", error=_DEAD)))
-        for tell in programs.values():
-            tell(Failed(error=_DEAD))
+        for stream in streams.values():
+            _tell(stream.fail, to_info(self._fate))
         for waiting in answers.values():
             waiting.put(None)
 
     def _dispatch(self, message: Any) -> None:
         match message:
             case Output(key=key, output=output):
-                with self._lock:
-                    entry = self._requests.get(key) if output.finish is None else self._requests.pop(key, None)
-                if entry is not None:
-                    entry[1](output)
+                self._hand(key, output, last=output.finish is not None)
             case Event(key=key, event=event):
-                last = isinstance(event, (Done, Failed))
-                with self._lock:
-                    listen = self._programs.pop(key, None) if last else self._programs.get(key)
-                if last:
-                    self._tools.over(key)
-                if listen is not None:
-                    listen(event)
+                self._hand(key, event, last=isinstance(event, (Done, Failed)))
+            case Beat(stalled_s=stalled_s, expected_s=expected_s):
+                self._watchdog.beat(stalled_s, expected_s)
             case UseTool():
                 self._tools.use(message)
             case LeaveTool():
@@ -259,3 +361,25 @@ class RemoteClient(StreamingClient):
                     waiting = self._answers.pop(key, None)
                 if waiting is not None:
                     waiting.put(answer)
+
+    def _hand(self, key: int, event: RequestOutput | ProgramEvent, *, last: bool) -> None:
+        with self._lock:
+            stream = self._streams.get(key)
+        if last:
+            self._leave(key)
+        if stream is not None and not _tell(stream.listen, event) and self._leave(key):
+            self._send(stream.stop)
+
+
+def _tell(listen: Callable[[Told], None], event: Told) -> bool:
+    """Tells one who listens; False if that raises, which is no matter of the others."""
+    try:
+        listen(event)
+    except Exception:
+        logger.exception("who listens to a request or program failed")
+        return False
+    return True
+
+
+def _deadline(timeout_s: float | None) -> float:
+    return math.inf if timeout_s is None else time.monotonic() + timeout_s

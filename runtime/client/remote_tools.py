@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..protocol.errors import BoughError, ErrorInfo, to_info
+from ..protocol.errors import BoughError, ErrorInfo, RequestError, to_info
 from ..protocol.program import Program, Use, walk
 from ..tools.quotas import Owner
 from ..tools.registry import Ticket, ToolCall, ToolCallError, ToolRunner, check_tool, tool_failed, unknown_tool
@@ -125,8 +125,12 @@ class LocalTools:
                 self._tickets.pop(message.call, None)
             if isinstance(outcome, ErrorInfo):
                 self._send(ToolResult(message.call, error=outcome))
-            else:
+                return
+            try:
                 self._send(ToolResult(message.call, outcome))
+            except RequestError as error:
+                failure = tool_failed(message.tool, f"its result cannot be sent: {error.message}")
+                self._send(ToolResult(message.call, error=failure))
 
         with self._lock:
             owner, tools = self._tools.get(message.key, (None, {}))

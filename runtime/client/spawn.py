@@ -5,23 +5,36 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
+import time
 from typing import NamedTuple
+
+from ...constrain.workers.child import start_child
+
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""Secrets that loading a model may need."""
 
 
 class EngineProcess(NamedTuple):
-    """A process that waits on `connection` to hear what to load; it ends when that is closed."""
+    """A process that waits on `connection` to hear what to load; it ends when that is closed. `begun` is when it was
+    started, by the monotonic clock."""
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
+    begun: float
 
 
 def spawn_engine() -> EngineProcess:
-    """Starts the process, which the caller has to end."""
+    """Starts the process, which the caller has to end. Raises OSError: no process can be started."""
+    begun = time.monotonic()
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-P", "-m", "bough.runtime.client.engine_process", str(theirs.fileno())]
-        # Threads that spin while they wait take the cores from the server and its clients: see docs/decisions/0008.
-        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
-    return EngineProcess(process, ours)
+        process = start_child(
+            f"{__package__}.engine_process",
+            [str(theirs.fileno())],
+            keep=HUB_TOKENS,
+            # Threads that spin while they wait take the cores from the server and its clients: docs/decisions/0008.
+            variables={"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+    return EngineProcess(process, ours, begun)

@@ -59,8 +59,15 @@ class StreamingClient:
     def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
         return iterate(partial(self._starter.start_program, program, tools=tools), partial(self.drop, program.id))
 
-    def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]:
-        return aiterate(partial(self._starter.start_program, program, tools=tools), partial(self.drop, program.id))
+    def arun(
+        self,
+        program: Program,
+        tools: Mapping[str, ToolCall] | None = None,
+        *,
+        settle: Callable[[Done | Failed], None] | None = None,
+    ) -> AsyncIterator[ProgramEvent]:
+        start = partial(self._starter.start_program, program, tools=tools)
+        return aiterate(start, partial(self.drop, program.id), settle)
 
     def drop(self, program_id: str) -> None:
         self._starter.drop(program_id)
@@ -89,9 +96,13 @@ def iterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[],
             stop()
 
 
-async def aiterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[], None]) -> AsyncIterator[Event]:
-    """Does for asyncio what `iterate` does for threads."""
-    events: _Arrivals[Event] = _Arrivals()
+async def aiterate(
+    start: Callable[[Callable[[Event], None]], None],
+    stop: Callable[[], None],
+    settle: Callable[[Any], None] | None = None,
+) -> AsyncIterator[Event]:
+    """Does for asyncio what `iterate` does for threads. `settle` gets the last event, also if the consumer has left."""
+    events: _Arrivals[Event] = _Arrivals(settle)
     start(events.put)
     over = False
     try:
@@ -111,9 +122,10 @@ async def aiterate(start: Callable[[Callable[[Event], None]], None], stop: Calla
 class _Arrivals(Generic[Event]):
     """A queue from any thread to one task. Thousands wait at a time: an asyncio.Queue is ten times as large."""
 
-    __slots__ = ("_arrived", "_post", "_waiter")
+    __slots__ = ("_arrived", "_post", "_settle", "_waiter")
 
-    def __init__(self) -> None:
+    def __init__(self, settle: Callable[[Any], None] | None = None) -> None:
+        self._settle = settle
         self._post = _post_of(asyncio.get_running_loop())
         self._arrived: deque[Event] | None = None  # a deque is large, too: there is none while nothing has come
         self._waiter: asyncio.Future[None] | None = None
@@ -129,6 +141,8 @@ class _Arrivals(Generic[Event]):
         return self._arrived.popleft()
 
     def _take(self, event: Event) -> None:
+        if self._settle is not None and _is_last(event):
+            self._settle(event)
         if self._arrived is None:
             self._arrived = deque()
         self._arrived.append(event)

@@ -1,4 +1,4 @@
-"""Requests on their way to the scheduler: refused if they cannot run, healed, and held until their grammar is there."""
+"""Requests on their way to the scheduler: refused if they cannot run, healed, held until all is compiled."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
 
 from ...constrain import Grammar, GrammarCompiler, GrammarError
+from ...constrain.errors import REFUSALS
 from ...constrain.matchers.healing import Healer
-from ...constrain.spec import GrammarSpec
+from ...radix import tenant_of
 from ..protocol.config import EngineConfig
 from ..protocol.counters import Counters, ModelInfo
-from ..protocol.errors import EngineStoppedError, ErrorInfo, OverloadedError, RequestError
+from ..protocol.errors import EngineStoppedError, ErrorInfo, RequestError, to_info
 from ..protocol.request import Request, RequestOutput
+from ..protocol.stop_pattern import PatternSearch, StopPattern
 from ..sampler.seeds import derive
+from ..scheduler.places import Places
 from ..scheduler.scheduler import Scoring, Sequence, Standing
 from ..scheduler.token_tree import TreeLayout
 from ..tokenizer.tokenizer import Tokenizer
 from .detokenizer import Detokenizer
 from .generation import Generation, Listener, Terms
+from .stop_patterns import StopPatterns
 from .token_healing import heal
 
 logger = logging.getLogger("bough.engine")
@@ -27,12 +33,28 @@ logger = logging.getLogger("bough.engine")
 MAX_SLEEP_S = 60.0
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Compiling:
+    """Futures of the grammar and the pattern without which a request is not scheduled."""
+
+    grammar: Future[Grammar] | None
+    pattern: Future[StopPattern] | None
+
+    @property
+    def futures(self) -> list[Future[Any]]:
+        return [future for future in (self.grammar, self.pattern) if future is not None]
+
+    @property
+    def done(self) -> bool:
+        return all(future.done() for future in self.futures)
+
+
 class Admission:
-    """Makes generations of requests, and compiles their grammars. `wake` is called from another thread when one is
-    ready.
+    """Makes generations of requests, and has their grammars and patterns compiled. `wake` is called from another
+    thread when one is ready.
 
     trees      prompts may end as trees of tokens
-    compiling  grammars under way, by the id of the request that waits for each
+    compiling  compilations under way, by the id of the request that waits for each
     """
 
     def __init__(
@@ -47,15 +69,17 @@ class Admission:
         wake: Callable[[], None],
     ) -> None:
         self.trees = trees
-        self.compiling: dict[str, Future[Grammar]] = {}
+        self.compiling: dict[str, Compiling] = {}
         self._seed = config.seed
-        self._max_live = config.max_waiting + config.limits(info.device).max_num_seqs
         self._info = info
         self._tokenizer = tokenizer
+        self._eos_ids = frozenset(token for token in tokenizer.eos_ids if token < info.vocab_size)
         self._grammars = grammars
+        self._patterns = StopPatterns()
         self._healer = Healer(grammars.tokens)
         self._counters = counters
         self._wake = wake
+        self._places = Places(info.max_requests, config.tenant_weights)
         self._closed = False
 
     def take(
@@ -66,13 +90,13 @@ class Admission:
         now: float,
         healable: int | None = None,
     ) -> Generation:
-        """Returns the generation of `request`, which has a matcher unless its grammar is being compiled.
+        """Returns the generation of `request`, which is complete unless its grammar or pattern is being compiled.
 
         Token healing takes the last tokens of its prompt back, `healable` at most.
 
         Raises:
             RequestError: the request is wrong. Nothing was taken.
-            OverloadedError: the queue is full.
+            OverloadedError: the queue is full, or the request's key has all of it that is its own.
             EngineStoppedError: after `close`.
         """
         if self._closed:
@@ -81,17 +105,18 @@ class Admission:
             request = heal(request, self._tokenizer, limit=healable)
         if request.id in live:
             raise RequestError(f"a request with id {request.id!r} is running already", param="id")
-        if len(live) >= self._max_live:
-            raise OverloadedError(f"{len(live)} requests are waiting or running, which is the limit")
+        self._places.check(tenant_of(request.namespace))
         if request.tree is not None and not self.trees:
             raise RequestError("this engine takes no trees of tokens", param="tree")
         generation = self._generation(request, listener, now)
         if request.grammar is None:
             generation.matcher = self._healer.after(request.prefix, None) if request.prefix else None
-        else:
-            self.compiling[request.id] = compiling = self._compile(request.grammar)
-            compiling.add_done_callback(lambda _: self._wake())
+        if request.grammar is not None or request.sampling.stop_regex is not None:
+            self.compiling[request.id] = compiling = self._compile(request)
+            for future in compiling.futures:
+                future.add_done_callback(lambda _: self._wake())
         self._counters.requests += 1
+        self._places.take(generation.sequence.tenant)
         return generation
 
     def _generation(self, request: Request, listener: Listener, now: float) -> Generation:
@@ -114,35 +139,35 @@ class Admission:
         detokenizer = Detokenizer(
             self._tokenizer,
             stop=params.stop_strings,
-            stop_regex=params.stop_regex,
             include_stop=params.include_stop,
             skip_special_tokens=params.skip_special_tokens,
             num_hidden_bytes=len(request.prefix),
             at_end=not request.stream,
         )
-        eos_ids = frozenset(self._tokenizer.eos_ids)
         terms = Terms(
             max_tokens,
             seed=params.seed if params.seed is not None else derive(self._seed, self._counters.requests + 1),
-            eos_ids=eos_ids,
-            ends=eos_ids.union(params.stop_token_ids),
+            eos_ids=self._eos_ids,
+            ends=self._eos_ids.union(params.stop_token_ids),
         )
         return Generation(request, sequence, detokenizer, terms, listener, now)
 
-    def _compile(self, spec: GrammarSpec) -> Future[Grammar]:
+    def _compile(self, request: Request) -> Compiling:
+        spec, stop_regex, tenant = request.grammar, request.sampling.stop_regex, tenant_of(request.namespace)
         try:
-            return self._grammars.submit(spec)
+            grammar = None if spec is None else self._grammars.submit(spec, tenant)
+            return Compiling(grammar, None if stop_regex is None else self._patterns.compile(stop_regex, tenant))
         except (TypeError, ValueError) as error:  # text that is not Unicode, for one
             message = f"the constraint cannot be read: {error}"
             raise RequestError(message, code="invalid_grammar", param="grammar") from error
 
     def compiled(self, live: Mapping[str, Generation], now: float) -> Iterator[tuple[Generation, RequestOutput | None]]:
-        """Those whose wait for a grammar is over: with their last event if it failed, or took too long."""
-        for request_id, future in list(self.compiling.items()):
+        """Those whose wait is over: with their last event if compiling failed, or took too long."""
+        for request_id, compiling in list(self.compiling.items()):
             generation = live.get(request_id)
             if generation is None:  # who heard of another one's end has ended it
                 continue
-            if not future.done():
+            if not compiling.done:
                 deadline = generation.sequence.standing.deadline
                 if deadline is not None and now >= deadline:
                     yield generation, generation.expire(now)
@@ -150,32 +175,50 @@ class Admission:
             del self.compiling[request_id]
             ended: RequestOutput | None = None
             try:
-                grammar = future.result()
-                generation.check.receipt = grammar.receipt
-                matcher, prefix = grammar.matcher(), generation.request.prefix
-                generation.matcher = self._healer.after(prefix, matcher) if prefix else matcher
+                self._equip(generation, compiling)
             except GrammarError as error:
-                info = ErrorInfo(code=error.code, message=str(error), param="grammar")
+                param = "grammar" if error.code in REFUSALS else None
+                info = ErrorInfo(code=error.code, message=str(error), param=param)
                 ended = generation.end(now, "error", info)
+            except RequestError as error:
+                ended = generation.end(now, "error", to_info(error))
             except Exception:
                 logger.exception("a constraint could not be compiled")
                 info = ErrorInfo(code="internal_error", message="the constraint could not be compiled")
                 ended = generation.end(now, "error", info)
             yield generation, ended
 
-    def drop(self, request_id: str) -> None:
-        """Forgets a request that has ended; its grammar is abandoned unless another one waits for it."""
-        compiling = self.compiling.pop(request_id, None)
-        if compiling is not None and compiling not in self.compiling.values():
-            self._grammars.abandon(compiling)
+    def _equip(self, generation: Generation, compiling: Compiling) -> None:
+        """Gives a generation what it has waited for. Raises GrammarError or RequestError."""
+        request = generation.request
+        if compiling.pattern is not None:
+            generation.stop_at(PatternSearch(compiling.pattern.result(), self._patterns.budget(request.namespace)))
+        if compiling.grammar is not None:
+            grammar = compiling.grammar.result()
+            generation.check.receipt = grammar.receipt
+            matcher = grammar.matcher()
+            generation.matcher = self._healer.after(request.prefix, matcher) if request.prefix else matcher
+
+    def drop(self, generation: Generation) -> None:
+        """Forgets a request that has ended; what is compiled is abandoned unless another one waits for it."""
+        self._places.give_back(generation.sequence.tenant)
+        dropped = self.compiling.pop(generation.request.id, None)
+        if dropped is None:
+            return
+        grammar, pattern = dropped.grammar, dropped.pattern
+        if grammar is not None and all(other.grammar is not grammar for other in self.compiling.values()):
+            self._grammars.abandon(grammar)
+        if pattern is not None and all(other.pattern is not pattern for other in self.compiling.values()):
+            self._patterns.abandon(pattern)
 
     def close(self) -> None:
         """Takes no more."""
         self._closed = True
+        self._patterns.close()
 
     @property
     def any_compiled(self) -> bool:
-        return any(future.done() for future in self.compiling.values())
+        return any(compiling.done for compiling in self.compiling.values())
 
     def sleep_s(self, live: Mapping[str, Generation], now: float) -> float | None:
         """Seconds until the first deadline of what is being compiled; None if there is none."""

@@ -15,7 +15,8 @@ from ..protocol.errors import ErrorInfo
 from ..protocol.request import Finish, RequestOutput
 from .generation import Generation
 
-Check = Callable[[GrammarSpec, str, Receipt | None], Future[list[Finding]]]
+Check = Callable[[GrammarSpec, str, Receipt | None, str], Future[list[Finding]]]
+"""Begins to check a text, on behalf of a tenant."""
 
 MAX_NAMED = 5
 """Violations that an error's message names."""
@@ -40,8 +41,9 @@ class Checks:
     def begin(self, generation: Generation, finish: Finish) -> None:
         """Has the text of `generation` checked, which ends with `finish` if nothing is wrong with it."""
         assert generation.request.grammar is not None
+        found, tenant = generation.check, generation.sequence.tenant
         try:
-            future = self._check(generation.request.grammar, generation.check.text, generation.check.receipt)
+            future = self._check(generation.request.grammar, found.text, found.receipt, tenant)
         except Exception as error:  # noqa: BLE001  it is told as what the check found
             future = Future()
             future.set_exception(error)

@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import regex
-
-from ..protocol.errors import EngineError, RequestError
+from ..protocol.stop_pattern import PatternSearch, StopMatch
 from ..tokenizer.tokenizer import Tokenizer
-
-REGEX_WINDOW = 4096
-"""A match of stop_regex is looked for in so many last characters."""
-
-REGEX_TIMEOUT_S = 0.25
-"""Seconds that the searches for stop_regex in one text may take, and `REGEX_CHAR_S` more for each character of it."""
-
-REGEX_CHAR_S = 0.001
-
-
-class _Match(NamedTuple):
-    """A stop in the text, by character offsets from its beginning."""
-
-    start: int
-    stop: int
-    text: str
 
 
 class Detokenizer:
@@ -39,13 +20,9 @@ class Detokenizer:
 
     Of stop strings the one that begins first in the text wins; of two that begin together, the shorter. While an
     earlier one may still complete, a match is not yet settled: look at `matched` after `finish` too.
-    A regular expression is tried at each character: its first place wins, with the text so far, so that `a+` ends at
-    the first a, and `$` and lookahead see the end of the text there. A stop string does not wait for it.
+    Of the places where a pattern matches the first wins, and ends as soon as it can; no stop string waits for it.
     The first `num_hidden_bytes` of the text are left out as if they had never been.
     With `at_end` nobody needs the text before `finish`: unless a stop is looked for, tokens become text there.
-
-    Raises:
-        RequestError: stop_regex is not valid, or it matches the empty text.
     """
 
     def __init__(
@@ -53,7 +30,6 @@ class Detokenizer:
         tokenizer: Tokenizer,
         *,
         stop: tuple[str, ...] = (),
-        stop_regex: str | None = None,
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         num_hidden_bytes: int = 0,
@@ -65,12 +41,17 @@ class Detokenizer:
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stops = _StopSearch(stop, stop_regex) if stop_regex is not None or any(stop) else None
+        self._stop = tuple(text for text in stop if text)
+        self._stops = _StopSearch(self._stop, None) if self._stop else None
         self._waiting: list[int] | None = [] if at_end and self._stops is None else None
         self._held = ""  # characters not returned yet
         self._released = 0  # characters returned; what is held begins here
         self._finished = False
         self._parts: list[str] = []
+
+    def look_for(self, pattern: PatternSearch) -> None:
+        """Has `pattern` end the text, too. To be called before the first token."""
+        self._stops, self._waiting = _StopSearch(self._stop, pattern), None
 
     def without_stops(self) -> Detokenizer:
         """A new one for the same text, to be read at the end, that looks for no stop and spells control tokens out."""
@@ -90,7 +71,7 @@ class Detokenizer:
         Without `stops_count`, a stop that is completed by these tokens is text like any other.
 
         Raises:
-            EngineError: the search for stop_regex took too long.
+            EngineError: the searches for patterns have taken too much time.
         """
         if self._finished or self.matched is not None:
             return ""
@@ -142,7 +123,7 @@ class Detokenizer:
                 return self._settle(match)
         return self._release(stops.certain - self._released)
 
-    def _settle(self, match: _Match) -> str:
+    def _settle(self, match: StopMatch) -> str:
         """Ends the text at `match`."""
         self.matched = match.text
         end = match.stop if self._include_stop else match.start
@@ -162,22 +143,22 @@ class Detokenizer:
 class _StopSearch:
     """Search for the stop that begins first in a text that comes character by character."""
 
-    def __init__(self, stop: tuple[str, ...], stop_regex: str | None) -> None:
-        self._automaton = _automaton(tuple(text for text in stop if text))
+    def __init__(self, stop: tuple[str, ...], pattern: PatternSearch | None) -> None:
+        self._automaton = _automaton(stop)
         self._state = self._automaton.start
-        self._regex = None if stop_regex is None else _RegexSearch(stop_regex)
-        self._best: _Match | None = None  # of those found so far
+        self._pattern = pattern
+        self._best: StopMatch | None = None  # of those found so far
         self._seen = 0  # characters searched
 
-    def advance(self, char: str, *, stops_count: bool) -> _Match | None:
+    def advance(self, char: str, *, stops_count: bool) -> StopMatch | None:
         """The match that ends the text, once none can begin before it any more."""
         self._seen += 1
         self._state = state = self._automaton.advance(self._state, char)
-        by_regex = None if self._regex is None else self._regex.advance(char)
+        by_pattern = None if self._pattern is None else self._pattern.advance(char)
         if stops_count and state.found is not None:
-            self._keep_earlier(_Match(self._seen - len(state.found), self._seen, state.found))
+            self._keep_earlier(StopMatch(self._seen - len(state.found), self._seen, state.found))
         if stops_count:
-            self._keep_earlier(by_regex)
+            self._keep_earlier(by_pattern)
         best = self._best
         return best if best is not None and best.start <= self._seen - state.depth else None
 
@@ -187,77 +168,17 @@ class _StopSearch:
         certain = self._seen - self._state.depth
         if self._best is not None:
             certain = min(certain, self._best.start)
-        return certain if self._regex is None else min(certain, self._regex.live_from)
+        return certain if self._pattern is None else min(certain, self._pattern.live_from)
 
-    def finish(self) -> _Match | None:
+    def finish(self) -> StopMatch | None:
         """The match that ends the text, now that nothing follows."""
-        if self._regex is not None:
-            self._keep_earlier(self._regex.finish())
+        if self._pattern is not None:
+            self._keep_earlier(self._pattern.finish())
         return self._best
 
-    def _keep_earlier(self, match: _Match | None) -> None:
+    def _keep_earlier(self, match: StopMatch | None) -> None:
         if match is not None and (self._best is None or match.start < self._best.start):
             self._best = match
-
-
-class _RegexSearch:
-    """Looks for a pattern in a stream of characters. `live_from` is the first offset at which a match may begin."""
-
-    def __init__(self, pattern: str) -> None:
-        try:
-            self._pattern = regex.compile(pattern)
-        except regex.error as error:
-            raise RequestError(f"stop_regex is not a regular expression: {error}", param="stop_regex") from error
-        self._text = ""  # the last characters, some that cannot begin a match included: lookbehind may need them
-        self._dropped = 0  # characters before `_text`
-        self._left_s = REGEX_TIMEOUT_S
-        self.live_from = 0
-        if self.finish() is not None:
-            raise RequestError("stop_regex matches the empty text: it would end every answer", param="stop_regex")
-
-    def advance(self, char: str) -> _Match | None:
-        """The match that one more character completes.
-
-        Only the first place where one may begin is tried, so that a character costs one look at what is held.
-        """
-        self._text += char
-        if len(self._text) > 3 * REGEX_WINDOW:
-            self._dropped += len(self._text) - 2 * REGEX_WINDOW
-            self._text = self._text[-2 * REGEX_WINDOW :]
-        seen = self._dropped + len(self._text)
-        self.live_from = max(self.live_from, seen - REGEX_WINDOW)
-        self._left_s += REGEX_CHAR_S
-        while self.live_from < seen:
-            found = self._try(self._pattern.match, partial=True)
-            if found is None:
-                self.live_from += 1
-            elif found.partial:
-                return None
-            else:
-                return self._taken(found)
-        return None
-
-    def finish(self) -> _Match | None:
-        """The first match in what is left, now that nothing follows."""
-        found = self._try(self._pattern.search, partial=False)
-        return self._taken(found) if found is not None else None
-
-    def _taken(self, found: Any) -> _Match:
-        start, stop = self._dropped + found.start(), self._dropped + found.end()
-        self.live_from = max(stop, start + 1)
-        return _Match(start, stop, found.group())
-
-    def _try(self, method: Callable[..., Any], *, partial: bool) -> Any:
-        started = time.thread_time()  # a busy machine takes the thread's time, and is not the pattern's fault
-        try:
-            if self._left_s <= 0:
-                raise TimeoutError
-            return method(self._text, self.live_from - self._dropped, partial=partial, timeout=self._left_s)
-        except TimeoutError as error:
-            message = f"the search for stop_regex took more than {REGEX_TIMEOUT_S} s"
-            raise EngineError(message, code="stop_regex_timeout", param="stop_regex") from error
-        finally:
-            self._left_s -= time.thread_time() - started
 
 
 class StopState(NamedTuple):

@@ -19,13 +19,14 @@ from ..protocol.errors import BoughError, DeviceLostError, ErrorInfo, to_info
 from ..protocol.request import Request, RequestOutput
 from ..runner.runner import DrawSpec, Pass, PassRunner
 from ..sampler.rows import Row
-from ..scheduler.scheduler import Advance, Plan, Scheduler, Work
+from ..scheduler.scheduler import Advance, Plan, Scheduler, Sequence, Work
 from ..tokenizer.tokenizer import Tokenizer
 from .admission import Admission
 from .checks import Checks
 from .generation import Generation, Listener
 from .masks import LATE_MASK_SLEEP_S, MaskStage, StepMasks
 from .speculation import DraftStage
+from .step_size import StepSize
 
 logger = logging.getLogger("bough.engine")
 
@@ -37,6 +38,7 @@ class _LaunchedSteps:
     """Steps that were launched and not read yet. All plans are of the same sequences, in the same order.
 
     masks       of the step, unless the device draws by itself; None until the flight before it has been read
+    expected_s  seconds that they are expected to take
     first_row   of each work, its first row of logits
     """
 
@@ -46,11 +48,12 @@ class _LaunchedSteps:
     started: float
     drawn: bool
     masks: StepMasks | None
+    expected_s: float
     first_row: list[int] = field(default_factory=list)
 
 
 class Engine:
-    """Composed of its parts by the caller; `load_torch.load_engine` is the one place that builds them.
+    """Composed of its parts by the caller; `runtime.load` builds them.
 
     `wake` is called from another thread when a compiled grammar is ready, or a finished value has been checked, so that
     a sleeping loop can go on. See MaskStage for `mask_patience_s`.
@@ -67,15 +70,19 @@ class Engine:
         clock: Callable[[], float],
         mask_patience_s: float = 0.002,
     ) -> None:
-        self.info = info
+        limits = config.limits(info.device)
+        self.info = info = msgspec.structs.replace(info, max_requests=config.max_waiting + limits.max_num_seqs)
         self.tokenizer = tokenizer
         self.counters = Counters()
         self.wake: Callable[[], None] = lambda: None
         self._runner = runner
         self._grammars = grammars
         self._clock = clock
-        cache = PrefixCache(info.num_pages, info.page_size, sharing=config.enable_prefix_caching)
-        self._scheduler = Scheduler(cache, config.limits(info.device))
+        cache = PrefixCache(
+            info.num_pages, info.page_size, sharing=config.enable_prefix_caching, weights=config.tenant_weights
+        )
+        self._scheduler = Scheduler(cache, limits, config.tenant_weights)
+        self._size = StepSize(config, limits)
         self._admission = Admission(
             config, info, tokenizer, grammars, self.counters, trees=runner.trees, wake=lambda: self.wake()
         )
@@ -84,7 +91,6 @@ class Engine:
         self._checks = Checks(grammars.check, lambda: self.wake())
         self._live: dict[str, Generation] = {}
         self._flight: _LaunchedSteps | None = None
-        self._num_steps = 1
 
     # Requests
 
@@ -124,13 +130,23 @@ class Engine:
         busy = busy or (bool(self._checks.under_way) and self._checks.any_done)
         return not busy and not self._admission.any_compiled
 
+    @property
+    def expected_s(self) -> float:
+        """Seconds that the passes of the step under way are expected to take, for who watches it."""
+        return self._size.under_way_s
+
+    @expected_s.setter
+    def expected_s(self, seconds: float) -> None:
+        self._size.under_way_s = seconds
+
     def sleep_s(self) -> float | None:
         """Seconds that an idle engine may sleep if nothing happens: until the first deadline of what is compiled."""
         return self._admission.sleep_s(self._live, self._clock())
 
     def wait_for_grammar(self, timeout_s: float) -> None:
         """Sleeps until a grammar is compiled or a value checked, if any is."""
-        futures: list[Future[Any]] = [*self._admission.compiling.values(), *self._checks.futures]
+        compiling = [future for one in self._admission.compiling.values() for future in one.futures]
+        futures: list[Future[Any]] = [*compiling, *self._checks.futures]
         wait(futures, timeout_s, return_when=FIRST_COMPLETED)
 
     # Steps
@@ -144,17 +160,20 @@ class Engine:
             DeviceLostError: the device computes no more; what is still live ends when the engine is closed.
         """
         now = self._clock()
+        self._size.under_way_s = 0.0 if self._flight is None else self._flight.expected_s
         self._admit(now)
-        plan = self._schedule(now)
-        before, self._flight = self._flight, None
         outputs: Outputs = []
-        failure: Exception | None = None
+        plan = self._schedule(now, outputs)
+        before, self._flight = self._flight, None
+        failures: list[tuple[Plan, Exception]] = []
         if plan.work:
             try:
                 self._flight = self._launch(plan, before, now, outputs)
+            except MemoryError as error:
+                failures += self._run_in_parts(plan, error, outputs)
             except Exception as error:
                 logger.exception("a forward pass failed")
-                failure = error
+                failures.append((plan, error))
         elif before is not None:
             outputs += self._read(before)
         elif self._masks.any_deferred:
@@ -164,8 +183,8 @@ class Engine:
             outputs += self._read(flight)
         for generation, output in outputs:
             self._emit(generation, output)
-        if failure is not None:
-            self._fail(plan, failure)
+        for failed, failure in failures:
+            self._fail(failed, failure)
 
     def _admit(self, now: float) -> None:
         """Brings in grammars that are compiled, values that are checked, and masks that were late."""
@@ -180,15 +199,18 @@ class Engine:
                 self._emit(generation, output)
         self._masks.resume_ready()
 
-    def _schedule(self, now: float) -> Plan:
-        """The plan of this step; those whose time is over end."""
-        plan = self._scheduler.schedule(now)
+    def _schedule(self, now: float, outputs: Outputs) -> Plan:
+        """The plan of this step. The ends of those whose time is over go to `outputs`, to be told once the plan is
+        launched: who hears of them may end others that are planned, and what these were to compute would be published.
+        """
+        scheduler = self._scheduler
+        prompt_tokens = self._size.prompt_tokens(scheduler.running, any_waiting=bool(scheduler.waiting))
+        plan = scheduler.schedule(now, prompt_tokens)
         for sequence in plan.expired:
             generation = self._live.get(sequence.id)
             if generation is not None:
-                self._emit(generation, generation.expire(now))
-        # Who heard of that may have ended others, which were planned.
-        return Plan([work for work in plan.work if work.live], plan.retracted, plan.expired)
+                outputs.append((generation, generation.expire(now)))
+        return plan
 
     def _launch(self, plan: Plan, before: _LaunchedSteps | None, now: float, outputs: Outputs) -> _LaunchedSteps:
         """Launches `plan`; meanwhile reads the flight before it into `outputs`, and fills the masks."""
@@ -201,15 +223,19 @@ class Engine:
             plans += self._scheduler.repeat(plan, self._steps_ahead(before) - 1)
         elif before is None:  # they need not wait for what it drew
             masks = self._masks.start(plan.work, generations)
+        expected_s = self._size.expected_s(plans)
+        self._size.under_way_s += expected_s
         try:
             launched = self._runner.launch(plans, specs)
         except Exception:
             self._scheduler.cancel(plan)
+            if masks is not None:
+                self._masks.abandon(masks)
             raise
         finally:
             if before is not None:
                 outputs += self._read(before)
-        flight = _LaunchedSteps(plans, generations, launched, now, specs is not None, masks)
+        flight = _LaunchedSteps(plans, generations, launched, now, specs is not None, masks, expected_s)
         self._draw(flight)
         return flight
 
@@ -245,12 +271,41 @@ class Engine:
         return specs
 
     def _steps_ahead(self, before: _LaunchedSteps | None) -> int:
-        """Steps to launch at once: more while the device is found idle, one while somebody waits to be admitted."""
-        if self._scheduler.waiting or self._admission.compiling:
-            self._num_steps = 1
-        elif before is not None and before.drawn and before.launched.done():
-            self._num_steps = min(2 * self._num_steps, self._runner.max_steps)
-        return self._num_steps
+        return self._size.num_steps(
+            self._runner.max_steps,
+            anybody_waits=bool(self._scheduler.waiting or self._admission.compiling),
+            found_idle=before is not None and before.drawn and before.launched.done(),
+        )
+
+    def _run_in_parts(self, plan: Plan, error: MemoryError, outputs: Outputs) -> list[tuple[Plan, Exception]]:
+        """Makes a pass for which there was no memory again in halves, and each that fails again in halves of its own.
+
+        Returns what fails as a single token, and why: that ends.
+        """
+        logger.warning("no memory for a pass of %d tokens, which is made again in parts: %s", plan.num_tokens, error)
+        self._size.shrink(plan.num_tokens)
+        self._scheduler.take_back(plan)
+        whole = [(work.sequence, work.num_tokens - len(work.drafts)) for work in plan.work]
+        parts = _halves(whole) or [whole]
+        failures: list[tuple[Plan, Exception]] = []
+        while parts:
+            part = parts.pop(0)
+            again = self._scheduler.replan(part)
+            if not again.work:
+                continue
+            self.counters.retried_passes += 1
+            try:
+                outputs += self._read(self._launch(again, None, self._clock(), outputs))
+            except MemoryError as failure:
+                self._scheduler.take_back(again)
+                smaller = _halves(part)
+                parts = smaller + parts
+                if not smaller:
+                    failures.append((again, failure))
+            except Exception as failure:
+                logger.exception("a forward pass failed")
+                failures.append((again, failure))
+        return failures
 
     def _read(self, flight: _LaunchedSteps) -> Outputs:
         """Waits for what was drawn, takes it in, and proposes drafts for the next pass."""
@@ -262,18 +317,23 @@ class Engine:
             return []
         now = self._clock()
         outputs: Outputs = []
-        right = flight.masks.right if flight.masks is not None else {}
+        right, dead_ends = (flight.masks.right, flight.masks.dead_ends) if flight.masks is not None else ({}, {})
         for plan, draws in zip(flight.plans, draws_of, strict=True):
             advances: list[Advance] = []
             for index, (work, generation) in enumerate(zip(plan.work, flight.generations, strict=True)):
                 if not work.live:  # ended, or put back to wait, since it was launched
                     advances.append(Advance())
                     continue
-                advance, output = generation.take(work, draws, flight.first_row[index], right.get(index), now)
+                if index in draws.faulty:
+                    advance, output = generation.end_poisoned(now)
+                elif index in dead_ends:
+                    advance, output = generation.end_at(dead_ends[index], now)
+                else:
+                    advance, output = generation.take(work, draws, flight.first_row[index], right.get(index), now)
                 advances.append(advance)
                 self._drafts.settle(generation, work, right.get(index), advance.tokens)
                 if generation.undecided is not None:
-                    self._masks.foresee(generation, self._grammars.foresee)
+                    self._masks.defer_undecided(generation, self._grammars.foresee)
                 if output is not None:
                     outputs.append((generation, output))
             self._scheduler.apply(plan, advances)
@@ -281,6 +341,7 @@ class Engine:
             self.counters.steps += 1
             self.counters.computed_tokens += plan.num_tokens
         self._drafts.propose(flight.plans[-1], flight.generations)
+        self._size.observe(flight.plans, flight.started, now)
         seconds = self._clock() - flight.started
         self.counters.step_seconds += seconds
         if self._runner.overlaps:
@@ -293,8 +354,12 @@ class Engine:
         Raises:
             DeviceLostError: `error`, after which no other pass could run.
         """
-        unknown = ErrorInfo(code="internal_error", message="the forward pass failed")
-        info = to_info(error) if isinstance(error, BoughError) else unknown
+        if isinstance(error, BoughError):
+            info = to_info(error)
+        elif isinstance(error, MemoryError):
+            info = ErrorInfo(code="out_of_memory", message="there is too little memory to compute the request")
+        else:
+            info = ErrorInfo(code="internal_error", message="the forward pass failed")
         self._scheduler.discard(plan)
         for work in plan.work:
             generation = self._live.get(work.sequence.id)
@@ -312,7 +377,7 @@ class Engine:
             output, finish = msgspec.structs.replace(output, finish=None), None
         if finish is not None:
             del self._live[request_id]
-            self._admission.drop(request_id)
+            self._admission.drop(generation)
             self._drafts.drop(generation)
             self._scheduler.remove(generation.sequence)
             self.counters.ended(finish)
@@ -363,3 +428,11 @@ class Engine:
             self._emit(generation, generation.end(self._clock(), "error", error))
         self._masks.close()
         self._grammars.close()
+
+
+def _halves(part: list[tuple[Sequence, int]]) -> list[list[tuple[Sequence, int]]]:
+    """Two parts of the sequences, or of a single one's tokens the first half; none if there is only one token."""
+    if len(part) > 1:
+        middle = len(part) // 2
+        return [part[:middle], part[middle:]]
+    return [[(sequence, size // 2)] for sequence, size in part if size > 1]

@@ -27,6 +27,7 @@ from ..protocol.request import (
     TokenLogprob,
     Usage,
 )
+from ..protocol.stop_pattern import PatternSearch
 from ..runner.runner import DrawSpec
 from ..sampler.rows import Draws, Row
 from ..scheduler.scheduler import Advance, Sequence, Work
@@ -164,8 +165,13 @@ class Generation:
         self._counts: Counter[int] = Counter()
         self._closing = False
         self.undecided: int | None = None
+        """A drawn token of which only a search tells what accepting it comes to; it is drawn again after that."""
         self._foreseen: _Foreseen | None = None
         self._report = _Report(now)
+
+    def stop_at(self, pattern: PatternSearch) -> None:
+        """Has `pattern` end the text. To be called before the first token."""
+        self._detokenizer.look_for(pattern)
 
     @property
     def must_be_checked(self) -> bool:
@@ -257,12 +263,10 @@ class Generation:
         count = work.logits_stop - work.logits_start if num_right is None else num_right
         if not work.samples and work.sequence.score is None:
             return Advance(), None
-        if any(draws.poisoned[first : first + count]):
-            return self._fail(now, "nonfinite_logits", "the model produced numbers that are not finite", poisoned=True)
+        if _meets_poison(work, draws, first, count):
+            return self.end_poisoned(now)
         if self.sequence.score is not None:
             return self._take_scores(work, draws, first, now)
-        if count == 0:
-            return self._fail(now, "grammar_dead_end", "the grammar allows no further token")
         report = self._report
         begins = report.first is None
         report.first = now if report.first is None else report.first
@@ -272,7 +276,7 @@ class Generation:
             report.first = None if begins else report.first
             return Advance(), None
         except MatcherError as error:
-            return self._fail(now, "grammar_dead_end", str(error))
+            return self.end_at(error, now)
         except BoughError as error:
             return self._fail(now, error.code, error.message)
         except Exception:
@@ -321,6 +325,14 @@ class Generation:
             if self.finish.reason == "length" and self._detokenizer.matched is not None:  # settled by the last text
                 self._end("stop", self._detokenizer.matched)
         return tokens, replaced
+
+    def end_poisoned(self, now: float) -> tuple[Advance, RequestOutput | None]:
+        """Ends it where its numbers are not finite: nothing that was computed of it is kept."""
+        return self._fail(now, "nonfinite_logits", "the model produced numbers that are not finite", poisoned=True)
+
+    def end_at(self, error: MatcherError, now: float) -> tuple[Advance, RequestOutput | None]:
+        """Ends it where its constraint cannot be followed any further."""
+        return self._fail(now, error.code, str(error))
 
     def _advance_matcher(self, drawn: int) -> int:
         if self.matcher is None or drawn in self.terms.eos_ids:
@@ -423,3 +435,13 @@ class Generation:
         finish = self._report.ended(finish, self.sequence, self._num_generated, now)
         self.finish = msgspec.structs.replace(finish, constraint=constraint)
         return self.finish
+
+
+def _meets_poison(work: Work, draws: Draws, first: int, count: int) -> bool:
+    """True if one of the `count` rows from `first` on is not finite; those after a draft that is wrong do not count."""
+    for offset in range(count):
+        if draws.poisoned[first + offset]:
+            return True
+        if offset < len(work.drafts) and draws.tokens[first + offset] != work.drafts[offset]:
+            return False
+    return False

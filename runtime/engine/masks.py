@@ -1,19 +1,25 @@
-"""Grammar masks of a step, filled on threads while the forward pass runs; those that are late are deferred."""
+"""Grammar masks of a step, filled on threads while the forward pass runs.
+
+A sequence is deferred, and sits steps out, if its mask is late, or if it takes a search to tell what its drawn token
+comes to.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from ...constrain import Matcher
+from ...constrain import Matcher, MatcherError
+from ...constrain.workers.turns import FairThreads
 from ..scheduler.scheduler import Scheduler, Work
 from .generation import Foresee, Generation
 
@@ -24,7 +30,7 @@ Rows = npt.NDArray[np.int32]
 MAX_STUCK = 16
 """Threads beside the usual ones that may be busy with masks that are late."""
 NUM_SLOW = 2
-"""Threads for what is known to be slow."""
+"""Threads for what is known to be slow; tenants take turns."""
 LATE_MASK_SLEEP_S = 0.0005
 """Between two looks at deferred masks, while there is nothing else to do."""
 
@@ -35,9 +41,11 @@ class MaskJob:
 
     first    the first of its rows among those of the step
     rows     where they are written, int32 [1 + drafts, W]
-    right    how many of them are right, once it is known: fewer if the grammar does not allow a draft, none if it has
-             come to a dead end
+    right    how many of them are right, once it is known: fewer if the grammar does not allow a draft, none if it
+             cannot go on
+    error    why it cannot, in that case
     before   what is to be done first
+    tenant   on whose behalf
     """
 
     matcher: Matcher
@@ -46,6 +54,8 @@ class MaskJob:
     right: int | None = None
     first: int = 0
     before: Callable[[], None] | None = None
+    tenant: str = ""
+    error: MatcherError = field(default_factory=partial(MatcherError, "the grammar allows no further token"))
 
     def run(self) -> None:
         """Fills the rows."""
@@ -55,6 +65,8 @@ class MaskJob:
             if self.before is not None:
                 self.before()
             right = self.matcher.fill_along(self.drafts, self.rows)
+        except MatcherError as error:
+            self.error = error
         except BaseException:  # a panic of native code is no Exception, and somebody waits here too
             logger.exception("a grammar mask could not be filled")
         self.right = right
@@ -65,13 +77,16 @@ class Filling:
     """The masks of one step, under way.
 
     rows    of all jobs, one after the other, int32 [sum(1 + drafts), W]
+    most    of a tenant's jobs are begun while as many of them run; None: there is no limit
     """
 
     jobs: list[MaskJob]
     rows: Rows
+    most: int | None = None
     _queue: deque[MaskJob] = field(default_factory=deque)
     _elsewhere: list[MaskJob] = field(default_factory=list)  # begun in another step, in which they were late
     _changed: threading.Condition = field(default_factory=threading.Condition)
+    _running: Counter[str] = field(default_factory=Counter)
     _num_left: int = 0
 
     def __post_init__(self) -> None:
@@ -88,16 +103,29 @@ class Filling:
         self._num_left = len(self._queue)
 
     def work(self) -> None:
-        """Does jobs until none is left to begin."""
-        while True:
-            try:
-                job = self._queue.popleft()
-            except IndexError:
-                return
+        """Does jobs until none is left that may be begun."""
+        while (job := self._next()) is not None:
             job.run()
             with self._changed:
                 self._num_left -= 1
+                self._running[job.tenant] -= 1
                 self._changed.notify_all()
+
+    def _next(self) -> MaskJob | None:
+        with self._changed:
+            for job in self._queue:
+                if self.most is None or self._running[job.tenant] < self.most:
+                    self._queue.remove(job)
+                    self._running[job.tenant] += 1
+                    return job
+            return None
+
+    def take_waiting(self) -> list[MaskJob]:
+        """Takes the jobs that no thread has begun, to have them done elsewhere."""
+        with self._changed:
+            waiting = list(self._queue)
+            self._queue.clear()
+            return waiting
 
     def wait(self, timeout_s: float) -> bool:
         """Waits for all jobs to end; False if they take longer than `timeout_s`."""
@@ -129,7 +157,7 @@ class MaskFiller:
         self._buffers = [np.zeros((0, self._words), dtype=np.int32) for _ in range(2)]
         self._turn = 0
         self._pool = ThreadPoolExecutor(self.num_threads + MAX_STUCK, thread_name_prefix="bough-masks")
-        self._slow_pool = ThreadPoolExecutor(NUM_SLOW, thread_name_prefix="bough-slow-masks")
+        self._slow_threads = FairThreads("slow-masks", NUM_SLOW)
 
     def start(self, jobs: list[MaskJob]) -> Filling | None:
         """Begins filling."""
@@ -147,25 +175,34 @@ class MaskFiller:
         """Waits for `filling`, but not for ever; returns the jobs that are late.
 
         Each job is waited for `patience_s`: what has not begun by then, since others keep the threads busy, gets
-        further threads and as long again.
+        further threads and as long again. Those of one tenant get no more than `most_stuck`; its other jobs are left to
+        the threads for what is slow.
         """
         if not filling.wait(patience_s) and filling.num_waiting:
+            filling.most = self.most_stuck(len({job.tenant for job in filling.jobs}))
             self._add_threads(filling, MAX_STUCK)
             filling.wait(patience_s)
+        for job in filling.take_waiting():
+            self._slow_threads.submit(job.tenant, job.run)
         late = filling.settle()
         if late:  # they go on writing
             self._buffers[self._turn] = np.zeros((0, self._words), dtype=np.int32)
         return late
 
-    def begin_slow(self, matcher: Matcher, before: Callable[[], None]) -> MaskJob:
-        """A job that is late from the beginning: its mask is filled after `before`, which takes long."""
-        job = MaskJob(matcher, rows=np.zeros((1, self._words), dtype=np.int32), before=before)
-        self._slow_pool.submit(job.run)
+    def most_stuck(self, num_tenants: int) -> int:
+        """The threads that one of so many tenants may keep busy with masks that are late."""
+        num_threads = self.num_threads + MAX_STUCK
+        return num_threads if num_tenants <= 1 else max(num_threads // (2 * num_tenants), 1)
+
+    def begin_slow(self, matcher: Matcher, tenant: str, before: Callable[[], None] | None = None) -> MaskJob:
+        """A job that is late from the beginning: its mask takes long, or what is done before it does."""
+        job = MaskJob(matcher, rows=np.zeros((1, self._words), dtype=np.int32), before=before, tenant=tenant)
+        self._slow_threads.submit(tenant, job.run)
         return job
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._slow_pool.shutdown(wait=False, cancel_futures=True)
+        self._slow_threads.close()
 
     def _add_threads(self, filling: Filling, num_threads: int) -> None:
         for _ in range(min(num_threads, filling.num_waiting)):
@@ -177,7 +214,11 @@ class StepMasks:
     """The masks of one step. Those of a work whose mask was late are not among them.
 
     jobs    by index into `work`
-    right   of each work with a grammar, how many of its rows have a right mask; once `MaskStage.finish` has run
+
+    Once `MaskStage.finish` has run:
+
+    right       of each work with a grammar, how many of its rows have a right mask
+    dead_ends   why those that have none cannot go on
     """
 
     work: Sequence[Work]
@@ -185,6 +226,7 @@ class StepMasks:
     jobs: dict[int, MaskJob]
     filling: Filling | None
     right: dict[int, int] = field(default_factory=dict)
+    dead_ends: dict[int, MatcherError] = field(default_factory=dict)
 
     @property
     def rows(self) -> Rows | None:
@@ -198,7 +240,7 @@ class StepMasks:
 class MaskStage:
     """The masks of an engine's steps, and the generations that sit steps out since theirs are late.
 
-    A mask is waited for as long as most of a pass takes after the pass, but at least `patience_s`. What is late is
+    After the pass a mask has `patience_s` more, or 80 % of the pass's own time if that is longer. What is late is
     deferred: its generation is drawn from in a later step, and holds nobody up.
 
     pass_s    seconds of the last pass, on a device that is asked ahead: the next one takes about as long
@@ -218,11 +260,19 @@ class MaskStage:
     def start(self, work: Sequence[Work], generations: Sequence[Generation]) -> StepMasks:
         """Begins to fill the masks of a step."""
         jobs: dict[int, MaskJob] = {}
+        num_of: Counter[str] = Counter()
+        places: list[tuple[int, int]] = []  # number of a job among its tenant's, and its index
+        num_stuck = Counter(each.sequence.tenant for each, job in self._deferred.items() if job.right is None)
+        most_stuck = self._filler.most_stuck(len({generation.sequence.tenant for generation in generations}))
         for index, (item, generation) in enumerate(zip(work, generations, strict=True)):
-            matcher = generation.matcher
+            matcher, tenant = generation.matcher, generation.sequence.tenant
             if matcher is not None and item.samples and item.live and not matcher.free:
-                jobs[index] = self._resume(generation, matcher, item.drafts)
-        return StepMasks(work, generations, jobs, self._filler.start(list(jobs.values())))
+                slow = num_stuck[tenant] >= most_stuck
+                jobs[index] = self._resume(generation, matcher, item.drafts, slow=slow)
+                places.append((num_of[tenant], index))
+                num_of[tenant] += 1
+        in_turn = [jobs[index] for _, index in sorted(places)]  # many of one tenant make no other one's late
+        return StepMasks(work, generations, jobs, self._filler.start(in_turn))
 
     def finish(self, masks: StepMasks, forward_s: float) -> None:
         """Waits for `masks` of a pass whose launch took `forward_s`; defers the generations whose masks are late."""
@@ -234,12 +284,27 @@ class MaskStage:
         for index, job in masks.jobs.items():
             if job.right is not None:  # one that was late may have been begun with drafts, which are void by now
                 masks.right[index] = min(job.right, 1 + len(masks.work[index].drafts))
+            if job.right == 0:
+                masks.dead_ends[index] = job.error
 
-    def foresee(self, generation: Generation, foresee: Foresee) -> None:
+    def abandon(self, masks: StepMasks) -> None:
+        """Waits for masks of a pass that failed, so that nobody uses their matchers meanwhile. Generations whose masks
+        are late sit steps out."""
+        if masks.filling is None:
+            return
+        late = self._filler.finish(masks.filling, self._patience_s)
+        for index, job in masks.jobs.items():
+            if job in late:
+                self._scheduler.hold(masks.work[index])
+                self._deferred[masks.generations[index]] = job
+
+    def defer_undecided(self, generation: Generation, foresee: Foresee) -> None:
         """Defers a generation until it is known what accepting the token that was drawn comes to: it is drawn again."""
         drawn, generation.undecided = generation.undecided, None
         assert generation.matcher is not None and drawn is not None
-        self._defer(generation, self._filler.begin_slow(generation.matcher, lambda: generation.foresee(drawn, foresee)))
+        matcher, tenant = generation.matcher, generation.sequence.tenant
+        job = self._filler.begin_slow(matcher, tenant, lambda: generation.foresee(drawn, foresee))
+        self._defer(generation, job)
 
     def resume_ready(self) -> None:
         """Lets those go on whose masks are there now."""
@@ -257,10 +322,12 @@ class MaskStage:
         self._scheduler.defer(generation.sequence)
         self._deferred[generation] = job
 
-    def _resume(self, generation: Generation, matcher: Matcher, drafts: Sequence[int]) -> MaskJob:
-        """The job of a generation that is to be drawn from."""
-        late = self._deferred.pop(generation, None)
+    def _resume(self, generation: Generation, matcher: Matcher, drafts: Sequence[int], *, slow: bool) -> MaskJob:
+        """The job of a generation that is to be drawn from; `slow` if it is to be begun as one that is late."""
+        late, tenant = self._deferred.pop(generation, None), generation.sequence.tenant
         if late is None:
-            return MaskJob(matcher, drafts)
+            return self._filler.begin_slow(matcher, tenant) if slow else MaskJob(matcher, drafts, tenant=tenant)
         # Still under way, if it was put back to wait and has come again.
-        return late if late.right is None else MaskJob(matcher, drafts, late.rows, late.right)
+        if late.right is None:
+            return late
+        return MaskJob(matcher, drafts, late.rows, late.right, error=late.error, tenant=tenant)

@@ -13,19 +13,20 @@ from ...kernels.native.threads import Threads
 from ..checkpoints.config import UnsupportedModelError, read_config
 from ..checkpoints.gguf_file import GGUFFile
 from ..checkpoints.gguf_tensors import GGUFTensors
+from ..checkpoints.inventory import read_facts
 from ..checkpoints.locate import locate, model_name
 from ..engine.engine import Engine
 from ..models.native import KINDS, NativeDecoder, NativeTarget, load_native
 from ..protocol.config import EngineConfig
 from ..protocol.counters import ModelInfo
-from ..protocol.errors import RequestError
-from ..runner.host import free_memory, may_have_gpu, num_threads
+from ..protocol.errors import ModelError, RequestError, in_file
+from ..runner.host import instruction_set, may_have_gpu, num_threads
 from ..runner.native_runner import NativeRunner
 from ..runner.runner import DirectPasses
 from ..sampler.native_sampler import NativeSampler
 from ..tokenizer.load import gguf_tokenizer
 from ..tokenizer.tokenizer import Tokenizer
-from .pages import check_pages, host_pages, max_model_len, named_pages
+from .pages import claim_host, host_pages, max_model_len
 
 Progress = Callable[[str, int, int], None]
 
@@ -54,7 +55,8 @@ def load_gguf_engine(config: EngineConfig, progress: Progress | None = None) -> 
         loading = pool.submit(load_native, model, tensors, native_target(config), progress)
         tokenizer = gguf_tokenizer(file)
         grammars = GrammarCompiler(tokenizer.vocabulary(model.vocab_size))
-        decoder = loading.result()
+        with in_file(path.name):
+            decoder = loading.result()
     if decoder is None:
         grammars.close()
         return None
@@ -80,10 +82,8 @@ def native_engine(
     kv_bits = 8 if config.kv_cache_dtype == "int8" else 16
     num_bytes, scale_bytes = decoder.kv_bytes(page_size, kv_bits)
     page_bytes = 2 * num_bytes + scale_bytes
-    num_pages = named_pages(config, page_bytes)
-    if num_pages is None:
-        num_pages = host_pages(config, page_bytes, limits, page_size, longest)
-    check_pages(num_pages, page_bytes, free_memory())
+    pass_bytes = decoder.pass_bytes(limits.max_batch_tokens, limits.max_batch_tokens)
+    num_pages = host_pages(config, page_bytes, pass_bytes, limits, page_size, longest)
     info = ModelInfo(
         name=name,
         path=str(path),
@@ -96,6 +96,11 @@ def native_engine(
         num_parameters=decoder.num_parameters,
         page_size=page_size,
         num_pages=num_pages,
+        backend="native",
+        instructions=instruction_set(decoder.library.lanes),
+        weights=config.quantization or stored_format(path),
+        activations="int8",
+        kv_cache="int8" if kv_bits == 8 else "12-bit",
     )
     runner = NativeRunner(decoder, num_pages, page_size, kv_bits)
     sampler = NativeSampler(decoder.library, decoder.threads)
@@ -109,11 +114,20 @@ def native_engine(
     )
 
 
+def stored_format(path: Path) -> str:
+    """Returns the format that most of a model's weights have in their files; "" if those do not say."""
+    try:
+        return read_facts(path).weights
+    except ModelError:
+        return ""
+
+
 def native_target(config: EngineConfig) -> NativeTarget:
     """Returns the target that `config` has a decoder loaded for; there must be no obstacle to it."""
     library = load_library()
     assert library is not None
-    return NativeTarget(library, Threads(library, num_threads()), config.quantization, config.max_model_len)
+    threads = Threads(library, num_threads())
+    return NativeTarget(library, threads, config.quantization, config.max_model_len, claim=claim_host)
 
 
 def obstacle_to_native(config: EngineConfig, device: str) -> RequestError | None:

@@ -1,8 +1,10 @@
-"""Builds an engine: the one place that loads a model, sizes the cache and puts the parts together."""
+"""Builds an engine in torch: loads a model, sizes the cache and puts the parts together."""
 
 from __future__ import annotations
 
+import logging
 import os
+import platform
 import time
 from collections.abc import Callable
 
@@ -15,12 +17,13 @@ from ...kernels.attention.select import select_attention
 from ...kernels.decode_step.select import triton_drawing
 from ...kernels.native.library import load_library
 from ...kernels.native.threads import Threads
+from ..checkpoints.locate import locate
 from ..engine.engine import Engine
 from ..models.decoder import Decoder
 from ..models.invariant import make_invariant
 from ..models.load import LoadedModel, load_model
-from ..models.native import NativeDecoder
-from ..models.quantise import quantise_decoder
+from ..models.native import KINDS, NativeDecoder
+from ..models.quantise import QuantisedLinear, quantise_decoder
 from ..protocol.config import EngineConfig, SchedulerLimits
 from ..protocol.counters import ModelInfo
 from ..protocol.errors import ModelError, RequestError
@@ -29,7 +32,7 @@ from ..runner.gpu_grammars import DeviceGrammars
 from ..runner.gpu_graphs import CudaGraphs, Eager
 from ..runner.gpu_prefixes import SharedReads
 from ..runner.gpu_runner import GpuPasses
-from ..runner.host import num_threads
+from ..runner.host import hidden_gpu, num_threads
 from ..runner.runner import DirectPasses, PassRunner
 from ..runner.torch_runner import ModelRunner
 from ..sampler.native_sampler import NativeSampler
@@ -37,9 +40,9 @@ from ..sampler.torch_sampler import TorchSampler
 from ..tokenizer.load import load_tokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .calibrate import TEXT, kv_scales
-from .load_native import native_engine, native_target, obstacle_to_native
-from .memory import free_memory, gpu_budget, measure_activations
-from .pages import check_pages, host_pages, max_model_len, named_pages
+from .load_native import native_engine, native_target, obstacle_to_native, stored_format
+from .memory import free_on, gpu_budget, measure_activations
+from .pages import check_pages, claim_host, host_pages, max_model_len, named_pages, torch_pass_bytes
 
 Progress = Callable[[str, int, int], None]
 
@@ -50,6 +53,8 @@ _DTYPES = {
     "fp8_e4m3": torch.float8_e4m3fn,
 }
 _GPU_SHARE = 0.9
+
+logger = logging.getLogger("bough.load")
 
 
 def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
@@ -62,6 +67,8 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     """
     device = _device(config.device)
     backend = _backend(config, device)
+    if backend == "torch" and config.attention_backend == "auto" and config.dtype == "auto" and device == "cpu":
+        _warn_of_torch(config)
     with on_device(torch.device(device)):
         loaded = load_model(
             config.model,
@@ -72,6 +79,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
             keep_quantised=None if config.quantization is None else False,
             invariant=config.deterministic,
             native=native_target(config) if backend == "native" else None,
+            claim=claim_host if device == "cpu" and config.quantization is None else None,
             progress=progress,
         )
         return make_engine(config, loaded, load_tokenizer(loaded.path), progress)
@@ -114,6 +122,11 @@ def make_engine(
         num_parameters=loaded.num_parameters,
         page_size=page_size,
         num_pages=shape.num_pages,
+        backend=backend,
+        instructions=_instructions(device),
+        weights=config.quantization or _weights(loaded),
+        activations=str(loaded.dtype).removeprefix("torch."),
+        kv_cache=str(shape.dtype).removeprefix("torch."),
     )
     return Engine(
         config=config,
@@ -127,10 +140,48 @@ def make_engine(
 
 def _device(device: str) -> str:
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        if torch.cuda.is_available():
+            return "cuda"
+        if (gpu := hidden_gpu()) is not None:
+            raise RequestError(
+                f"device auto: this machine has an NVIDIA GPU ({gpu}), but torch {torch.__version__} cannot use it: "
+                "install a torch built for CUDA and a driver that fits it (scripts/install_torch.py chooses one), "
+                'or insist on the processor with --device cpu (device="cpu")',
+                param="device",
+            )
+        return "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise RequestError(f"device {device!r} was asked for, but torch sees no CUDA device", param="device")
+        raise RequestError(
+            f"device {device!r} was asked for, but torch sees no CUDA device: leave device out",
+            param="device",
+        )
     return device
+
+
+def _warn_of_torch(config: EngineConfig) -> None:
+    """Says that torch computes because the CPU library is missing, where it could be there, and how to mend that."""
+    stored = stored_format(locate(config.model))
+    quantised = config.quantization in KINDS or (
+        config.quantization is None and stored.startswith(("Q", "awq", "gptq"))
+    )
+    if quantised and load_library() is None and platform.machine() in ("x86_64", "AMD64"):
+        logger.warning(
+            "the CPU library is not there, so torch computes, several times slower: install a C compiler and then "
+            "bough again (pip install --force-reinstall --no-deps bough, or make dev in a checkout), on a processor "
+            "with AVX2; --attention-backend torch asks for this and says nothing"
+        )
+
+
+def _instructions(device: str) -> str:
+    """The instructions that torch uses on a processor, or the name of the GPU."""
+    return torch.backends.cpu.get_cpu_capability() if device == "cpu" else torch.cuda.get_device_name(device)
+
+
+def _weights(loaded: LoadedModel) -> str:
+    """The format in which the layers' weights lie in memory."""
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    kept = isinstance(loaded.model, Decoder) and isinstance(loaded.model.layers[0].down, QuantisedLinear)
+    return (stored_format(loaded.path) or dtype) if kept else dtype
 
 
 def _backend(config: EngineConfig, device: str) -> str:
@@ -195,16 +246,17 @@ def _kv_shape(
         return KVShape(model.num_layers, num_pages, page_size, model.num_kv_heads, model.head_dim, dtype)
 
     page_bytes = shape(0).page_bytes
+    if device == "cpu":
+        pass_bytes = torch_pass_bytes(loaded.config, limits, loaded.dtype.itemsize)
+        return shape(host_pages(config, page_bytes, pass_bytes, limits, page_size, longest))
     num_pages = named_pages(config, page_bytes)
-    if num_pages is None and device == "cpu":
-        num_pages = host_pages(config, page_bytes, limits, page_size, longest)
-    elif num_pages is None:
+    if num_pages is None:
         trial = select_attention(shape(-(-limits.max_batch_tokens // page_size) + 1), device, backend=backend)
         activations = measure_activations(model, trial, limits, page_size, device)
         del trial
         torch.cuda.empty_cache()
         num_pages = gpu_budget(device, config.memory_fraction or _GPU_SHARE, activations) // page_bytes
-    check_pages(num_pages, page_bytes, free_memory(device))
+    check_pages(num_pages, page_bytes, free_on(device))
     return shape(num_pages)
 
 

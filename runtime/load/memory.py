@@ -9,15 +9,15 @@ from ...kernels.attention.interface import AttentionBackend, AttentionBatch
 from ..models.model import Model
 from ..protocol.config import SchedulerLimits
 from ..protocol.errors import ModelError
-from ..runner import host
+from ..runner.host_memory import FreeMemory
 
 _GRAPHS = 256 << 20
 """Bytes kept for CUDA graphs and for what libraries allocate when they are first used."""
 
 
-def free_memory(device: str) -> int:
-    """Bytes that can be taken on the device."""
-    return host.free_memory() if device == "cpu" else int(torch.cuda.mem_get_info(device)[0])
+def free_on(device: str) -> FreeMemory:
+    """Returns what can be taken on a GPU."""
+    return FreeMemory(int(torch.cuda.mem_get_info(device)[0]), device)
 
 
 def gpu_budget(device: str, fraction: float, activations: int) -> int:

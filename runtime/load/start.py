@@ -7,8 +7,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import msgspec
+
+from ..checkpoints.inventory import read_facts
+from ..checkpoints.locate import locate
 from ..engine.engine import Engine
 from ..protocol.config import EngineConfig
+from ..protocol.errors import ModelError
+from ..runner.host_memory import free_memory
 from .load_native import load_gguf_engine
 
 Progress = Callable[[str, int, int], None]
@@ -26,13 +32,47 @@ def start_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     """
     # Threads that answer clients, or fill masks, need not wait longer for the one that steps.
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
-    with _without_collections():
+    with _without_collections(), _within_memory():
+        config = _as_stored(config, progress)
         engine = load_gguf_engine(config, progress)
         if engine is None:
             from .load_torch import load_engine  # noqa: PLC0415  pulls torch
 
             engine = load_engine(config, progress)
     return engine
+
+
+def _as_stored(config: EngineConfig, progress: Progress | None) -> EngineConfig:
+    """The settings for a checkpoint that is in the format that they name, which need not be said then.
+
+    Raises:
+        ModelError: it is in another format.
+    """
+    wanted = config.quantization
+    if wanted not in ("awq", "gptq"):
+        return config
+    path = locate(config.model, progress=progress)
+    found = read_facts(path).weights if path.is_dir() else "GGUF"
+    if found != wanted:
+        raise ModelError(
+            f"quantization {wanted} was asked for, but the weights of {config.model} are {found}: leave it out to take "
+            "them as they are"
+        )
+    return msgspec.structs.replace(config, quantization=None)
+
+
+@contextmanager
+def _within_memory() -> Iterator[None]:
+    """Says in one line that what is loaded does not fit; torch has no class for it on a CPU."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        raise ModelError(
+            f"there is too little memory to load the model ({error}; of the host's bytes {free_memory()}): take a "
+            "smaller model, use quantization, lower max_model_len or num_pages, or give it more memory"
+        ) from error
 
 
 @contextmanager

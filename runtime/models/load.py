@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ..checkpoints.locate import model_name
 from ..checkpoints.quantised import EXTRA_DTYPES, QuantisedFolder
 from ..checkpoints.safetensors import Checkpoint, GGUFCheckpoint, SafetensorsCheckpoint, read_json_object
 from ..checkpoints.weights import Progress, check_shapes, list_parameters, load_parameters
-from ..protocol.errors import ModelError
+from ..protocol.errors import ModelError, in_file
 from .decoder import Decoder
 from .model import Model
 from .native import NativeDecoder, NativeTarget, load_native
@@ -31,6 +32,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+_MAX_SETTING = 1e9
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -64,9 +66,10 @@ class _Target:
     keep_quantised: bool
     invariant: bool
     native: NativeTarget | None
+    claim: Callable[[int], None] | None
 
 
-def load_model(
+def load_model(  # noqa: PLR0913  what it is loaded for
     source: str | Path,
     *,
     dtype: str = "auto",
@@ -75,6 +78,7 @@ def load_model(
     keep_quantised: bool | None = None,
     invariant: bool = False,
     native: NativeTarget | None = None,
+    claim: Callable[[int], None] | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Loads a model by the name of a pullable model, a folder, a `.gguf` file, or a hub id `organisation/name`.
@@ -86,6 +90,7 @@ def load_model(
                      where the device multiplies by them as they are
     invariant        quantised weights that stay: a row's result does not depend on how many others there are
     native           make a NativeDecoder, if the CPU library has formats for the model
+    claim            called with the bytes of a decoder's weights before any is read; raises ModelError for too many
     progress         called with (stage, done, total); stages are "download" (bytes) and "load" (tensors)
 
     Raises:
@@ -96,7 +101,7 @@ def load_model(
     if resolved == torch.float64 and backend == "auto":
         backend = "torch"  # the kernels compute in float32
     keep = has_kernels(device, resolved) if keep_quantised is None else keep_quantised
-    target = _Target(resolved, device, select_ops(device, backend), keep, invariant, native)
+    target = _Target(resolved, device, select_ops(device, backend), keep, invariant, native, claim)
     if path.is_file():
         return _load_gguf(path, model_name(source, path), target, progress)
     return _load_folder(path, model_name(source, path), target, progress)
@@ -121,13 +126,9 @@ def _cpu_multiplies_bfloat16() -> bool:
 def _load_gguf(path: Path, name: str, target: _Target, progress: Progress | None) -> LoadedModel:
     file = GGUFFile(path)
     config = read_config(file)
-    eos_ids = []
-    for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
-        value = file.metadata(f"tokenizer.ggml.{key}")
-        if type(value) is int and value < config.vocab_size and value not in eos_ids:
-            eos_ids.append(value)
-    bos_id = file.metadata("tokenizer.ggml.bos_token_id")
-    model, num_parameters, dtype = _make_decoder(config, GGUFCheckpoint(file, config), target, progress)
+    eos_ids = [file.metadata(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    with in_file(path.name):
+        model, num_parameters, dtype = _make_decoder(config, GGUFCheckpoint(file, config), target, progress)
     return LoadedModel(
         model=model,
         config=config,
@@ -136,14 +137,14 @@ def _load_gguf(path: Path, name: str, target: _Target, progress: Progress | None
         num_parameters=num_parameters,
         dtype=dtype,
         device=torch.device(target.device),
-        eos_ids=tuple(eos_ids),
-        bos_id=bos_id if type(bos_id) is int else None,
+        eos_ids=_ids(eos_ids, config.vocab_size),
+        bos_id=next(iter(_ids([file.metadata("tokenizer.ggml.bos_token_id")], config.vocab_size)), None),
     )
 
 
 def _load_folder(path: Path, name: str, target: _Target, progress: Progress | None) -> LoadedModel:
     if not (path / "config.json").is_file():
-        raise ModelError(f"the folder {path.name} has no config.json")
+        raise ModelError(f"the folder {path.name} has no config.json: give the folder of a model, or a .gguf file")
     raw = read_json_object(path / "config.json")
     generation_file = path / "generation_config.json"
     generation = read_json_object(generation_file) if generation_file.is_file() else {}
@@ -157,11 +158,12 @@ def _load_folder(path: Path, name: str, target: _Target, progress: Progress | No
         adapter, config = generic.load_generic(path, raw, dtype=target.dtype, device=target.device)
         model, num_parameters, dtype = adapter, adapter.num_parameters(), target.dtype
     else:
-        model, num_parameters, dtype = _make_decoder(native, _open_folder(path, raw, native), target, progress)
+        with in_file(path.name):
+            checkpoint = _open_folder(path, raw, native)
+            model, num_parameters, dtype = _make_decoder(native, checkpoint, target, progress)
         config = native
     facts = raw | generation
     eos = facts.get("eos_token_id")
-    bos = facts.get("bos_token_id")
     return LoadedModel(
         model=model,
         config=config,
@@ -170,8 +172,8 @@ def _load_folder(path: Path, name: str, target: _Target, progress: Progress | No
         num_parameters=num_parameters,
         dtype=dtype,
         device=torch.device(target.device),
-        eos_ids=tuple(token for token in (eos if isinstance(eos, list) else [eos]) if type(token) is int),
-        bos_id=bos if type(bos) is int else None,
+        eos_ids=_ids(eos if isinstance(eos, list) else [eos], config.vocab_size),
+        bos_id=next(iter(_ids([facts.get("bos_token_id")], config.vocab_size)), None),
         sampling_defaults=_sampling_defaults(generation),
     )
 
@@ -195,6 +197,8 @@ def _make_decoder(
         if decoder is not None:
             return decoder, decoder.num_parameters, torch.float32
     dtype, device = target.dtype, target.device
+    if target.claim is not None and not target.keep_quantised:
+        target.claim(sum(math.prod(one.shape) for one in list_parameters(config)) * dtype.itemsize)
     projections: dict[str, QuantisedLinear | StackedLinear] = {}
     if target.keep_quantised and isinstance(checkpoint, QuantisedFolder | GGUFCheckpoint):
         check_shapes(config, list_parameters(config), checkpoint)
@@ -206,9 +210,14 @@ def _make_decoder(
     return Decoder(config, parameters, target.ops, projections), num_parameters, dtype
 
 
+def _ids(values: Iterable[object], vocab_size: int) -> tuple[int, ...]:
+    """Returns those of the values that are ids of the model's tokens, each once; some files name none with -1."""
+    return tuple(dict.fromkeys(value for value in values if type(value) is int and 0 <= value < vocab_size))
+
+
 def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
     """Reads what a generation_config.json recommends; a model that does not sample by default recommends nothing."""
     if not generation.get("do_sample", False):
         return {}
     found = {key: generation[key] for key in _SAMPLING_DEFAULTS if type(generation.get(key)) in (int, float)}
-    return {key: float(value) for key, value in found.items()}
+    return {key: float(value) for key, value in found.items() if abs(value) <= _MAX_SETTING}

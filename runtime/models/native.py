@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ from ...kernels.native.weights import BLOCK, GROUP, TiledWeight, mix, tile_block
 from ..checkpoints.config import ModelConfig
 from ..checkpoints.gguf_tensors import GGUFTensors
 from ..checkpoints.weights import Progress, check_shapes, list_parameters
-from .rope_frequencies import rope_table
+from ..protocol.errors import ModelError
+from .rope_frequencies import rope_table, rope_table_bytes
 
 if TYPE_CHECKING:
     from ..checkpoints.safetensors import Checkpoint
@@ -51,12 +53,18 @@ class NativeTarget:
 
     quantization    one of KINDS, which the layers' weights are rounded to; None: they stay as the checkpoint has them
     max_position    tokens of a context at most; None: what the model was made for
+    claim           called with the bytes that the decoder takes before it takes any; raises ModelError for too many
     """
 
     library: Library
     threads: Threads
     quantization: str | None = None
     max_position: int | None = None
+    claim: Callable[[int], None] = lambda num_bytes: None
+
+    def num_positions(self, config: ModelConfig) -> int:
+        """Positions that a decoder of `config` has angles of."""
+        return min(config.max_position, self.max_position or config.max_position)
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,13 @@ class NativeDecoder:
     def head_dim(self) -> int:
         return self.config.head_dim
 
+    def pass_bytes(self, num_tokens: int, num_logits: int) -> int:
+        """Bytes that a pass takes beside weights and cache, its logits included."""
+        workspace = self.library.workspace_bytes(
+            ctypes.addressof(self.struct), self.threads.num, num_tokens, num_logits
+        )
+        return int(workspace) + num_logits * self.config.vocab_size * 4
+
     def kv_bytes(self, num_tokens: int, kv_bits: int) -> tuple[int, int]:
         """Sizes of tokens' keys (the same of their values), and of the scales of both, in all layers."""
         heads = num_tokens * self.num_layers * self.num_kv_heads
@@ -112,6 +127,30 @@ def fits(config: ModelConfig, quantization: str | None) -> bool:
     return all(width % together == 0 for width in widths) and config.head_dim <= _MAX_HEAD_DIM
 
 
+def decoder_bytes(config: ModelConfig, checkpoint: Checkpoint | GGUFTensors, target: NativeTarget) -> int:
+    """Bytes at least of weights and tables in a decoder that `load_native` makes."""
+    total = rope_table_bytes(config.head_dim, target.num_positions(config))
+    for parameter in list_parameters(config):
+        is_table = parameter.name == "embedding" or (parameter.name == "head" and target.quantization != "w8a8")
+        for name, shape in parameter.sources:
+            if len(shape) < 2:
+                total += 4 * math.prod(shape)
+                continue
+            form = _form(checkpoint, name, target, is_table)
+            total += int(target.library.weight_bytes(form, shape[0], shape[1]))
+    return total
+
+
+def _form(checkpoint: Checkpoint | GGUFTensors, name: str, target: NativeTarget, is_table: bool) -> int:
+    """The format that a matrix is packed in."""
+    kind = None if is_table else target.quantization
+    if kind is not None:
+        return {"int8": native.BITS8, "int4": native.BITS4, "w8a8": native.BITS8 | native.HADAMARD}[kind]
+    if isinstance(checkpoint, GGUFTensors) and checkpoint.is_quantised(name):
+        return max(target.library.format_of(checkpoint.type_id(name)), native.BITS4)
+    return native.BITS8 if is_table else native.BITS4
+
+
 def load_native(
     config: ModelConfig, checkpoint: Checkpoint | GGUFTensors, target: NativeTarget, progress: Progress | None = None
 ) -> NativeDecoder | None:
@@ -123,11 +162,12 @@ def load_native(
     Returns None where a layer is not quantised, or in a way or of a size that the library has no format for.
 
     Raises:
-        ModelError: see weights.check_shapes.
+        ModelError: see weights.check_shapes, and NativeTarget.claim; or a number, or a scale of numbers, is not finite.
     """
     if not fits(config, target.quantization):
         return None
     check_shapes(config, list_parameters(config), checkpoint)
+    target.claim(decoder_bytes(config, checkpoint, target))
     loader = _Loader(checkpoint, target, progress, 2 + len(_MATRICES) * config.num_layers)
     layers = (native.Layer * config.num_layers)()
     for index, layer in enumerate(layers):
@@ -146,7 +186,7 @@ def load_native(
     head = embedding if config.tie_embeddings and not mixes else loader.weight(name, is_table=not mixes)
     if embedding is None or head is None:
         return None
-    num_positions = min(config.max_position, target.max_position or config.max_position)
+    num_positions = target.num_positions(config)
     cos, sin = rope_table(config.rope, config.head_dim, num_positions)
     struct = native.Model(
         num_layers=config.num_layers,
@@ -189,20 +229,28 @@ class _Loader:
         return int(numbers.ctypes.data)
 
     def norm(self, name: str) -> int | None:
-        return self.keep(self._read(name)) if name in self._checkpoint.shapes else None
+        return self.keep(self._read_finite(name)) if name in self._checkpoint.shapes else None
 
     def weight(self, name: str, *, is_table: bool = False) -> native.Weight | None:
         """None: the library has no format for it. `is_table`: of vectors for tokens."""
         bias_name = name.removesuffix("weight") + "bias"
-        bias = self._read(bias_name) if bias_name in self._checkpoint.shapes else None
+        bias = self._read_finite(bias_name) if bias_name in self._checkpoint.shapes else None
         tiled = self._tile(name, bias, is_table)
         if tiled is None:
             return None
+        if not tiled.finite:
+            raise _not_finite(name)
         self.kept.append(tiled)
         self._done += 1
         if self._progress is not None:
             self._progress("load", self._done, self._total)
         return tiled.struct
+
+    def _read_finite(self, name: str) -> Floats:
+        numbers = self._read(name)
+        if not np.isfinite(numbers).all():
+            raise _not_finite(name)
+        return numbers
 
     def _read(self, name: str) -> Floats:
         if isinstance(self._checkpoint, GGUFTensors):
@@ -228,3 +276,7 @@ class _Loader:
 
         packed = read_packed(checkpoint, name, kind, is_table)
         return None if packed is None else tile_packed(library, threads, packed, bias)
+
+
+def _not_finite(name: str) -> ModelError:
+    return ModelError(f"tensor {name} has numbers that are not finite")

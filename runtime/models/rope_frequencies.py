@@ -11,6 +11,9 @@ from ..checkpoints.config import RopeConfig
 
 Floats = npt.NDArray[np.float32]
 
+_BLOCK = 4096
+"""Positions whose angles are held in float64 at a time."""
+
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> Floats:
     """Radians per position of each rotated pair, float32 [head_dim / 2]."""
@@ -66,8 +69,21 @@ def attention_factor(rope: RopeConfig) -> float:
 
 
 def rope_table(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Floats, Floats]:
-    """Cosines and sines of positions 0 .. num_positions, [num_positions, head_dim / 2]."""
-    positions = np.arange(num_positions, dtype=np.float32)[:, None]
-    angles = (positions * rope_frequencies(rope, head_dim)).astype(np.float64)
-    factor = np.float32(attention_factor(rope))
-    return np.cos(angles).astype(np.float32) * factor, np.sin(angles).astype(np.float32) * factor
+    """Cosines and sines of positions 0 .. num_positions, [num_positions, head_dim / 2].
+
+    Beside the result it takes memory for a few thousand positions at a time.
+    """
+    frequencies, factor = rope_frequencies(rope, head_dim), np.float32(attention_factor(rope))
+    cosines, sines = (np.empty((num_positions, head_dim // 2), np.float32) for _ in range(2))
+    for start in range(0, num_positions, _BLOCK):
+        block = slice(start, min(start + _BLOCK, num_positions))
+        positions = np.arange(block.start, block.stop, dtype=np.float32)[:, None]
+        angles = (positions * frequencies).astype(np.float64)
+        cosines[block] = np.cos(angles).astype(np.float32) * factor
+        sines[block] = np.sin(angles).astype(np.float32) * factor
+    return cosines, sines
+
+
+def rope_table_bytes(head_dim: int, num_positions: int) -> int:
+    """Bytes of `rope_table`."""
+    return 2 * num_positions * (head_dim // 2) * 4

@@ -84,16 +84,25 @@ def load_generic(
         raise ModelError(
             f"model_type {model_type!r} is unknown to the installed transformers; code in a model's folder is never run"
         )
-    with _without_checkout():
-        config = config_classes[model_type].from_dict({key: raw[key] for key in raw if key not in _IGNORED})
-        if type(config) not in model_classes:
-            raise ModelError(f"model_type {model_type!r} is no causal language model")
-        model = _build(model_classes[type(config)], config, folder, dtype).to(device)
-    model.requires_grad_(False)
-    model.eval()
-    generic = GenericModel(model)
+    try:
+        with _without_checkout():
+            config = config_classes[model_type].from_dict({key: raw[key] for key in raw if key not in _IGNORED})
+            if type(config) not in model_classes:
+                raise ModelError(f"model_type {model_type!r} is no causal language model")
+            model = _build(model_classes[type(config)], config, folder, dtype).to(device)
+        model.requires_grad_(False)
+        model.eval()
+        generic = GenericModel(model)
+        return generic, _shape(model_type, generic, model)
+    except ModelError:
+        raise
+    except Exception as error:  # the library checks little of a config before it computes with it
+        raise ModelError(f"config.json: transformers cannot use it: {type(error).__name__}: {error}") from error
+
+
+def _shape(model_type: str, generic: GenericModel, model: Any) -> ModelShape:
     text = model.config.get_text_config()
-    shape = ModelShape(
+    return ModelShape(
         architecture=model_type,
         vocab_size=model.get_output_embeddings().weight.shape[0],
         hidden_size=text.hidden_size,
@@ -103,7 +112,6 @@ def load_generic(
         head_dim=generic.head_dim,
         max_position=getattr(text, "max_position_embeddings", None) or 2048,
     )
-    return generic, shape
 
 
 def _check_raw(raw: Mapping[str, Any]) -> None:

@@ -424,7 +424,11 @@ class ModelCalls:
         """Submits the requests of a call. Raises BoughError: one is refused; others may run already."""
         state, branch, run, op = frame.state, frame.branch, frame.run, frame.op
         if not content_of(branch).tokens:
-            raise RequestError("the branch is empty: there is no text to continue", code="empty_prompt", param="ops")
+            raise RequestError(
+                "the branch is empty: there is no text to continue; append text or a message first",
+                code="empty_prompt",
+                param="ops",
+            )
         tokenizer = self._engine.tokenizer
         if isinstance(op, Gen):
             call: Call = GenCall(op, branch, tokenizer)
@@ -452,6 +456,8 @@ class ModelCalls:
             return
         if output.id not in branch.running:  # it was stopped: there is no value, but what has come is not lost
             flight.kept.append(flight.call.take(index, output))
+            if output.finish is not None:
+                run.usage += output.finish.usage
             if not run.program.deltas and branch.origin.attempts == flight.attempts:
                 flight.send_text()
             return

@@ -6,15 +6,18 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 
+from ...radix import tenant_of
 from ..protocol.errors import EngineStoppedError, ErrorInfo, RequestError
 from ..protocol.patterns import PatternCache
 from ..protocol.program import Cancel, Done, Failed, Program
-from ..tools.quotas import client_of
 from ..tools.registry import ToolCall, ToolRegistry
 from .interpreter import Interpreter, Post
 from .machine import Machine
 from .state import ProgramListener, Run, State, Step, enqueue
 from .validate import SubmissionReader
+
+LOOK_S = 30.0
+"""Time between two looks for states that are too old."""
 
 
 class Executor:
@@ -43,6 +46,7 @@ class Executor:
         self._interpreter = Interpreter(machine, clock, finished=self._finish, failed=self._fail, post=post)
         self._states: OrderedDict[str, State] = OrderedDict()
         self._closed = False
+        self._look_at = -math.inf
         self.num_programs = 0
 
     @property
@@ -81,16 +85,27 @@ class Executor:
         self._interpreter.walk(state)
         self._trim(now)
 
-    def abort(self, program_id: str) -> None:
+    def expire(self) -> None:
+        """Drops the idle states that are old; to be called as time passes, at the latest after `sleep_s`."""
+        now = self._clock()
+        if self._states and now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._trim(now)
+
+    def sleep_s(self) -> float | None:
+        """Seconds until `expire` has something to do; None: there are no states."""
+        return max(self._look_at - self._clock(), 0.0) if self._states else None
+
+    def drop(self, program_id: str) -> None:
         """Stops a program and forgets its state; its submissions in flight fail. Unknown ids are ignored."""
         state = self._states.get(program_id)
         if state is not None:
             self._fail(state, None, 0, ErrorInfo(code="aborted", message="the program was dropped"))
 
-    def abort_all(self) -> None:
+    def drop_all(self) -> None:
         """Stops all programs."""
         for program_id in list(self._states):
-            self.abort(program_id)
+            self.drop(program_id)
 
     def close(self) -> None:
         """Fails whatever is running and forgets every state; no more is taken."""
@@ -102,12 +117,16 @@ class Executor:
 
     def _find(self, program: Program, now: float) -> State:
         state = self._states.get(program.id)
+        if state is not None and not state.runs and now - state.used >= self._machine.budget.life_s:
+            del self._states[program.id]
+            state = None
         if program.resume:
             if state is None or state.namespace != program.namespace or not state.kept:
                 life_s = self._machine.budget.life_s
-                after = "" if math.isinf(life_s) else f" after {life_s / 60:g} minutes,"
+                after = "" if math.isinf(life_s) else f"after {life_s / 60:g} minutes, or "
                 raise RequestError(
-                    f"the program's state is gone (dropped{after} or when too many were kept)",
+                    f"the program's state is gone (dropped {after}when too many were kept, or the engine was started "
+                    "again)",
                     code="state_not_found",
                     param="id",
                 )
@@ -126,9 +145,9 @@ class Executor:
         while len(idle) > self._max_states or num_tokens > budget.kept_tokens:
             shares: Counter[str] = Counter()
             for state in idle:
-                shares[client_of(state.namespace)] += state.num_tokens if num_tokens > budget.kept_tokens else 1
+                shares[tenant_of(state.namespace)] += state.num_tokens if num_tokens > budget.kept_tokens else 1
             most = max(shares.values())
-            dropped = next(state for state in idle if shares[client_of(state.namespace)] == most)
+            dropped = next(state for state in idle if shares[tenant_of(state.namespace)] == most)
             idle.remove(dropped)
             num_tokens -= dropped.num_tokens
             del self._states[dropped.id]
@@ -156,4 +175,4 @@ class Executor:
         for run in runs:
             run.over = True
             index = step.index if step is not None and run is step.run else None
-            run.tell(Failed(error=info, branch=branch_id, index=index))
+            run.tell(Failed(error=info, branch=branch_id, index=index, usage=run.usage))

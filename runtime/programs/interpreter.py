@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ...constrain.workers.turns import FairQueue
+from ...radix import tenant_of
 from ..protocol.condition import Condition, Hole, NotYetError, Ref, Times, holds
 from ..protocol.errors import BoughError, EngineError, ErrorInfo, RequestError
 from ..protocol.patterns import Matching, Pattern
@@ -72,6 +74,9 @@ class Interpreter:
     """Carries out programs on `machine`, on one thread. Branches take turns, each as far as it gets: always in the same
     order where the machine's values come in the same order.
 
+    All programs together have a slice of time between two steps of the engine. Who has to wait goes on after the step,
+    tenants by turns.
+
     finished, failed    hear of submissions that are done, and of programs that are over
     post                without it, programs do not make way for anything
     """
@@ -91,6 +96,9 @@ class Interpreter:
         self._failed = failed
         self._post = post
         self._slice = Slice()
+        self._later: FairQueue[State] = FairQueue()
+        self._posted = False
+        self._spent_s = 0.0  # since programs made way for a step
 
     def walk(self, state: State) -> None:
         """Goes on in all branches. A program in which each waits for another fails.
@@ -99,7 +107,11 @@ class Interpreter:
         more to look at.
         """
         state.walk.stirred, state.walk.certain = True, False
-        if not state.walk.active:
+        if state.walk.active:
+            return
+        if self._spent_s >= MAX_SLICE_S:  # others have had the time until the next step
+            self._go_on_later(state)
+        else:
             self._go_on(state)
 
     def cancel(self, state: State, run: Run, branch: Branch, index: int) -> None:
@@ -133,8 +145,9 @@ class Interpreter:
 
     def _go_on(self, state: State) -> None:
         """Walks for a slice of time; what can be done after that is done after the engine's next step."""
+        began = time.monotonic()
         if self._post is not None:
-            self._slice = Slice(state.work + MAX_SLICE_WORK, time.monotonic() + MAX_SLICE_S)
+            self._slice = Slice(state.work + MAX_SLICE_WORK, began + MAX_SLICE_S)
         state.walk.active = True
         try:
             self._check_time(state)
@@ -156,18 +169,41 @@ class Interpreter:
                         branch.pending = None
         finally:
             state.walk.active = False
+            if self._post is not None:
+                self._spend(time.monotonic() - began)
 
     def _go_on_later(self, state: State) -> None:
-        if state.walk.posted:
-            return
+        if not state.walk.posted:
+            state.walk.posted = True
+            self._later.push(tenant_of(state.namespace), state)
+        self._post_turn()
+
+    def _spend(self, seconds: float) -> None:
+        """Counts time of programs, until a step of the engine has followed."""
+        self._spent_s += seconds
+        if self._spent_s >= MAX_SLICE_S:
+            self._post_turn()
+
+    def _post_turn(self) -> None:
         assert self._post is not None
+        if not self._posted:
+            self._posted = True
+            self._post(self._take_turns)
 
-        def go_on() -> None:
-            state.walk.posted = False
-            self._go_on(state)
-
-        state.walk.posted = True
-        self._post(go_on)
+    def _take_turns(self) -> None:
+        """A step has come since: programs that made way go on, each for a slice, as long as there is time."""
+        self._posted, self._spent_s = False, 0.0
+        for _ in range(len(self._later)):
+            if self._spent_s >= MAX_SLICE_S or (taken := self._later.pop()) is None:
+                break
+            tenant, state = taken
+            state.walk.posted, began = False, time.monotonic()
+            try:
+                self._go_on(state)
+            finally:
+                self._later.end(tenant, time.monotonic() - began)
+        if len(self._later):
+            self._post_turn()
 
     def _check_time(self, state: State) -> None:
         """Ends a program whose time is over while it calls nobody, who would notice."""

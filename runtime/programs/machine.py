@@ -49,7 +49,7 @@ class Machine(Protocol):
         """Checks a branch. Raises RequestError: it has more than fits into a request."""
 
     def forget(self, state: State, run: Run) -> None:
-        """Hears that a program is over, whose last submission was `run`."""
+        """Hears that a program has ended by itself, whose last submission was `run`, and is not kept."""
 
     def close(self) -> None:
         """Waits for nothing that is still in flight."""

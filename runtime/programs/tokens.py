@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from ...constrain.workers.turns import Turns
+from ...radix import tenant_of
 from ..protocol.errors import BoughError, EngineStoppedError, ErrorInfo, RequestError, to_info
 from ..protocol.request import CACHED, PREFILLED
 from ..tokenizer.chat_template import Turn
@@ -270,10 +272,18 @@ def _size(text: str) -> int:
     return len(text) + ENTRY_CHARS
 
 
+class _Waiting(NamedTuple):
+    """A text that waits to be encoded."""
+
+    id: str
+    tenant: str
+    num_chars: int
+
+
 class Encodings:
     """Encodes long texts beside the engine. Lives in its thread; `append` puts the tokens into their branches there.
 
-    One text is encoded at a time, and programs take turns.
+    One text is encoded at a time. Tenants take turns, and the programs of each.
     """
 
     def __init__(
@@ -287,14 +297,17 @@ class Encodings:
         self._append = append
         self._pool: ThreadPoolExecutor | None = None
         self._flights: dict[str, tuple[Frame, str]] = {}
-        self._waiting: OrderedDict[str, deque[str]] = OrderedDict()
+        self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()  # by the id of the program's state
+        self._turns = Turns()
         self._busy = False
 
     def begin(self, frame: Frame, text: str) -> None:
         call_id = frame.state.new_id("text/")
         frame.branch.running.add(call_id)
         self._flights[call_id] = frame, text
-        self._waiting.setdefault(frame.state.id, deque()).append(call_id)
+        tenant = tenant_of(frame.state.namespace)
+        self._waiting.setdefault(frame.state.id, deque()).append(_Waiting(call_id, tenant, len(text)))
+        self._turns.enter(tenant)
         self._start_next()
 
     def stop(self, call_id: str) -> bool:
@@ -309,27 +322,34 @@ class Encodings:
 
     def _start_next(self) -> None:
         while not self._busy and self._waiting:
-            state_id, calls = self._waiting.popitem(last=False)
-            call_id = calls.popleft()
+            state_id = min(self._waiting, key=lambda each: self._turns.rank(self._waiting[each][0].tenant))
+            calls = self._waiting.pop(state_id)
+            call = calls.popleft()
             if calls:
                 self._waiting[state_id] = calls  # behind the others
-            if call_id in self._flights:
-                self._start(call_id)
+            if call.id in self._flights:
+                self._start(call)
+            else:
+                self._turns.leave(call.tenant)
 
-    def _start(self, call_id: str) -> None:
+    def _start(self, call: _Waiting) -> None:
         self._busy = True
+        self._turns.begin(call.tenant)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bough-encode")
 
         def done(future: Future[list[int]]) -> None:
             with contextlib.suppress(EngineStoppedError):
-                self._post(lambda: self._take(call_id, future))
+                self._post(lambda: self._take(call, future))
 
-        self._pool.submit(self._tokenizer.encode, self._flights[call_id][1]).add_done_callback(done)
+        self._pool.submit(self._tokenizer.encode, self._flights[call.id][1]).add_done_callback(done)
 
-    def _take(self, call_id: str, future: Future[list[int]]) -> None:
+    def _take(self, call: _Waiting, future: Future[list[int]]) -> None:
         self._busy = False
+        self._turns.end(call.tenant, call.num_chars)
+        self._turns.leave(call.tenant)
         self._start_next()
+        call_id = call.id
         if call_id not in self._flights:  # nobody waits for it any more
             return
         frame, text = self._flights.pop(call_id)

@@ -20,6 +20,7 @@ MAX_DEPTH = 32
 MAX_TURNS = 1000
 MAX_RETRIES = 16
 MAX_PATTERNS = 64
+MAX_STOP_PATTERNS = 16
 MAX_CHOICES = 1024
 MAX_PARTS = 16_384
 """Parts of one instruction's text, arguments or condition. They are put together in one go."""
@@ -79,6 +80,7 @@ class SubmissionReader:
 
     def __init__(self, known: Mapping[BranchId, bool], tools: Mapping[str, ToolCall], patterns: PatternCache) -> None:
         self.patterns: dict[str, Pattern] = {}
+        self._stop_patterns: set[str] = set()
         self._tools = tools
         self._cache = patterns
         self._num_ops = 0
@@ -135,7 +137,10 @@ class SubmissionReader:
             case Use():
                 work = self._check_use(op, index)
                 scope.values.append((op.branch, op.name))
-            case Gen() | Select():
+            case Gen(sampling=sampling):
+                self._check_stop_pattern(sampling.stop_regex)
+                scope.values.append((op.branch, op.name))
+            case Select():
                 scope.values.append((op.branch, op.name))
             case Text(parts=parts) | Assign(parts=parts):
                 work = self._check_parts(parts, index)
@@ -149,6 +154,12 @@ class SubmissionReader:
         if self._num_ops > MAX_OPS:
             raise _refused(f"a program must have 1 to {MAX_OPS} instructions, those in blocks included")
         return index
+
+    def _check_stop_pattern(self, pattern: str | None) -> None:
+        if pattern is not None:
+            self._stop_patterns.add(pattern)
+            if len(self._stop_patterns) > MAX_STOP_PATTERNS:
+                raise _refused(f"a program may have {MAX_STOP_PATTERNS} different stop_regex at most")
 
     def _add_size(self, count: int, what: str) -> None:
         """Counts entries that an instruction can hold any number of."""

@@ -8,52 +8,59 @@ import msgspec
 
 from .errors import RequestError
 
+MAX_WEIGHT = 100
+MAX_RESTARTS = 1000
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of an engine. Every default needs no thought.
+    """Settings of an engine; the defaults suit most uses. "Unset" is None.
 
-    model                   name ("smollm2-135m"), folder, .gguf file, or hub id
-    dtype                   of weights and activations: "auto", "float32", "bfloat16", "float16"
-    kv_cache_dtype          of keys and values: "auto" is the activations', 16-bit codes with "native"
-                            (attention_backend); "fp8_e4m3" (GPU) and "int8" ("native") hold twice as much
-    quantization            of the layers' weights: "fp8", "int8", "w8a8", "int4"; None: as the checkpoint has them
+    model                   name ("smollm2-135m"), folder, .gguf file, hub id, or address of a .gguf file
+    dtype                   dtype of weights and activations: "auto", "float32", "bfloat16", "float16"
+    kv_cache_dtype          dtype of keys and values: "auto" is that of the activations, or 16-bit codes with the
+                            "native" attention_backend; "fp8_e4m3" (GPU) and "int8" ("native") hold twice as much
+    quantization            format of the layers' weights: "fp8", "int8", "w8a8", "int4"; unset: as the checkpoint has
+                            them; "awq", "gptq": the same, but refuse a checkpoint in another format
     device                  "auto", "cpu", "cuda", "cuda:1", ...
-    max_model_len           tokens of prompt and completion at most; None: what the model was made for
-    max_num_seqs            sequences that run at once; None: 64 on the CPU, 256 on a GPU
-    max_batch_tokens        query tokens of one step at most: prompts are computed in chunks that fit beside decodes;
-                            None: 512 on the CPU, 8192 on a GPU (2048 if deterministic)
-    page_size               tokens of a KV page; None: 1 on the CPU (every shared token is found), 16 on a GPU
-    num_pages               KV pages; None: from kv_cache_memory
-    kv_cache_memory         bytes for keys and values; None: a share of the free memory (memory_fraction)
-    memory_fraction         where kv_cache_memory is None: on the CPU, the share of the memory free after loading that
-                            becomes KV cache (None: 0.25); on a GPU, the share of its memory that is used in all, by
-                            weights, activations and cache (None: 0.9)
+    max_model_len           most tokens of prompt and completion; unset: what the model was made for
+    max_num_seqs            sequences that run at once; unset: 64 on the CPU, 256 on a GPU
+    max_batch_tokens        most query tokens in one step; longer prompts are computed in chunks beside decodes; unset:
+                            512 on the CPU, 8192 on a GPU (2048 if deterministic)
+    max_step_ms             longest step while another request waits for its next token: prompts then get smaller
+                            chunks, of 16 tokens at least; unset: 100, or four steps that only decode if that is longer
+    page_size               tokens in a KV page; unset: 1 on the CPU (every shared token is found), 16 on a GPU
+    num_pages               number of KV pages; unset: what fits into kv_cache_memory
+    kv_cache_memory         bytes for keys and values; unset: a share of the free memory (memory_fraction)
+    memory_fraction         where kv_cache_memory is unset: on the CPU, the share of the memory free after loading that
+                            becomes KV cache (unset: 0.25); on a GPU, the share of its memory used in all, by weights,
+                            activations and cache (unset: 0.9)
     enable_prefix_caching   share computed prefixes between requests
-    max_waiting             requests in the queue at most; more are refused
-    max_states              program states kept between submissions at most; the oldest is dropped
-    seed                    of requests that bring none
+    max_waiting             most requests in the queue; further ones are refused
+    max_states              most program states kept between submissions; the oldest is dropped
+    seed                    seed of requests that bring none
     jump_forward            propose what a grammar forces as drafts, verified in one forward pass
     speculation             "auto": draft what repeats the text so far, or other answers under the same JSON Schema,
-                            verified in one forward pass, where that saves time ("native"); "off": never. What is
-                            generated is the same
+                            verified in one forward pass, where that saves time ("native"); "off": never. The output is
+                            the same
     attention_backend       "auto": Triton kernels on a GPU. On a CPU "native", the library in C, for quantised models
-                            of the Llama family, if dtype is "auto" too: it rounds activations to 8 bits. For all
-                            others, and where the library was not built, torch
+                            of the Llama family if dtype is "auto" too: it rounds activations to 8 bits. For all other
+                            models, and where the library was not built, torch
     overlap                 launch a pass before the one before it is read (GPU)
     cuda_graphs             replay decode steps as graphs (GPU)
-    max_decode_steps        decode steps of one launch at most, where the device draws by itself (GPU)
-    deterministic           answers do not depend on batch, cache or chunking, to the bit, at some cost (GPU; on a
-                            CPU they never do, with "native" and in float32)
+    max_decode_steps        most decode steps in one launch, where the device draws by itself (GPU)
+    deterministic           answers do not depend on batch, cache or chunking, to the bit, at some cost (GPU; on a CPU
+                            they never do, with "native" and in float32)
     """
 
     model: str = "smollm2-135m"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "int8"] = "auto"
-    quantization: Literal["fp8", "int8", "w8a8", "int4"] | None = None
+    quantization: Literal["fp8", "int8", "w8a8", "int4", "awq", "gptq"] | None = None
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_batch_tokens: int | None = None
+    max_step_ms: float | None = None
     page_size: int | None = None
     num_pages: int | None = None
     kv_cache_memory: int | None = None
@@ -69,8 +76,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cuda_graphs: bool = True
     max_decode_steps: int = 4
     deterministic: bool = False
+    tenant_weights: dict[str, int] = {}
+    """Shares of seats, tokens, pages and the queue that a tenant (an API key, by name) has for each share of another: 1
+    to 100. Who is not named has 1. No flag: it comes with the keys."""
 
     def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise RequestError(f"{name} must be from -2^63 to 2^63 - 1, got {value}", param=name)
         for name in (
             "max_model_len",
             "max_num_seqs",
@@ -84,6 +98,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RequestError(f"{name} must be at least 1, got {value}", param=name)
+        for tenant, weight in self.tenant_weights.items():
+            if not 1 <= weight <= MAX_WEIGHT:
+                message = f"the weight of {tenant!r} must be 1 to {MAX_WEIGHT}, got {weight}"
+                raise RequestError(message, param="tenant_weights")
+        if self.max_step_ms is not None and not self.max_step_ms > 0.0:
+            raise RequestError(f"max_step_ms must be above 0, got {self.max_step_ms}", param="max_step_ms")
         if self.num_pages is not None and self.num_pages < 2:
             raise RequestError(
                 f"num_pages must be at least 2 (page 0 is reserved), got {self.num_pages}", param="num_pages"
@@ -103,8 +123,28 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
 
+class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of who watches an engine's process.
+
+    restarts          of an engine that has ended, at most so many in ten minutes
+    stuck_timeout_s   without progress, after which the engine is ended
+    """
+
+    restarts: int = 3
+    stuck_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.restarts <= MAX_RESTARTS:
+            message = f"--restart (restarts) must be 0 to {MAX_RESTARTS}, got {self.restarts}"
+            raise RequestError(message, param="restarts")
+        if not self.stuck_timeout_s > 0.0:
+            message = f"--stuck-timeout (stuck_timeout_s) must be above 0, got {self.stuck_timeout_s}"
+            raise RequestError(message, param="stuck_timeout_s")
+
+
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one step, and of unfairness: after `max_passes` steps of waiting a sequence goes before all others.
+    """Bounds of one step, and of unfairness: after `max_passes` steps of waiting a sequence goes before all others of
+    its tenant.
 
     `hold_back` is the number of tokens at which waiting for a prefix that another sequence is computing right now
     beats computing it again.

@@ -23,6 +23,7 @@ class Counters:
     forced_tokens: int = 0
     guessed_tokens: int = 0
     right_guesses: int = 0
+    retried_passes: int = 0
     step_seconds: float = 0.0
     forward_seconds: float = 0.0
     mask_seconds: float = 0.0
@@ -45,7 +46,15 @@ class Counters:
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The loaded model, as clients need to know it. `max_model_len` counts prompt and completion tokens;
-    `max_request_tokens` is that, or what the cache holds if it is less. `path` is where the files lie."""
+    `max_request_tokens` is that, or what the cache holds if it is less. `path` is where the files lie. `max_requests`
+    wait or run at most; an engine knows it of itself.
+
+    backend        what computes: "native" (the library in C), "torch" or "triton"
+    instructions   instruction set of the processor that it uses, or the GPU's name
+    weights        format of most of the layers' weights
+    activations    format of the inputs of products
+    kv_cache       format of keys and values
+    """
 
     name: str
     path: str
@@ -58,15 +67,30 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int
     page_size: int
     num_pages: int
+    max_requests: int | None = None
+    backend: str = ""
+    instructions: str = ""
+    weights: str = ""
+    activations: str = ""
+    kv_cache: str = ""
+
+    def described(self) -> str:
+        """Returns how the model is computed, in a line."""
+        formats = ((self.weights, "weights"), (self.activations, "activations"), (self.kv_cache, "KV cache"))
+        shown = ", ".join(f"{name} {what}" for name, what in formats if name)
+        return f"{self.backend} on {self.instructions or self.device}" + (f": {shown}" if shown else "")
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the start (`*_total`) and gauges now.
 
+    `up` is 1 while the engine takes requests; `restarts_total` counts how often its process was started again.
     num_pages = free_pages + cached_pages + locked_pages. Cached ones are in nobody's use; locked ones are in use, by
     one sequence or shared by several.
     """
 
+    up: int = 1
+    restarts_total: int = 0
     running: int = 0
     waiting: int = 0
     states: int = 0
@@ -85,6 +109,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     forced_tokens_total: int = 0
     guessed_tokens_total: int = 0
     right_guesses_total: int = 0
+    retried_passes_total: int = 0
     preemptions_total: int = 0
     evicted_tokens_total: int = 0
     grammars_compiled_total: int = 0

@@ -6,20 +6,33 @@ BoughError
 ├── EngineError                   a request failed while it ran; others go on
 │   └── OverloadedError           a bound of the queue was reached; try again later
 └── EngineStoppedError            the engine is gone
-    └── DeviceLostError           its GPU has failed, and it with it
+    ├── DeviceLostError           its GPU has failed, and it with it
+    ├── EngineStuckError          it makes no progress
+    └── EngineStartingError       it is being started again
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 
+MAX_LINE_CHARS = 600
+"""Longest message about a model's files."""
+
 
 class BoughError(Exception):
-    """`code` is the stable name that a client sees; `param` the field that is to blame, if one is."""
+    """`code` is the stable name that a client sees; `param` the field that is to blame, if one is.
+
+    may_retry       False: what it answers must not be sent again as it is
+    retry_after_s   seconds after which to send it again; None: as usual for the code
+    """
 
     code = "internal_error"
+    may_retry = True
+    retry_after_s: float | None = None
 
     def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
@@ -36,9 +49,26 @@ class RequestError(BoughError, ValueError):
 
 
 class ModelError(BoughError, ValueError):
-    """The model's files cannot be used."""
+    """The model's files cannot be used. They may be hostile, so that the message becomes a line of bounded length."""
 
     code = "model_error"
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        line = " ".join(message[: 2 * MAX_LINE_CHARS].split())
+        if len(line) > MAX_LINE_CHARS:
+            line = f"{line[: MAX_LINE_CHARS - 3]}..."
+        super().__init__(line, code=code, param=param)
+
+
+@contextmanager
+def in_file(name: str) -> Iterator[None]:
+    """Puts a file's name before the message of a ModelError that does not begin with it."""
+    try:
+        yield
+    except ModelError as error:
+        if error.message.startswith(name):
+            raise
+        raise type(error)(f"{name}: {error.message}", code=error.code, param=error.param) from error
 
 
 class EngineError(BoughError):
@@ -61,12 +91,36 @@ class DeviceLostError(EngineStoppedError):
     """A GPU has failed in a way that only a new process gets over."""
 
 
+class EngineStuckError(EngineStoppedError):
+    """The engine makes no progress. It goes on, or is ended."""
+
+    code = "engine_stuck"
+
+
+class EngineStartingError(EngineStoppedError):
+    """The engine has ended and is being started again. Try again later."""
+
+    code = "engine_starting"
+
+
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Reason why a request failed: a stable code, a sentence, and the field to blame if there is one."""
+    """Reason why a request failed: a stable code, a sentence, and the field to blame if there is one.
+
+    Texts that are no Unicode, as of a file's name, are escaped, so that every message can hold it.
+
+    may_retry   False: the request must not be sent again as it is
+    """
 
     code: str
     message: str
     param: str | None = None
+    may_retry: bool | msgspec.UnsetType = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            text = getattr(self, name)
+            if isinstance(text, str):
+                msgspec.structs.force_setattr(self, name, text.encode(errors="backslashreplace").decode())
 
 
 CLASSES: Final[dict[str, type[BoughError]]] = {
@@ -82,21 +136,26 @@ CLASSES: Final[dict[str, type[BoughError]]] = {
     **dict.fromkeys(
         (
             "aborted", "branch_failed", "cancelled", "condition_too_complex", "constraint_violated",
-            "generation_timeout", "grammar_dead_end", "internal_error", "nonfinite_logits", "program_too_long",
-            "result_too_long", "stop_regex_timeout", "tool_failed", "tool_timeout",
+            "generation_timeout", "grammar_dead_end", "internal_error", "nonfinite_logits", "out_of_memory",
+            "program_too_long", "result_too_long", "stop_regex_timeout", "tokenizer_error", "tool_failed",
+            "tool_timeout",
         ),
         EngineError,
     ),
     ModelError.code: ModelError,
     OverloadedError.code: OverloadedError,
     EngineStoppedError.code: EngineStoppedError,
+    EngineStuckError.code: EngineStuckError,
+    EngineStartingError.code: EngineStartingError,
 }  # fmt: skip
 """All codes of the runtime and of constraints, each with the class that an error becomes which came back as data."""
 
 
 def to_exception(error: ErrorInfo) -> BoughError:
     """The exception to raise for an error that came back as data; EngineError if its code is not known here."""
-    return CLASSES.get(error.code, EngineError)(error.message, code=error.code, param=error.param)
+    raised = CLASSES.get(error.code, EngineError)(error.message, code=error.code, param=error.param)
+    raised.may_retry = error.may_retry is not False
+    return raised
 
 
 MAX_MESSAGE_CHARS = 2000
@@ -108,4 +167,5 @@ def to_info(error: BoughError) -> ErrorInfo:
     message = error.message
     if len(message) > MAX_MESSAGE_CHARS:
         message = f"{message[: MAX_MESSAGE_CHARS - 3]}..."
-    return ErrorInfo(code=error.code, message=message, param=error.param)
+    may_retry = msgspec.UNSET if error.may_retry else False
+    return ErrorInfo(code=error.code, message=message, param=error.param, may_retry=may_retry)

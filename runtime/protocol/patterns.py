@@ -7,13 +7,14 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits
 
 from ...constrain.errors import GrammarError
 from ...constrain.lower import lower
+from ...constrain.matchers.lexer import Lexer
 from ...constrain.spec import Regex
 from ...constrain.vocabulary.token_table import TokenTable
 from ...constrain.vocabulary.vocabulary import Vocabulary
@@ -33,6 +34,9 @@ _TOKEN = re.compile(r"\\[xuUpP]\{[^}]*\}|\\.|\{[0-9]+(?:,[0-9]*)?\}|\[\^?\]?|.",
 _COUNT = re.compile(r"[*+?]|\{([0-9]{1,9})(,?)([0-9]{0,9})\}")
 _VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
 _COMMENT = re.compile(r"#[^\n]*")
+MAX_TRIES = 3
+"""Comparisons of one text, each but the first with a new lexer."""
+
 _CHUNK = 64
 """Bytes after which a comparison looks at the time."""
 
@@ -62,13 +66,17 @@ class Pattern:
             grammar = lower(Regex(source)).source
         except (GrammarError, ValueError) as error:
             raise _refused(source, str(error)) from error
-        self._start = LLMatcher(_bytes_table().tokenizer, grammar, log_level=0, limits=_LIMITS)
-        if self._start.is_error():
-            raise _refused(source, self._start.get_error())
+        make = partial(LLMatcher, _bytes_table().tokenizer, grammar, log_level=0, limits=_LIMITS)
+        self._lexer = Lexer(make(), make)
+        if self._lexer.start.is_error():
+            raise _refused(source, self._lexer.start.get_error())
 
-    def start(self) -> LLMatcher:
-        """A state before the first character."""
-        return self._start.deep_copy()
+    @property
+    def lexer(self) -> Lexer:
+        """One that no text has worn out. All texts share, and use up, the effort that it may take."""
+        if self._lexer.failed:
+            self._lexer = self._lexer.renewed()
+        return self._lexer
 
     def matches(self, text: str) -> bool:
         """Decides whether it matches the whole of `text`.
@@ -91,17 +99,26 @@ class Matching:
             message = f"a text of {len(text)} characters is compared with the pattern {_shown(pattern.source)}, but "
             raise EngineError(f"{message}{MAX_MATCHED_CHARS} is the limit", code="condition_too_complex", param="ops")
         self._pattern = pattern
-        self._state = pattern.start()
         self._rest = list(text.encode(errors="replace"))
-        self._position = 0
         self._found: bool | None = None
+        self._num_tries = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._num_tries += 1
+        self._lexer = self._pattern.lexer
+        self._state = self._lexer.start.deep_copy()
+        self._position = 0
 
     def done_by(self, until: float) -> bool | None:
         """True if the whole text matches; None if that is not known at `until`, by `time.monotonic`."""
         while self._found is None:
             chunk = self._rest[self._position : self._position + _CHUNK]
             whole = self._state.try_consume_tokens(chunk) == len(chunk)
-            if self._state.is_error():
+            if self._lexer.notices_failure(self._state):  # over this text, or another
+                if self._num_tries < MAX_TRIES:
+                    self._begin()
+                    continue
                 message = f"the pattern {_shown(self._pattern.source)} is too complex for the text it is compared with"
                 raise EngineError(message, code="condition_too_complex", param="ops")
             self._position += len(chunk)

@@ -283,12 +283,13 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
     `index` counts the instructions in the order in which they were recorded: those in the blocks of a When or Repeat
     come after it (`walk`). It is None if no instruction of this submission is to blame: the program was refused, was
-    dropped, or failed in another submission that was running.
+    dropped, or failed in another submission that was running. `usage` is what the submission had used by then.
     """
 
     error: ErrorInfo
     branch: int = 0
     index: int | None = None
+    usage: Usage = Usage()
 
 
 ProgramEvent = Delta | Value | Skipped | BranchFailed | BranchRestarted | Piece | Done | Failed

@@ -52,6 +52,21 @@ class ResultProbabilities(msgspec.Struct, frozen=True, tag="probabilities"):
     choices: tuple[str, ...]
 
 
+class ResultShare(msgspec.Struct, frozen=True, tag="share", omit_defaults=True):
+    """The probability of one choice of a Select: a number, or in Python's `format` a text."""
+
+    ref: Ref
+    choices: tuple[str, ...]
+    choice: str
+    format: str | None = None
+
+
+class ResultJoined(msgspec.Struct, frozen=True, tag="joined"):
+    """A text made of others, one after the other."""
+
+    items: tuple[Result, ...]
+
+
 class ResultText(msgspec.Struct, frozen=True, tag="text"):
     """A text with values in it."""
 
@@ -82,14 +97,24 @@ class ResultObject(msgspec.Struct, frozen=True, tag="object"):
     fields: tuple[tuple[str, Result], ...]
 
 
-Result = ResultValue | ResultProbabilities | ResultText | ResultConstant | ResultArgument | ResultList | ResultObject
+Result = (
+    ResultValue
+    | ResultProbabilities
+    | ResultShare
+    | ResultText
+    | ResultJoined
+    | ResultConstant
+    | ResultArgument
+    | ResultList
+    | ResultObject
+)
 
 
 def walk_result(result: Result) -> Iterator[Result]:
     """The result and all that it is made of."""
     yield result
     match result:
-        case ResultList(items=items):
+        case ResultList(items=items) | ResultJoined(items=items):
             for item in items:
                 yield from walk_result(item)
         case ResultObject(fields=fields):
@@ -101,7 +126,7 @@ def refs_of(result: Result) -> Iterator[Ref]:
     """The values that a result is made of."""
     for part in walk_result(result):
         match part:
-            case ResultValue(ref=ref) | ResultProbabilities(ref=ref):
+            case ResultValue(ref=ref) | ResultProbabilities(ref=ref) | ResultShare(ref=ref):
                 yield ref
             case ResultText(parts=parts):
                 yield from (each for each in parts if isinstance(each, Ref))
@@ -112,6 +137,8 @@ def replace_leaves(result: Result, change: Callable[[Result], Result]) -> Result
     match result:
         case ResultList(items=items):
             return ResultList(tuple(replace_leaves(item, change) for item in items))
+        case ResultJoined(items=items):
+            return ResultJoined(tuple(replace_leaves(item, change) for item in items))
         case ResultObject(fields=fields):
             return ResultObject(tuple((name, replace_leaves(field, change)) for name, field in fields))
         case _:

@@ -1,29 +1,18 @@
-"""Facts about this machine, without asking torch: free memory, cores, and whether a GPU may be there."""
+"""Facts about this machine, without asking torch: cores, and whether a GPU may be there."""
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 import sys
 from pathlib import Path
 
-_UNKNOWN = 4 << 30
-"""Bytes, on a system that does not tell: what any machine that runs a language model has."""
-
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Files of the drivers of GPUs that torch computes on: NVIDIA's, the same through Windows, and AMD's."""
 
 
-def free_memory() -> int:
-    """Bytes that can be taken."""
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return _UNKNOWN
+_GPUS = ("/dev/nvidia[0-9]*", "/proc/driver/nvidia/gpus/*")
 
 
 def may_have_gpu() -> bool:
@@ -31,6 +20,19 @@ def may_have_gpu() -> bool:
     if sys.platform == "linux":
         return any(os.path.exists(driver) for driver in _DRIVERS)
     return sys.platform != "darwin"
+
+
+def hidden_gpu() -> str | None:
+    """Returns a file of the driver that tells of an NVIDIA GPU; None if none does, or if the user hides it."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
+        return None
+    found = (path for pattern in _GPUS for path in sorted(glob.glob(pattern)))
+    return next(found, None)
+
+
+def instruction_set(lanes: int) -> str:
+    """Returns the name of the instructions that the CPU library uses, which has so many lanes."""
+    return "AVX-512" if lanes == 16 else "AVX2"
 
 
 def num_threads() -> int:

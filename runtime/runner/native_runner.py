@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from ...kernels.native.weights import aligned
 from ..models.native import NativeDecoder
 from ..sampler.rows import Logits
 from .runner import Batch
+
+logger = logging.getLogger("bough.engine")
 
 _AHEAD = 256 << 20
 """Bytes of the cache, at most, that are taken from the system before they are needed."""
@@ -45,6 +48,10 @@ class NativeRunner:
         self._untouched: Iterator[npt.NDArray[np.uint8]] = iter(())
         self._workspace = aligned(0)
         self._logits: Logits = np.empty((0, decoder.config.vocab_size), np.float32)
+        self.faults: npt.NDArray[np.int32] | None = None
+        """Layers, plus 1, in which tokens of the last run first had numbers that were not finite, or 0: int32 [T]; None
+        if all were. Logits of such a token, and of all that see it, are NaN.
+        """
 
     def run(self, batch: Batch) -> Logits | None:
         """Logits, float32 [R, vocab_size], of the batch's logit rows, valid until the next run; None if it has none."""
@@ -59,12 +66,15 @@ class NativeRunner:
         self._used = max(self._used, int(attention.write_slot.max(initial=-1)) + 1)
         table = attention.page_table
         sizes = (num_tokens, len(attention.context_len), num_logits, table.shape[1])
-        struct = native.Batch(*sizes, *(array.ctypes.data for array in arrays))
+        faults = np.zeros(num_tokens, np.int32)
+        struct = native.Batch(*sizes, *(array.ctypes.data for array in arrays), None, faults.ctypes.data)
         model = ctypes.addressof(decoder.struct)
         needed = library.workspace_bytes(model, decoder.threads.num, num_tokens, num_logits)
         if needed > len(self._workspace):
+            self._workspace = aligned(0)  # not both at once
             self._workspace = aligned(needed)
         if num_logits > len(self._logits):
+            self._logits = np.empty((0, decoder.config.vocab_size), np.float32)
             self._logits = np.empty((num_logits, decoder.config.vocab_size), np.float32)
         library.forward(
             decoder.threads.address,
@@ -74,6 +84,14 @@ class NativeRunner:
             self._workspace.ctypes.data,
             self._logits.ctypes.data,
         )
+        self.faults = faults if faults.any() else None
+        if self.faults is not None:
+            first = int(np.where(faults, faults, faults.max() + 1).argmin())
+            where = "after the last layer" if faults[first] > decoder.num_layers else f"in layer {faults[first] - 1}"
+            logger.warning(
+                "numbers of %d of %d tokens are not finite: of token %d at position %d first, %s",
+                *(np.count_nonzero(faults), num_tokens, batch.tokens[first], batch.positions[first], where),
+            )
         return self._logits[:num_logits] if num_logits else None
 
     def prepare(self) -> bool:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -177,7 +177,13 @@ def _slots(pages: array[int], start: int, stop: int, page_size: int) -> Iterable
 
 
 class LogitsRunner(Protocol):
-    """A model: a batch in, the logits [R, V] of its logit rows out, in the host's memory, valid until the next run."""
+    """A model: a batch in, the logits [R, V] of its logit rows out, in the host's memory, valid until the next run.
+
+    faults    [T]: not 0 where a token of the last run had numbers that were not finite; None if none had
+    """
+
+    @property
+    def faults(self) -> npt.NDArray[Any] | None: ...
 
     def run(self, batch: Batch) -> Logits | None: ...
 
@@ -209,23 +215,37 @@ class DirectPasses:
 
     def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> DirectPass:
         assert specs is None and len(plans) == 1
-        return DirectPass(self.model.run(build_batch(plans[0], self._page_size)), self._sampler)
+        logits = self.model.run(build_batch(plans[0], self._page_size))
+        faulty = frozenset[int]() if self.model.faults is None else _faulty_works(plans[0], self.model.faults)
+        return DirectPass(logits, self._sampler, faulty)
 
     def draws(self, spec: DrawSpec, work: Work) -> bool:
         return False
 
 
+def _faulty_works(plan: Plan, faults: npt.NDArray[Any]) -> frozenset[int]:
+    """The works of which a token without logits has numbers that are not finite, by `faults` of all tokens [T]."""
+    faulty, offset = set(), 0
+    for index, work in enumerate(plan.work):
+        own = faults[offset : offset + work.num_tokens]
+        offset += work.num_tokens
+        if own[: work.logits_start - work.start].any() or own[work.logits_stop - work.start :].any():
+            faulty.add(index)
+    return frozenset(faulty)
+
+
 class DirectPass:
     """Logits that are there already."""
 
-    def __init__(self, logits: Logits | None, sampler: Sampler) -> None:
+    def __init__(self, logits: Logits | None, sampler: Sampler, faulty: frozenset[int]) -> None:
         self._sampler = sampler
         self._logits = logits
-        self._draws = Draws([], [], [])
+        self._faulty = faulty
+        self._draws = Draws([], [], [], faulty)
 
     def draw(self, rows: Sequence[Row], masks: Masks | None) -> None:
         if self._logits is not None:
-            self._draws = self._sampler.sample(self._logits, rows, masks)
+            self._draws = replace(self._sampler.sample(self._logits, rows, masks), faulty=self._faulty)
             self._logits = None
 
     def read(self) -> list[Draws]:

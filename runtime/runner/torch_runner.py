@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ...kernels.attention.interface import AttentionBackend
 from ..models.model import Model
 from ..sampler.rows import Logits
+from .gpu_device import named_memory_errors
 from .runner import Batch
 
 
@@ -17,14 +20,26 @@ class ModelRunner:
         self.model = model
         self.attention = attention
         self.device = device
+        self.faults: npt.NDArray[np.bool_] | None = None
+        """Tokens of the last run with numbers that were not finite, bool [T]; None if there were none."""
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Logits | None:
-        """Logits [R, vocab_size] of the batch's logit rows, in the host's memory; None if it has none."""
+        """Logits [R, vocab_size] of the batch's logit rows, in the host's memory; None if it has none.
+
+        Raises:
+            MemoryError: there is too little for it.
+        """
+        with named_memory_errors():
+            return self._run(batch)
+
+    def _run(self, batch: Batch) -> Logits | None:
         self.attention.plan(batch.attention)
         tokens = torch.from_numpy(batch.tokens).to(self.device)
         positions = torch.from_numpy(batch.positions).to(self.device)
         hidden = self.model.forward(tokens, positions, self.attention)
+        finite = hidden.abs().amax(dim=-1).isfinite()  # of a row, what was not finite once remains so
+        self.faults = None if bool(finite.all()) else (~finite).cpu().numpy()
         if not len(batch.logit_rows):
             return None
         rows = torch.from_numpy(batch.logit_rows).to(self.device)

@@ -52,11 +52,15 @@ class Row(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """One entry a row: the token drawn, log-probabilities where asked for, and whether the row was not finite."""
+    """One entry a row: the token drawn, log-probabilities where asked for, and whether the row was not finite.
+
+    faulty    works of the plan, by index, of which a token without a row of logits was not finite
+    """
 
     tokens: list[int]
     logprobs: list[TokenLogprob | None]
     poisoned: list[bool]
+    faulty: frozenset[int] = frozenset()
 
 
 class Sampler(Protocol):

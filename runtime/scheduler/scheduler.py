@@ -7,14 +7,17 @@ changes a Sequence; all others read.
 
 from __future__ import annotations
 
+import heapq
 import sys
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from ...radix import Lease, PrefixCache, first_difference
+from ...radix import EQUAL, Lease, PrefixCache, Weights, first_difference, tenant_of
 from ..protocol.config import SchedulerLimits
+from .shares import divide
 from .token_tree import TreeLayout
 
 
@@ -24,7 +27,7 @@ class Standing:
 
     arrival      number by which the older come first, among those of one `priority`: the lowest goes first
     deadline     time at which it is given up, by the clock of `Scheduler.schedule`; None: never
-    passes       steps it has waited since it was queued
+    passes       steps it has waited in all
     retractions  times it was put back to wait
     """
 
@@ -91,6 +94,10 @@ class Sequence:
         assert 0 <= self.num_settled <= self.num_computed <= len(self.tokens) + self.num_pending, self
 
     @property
+    def tenant(self) -> str:
+        return tenant_of(self.namespace)
+
+    @property
     def length(self) -> int:
         """Tokens, those included that are drawn but not known yet."""
         return len(self.tokens) + self.num_pending
@@ -124,7 +131,8 @@ class Sequence:
 
     def rewind(self, num_computed: int) -> None:
         """Makes void what is planned beyond the first `num_computed` tokens."""
-        self.num_computed = self.num_settled = num_computed
+        self.num_computed = num_computed
+        self.num_settled = min(self.num_settled, num_computed)
         self.num_pending = 0
         self.blocked = False
         self.drafts = []
@@ -161,6 +169,13 @@ class Work(msgspec.Struct, frozen=True):
         return self.stop - self.start
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens, unless they are the last one of the sequence and its drafts."""
+        num_tokens = self.stop - self.start
+        decodes = num_tokens - len(self.drafts) == 1 and self.logits_stop > self.logits_start
+        return 0 if decodes else num_tokens
+
+    @property
     def samples(self) -> bool:
         return self.sequence.score is None and self.logits_stop > self.logits_start
 
@@ -195,21 +210,29 @@ class Advance(msgspec.Struct, frozen=True):
 class Scheduler:
     """Waiting and running sequences over one prefix cache.
 
-    Order: running sequences first, oldest first, so that the oldest always ends; then waiting ones, longest cached
-    prefix first, except that who has waited `max_passes` steps goes before all others. A waiting sequence whose
-    prefix a running one is computing right now is held back until that prefix is there to share. When pages run out
-    the youngest running sequence is put back to wait; what it computed stays in the tree until it is evicted.
+    Order: running sequences first, oldest first, so that the oldest always ends; then waiting ones: of the tenant
+    with the fewest seats, and of these the lowest `priority` and the longest cached prefix first, except that who has
+    waited `max_passes` steps goes before all others of its tenant, whatever their priority. A waiting sequence whose
+    prefix a running one is computing right now is held back until that prefix is there to share. When pages run out,
+    the youngest running sequence of the tenant with the most tokens is put back to wait; what it computed stays in the
+    tree until it is evicted.
+
+    A tenant that has less than its share of seats or pages takes them from those who have more, and the prompts of
+    several tenants share the tokens of a step. The sequence that arrived first is never put back for another. Shares
+    are in proportion to `weights`, by tenant: who is not there has 1.
 
     `schedule` moves the counts as if its plan had run, so that a second plan can follow before the first is read;
     `apply` brings in what was drawn, plan after plan in the same order.
     """
 
-    def __init__(self, cache: PrefixCache, limits: SchedulerLimits) -> None:
+    def __init__(self, cache: PrefixCache, limits: SchedulerLimits, weights: Weights = EQUAL) -> None:
         self.cache = cache
         self.limits = limits
+        self.weights = weights
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.num_retractions = 0
+        self._num_waiting: Counter[str] = Counter()
 
     @property
     def idle(self) -> bool:
@@ -218,24 +241,29 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence. It must fit into the pool alone: the caller refuses what cannot."""
         assert len(sequence.tokens) > 0 and sequence.lease is None
-        self.waiting.append(sequence)
+        self._queue(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Ends a sequence wherever it is; what it computed is published. Unknown sequences are ignored."""
+        """Ends a sequence wherever it is; what steps that were read have computed is published. Unknown sequences are
+        ignored."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._release(sequence)
         elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+            self._unqueue(sequence)
 
-    def schedule(self, now: float) -> Plan:
+    def schedule(self, now: float, prompt_tokens: int = sys.maxsize) -> Plan:
+        """Plans the next step, with so many tokens of prompts at most; what decodes is bounded by the limits alone."""
         expired = [s for s in (*self.running, *self.waiting) if (at := s.standing.deadline) is not None and now >= at]
         for sequence in expired:
             self.remove(sequence)
         retracted: list[Sequence] = []
-        work = self._plan_running(retracted)
+        contested = self._is_contested()
+        work = self._plan_running(retracted, prompt_tokens, contested=contested)
         if not retracted:
-            self._admit(work, self.limits.max_batch_tokens - sum(item.num_tokens for item in work))
+            self._admit(work, retracted, prompt_tokens, contested=contested)
+        if contested:
+            self._spend_rest(work, prompt_tokens)
         for sequence in self.waiting:
             sequence.standing.passes += 1
         for item in work:
@@ -313,53 +341,118 @@ class Scheduler:
             work.sequence.num_computed = min(work.sequence.num_computed, work.start)
             work.sequence.check()
 
+    def take_back(self, plan: Plan) -> None:
+        """Undoes `plan`, for which there was no memory, once all steps before it have been read. Its pages are kept."""
+        for work in plan.work:
+            if work.live:
+                work.sequence.rewind(work.start)
+
+    def replan(self, parts: Iterable[tuple[Sequence, int]]) -> Plan:
+        """Plans up to so many tokens each of sequences whose step was taken back, those that have not ended since."""
+        work = [_work(sequence, size) for sequence, size in parts if sequence.lease is not None and sequence.ready]
+        for item in work:
+            _launch(item)
+        return Plan(work, [], [])
+
+    def hold(self, work: Work) -> None:
+        """Has the sequence of `work`, whose pass failed, sit steps out until `resume`; the work is done again then."""
+        if work.live:
+            work.sequence.rewind(work.start)
+            work.sequence.blocked = True
+
     def discard(self, plan: Plan) -> None:
         """Forgets all that the sequences of `plan` have computed, since its pass failed: none of it is to be shared."""
         for work in plan.work:
             work.sequence.rewind(0)
 
-    def _plan_running(self, retracted: list[Sequence]) -> list[Work]:
+    def _is_contested(self) -> bool:
+        """Returns true if more than one tenant runs or waits."""
+        return len(self._num_waiting.keys() | {sequence.tenant for sequence in self.running}) > 1
+
+    def _room(self, work: list[Work], prompt_tokens: int) -> int:
+        """Tokens of prompts that fit into a step beside `work`."""
+        left = self.limits.max_batch_tokens - sum(item.num_tokens for item in work)
+        return min(left, prompt_tokens - sum(item.num_prompt_tokens for item in work))
+
+    def _plan_running(self, retracted: list[Sequence], prompt_tokens: int, *, contested: bool) -> list[Work]:
         """Work of the running: who decodes first, then chunks of prompts, both oldest first."""
         budget = self.limits.max_batch_tokens
         planned: dict[Sequence, Work] = {}
         ready = [sequence for sequence in self.running if sequence.ready]
         num_decoding = sum(sequence.num_uncomputed <= 1 for sequence in ready)
+        chunks = self._chunks(ready, min(budget - num_decoding, prompt_tokens)) if contested else {}
         for index, sequence in enumerate(sorted(ready, key=lambda s: s.num_uncomputed > 1), start=1):
-            if sequence.lease is None or budget <= 0:
+            room = min(budget, chunks.get(sequence, budget))
+            if sequence.num_uncomputed > 1:
+                room = min(room, prompt_tokens)
+            if sequence.lease is None or room <= 0:
                 continue
             # Drafts leave a token for each of those that decode after this one.
-            work = _work(sequence, max(budget - max(num_decoding - index, 0), 1))
+            work = _work(sequence, max(room - max(num_decoding - index, 0), 1))
             if work.drafts and not self.cache.reserve(sequence.lease, work.stop):  # nobody is put back for them
                 sequence.drafts = []
-                work = _work(sequence, budget)
-            while not self.cache.reserve(sequence.lease, work.stop):
-                victim = self.running[-1]
+                work = _work(sequence, room)
+            while not self._reserve(sequence, sequence.lease, work.stop):
+                victim = self._largest()
                 self._retract(victim, retracted)
                 if (taken := planned.pop(victim, None)) is not None:
                     budget += taken.num_tokens
+                    prompt_tokens += taken.num_prompt_tokens
                 if victim is sequence:
                     break
             else:
                 planned[sequence] = work
                 budget -= work.num_tokens
+                prompt_tokens -= work.num_prompt_tokens
         return [planned[sequence] for sequence in self.running if sequence in planned]
 
-    def _admit(self, work: list[Work], budget: int) -> None:
-        """Moves waiting sequences to running while there are seats, tokens and pages."""
-        if not self.waiting or budget <= 0 or len(self.running) >= self.limits.max_num_seqs:
+    def _chunks(self, ready: list[Sequence], budget: int) -> dict[Sequence, int]:
+        """Returns how much of their prompts the running may compute, where prompts of other tenants run or wait too."""
+        prompts = [sequence for sequence in ready if sequence.num_uncomputed > 1]
+        if not prompts:
+            return {}
+        wanted: Counter[str] = Counter()
+        for sequence in prompts:
+            wanted[sequence.tenant] += sequence.num_uncomputed
+        for tenant, line in self._lines().items():
+            wanted[tenant] += sum(len(sequence.tokens) for sequence in line[: self.limits.max_num_seqs])
+        left = divide(max(budget, 0), wanted, self.weights)
+        # With more tenants than tokens some get none; the oldest goes on all the same, or all might wait for others.
+        left[prompts[0].tenant] = max(left[prompts[0].tenant], 1)
+        chunks: dict[Sequence, int] = {}
+        for sequence in prompts:
+            chunks[sequence] = min(sequence.num_uncomputed, left[sequence.tenant])
+            left[sequence.tenant] -= chunks[sequence]
+        return chunks
+
+    def _admit(self, work: list[Work], retracted: list[Sequence], prompt_tokens: int, *, contested: bool) -> None:
+        """Moves waiting sequences to running while there are tokens, seats and pages, or others give way."""
+        budget = self._room(work, prompt_tokens)
+        if not self.waiting or budget <= 0 or (self._full and not contested):
             return
         computing = [item.sequence for item in work if item.sequence.num_settled < item.sequence.num_prompt - 1]
         for sequence in self._order():
-            if budget <= 0 or len(self.running) >= self.limits.max_num_seqs:
+            if budget <= 0:
                 return
-            if sequence.standing.passes < self.limits.max_passes and self._worth_waiting(sequence, computing):
+            if not self._overdue(sequence) and self._held_back(sequence, computing):
                 continue
+            if self._full:
+                victim = self._over_share(sequence, of_seats=True)
+                if victim is None:
+                    return
+                self._make_way(victim, work, retracted)
+                budget = self._room(work, prompt_tokens)
             lease = self.cache.open(sequence.tokens, sequence.namespace, limit=sequence.match_limit)
             # The whole prompt is reserved at once, so that a sequence is never put back in the middle of it by itself.
-            if not self.cache.reserve(lease, len(sequence.tokens)):
-                self.cache.close(lease, sequence.tokens, 0)
-                return
-            self.waiting.remove(sequence)
+            while not self._reserve(sequence, lease, len(sequence.tokens)):
+                victim = self._over_share(sequence, of_seats=False) if contested else None
+                if victim is None:
+                    self.cache.close(lease, sequence.tokens, 0)
+                    return
+                self._make_way(victim, work, retracted)
+                budget = self._room(work, prompt_tokens)
+            computing = [other for other in computing if other.lease is not None]
+            self._unqueue(sequence)
             self.running.append(sequence)
             sequence.lease = lease
             sequence.num_computed = sequence.num_settled = lease.num_cached
@@ -372,22 +465,133 @@ class Scheduler:
             if sequence.num_uncomputed > 1:
                 computing.append(sequence)
 
-    def _order(self) -> list[Sequence]:
-        """The waiting, best first; only the oldest `window` are looked at, so that a step's cost is bounded."""
-        window = sorted(self.waiting, key=lambda s: (s.standing.priority, s.standing.arrival))[: self.limits.window]
-        if len(window) == 1:
-            return window
+    def _reserve(self, sequence: Sequence, lease: Lease, num_tokens: int) -> bool:
+        """Gets pages. What others have cached within their part is for a tenant's first sequence alone: that one must
+        be able to end."""
+        if self.cache.reserve(lease, num_tokens, spare=True):
+            return True
+        first = next((other for other in self.running if other.tenant == sequence.tenant), sequence)
+        return first is sequence and self.cache.reserve(lease, num_tokens)
 
-        def key(sequence: Sequence) -> tuple[int, int, int, int]:
-            standing = sequence.standing
-            if standing.passes >= self.limits.max_passes or standing.retractions:
-                return (standing.priority, 0, 0, standing.arrival)
+    def _make_way(self, victim: Sequence, work: list[Work], retracted: list[Sequence]) -> None:
+        """Puts a running sequence back to wait, and takes it off `work`."""
+        self._retract(victim, retracted)
+        work[:] = [item for item in work if item.sequence is not victim]
+
+    def _spend_rest(self, work: list[Work], prompt_tokens: int) -> None:
+        """Gives tokens that nobody else takes to chunks of prompts."""
+        budget = self._room(work, prompt_tokens)
+        for index, item in enumerate(work):
+            if budget > 0 and item.stop < item.sequence.length:
+                longer = _work(item.sequence, item.num_tokens + budget)
+                if item.sequence.lease is not None and self.cache.reserve(item.sequence.lease, longer.stop):
+                    budget -= longer.num_tokens - item.num_tokens
+                    work[index] = longer
+
+    @property
+    def _full(self) -> bool:
+        return len(self.running) >= self.limits.max_num_seqs
+
+    def _queue(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+        self._num_waiting[sequence.tenant] += 1
+
+    def _unqueue(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self._num_waiting[sequence.tenant] -= 1
+        if not self._num_waiting[sequence.tenant]:
+            del self._num_waiting[sequence.tenant]
+
+    def _lines(self) -> dict[str, list[Sequence]]:
+        """The waiting by tenant."""
+        lines: dict[str, list[Sequence]] = {}
+        for sequence in self.waiting:
+            lines.setdefault(sequence.tenant, []).append(sequence)
+        return lines
+
+    def _order(self) -> Iterator[Sequence]:
+        """Yields the waiting, the next one when it is decided about those before.
+
+        Only the first `window` are looked at, an equal part of each tenant, so that a step's cost is bounded.
+        """
+        lines = self._lines()
+        seats = Counter(sequence.tenant for sequence in self.running)
+        window = max(self.limits.window // len(lines), 1)
+        heap = [
+            (self._share(tenant, seats[tenant]), line[0].standing.arrival, tenant) for tenant, line in lines.items()
+        ]
+        heapq.heapify(heap)
+        ordered: dict[str, deque[Sequence]] = {}
+        while heap:
+            _, _, tenant = heapq.heappop(heap)
+            if tenant not in ordered:
+                ordered[tenant] = deque(self._line(lines[tenant], window))
+            line = ordered[tenant]
+            sequence = line.popleft()
+            yield sequence
+            if line:
+                seats[tenant] += sequence.lease is not None
+                heapq.heappush(heap, (self._share(tenant, seats[tenant]), line[0].standing.arrival, tenant))
+
+    def _line(self, waiting: list[Sequence], window: int) -> list[Sequence]:
+        """The waiting of a tenant, best first: who is overdue by age, then the others by priority."""
+
+        def by_age(sequence: Sequence) -> tuple[bool, int, int]:
+            standing, overdue = sequence.standing, self._overdue(sequence)
+            return (not overdue, 0 if overdue else standing.priority, standing.arrival)
+
+        def by_prefix(sequence: Sequence) -> tuple[bool, int, bool, int, int]:
+            standing, overdue = sequence.standing, self._overdue(sequence)
+            if overdue or standing.retractions:
+                return (not overdue, 0 if overdue else standing.priority, False, 0, standing.arrival)
             cached = self.cache.cached_tokens(sequence.tokens, sequence.namespace)
-            return (standing.priority, 1, -cached, standing.arrival)
+            return (True, standing.priority, True, -cached, standing.arrival)
 
-        return sorted(window, key=key)
+        first = sorted(waiting, key=by_age)[:window]
+        return first if len(first) == 1 else sorted(first, key=by_prefix)
 
-    def _worth_waiting(self, sequence: Sequence, computing: list[Sequence]) -> bool:
+    def _overdue(self, sequence: Sequence) -> bool:
+        return sequence.standing.passes >= self.limits.max_passes
+
+    def _share(self, tenant: str, used: int) -> float:
+        """Seats or tokens for each part that a tenant is due."""
+        return used / self.weights.get(tenant, 1)
+
+    def _largest(self) -> Sequence:
+        """The running sequence that is put back for want of pages."""
+        used = self._used(of_seats=False)
+        if len(used) == 1:
+            return self.running[-1]
+        found = self._youngest(max(used, key=lambda name: self._share(name, used[name]))) or self._youngest(None)
+        assert found is not None
+        return found
+
+    def _over_share(self, newcomer: Sequence, *, of_seats: bool) -> Sequence | None:
+        """The running sequence that is put back for `newcomer`; None if its tenant would then have a smaller share than
+        the newcomer's, of seats or of tokens: so no two ever put each other back in turn."""
+        used = self._used(of_seats=of_seats)
+        tenant, others = newcomer.tenant, [name for name in used if name != newcomer.tenant]
+        largest = max(others, key=lambda name: self._share(name, used[name]), default=None)
+        victim = None if largest is None else self._youngest(largest)
+        if largest is None or victim is None:
+            return None
+        less, more = (1, 1) if of_seats else (victim.length, newcomer.length)
+        after = self._share(largest, used[largest] - less), self._share(tenant, used[tenant] + more)
+        return victim if after[0] >= after[1] else None
+
+    def _used(self, *, of_seats: bool) -> Counter[str]:
+        """Seats, or tokens, that each tenant has."""
+        used: Counter[str] = Counter()
+        for sequence in self.running:
+            used[sequence.tenant] += 1 if of_seats else sequence.length
+        return used
+
+    def _youngest(self, tenant: str | None) -> Sequence | None:
+        """The last of the running, of a tenant or (None) of all, that is not the one that arrived first."""
+        first = min(self.running, key=lambda s: s.standing.arrival)
+        return next((s for s in reversed(self.running) if tenant in (None, s.tenant) and s is not first), None)
+
+    def _held_back(self, sequence: Sequence, computing: list[Sequence]) -> bool:
         """True if a prefix that is being computed now would save more than what the cache holds already."""
         cached = -1
         for other in computing:
@@ -409,12 +613,13 @@ class Scheduler:
         sequence.rewind(0)
         sequence.standing.retractions += 1
         self.num_retractions += 1
-        self.waiting.append(sequence)
+        self._queue(sequence)
         retracted.append(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.lease is not None
-        self.cache.close(sequence.lease, sequence.tokens, min(sequence.num_computed, sequence.num_shareable))
+        # Not what is planned: that may never be launched, and a pass in flight may fail.
+        self.cache.close(sequence.lease, sequence.tokens, min(sequence.num_settled, sequence.num_shareable))
         sequence.lease = None
 
 

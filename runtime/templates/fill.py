@@ -20,6 +20,7 @@ from ..protocol.template import (
     Result,
     ResultArgument,
     ResultConstant,
+    ResultShare,
     ResultText,
     ResultValue,
     Template,
@@ -118,10 +119,24 @@ def _check_default(parameter: Parameter) -> None:
         raise RequestError(f"the default of {parameter.name}: {str(error)[:300]}", param="parameters") from error
 
 
+SHARE_FORMAT = re.compile(r"[<>^]?[0-9]{0,2}(\.[0-9]{1,2})?[eEfFgG%]?")
+"""Formats of probabilities: they take no more than a line."""
+
+
 def _check_result(result: Result) -> None:
-    """Raises RequestError unless the JSON texts in it are JSON, GrammarError unless its schemas are ones."""
+    """Checks what an engine does not.
+
+    Raises:
+        RequestError: a text in it is no JSON, or a probability is of no choice.
+        GrammarError: a schema is none.
+    """
     for part in walk_result(result):
         match part:
+            case ResultShare(choices=choices, choice=choice, format=form):
+                if choice not in choices:
+                    raise RequestError(f"{choice!r} is none of the choices of the result's probability", param="result")
+                if form is not None and SHARE_FORMAT.fullmatch(form) is None:
+                    raise RequestError(f"a probability cannot be written in the format {form!r}", param="result")
             case ResultConstant(json=text) | ResultValue(schema=text):
                 try:
                     json.dumps(read_json(text), ensure_ascii=False).encode()

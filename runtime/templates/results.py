@@ -18,9 +18,11 @@ from ..protocol.template import (
     Result,
     ResultArgument,
     ResultConstant,
+    ResultJoined,
     ResultList,
     ResultObject,
     ResultProbabilities,
+    ResultShare,
     ResultText,
     ResultValue,
     refs_of,
@@ -84,6 +86,11 @@ class Results:
         self._num_chars = 0
         self._room = MAX_RESULT_CHARS
 
+    @property
+    def num_chars(self) -> int:
+        """Characters of the values that are kept."""
+        return self._num_chars
+
     def feed(self, event: ProgramEvent) -> None:
         """Takes in an event; only finished values and failed branches matter.
 
@@ -128,6 +135,15 @@ class Results:
             case ResultText(parts=parts):
                 texts = (part if isinstance(part, str) else self._text(part) for part in parts)  # type: ignore[arg-type]
                 return "".join(map(self._within, texts))
+            case ResultJoined(items=items):
+                return "".join(self._within(str(self._read(item))) for item in items)
+            case ResultShare(ref=ref, choices=choices, choice=choice, format=form):
+                values = self._values.get(ref, [])
+                shares = values[-1].probabilities if values else None
+                if shares is None:
+                    return None if form is None else ""
+                share = shares[choices.index(choice)]
+                return share if form is None else format(share, form)
             case ResultValue():
                 return self._value(result)
             case ResultProbabilities(ref=ref, choices=choices):

@@ -11,10 +11,10 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 import regex
 
 from ..protocol.errors import ModelError, RequestError
+from .sandbox import BoundedEnvironment, TemplateBudget, with_budget
 
 MAX_RENDERED_CHARS = 1 << 24
 MAX_HISTORY = 1024
@@ -32,6 +32,7 @@ empty line. Role names end in a line break rather than a space, because a space 
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "documents"})
 _CACHED_TURNS = 4096
+_MAX_DATE_CHARS = 1000
 # What rendering may raise: a template is a program, so all that expressions can.
 _RENDER_ERRORS = (
     jinja2.TemplateError,
@@ -94,10 +95,11 @@ class _GenerationTag(jinja2.ext.Extension):
 class ChatTemplate:
     """A compiled chat template. Immutable but for its cache; safe to use from many threads.
 
-    Rendering is sandboxed and bounded in size, not in time: the template comes with the model, never with a request.
+    The template comes with the model, never with a request; still, rendering is sandboxed, and bounded in size,
+    processor time and memory: see sandbox.TemplateBudget.
 
     Raises:
-        ModelError: the template is not valid Jinja.
+        ModelError: the template is not valid Jinja, or too long.
     """
 
     def __init__(
@@ -112,8 +114,8 @@ class ChatTemplate:
         self._control = control or ControlTokens({})
         self._globals = {"bos_token": bos_token, "eos_token": eos_token}
         try:
-            self._template = _environment().from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
+            self._template = _environment().compile_bounded(source)
+        except jinja2.TemplateError as error:
             raise ModelError(f"the chat template is not valid: {error}") from error
         self.start = Turn()
         self._num_turns = 0
@@ -263,9 +265,8 @@ class ChatTemplate:
         chunks: list[str] = []
         num_chars = 0
         try:
-            for chunk in self._template.generate(
-                {**self._globals, **context, "add_generation_prompt": add_generation_prompt}
-            ):
+            variables = {**self._globals, **context, "add_generation_prompt": add_generation_prompt}
+            for chunk in self._template.generate(with_budget(variables, TemplateBudget())):
                 num_chars += len(chunk)
                 if num_chars > MAX_RENDERED_CHARS:
                     raise RequestError(f"the chat is longer than {MAX_RENDERED_CHARS} characters", param="messages")
@@ -282,12 +283,12 @@ def _too_long() -> RequestError:
     return RequestError(f"a chat may have at most {MAX_HISTORY} messages", param="messages")
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+def _environment() -> BoundedEnvironment:
     """The environment that published templates expect: its settings are part of their meaning."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
     )
-    environment.filters["tojson"] = _to_json
+    environment.bind_filter("tojson", _to_json)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -309,6 +310,8 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
+    if len(pattern) > _MAX_DATE_CHARS:
+        raise jinja2.TemplateError(f"a date's format may have {_MAX_DATE_CHARS} characters")
     return datetime.now().strftime(pattern)  # the local date, as templates mean it
 
 

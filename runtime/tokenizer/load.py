@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +15,9 @@ import tokenizers
 from tokenizers import AddedToken, models
 
 from ..checkpoints.gguf_file import GGUFFile
-from ..protocol.errors import ModelError
+from ..protocol.errors import ModelError, in_file
 from .chat_template import ControlTokens
-from .tokenizer import Description, TextPipeline, Tokenizer, TokenizerParts, end_of_turn_ids
+from .tokenizer import Description, TextPipeline, Tokenizer, TokenizerParts, end_of_turn_ids, is_library_error
 
 Fields = Mapping[str, Any]
 """Metadata by key; those that begin with "tokenizer." are read."""
@@ -22,6 +25,21 @@ Fields = Mapping[str, Any]
 Added = list[tuple[AddedToken, int]]
 
 _PREFIX = "tokenizer.ggml."
+_MAX_FILE_BYTES = 64 << 20
+"""Bound of a JSON file: the largest that are known have half of it."""
+
+_MAX_TOKENS = 1 << 22
+_MAX_SPARE_TOKENS = 1 << 16
+"""Ids beyond the model's own that a tokenizer may have; some have a few."""
+
+_MAX_PAIRS = 1 << 30
+"""Characters of all ways to cut the tokens of a SentencePiece vocabulary in two."""
+
+_MAX_GROWTH = 128
+"""Characters that normalizer and pre_tokenizer may make of one; those of T5 make 72."""
+
+_MAX_TEMPLATE = 1 << 12
+_BYTES_OF_CHARACTER = 4
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
@@ -32,7 +50,8 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     """
     path = Path(source)
     if path.is_dir():
-        return Tokenizer(read_json_tokenizer(path))
+        with _refusing("tokenizer.json"):
+            return Tokenizer(read_json_tokenizer(path))
     if path.suffix == ".gguf":
         return gguf_tokenizer(GGUFFile(path))
     raise ModelError(f"a tokenizer comes from a .gguf file or a folder, got {path}")
@@ -40,7 +59,22 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
 
 def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
     """The tokenizer of a GGUF file that is open. Raises ModelError as `load_tokenizer`."""
-    return Tokenizer(read_gguf_tokenizer(file))
+    with _refusing(file.path.name):
+        return Tokenizer(read_gguf_tokenizer(file))
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Makes whatever a file's contents raise a ModelError that names the file."""
+    try:
+        with in_file(name):
+            yield
+    except ModelError:
+        raise
+    except BaseException as error:
+        if not is_library_error(error):
+            raise
+        raise ModelError(f"{name}: the tokenizer cannot be built: {type(error).__name__}: {error}") from error
 
 
 # From a folder
@@ -60,12 +94,14 @@ def read_json_tokenizer(folder: str | Path) -> TokenizerParts:
     if not path.is_file():
         raise ModelError(f"{folder} has no tokenizer.json (save the tokenizer in its fast form)")
     description, settings = _read_json(path), _read_json(folder / "tokenizer_config.json")
-    try:
+    num_ids = _num_ids(_read_json(folder / "config.json"))
+    added = _added_tokens(description, settings, num_ids)
+    with _refusing(path.name):
+        check_growth(description)
         original = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no narrower class
-        raise ModelError(f"{path.name} cannot be used: {error}") from error
+        original.no_padding()  # which may be to any length
+        original.no_truncation()
     byte_level = _is_byte_level(description)
-    added = _added_tokens(description, settings)
     control = ControlTokens(
         {entry["content"]: entry["id"] for entry in added if entry.get("special")},
         strips_left=[entry["content"] for entry in added if entry.get("lstrip")],
@@ -73,7 +109,10 @@ def read_json_tokenizer(folder: str | Path) -> TokenizerParts:
     )
     vocabulary: dict[str, int] = original.get_vocab(with_added_tokens=True)
     vocabulary |= {entry["content"]: entry["id"] for entry in added}  # the library may number them otherwise
-    spellings: list[str | None] = [None] * (max([*vocabulary.values(), *control.ids.values()], default=-1) + 1)
+    num_tokens = max([*vocabulary.values(), *control.ids.values()], default=-1) + 1
+    if num_tokens > num_ids:
+        raise ModelError(f"{path.name}: the vocabulary has the id {num_tokens - 1}, which is beyond the model's")
+    spellings: list[str | None] = [None] * num_tokens
     for text, token in (*vocabulary.items(), *control.ids.items()):
         spellings[token] = text
     bos_id = vocabulary.get(_token_text(settings.get("bos_token")))
@@ -93,7 +132,7 @@ def read_json_tokenizer(folder: str | Path) -> TokenizerParts:
         control=control,
         bos_id=bos_id,
         adds_bos=bool(settings.get("add_bos_token", begins[:1] == [bos_id])),
-        eos_ids=_eos_ids(folder, settings, vocabulary, control),
+        eos_ids=_eos_ids(folder, settings, vocabulary, control, num_tokens),
         chat_template=_chat_template(folder, settings),
     )
 
@@ -102,6 +141,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     """The object in a file; an empty one if there is no such file."""
     if not path.is_file():
         return {}
+    if path.stat().st_size > _MAX_FILE_BYTES:
+        raise ModelError(f"{path.name}: more than {_MAX_FILE_BYTES >> 20} MiB of JSON")
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -109,6 +150,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path.name} must hold an object")
     return value
+
+
+def _num_ids(config: Mapping[str, Any]) -> int:
+    """Returns how many ids the tokenizer of a model with this config.json may have."""
+    text = config.get("text_config")
+    sizes = [entry.get("vocab_size") for entry in (config, text) if isinstance(entry, dict)]
+    known = [size for size in sizes if type(size) is int and 0 < size <= _MAX_TOKENS]
+    return min(max(known, default=_MAX_TOKENS) + _MAX_SPARE_TOKENS, _MAX_TOKENS)
 
 
 def _is_byte_level(description: Mapping[str, Any]) -> bool:
@@ -121,13 +170,99 @@ def _is_byte_level(description: Mapping[str, Any]) -> bool:
     raise ModelError("tokenizer.json has no ByteLevel, Metaspace or ByteFallback decoder: its tokens do not spell text")
 
 
-def _added_tokens(description: Mapping[str, Any], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+def check_growth(description: Mapping[str, Any]) -> None:
+    """Bounds what the steps of a tokenizer.json make of a text.
+
+    Raises:
+        ModelError: a character of it may become a great many, or the steps after the model add many tokens.
+    """
+    growth = _growth(description.get("normalizer")) * _growth(description.get("pre_tokenizer"))
+    if growth > _MAX_GROWTH:
+        raise ModelError(
+            f"tokenizer.json: normalizer and pre_tokenizer may make {min(growth, 10**9)} characters or more of one "
+            f"character, at most {_MAX_GROWTH} are accepted"
+        )
+    _num_added(description.get("post_processor"), 0)
+
+
+def _growth(step: Any) -> int:
+    """Characters that a step makes of one, at worst.
+
+    Unicode's forms are not counted: what has one is not changed by another. But they are in what other steps write.
+    """
+    match step:
+        case {"type": "Sequence", "normalizers": [*steps]} | {"type": "Sequence", "pretokenizers": [*steps]}:
+            return _product(map(_growth, steps))
+        case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)} if pattern:
+            return max(1, -(-_longest_form(content) // len(pattern)))
+        case {"type": "Replace", "content": str(content)}:  # a pattern may match between any two characters
+            return 1 + _longest_form(content)
+        case {"type": "Prepend", "prepend": str(prepend)}:
+            return 1 + _longest_form(prepend)
+        case {"type": "Precompiled", "precompiled_charsmap": str(table)}:
+            return _longest_mapped(base64.b64decode(table))
+        case {"type": "ByteLevel"}:
+            return _BYTES_OF_CHARACTER
+        case {"type": "BertNormalizer"}:
+            return 3  # spaces around a character
+        case {"type": "Metaspace"}:
+            return 2
+        case {"type": str()} | None:
+            return 1
+    raise ModelError("tokenizer.json: each step of normalizer and pre_tokenizer must be an object with a type")
+
+
+def _product(factors: Iterable[int]) -> int:
+    """The product, or some part of it that is beyond what is accepted: all of it may have a million digits."""
+    product = 1
+    for factor in factors:
+        product = min(product * factor, 10**9)
+    return product
+
+
+def _longest_form(text: str) -> int:
+    return max(len(text), len(unicodedata.normalize("NFKD", text)))
+
+
+def _longest_mapped(table: bytes) -> int:
+    """The longest text in SentencePiece's table: the size of a trie, the trie, and texts that end in 0."""
+    texts = table[4 + int.from_bytes(table[:4], "little") :]
+    return max(1, *(len(text.decode(errors="replace")) for text in texts.split(b"\0")))
+
+
+def _num_added(step: Any, num_tokens: int) -> int:
+    """Tokens that a step of the post-processor makes of so many that steps before it have added to no text.
+
+    Raises:
+        ModelError: there are too many at some step.
+    """
+    match step:
+        case {"processors": [*steps]}:
+            for each in steps:
+                num_tokens = _num_added(each, num_tokens)
+        case {"single": [*pieces], "special_tokens": dict(marks)}:
+            sizes = {name: len(mark["ids"]) for name, mark in marks.items()}
+            texts = sum("Sequence" in piece for piece in pieces)
+            added = sum(sizes.get(piece["SpecialToken"]["id"], 0) for piece in pieces if "SpecialToken" in piece)
+            num_tokens = texts * num_tokens + added
+        case {"sep": _, "cls": _}:
+            num_tokens += 2
+    if num_tokens > _MAX_TEMPLATE:
+        raise ModelError(f"tokenizer.json: post_processor adds more than {_MAX_TEMPLATE} tokens")
+    return num_tokens
+
+
+def _added_tokens(description: Mapping[str, Any], settings: Mapping[str, Any], num_ids: int) -> list[dict[str, Any]]:
     """The added tokens; one is special if either file says so."""
     entries = description.get("added_tokens") or []
     declared = settings.get("added_tokens_decoder") or {}
-    valid = isinstance(declared, dict) and all(isinstance(entry, dict) for entry in [*entries, *declared.values()])
-    if not valid or any(type(entry.get("id")) is not int or entry["id"] < 0 for entry in entries):
-        raise ModelError("tokenizer.json: each of added_tokens must be an object with an id and a content")
+    if not isinstance(declared, dict) or not all(isinstance(entry, dict) for entry in declared.values()):
+        raise ModelError("tokenizer_config.json: added_tokens_decoder must map ids to objects")
+    for entry in entries if isinstance(entries, list) else [None]:
+        if not isinstance(entry, dict) or type(entry.get("id")) is not int or type(entry.get("content")) is not str:
+            raise ModelError("tokenizer.json: each of added_tokens must be an object with an id and a content")
+        if not 0 <= entry["id"] < num_ids:
+            raise ModelError(f"tokenizer.json: an id of added_tokens is {entry['id']}, not in 0 .. {num_ids - 1}")
     special = {entry.get("content") for entry in declared.values() if entry.get("special")}
     return [{**entry, "special": entry.get("special") or entry.get("content") in special} for entry in entries]
 
@@ -144,13 +279,13 @@ def _token_text(value: object) -> str:
 
 
 def _eos_ids(
-    folder: Path, settings: Mapping[str, Any], vocabulary: Mapping[str, int], control: ControlTokens
+    folder: Path, settings: Mapping[str, Any], vocabulary: Mapping[str, int], control: ControlTokens, num_tokens: int
 ) -> tuple[int, ...]:
     declared: list[object] = [vocabulary.get(_token_text(settings.get("eos_token")))]
     for name in ("generation_config.json", "config.json"):
         value = _read_json(folder / name).get("eos_token_id")
         declared += value if isinstance(value, list) else [value]
-    return end_of_turn_ids(control, declared)
+    return end_of_turn_ids(control, declared, num_tokens)
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
@@ -292,7 +427,7 @@ def build_gguf_tokenizer(fields: Fields) -> TokenizerParts:
         control=control,
         bos_id=bos_id,
         adds_bos=adds_bos,
-        eos_ids=end_of_turn_ids(control, declared),
+        eos_ids=end_of_turn_ids(control, declared, len(tokens)),
         reserved=frozenset(of_kind[_Kind.UNUSED]),
         chat_template=template if isinstance(template, str) else None,
     )
@@ -335,6 +470,8 @@ def _sentencepiece(
     scores = fields.get(_PREFIX + "scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise ModelError(f"{_PREFIX}scores must hold a number for each of the {len(tokens)} tokens")
+    if sum(len(piece) ** 2 for piece in vocabulary) > _MAX_PAIRS:
+        raise ModelError(f"{_PREFIX}tokens has tokens that are too long for a SentencePiece vocabulary")
     mergeable = [token for token in vocabulary.values() if kinds[token] in (_Kind.NORMAL, _Kind.USER_DEFINED)]
     merges: list[tuple[str, str]] = []
     for token in sorted(mergeable, key=lambda token: (-scores[token], token)):

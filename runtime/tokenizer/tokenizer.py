@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ...constrain.vocabulary.vocabulary import Vocabulary
-from ..protocol.errors import ModelError, RequestError
+from ..protocol.errors import EngineError, ModelError, RequestError
 from .chat_template import FALLBACK_TEMPLATE, ChatTemplate, ControlTokens
 
 Description = Mapping[str, Any]
@@ -26,6 +26,10 @@ Variant = Literal["own", "plain", "exact"]
 
 LONG_TEXT = 4096
 """Characters that are encoded in some milliseconds. A longer text may take seconds."""
+
+MAX_SPELLING = 1 << 13
+"""Characters of a token: each that is generated may add so many to an answer. The longest that are known have some
+hundreds."""
 
 END_OF_TURN = (
     "<|im_end|>",
@@ -85,6 +89,20 @@ class Tokenizer:
         """Tells whether some token begins with `text` and does not end with it."""
         place = bisect_right(self._sorted_bytes, text)
         return place < len(self._sorted_bytes) and self._sorted_bytes[place].startswith(text)
+
+    def fewest_tokens(self, text: str) -> int:
+        """Returns the least number of tokens that say a text; `encode` may use more."""
+        data, known = text.encode(), self._sorted_bytes
+        counts = [0] + [len(data)] * len(data)
+        for start in range(len(data)):
+            for stop in range(start + 1, len(data) + 1):
+                piece = data[start:stop]
+                place = bisect_left(known, piece)
+                if place == len(known) or not known[place].startswith(piece):
+                    break
+                if known[place] == piece:
+                    counts[stop] = min(counts[stop], counts[start] + 1)
+        return counts[-1]
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of a text that may stand anywhere: no beginning-of-sequence token, no space put before it.
@@ -279,6 +297,7 @@ class TextPipeline:
 
         Raises:
             RequestError: the text holds half of a surrogate pair, which is no character.
+            EngineError: the library fails, which only a damaged or hostile tokenizer makes it do.
         """
         backend = {"own": self.own, "plain": self.plain, "exact": self.exact}[variant]
         try:
@@ -289,6 +308,10 @@ class TextPipeline:
             ids: list[int] = found.ids
         except (TypeError, UnicodeError) as error:  # which of them depends on the library's version
             raise RequestError("the text holds a lone surrogate, which is not a Unicode character") from error
+        except BaseException as error:
+            if not is_library_error(error):
+                raise
+            raise EngineError("the tokenizer failed on a text", code="tokenizer_error") from error
         return [self._renumbered.get(token, token) for token in ids] if self._renumbered else ids
 
     def _backend(self, normalizer: Description | None, pre_tokenizer: Description | None) -> Any:
@@ -318,6 +341,9 @@ class TokenizerParts:
     literal     ids whose spelling is their text as it stands (tokens added to the model's own)
     byte_level  spellings use GPT-2's alphabet of bytes; otherwise SentencePiece's: "▁" is a space, <0x0A> a byte
     control     control tokens; `reserved` are further ids that never stand for text
+
+    Raises:
+        ModelError: a token is too long.
     """
 
     pipeline: TextPipeline
@@ -330,6 +356,11 @@ class TokenizerParts:
     eos_ids: tuple[int, ...]
     reserved: frozenset[int] = frozenset()
     chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        longest = max((len(spelling) for spelling in self.spellings if spelling is not None), default=0)
+        if longest > MAX_SPELLING:
+            raise ModelError(f"the vocabulary has a token of {longest} characters, at most {MAX_SPELLING} are accepted")
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -348,12 +379,17 @@ class TokenizerParts:
         )
 
 
-def end_of_turn_ids(control: ControlTokens, declared: Sequence[object]) -> tuple[int, ...]:
-    """Ids that end a turn: the declared ones first (what is no id is left out), then those known by name."""
+def is_library_error(error: BaseException) -> bool:
+    """Tells whether the tokenizers library has raised it: it knows no narrower class, and panics past Exception."""
+    return not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+
+
+def end_of_turn_ids(control: ControlTokens, declared: Sequence[object], num_tokens: int) -> tuple[int, ...]:
+    """Ids that end a turn: the declared ones first (those out of range are left out), then those known by name."""
     known = [control.ids[name] for name in END_OF_TURN if name in control.ids]
     if "<|channel|>" not in control.ids:  # where answers have channels, <|end|> ends only one of them
         known += [control.ids[name] for name in ("<|end|>",) if name in control.ids]
-    ids = [token for token in declared if isinstance(token, int) and not isinstance(token, bool) and token >= 0]
+    ids = [token for token in declared if type(token) is int and 0 <= token < num_tokens]
     return tuple(dict.fromkeys([*ids, *known]))
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-
-def client_of(namespace: str) -> str:
-    """Returns the owner of a namespace: what it begins with. A client may divide its own further."""
-    return namespace.partition("/")[0]
+from ...radix import tenant_of
 
 
 class Owner(NamedTuple):
@@ -19,7 +16,7 @@ class Owner(NamedTuple):
 
     @classmethod
     def of(cls, namespace: str, program_id: str) -> Owner:
-        return cls(client_of(namespace), program_id)
+        return cls(tenant_of(namespace), program_id)
 
 
 class Shares:

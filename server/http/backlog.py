@@ -1,4 +1,4 @@
-"""Events of a program that its reader has not taken yet: bounded, so that a slow reader stops only its own program."""
+"""Parts of a stream that its reader has not taken yet: bounded, so that a slow reader stops only its own work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self, cast
 
 import msgspec
 
-from ...runtime.protocol.errors import ErrorInfo
+from ...runtime.protocol.errors import ErrorInfo, to_exception
 from ...runtime.protocol.program import Delta, Done, Failed, ProgramEvent
 
 MAX_WAITING_BYTES = 32 << 20
@@ -19,8 +19,11 @@ MAX_WAITING_BYTES = 32 << 20
 MAX_ALL_BYTES = 128 << 20
 """Bound for all readers together; past it, readers with more than an equal share waiting are stopped."""
 
+SMALL_BYTES = 64 << 10
+"""Bytes of a program's end that is always taken."""
+
 NUM_AT_ONCE = 64
-"""Events that are taken from the engine before others have their turn."""
+"""Events, or parts, that are taken before others have their turn."""
 
 
 class Budget:
@@ -36,6 +39,90 @@ class Budget:
         return self.num_bytes <= self.max_bytes or num_bytes * self.num_readers <= self.max_bytes
 
 
+class Room:
+    """Bytes that wait for one reader, among those of all readers."""
+
+    def __init__(self, budget: Budget, max_bytes: int = MAX_WAITING_BYTES) -> None:
+        self.num_bytes = 0
+        self._budget = budget
+        self._max_bytes = max_bytes
+
+    @property
+    def full(self) -> bool:
+        """Tells whether what makes more has to stop."""
+        return self.num_bytes > self._max_bytes or not self._budget.allows(self.num_bytes)
+
+    def open(self) -> None:
+        """Counts the reader from now on."""
+        self._budget.num_readers += 1
+
+    def count(self, num_bytes: int) -> None:
+        """Takes note that so many bytes more, or less, wait."""
+        self.num_bytes += num_bytes
+        self._budget.num_bytes += num_bytes
+
+    def close(self) -> None:
+        self.count(-self.num_bytes)
+        self._budget.num_readers -= 1
+
+
+class Ahead(AsyncIterator[bytes]):
+    """Parts of an answer, made as fast as their work goes on, for a reader that may be slower.
+
+    When too much waits, an EngineError with the code "reader_too_slow" comes in place of all that was not taken. Close
+    it: that ends the making of `parts`.
+    """
+
+    def __init__(self, parts: AsyncIterator[bytes], budget: Budget, *, max_bytes: int = MAX_WAITING_BYTES) -> None:
+        self._parts = parts
+        self._room = Room(budget, max_bytes)
+        self._waiting: deque[bytes] = deque()
+        self._arrived = asyncio.Event()
+        self._error: Exception | None = None
+        self._pump: asyncio.Task[None] | None = None
+
+    async def __anext__(self) -> bytes:
+        if self._pump is None:
+            self._room.open()
+            self._pump = asyncio.ensure_future(self._take_all())
+            self._pump.add_done_callback(lambda _: self._arrived.set())
+        while not self._waiting:
+            if self._pump.done():
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        part = self._waiting.popleft()
+        self._room.count(-len(part))
+        return part
+
+    async def aclose(self) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+            self._pump = None
+            self._waiting.clear()
+            self._room.close()
+
+    async def _take_all(self) -> None:
+        try:
+            count = 0
+            async for part in self._parts:
+                if self._room.full:
+                    self._error = to_exception(_too_slow(self._room.num_bytes))
+                    self._waiting.clear()
+                    return
+                self._room.count(len(part))
+                self._waiting.append(part)
+                self._arrived.set()
+                count += 1
+                if count % NUM_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        except Exception as error:  # noqa: BLE001  raised again where the parts are taken
+            self._error = error
+
+
 class Backlog(AsyncIterator[ProgramEvent]):
     """The events of one program, taken from the engine as fast as they come, for a reader that may be slower.
 
@@ -48,11 +135,9 @@ class Backlog(AsyncIterator[ProgramEvent]):
         self, events: AsyncIterator[ProgramEvent], budget: Budget | None = None, *, max_bytes: int = MAX_WAITING_BYTES
     ) -> None:
         self._events = events
-        self._budget = budget or Budget()
-        self._max_bytes = max_bytes
+        self._room = Room(budget or Budget(), max_bytes)
         self._waiting: deque[_Entry] = deque()
         self._growing: dict[tuple[int, str], _Entry] = {}
-        self._num_bytes = 0
         self._arrived = asyncio.Event()
         self._over = False
         self._error: Exception | None = None
@@ -63,8 +148,8 @@ class Backlog(AsyncIterator[ProgramEvent]):
 
     async def __anext__(self) -> ProgramEvent:
         if self._pump is None:
+            self._room.open()
             self._pump = asyncio.ensure_future(self._take_all())
-            self._budget.num_readers += 1
         while not self._waiting:
             if self._error is not None:
                 raise self._error
@@ -73,7 +158,7 @@ class Backlog(AsyncIterator[ProgramEvent]):
             self._arrived.clear()
             await self._arrived.wait()
         entry = self._waiting.popleft()
-        self._count(-entry.num_bytes)
+        self._room.count(-entry.num_bytes)
         if isinstance(entry.event, Delta):
             self._growing.pop((entry.event.branch, entry.event.name), None)
         return entry.whole()
@@ -83,17 +168,13 @@ class Backlog(AsyncIterator[ProgramEvent]):
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
             self._pump = None
-            self._budget.num_readers -= 1
             self._forget()
+            self._room.close()
 
     def _forget(self) -> None:
         self._waiting.clear()
         self._growing.clear()
-        self._count(-self._num_bytes)
-
-    def _count(self, num_bytes: int) -> None:
-        self._num_bytes += num_bytes
-        self._budget.num_bytes += num_bytes
+        self._room.count(-self._room.num_bytes)
 
     async def _take_all(self) -> None:
         try:
@@ -112,10 +193,9 @@ class Backlog(AsyncIterator[ProgramEvent]):
             self._arrived.set()
 
     def _take(self, event: ProgramEvent) -> bool:
-        """Returns False if too much waits. A program's own end is always taken."""
-        too_much = self._num_bytes > self._max_bytes or not self._budget.allows(self._num_bytes)
-        if too_much and not isinstance(event, Done | Failed):
-            failed = Failed(error=_too_slow(self._num_bytes))
+        """Returns False if too much waits. A program's own end is taken, unless it is large."""
+        if self._room.full and not (isinstance(event, Done | Failed) and _size(event) <= SMALL_BYTES):
+            failed = Failed(error=_too_slow(self._room.num_bytes))
             self._forget()
             self._add(failed)
             return False
@@ -126,19 +206,18 @@ class Backlog(AsyncIterator[ProgramEvent]):
         self._arrived.set()
         if isinstance(event, Delta):
             place = event.branch, event.name
-            entry = self._growing.get(place)
-            if entry is not None:
-                entry.more.append(event.text)
-                entry.num_bytes += len(event.text)
-                self._count(len(event.text))
+            grown = self._growing.get(place)
+            if grown is not None:
+                grown.more.append(event.text)
+                grown.num_bytes += len(event.text)
+                self._room.count(len(event.text))
                 return
+            entry = self._growing[place] = _Entry(event)
         else:
+            entry = _Entry(event)
             self._growing.clear()  # nothing that is said later comes before this
-        entry = _Entry(event)
-        self._count(entry.num_bytes)
+        self._room.count(entry.num_bytes)
         self._waiting.append(entry)
-        if isinstance(event, Delta):
-            self._growing[place] = entry
 
 
 class _Entry:
@@ -149,7 +228,7 @@ class _Entry:
     def __init__(self, event: ProgramEvent) -> None:
         self.event = event
         self.more: list[str] = []
-        self.num_bytes = len(msgspec.msgpack.encode(event))
+        self.num_bytes = _size(event)
 
     def whole(self) -> ProgramEvent:
         if not self.more:
@@ -158,9 +237,13 @@ class _Entry:
         return msgspec.structs.replace(self.event, text="".join([self.event.text, *self.more]))
 
 
+def _size(event: ProgramEvent) -> int:
+    return len(msgspec.msgpack.encode(event))
+
+
 def _too_slow(num_bytes: int) -> ErrorInfo:
     message = (
-        f"{num_bytes} bytes of events waited for a reader who did not take them: the program was "
-        "stopped, and what waited was dropped"
+        f"{num_bytes} bytes waited for a reader who did not take them: the work was stopped, and what waited was "
+        "dropped"
     )
     return ErrorInfo(code="reader_too_slow", message=message)

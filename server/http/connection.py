@@ -6,13 +6,17 @@ Work ends early when the client goes away, or when the server has drained and it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import time
+from collections.abc import Awaitable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import numpy as np
 
+from ...constrain.workers.decoders import json_decoder
 from ..errors import ApiError, ShuttingDownError, from_decode_error
+from .quota import Visit, visit_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
@@ -20,6 +24,14 @@ if TYPE_CHECKING:
 
 B = TypeVar("B", bound=msgspec.Struct)
 T = TypeVar("T")
+
+LARGE_BODY = 64 << 10
+"""Bytes of a body that is read beside the event loop."""
+
+MAX_PARTS = 1 << 16
+"""Objects, lists and members of objects in a body: each takes a microsecond, in which nothing else runs."""
+MAX_ITEMS = 1 << 20
+"""Commas in a body, outside its texts."""
 
 
 class ClientClosedError(Exception):
@@ -33,7 +45,7 @@ async def read_body(request: HttpRequest, *, limit: int, timeout_s: float) -> by
     """Receives the body of a JSON request.
 
     Raises:
-        ApiError: it is not JSON by its headers, too large, or too slow.
+        ApiError: it is not JSON by its headers, too large, too slow, or too much for the key beside others.
         ClientClosedError: the client left before the end.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -46,18 +58,20 @@ async def read_body(request: HttpRequest, *, limit: int, timeout_s: float) -> by
         raise _too_large(limit)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _receive_body(request.receive, limit)
+            return await _receive_body(request.receive, limit, visit_of(request.scope))
     except TimeoutError as error:
         raise ApiError(408, "request_timeout", f"The body did not arrive within {timeout_s:g} s.") from error
 
 
-async def _receive_body(receive: Receive, limit: int) -> bytes:
+async def _receive_body(receive: Receive, limit: int, visit: Visit) -> bytes:
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientClosedError
-        body += message.get("body", b"")
+        part = message.get("body", b"")
+        visit.hold(len(part))
+        body += part
         if len(body) > limit:
             raise _too_large(limit)
         if not message.get("more_body", False):
@@ -70,21 +84,38 @@ def _too_large(limit: int) -> ApiError:
 
 @lru_cache(maxsize=32)
 def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+    return json_decoder(kind)
 
 
 def decode(data: bytes, kind: type[B]) -> B:
     """Decodes a body of `kind`. Unknown fields are skipped.
 
     Raises:
-        ApiError: the data is not JSON, or not of this kind; `param` is the path of the field to blame.
+        ApiError: the data is not JSON, or not of this kind; `param` is the path of the field to blame. Or it has too
+            many parts.
     """
+    check_parts(data)
     try:
         data.decode()  # raw parts would pass unchecked
         body: B = _decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise from_decode_error(error) from error
     return body
+
+
+def check_parts(data: bytes) -> None:
+    """Raises ApiError if a body that is large is of too many parts to be decoded in a moment."""
+    if len(data) <= LARGE_BODY:
+        return
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    chars = np.frombuffer(data, np.uint8)
+    outside = np.cumsum(chars == ord('"'), dtype=np.uint8) % 2 == 0  # of texts; wraps at an even number
+    num_opened = np.count_nonzero(((chars | 0x20) == ord("{")) & outside)  # [, too
+    num_parts = num_opened + np.count_nonzero((chars == ord(":")) & outside)
+    if num_parts > MAX_PARTS or np.count_nonzero((chars == ord(",")) & outside) > MAX_ITEMS:
+        message = f"A body has at most {MAX_PARTS} objects, lists and members of objects, and {MAX_ITEMS} commas."
+        raise ApiError(413, "request_too_large", message)
 
 
 # The end of the work
@@ -100,10 +131,16 @@ class Lifecycle:
         self.draining = False
         self.num_running = 0
         self.expired = asyncio.Event()
+        self._ends_at = 0.0
 
-    def drain(self) -> None:
-        """Refuses new work from now on. Safe in a signal handler."""
+    def drain(self, limit_s: float = 0.0) -> None:
+        """Refuses new work from now on, for `limit_s` seconds at most. Safe in a signal handler."""
+        self._ends_at = time.monotonic() + limit_s
         self.draining = True
+
+    def refusal(self) -> ShuttingDownError:
+        """The answer to new work while the server drains."""
+        return ShuttingDownError(self._ends_at - time.monotonic())
 
     def expire(self) -> None:
         """Stops what still runs."""
@@ -111,7 +148,7 @@ class Lifecycle:
         self.expired.set()
 
 
-async def attend(work: Coroutine[Any, Any, T], receive: Receive, lifecycle: Lifecycle) -> T:
+async def attend(work: Awaitable[T], receive: Receive, lifecycle: Lifecycle) -> T:
     """Returns the result of `work`, which is cancelled when the client disconnects. The body must have been read.
 
     This watches the connection itself: frameworks cancel streams in some versions only, and plain answers never.

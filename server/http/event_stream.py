@@ -12,9 +12,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..errors import ShuttingDownError, to_api_error
+from ..errors import ApiError, ShuttingDownError, to_api_error
 from .connection import ClientClosedError, Lifecycle, attend
-from .gate import request_id_of
+from .gate import note_error, request_id_of
+from .protocol import PROBE_OF_ANSWER
 
 T = TypeVar("T")
 
@@ -125,19 +126,20 @@ class EventStream(Response):
         self._grammar_param = grammar_param
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[PROBE_OF_ANSWER] = PING
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
-                await attend(self._send_events(send, request_id_of(scope)), receive, self._lifecycle)
+                await attend(self._send_events(scope, send), receive, self._lifecycle)
             except ShuttingDownError as error:
-                await _send_part(send, b"data: " + error.body() + b"\n\n")
+                await _send_error(scope, send, error)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (ClientClosedError, OSError):
             logger.debug("a client left its stream")
         finally:
             await self._close()
 
-    async def _send_events(self, send: Send, request_id: str) -> None:
+    async def _send_events(self, scope: Scope, send: Send) -> None:
         try:
             async for part in self._events:
                 await _send_part(send, part)
@@ -146,8 +148,13 @@ class EventStream(Response):
         except Exception as error:  # the status is sent, so the error goes into the stream
             answer = to_api_error(error, grammar_param=self._grammar_param)
             if answer.status == 500:
-                logger.exception("the stream of request %s failed", request_id)
-            await _send_part(send, b"data: " + answer.body() + b"\n\n")
+                logger.exception("the stream of request %s failed", request_id_of(scope))
+            await _send_error(scope, send, answer)
+
+
+async def _send_error(scope: Scope, send: Send, error: ApiError) -> None:
+    note_error(scope, error.code)
+    await _send_part(send, b"data: " + error.body() + b"\n\n")
 
 
 async def _send_part(send: Send, part: bytes) -> None:

@@ -1,9 +1,11 @@
-"""The outermost layer: admits callers, numbers requests, counts answers, and turns every failure into a body."""
+"""The outermost layer: admits callers within their limits, numbers and logs requests, turns failures into bodies."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
@@ -11,20 +13,40 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...runtime.protocol.request import Usage
 from ..config import ServerConfig
 from ..errors import ApiError, ShuttingDownError, to_api_error
 from ..metrics import ServerMetrics
 from .connection import ClientClosedError, Lifecycle
-from .security import PUBLIC_PATHS, Caller, Guard
+from .quota import Account, Accounts, Visit
+from .request_log import Line, RequestLog
+from .security import PUBLIC_PATHS, SAFE_METHODS, Caller, Guard
+from .table import CLAIM
+from .unsent import Pieces, Unsent
 
 logger = logging.getLogger("bough.server")
 
+CLIENT_CLOSED = 499
+"""Status that is logged where the client left before there was one."""
 ALWAYS_SERVED = PUBLIC_PATHS | {"/health", "/metrics"}
 """Paths that answer while the server drains."""
 
 
-def error_response(error: ApiError) -> Response:
-    return Response(error.body(), error.status, headers=dict(error.headers), media_type="application/json")
+class ErrorResponse(Response):
+    """Answers with an error, and notes it."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.body(), error.status, headers=dict(error.headers), media_type="application/json")
+        self._code = error.code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        note_error(scope, self._code)
+        await super().__call__(scope, receive, send)
+
+
+def note_error(scope: Scope, code: str) -> None:
+    """Has the log and the metrics tell that the request ended with an error of this code."""
+    scope["bough.error"] = code
 
 
 def caller_of(scope: Scope) -> Caller:
@@ -37,6 +59,76 @@ def request_id_of(scope: Scope) -> str:
     return name
 
 
+class _Exchange:
+    """A request and its answer as they pass.
+
+    status    of the answer, once it has begun
+    gone      the client went away before the end
+    refusal   why the answer, which is ready, cannot be sent
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, pieces: Pieces, lifecycle: Lifecycle) -> None:
+        self.id = f"req_{secrets.token_hex(12)}"
+        self.path: str = scope["path"]
+        self.status: int | None = None
+        self.gone = False
+        self.refusal: ApiError | None = None
+        self.account: Account | None = None
+        self.visit: Visit | None = None
+        self._scope = scope
+        self._receive, self._pieces, self._lifecycle = receive, pieces, lifecycle
+        self._complete = False
+        self._started = self._answered = time.monotonic()
+
+    @property
+    def error(self) -> str:
+        """Code of the error with which it ended; "" if none is known."""
+        code: str = self._scope.get("bough.error", "")
+        return code
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.gone = self.gone or (message["type"] == "http.disconnect" and not self._complete)
+        return message
+
+    async def send(self, message: Message) -> None:
+        self._complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+        if message["type"] == "http.response.start":
+            self.status, self._answered = message["status"], time.monotonic()
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.id
+            headers.update({} if self.account is None else dict(self.account.headers()))
+            if self._lifecycle.draining:
+                headers["connection"] = "close"
+        try:
+            await self._pieces.send(message)
+        except ApiError as error:
+            if message["type"] == "http.response.start":
+                self.status, self.refusal = None, error
+            raise
+        except RuntimeError as error:
+            if "closed" not in str(error):
+                raise
+            raise ClientClosedError from error
+
+    def line(self) -> Line:
+        """The line of the log that tells of it."""
+        used = Usage() if self.visit is None else self.visit.used
+        return Line(
+            id=self.id,
+            key="" if self.account is None else self.account.name,
+            method=self._scope["method"],
+            path=self.path[:200],
+            status=CLIENT_CLOSED if self.status is None else self.status,
+            error=self.error,
+            prompt_tokens=used.prompt_tokens,
+            cached_tokens=used.cached_tokens,
+            completion_tokens=used.completion_tokens,
+            first_s=round(self._answered - self._started, 4),
+            seconds=round(time.monotonic() - self._started, 4),
+        )
+
+
 class Gate:
     """A plain ASGI application around another. (Framework middleware would hide the client's disconnect.)"""
 
@@ -47,13 +139,17 @@ class Gate:
         config: ServerConfig,
         metrics: ServerMetrics,
         lifecycle: Lifecycle,
+        accounts: Accounts,
         paths: Collection[str],
     ) -> None:
         self._app = app
+        self._accounts = accounts
+        self._log = RequestLog() if config.request_log else None
         self._guard = Guard(config)
-        self._metrics = metrics
+        self.metrics = metrics
         self._lifecycle = lifecycle
         self._paths = paths
+        self._unsent = Unsent()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -62,47 +158,49 @@ class Gate:
             await self._serve(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = f"req_{secrets.token_hex(12)}"
-        path = scope["path"]
-        started = complete = gone = False
-
-        async def receive_watched() -> Message:
-            nonlocal gone
-            message = await receive()
-            gone = gone or (message["type"] == "http.disconnect" and not complete)
-            return message
-
-        async def send_named(message: Message) -> None:
-            nonlocal started, complete
-            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if message["type"] == "http.response.start":
-                started = True
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
-                if self._lifecycle.draining:
-                    headers["connection"] = "close"
-                self._metrics.responses[path if path in self._paths else "other", message["status"]] += 1
-            try:
-                await send(message)
-            except RuntimeError as error:
-                if "closed" not in str(error):
-                    raise
-                raise ClientClosedError from error
-
+        pieces = Pieces(self._unsent, send)
+        exchange = _Exchange(scope, receive, pieces, self._lifecycle)
         try:
-            scope["bough.caller"] = self._guard.admit(path, scope["headers"])
-            scope["bough.request_id"] = request_id
-            with self._counted(path):
-                await self._app(scope, receive_watched, send_named)
+            caller = scope["bough.caller"] = self._guard.admit(exchange.path, scope["headers"], scope["method"])
+            pieces.key = caller.name
+            if CLAIM in scope and not scope[CLAIM](caller.name):
+                message = "This key has too many connections open. Try again when some have ended."
+                raise ApiError(503, "too_many_connections", message, close=True)
+            scope["bough.request_id"] = exchange.id
+            if scope["method"] not in SAFE_METHODS:
+                exchange.account = self._accounts.of(caller)
+                exchange.visit = scope["bough.visit"] = Visit(exchange.account)
+            with self._counted(exchange.path):
+                await self._app(scope, exchange.receive, exchange.send)
         except ClientClosedError:
-            gone = True
+            exchange.gone = True
+        except asyncio.CancelledError:  # the server ends, and waits no longer for an engine or a client
+            logger.warning("request %s was cut off by the end of the server", exchange.id)
+            note_error(scope, ShuttingDownError().code)
+            if exchange.status is None:
+                await ErrorResponse(ShuttingDownError())(scope, receive, exchange.send)
         except Exception as error:
-            answer = to_api_error(error)
+            answer = exchange.refusal or to_api_error(error)
             if answer.status == 500:
-                logger.exception("request %s failed", request_id)
-            if not started:
-                await error_response(answer)(scope, receive, send_named)
-        self._metrics.disconnects += gone
+                logger.exception("request %s failed", exchange.id)
+            note_error(scope, answer.code)
+            if exchange.status is None:
+                await ErrorResponse(answer)(scope, receive, exchange.send)
+        finally:
+            pieces.close()
+            self._settle(exchange)
+
+    def _settle(self, exchange: _Exchange) -> None:
+        if exchange.visit is not None:
+            exchange.visit.end()
+        path = exchange.path if exchange.path in self._paths else "other"
+        if exchange.status is not None:
+            self.metrics.responses[path, exchange.status] += 1
+            if exchange.status < 400 and exchange.error:
+                self.metrics.failed_streams[exchange.error] += 1
+        self.metrics.disconnects += exchange.gone
+        if self._log is not None and path not in ALWAYS_SERVED:
+            self._log.write(exchange.line())
 
     @contextmanager
     def _counted(self, path: str) -> Iterator[None]:
@@ -111,7 +209,7 @@ class Gate:
             yield
             return
         if self._lifecycle.draining:
-            raise ShuttingDownError
+            raise self._lifecycle.refusal()
         self._lifecycle.num_running += 1
         try:
             yield

@@ -1,22 +1,26 @@
-"""Access: API keys, the Host header, and the addresses on which the server may listen."""
+"""Access: who sends a request, the Host header, and the addresses on which the server may listen."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import ipaddress
-import re
-from collections.abc import Iterable
-from pathlib import Path
+import time
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ..config import ApiKey, ServerConfig
+from ..config import KeyLimits, ServerConfig
 from ..errors import ApiError
 
 PUBLIC_PATHS = frozenset({"/livez", "/readyz"})
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+OBSERVED_PATHS = frozenset({"/metrics", "/server_info"})
+"""Paths that tell of all callers together."""
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
+SINGLE_HEADERS = (b"authorization", b"host", b"origin", b"content-type")
+"""Headers that a request has once at most: whoever reads it before us might take another one."""
 
 
 class Caller(NamedTuple):
@@ -24,38 +28,12 @@ class Caller(NamedTuple):
 
     name: str = ""
     admin: bool = False
+    metrics: bool = False
+    urgent: bool = False
+    limits: KeyLimits = KeyLimits()
 
 
-def parse_keys(lines: Iterable[str], *, admin: bool = False) -> tuple[ApiKey, ...]:
-    """Keys, one a line: `key`, or `name key`, or `name key admin`. Empty lines and lines that begin with # are skipped.
-
-    Raises:
-        ValueError: a line has another form, or two keys one name. The message does not show the key.
-    """
-    keys: list[ApiKey] = []
-    for number, line in enumerate(lines, start=1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) > 3 or (len(words) == 3 and words[2] != "admin"):
-            raise ValueError(f"line {number} of the API keys must be `key`, `name key` or `name key admin`")
-        digest = hashlib.sha256(words[min(len(words), 2) - 1].encode()).digest()
-        name = words[0] if len(words) > 1 else digest.hex()[:12]
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"line {number} of the API keys: a name has 1 to 64 letters, digits, '_', '.' or '-'")
-        if any(key.name == name for key in keys):
-            raise ValueError(f"line {number} of the API keys: a second key with the name of an earlier one")
-        keys.append(ApiKey(name=name, digest=digest, admin=admin or len(words) == 3))
-    return tuple(keys)
-
-
-def read_keys(path: str | Path) -> tuple[ApiKey, ...]:
-    """The keys of a file; see `parse_keys`.
-
-    Raises:
-        OSError, ValueError: the file cannot be read, or is not a list of keys.
-    """
-    return parse_keys(Path(path).read_text(encoding="utf-8").splitlines())
+EVERYONE = Caller(admin=True, urgent=True, limits=KeyLimits(concurrent_requests=None, body_bytes=None))
 
 
 def check_bind(config: ServerConfig) -> None:
@@ -78,7 +56,7 @@ class Guard:
         self._keys = config.keys
         self._checks_host = not config.keys and _is_loopback(config.host)
 
-    def admit(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
+    def admit(self, path: str, headers: Iterable[tuple[bytes, bytes]], method: str = "GET") -> Caller:
         """Returns the sender of these headers.
 
         Raises:
@@ -87,14 +65,26 @@ class Guard:
         headers = list(headers)
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
             raise ApiError(413, "request_too_large", f"At most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes.")
+        names = [name for name, _ in headers]
+        for name in SINGLE_HEADERS:
+            if names.count(name) > 1:
+                raise ApiError(400, "invalid_request", f"More than one header `{name.decode()}`.", close=True)
         values = dict(headers)
         if self._checks_host and not _is_local_host(values.get(b"host", b"").decode("latin-1")):
             raise ApiError(403, "host_not_allowed", "This server answers to localhost only. Set an API key to open it.")
+        if b"transfer-encoding" in values and b"content-length" in values:
+            message = "A request has a Content-Length or a Transfer-Encoding, not both."
+            raise ApiError(400, "invalid_request", message, close=True)
+        if method not in SAFE_METHODS and _is_foreign(values):
+            raise ApiError(403, "origin_not_allowed", "Pages of other origins may not send this.")
         if path in PUBLIC_PATHS:
             return Caller()
         if not self._keys:
-            return Caller(admin=True)
-        return self._authenticate(values.get(b"authorization", b""))
+            return EVERYONE
+        caller = self._authenticate(values.get(b"authorization", b""))
+        if path in OBSERVED_PATHS and not (caller.admin or caller.metrics):
+            raise ApiError(403, "metrics_key_required", "This needs a key with the right `metrics` or `admin`.")
+        return caller
 
     def _authenticate(self, authorization: bytes) -> Caller:
         scheme, _, given = authorization.partition(b" ")
@@ -102,9 +92,11 @@ class Guard:
         caller = None
         for key in self._keys:  # all of them, so that the time tells nothing about which one matched
             if hmac.compare_digest(key.digest, digest):
-                caller = Caller(name=key.name, admin=key.admin)
+                caller = Caller(key.name, key.admin, key.metrics, key.urgent or key.admin, key.limits)
         if caller is None or scheme.lower() != b"bearer":
             raise ApiError(401, "invalid_api_key", "Missing or wrong API key. Send it as `Authorization: Bearer KEY`.")
+        if caller.limits.expires is not None and time.time() >= caller.limits.expires:
+            raise ApiError(401, "expired_api_key", "The API key has expired.")
         return caller
 
 
@@ -112,6 +104,14 @@ def require_admin(caller: Caller) -> None:
     """Raises ApiError unless the caller may change the server's state."""
     if not caller.admin:
         raise ApiError(403, "admin_key_required", "This needs a key with the right `admin`.")
+
+
+def _is_foreign(headers: Mapping[bytes, bytes]) -> bool:
+    """Returns true if a browser sends this for a page of another origin (Fetch, 3.2 and Fetch Metadata, 2.3)."""
+    if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+        return True
+    origin = headers.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2].lower() != headers.get(b"host", b"").lower()
 
 
 def _is_loopback(host: str) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 
 from ...constrain.context_free.gbnf import is_gbnf
 from ...constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag
+from ...constrain.workers.decoders import json_decoder
 from ..errors import ApiError, invalid
 from .objects import FunctionDefinition, GenerationBody, ResponseFormat
 from .tools import CallForm, Toolbox, arguments_schema, call_or_answer, call_schema, calls_in_text, only_calls
@@ -228,6 +229,8 @@ class _TagsWithSeparator(msgspec.Struct, tag="tags_with_separator"):
 _Content = _JsonSchema | _Regex | _Grammar | _AnyText
 _Format = _Content | _Tag | _TriggeredTags | _TagsWithSeparator
 
+_STRUCTURES, _FORMAT = json_decoder(_Structures), json_decoder(_Format)
+
 
 def to_structural(raw: msgspec.Raw, param: str) -> GrammarSpec | None:
     """Reads a structural tag, in either form and perhaps as JSON inside a string; None for `null`.
@@ -245,7 +248,7 @@ def to_structural(raw: msgspec.Raw, param: str) -> GrammarSpec | None:
         form = fields.get("format")
         if form is not None:
             return _of_tag_format(_known(form, f"{param}.format"), f"{param}.format")
-        return _of_structures(msgspec.json.decode(text, type=_Structures), param)
+        return _of_structures(_STRUCTURES.decode(text), param)
     except msgspec.DecodeError as error:
         message, _, place = str(error).partition(" - at `$")
         path = place.rstrip("`").replace("[...]", "[]")
@@ -259,7 +262,7 @@ def _known(form: msgspec.Raw, param: str) -> _Format:
     if not isinstance(kind, str) or kind not in _KINDS:
         message = f"structural tags of type {str(kind)[:64]!r} are not offered; there are {', '.join(sorted(_KINDS))}"
         raise invalid(f"{param}.type", message, code="unsupported_value")
-    known: _Format = msgspec.json.decode(form, type=_Format)
+    known: _Format = _FORMAT.decode(form)
     return known
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from ...constrain.workers.decoders import json_decoder
 from ...runtime.tokenizer.reasoning import THINK
 from .tools import CLOSE_TAG, OPEN_TAG, CallForm, Toolbox
 
@@ -286,6 +287,9 @@ class _Call(msgspec.Struct):
     parameters: msgspec.Raw = msgspec.Raw(b"{}")
 
 
+_CALL, _CALLS = json_decoder(_Call), json_decoder(list[_Call])
+
+
 def parse_calls(text: str, names: Mapping[str, object]) -> list[tuple[str, str]]:
     """Reads the calls that make up the text, as (name, arguments as JSON text); none if it is not calls of `names`."""
     text = text.strip()
@@ -293,8 +297,8 @@ def parse_calls(text: str, names: Mapping[str, object]) -> list[tuple[str, str]]
     calls: list[tuple[str, str]] = []
     try:
         for block in blocks:
-            kind = list[_Call] if block.lstrip().startswith("[") else _Call
-            decoded: Any = msgspec.json.decode(block.encode(), type=kind)
+            decoder = _CALLS if block.lstrip().startswith("[") else _CALL
+            decoded: Any = decoder.decode(block.encode())
             for call in decoded if isinstance(decoded, list) else [decoded]:
                 calls.append((call.name, _arguments_text(call)))
     except (msgspec.DecodeError, UnicodeError, RecursionError):

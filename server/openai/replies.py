@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,6 +13,7 @@ from ...constrain.receipt import Receipt
 from ...runtime.protocol import request as engine
 from ...runtime.protocol.request import RequestOutput, TokenLogprob
 from ...runtime.tokenizer.tokenizer import Tokenizer
+from ..errors import ApiError
 from .objects import (
     AnswerMessage,
     ChatBody,
@@ -116,50 +117,87 @@ LOWEST = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 
 
-def token_text(token: int, tokenizer: Tokenizer) -> tuple[str, bytes]:
-    """Returns a token's text and bytes. Part of a character is shown as OpenAI does: `bytes:\\xe2\\x82`."""
-    piece = b"".join(tokenizer.pieces([token], skip_special_tokens=False))
-    try:
-        return piece.decode(), piece
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece), piece
+MAX_KEPT_LOGPROBS = 1 << 19
+"""Log-probabilities of a whole answer, alternatives included; a stream may have any number."""
 
 
-def chat_logprobs(entries: Iterable[TokenLogprob], tokenizer: Tokenizer) -> list[ContentLogprob]:
+class ShownToken(NamedTuple):
+    """A token in log-probabilities. Part of a character has a text as OpenAI's: `bytes:\\xe2\\x82`."""
+
+    text: str
+    bytes: list[int]
+
+
+class ShownTokens(dict[int, ShownToken]):
+    """Tokens of a model as log-probabilities show them: each is spelt out once, when it is first looked up."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> ShownToken:
+        piece = b"".join(self.tokenizer.pieces([token], skip_special_tokens=False))
+        try:
+            text = piece.decode()
+        except UnicodeDecodeError:
+            text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+        shown = self[token] = ShownToken(text, list(piece))
+        return shown
+
+
+def chat_logprobs(entries: Iterable[TokenLogprob], shown: ShownTokens) -> list[ContentLogprob]:
     result = []
     for entry in entries:
-        text, piece = token_text(entry.token, tokenizer)
-        top = []
-        for token, logprob in entry.top:
-            other, other_piece = token_text(token, tokenizer)
-            top.append(TopLogprob(other, max(logprob, LOWEST), list(other_piece)))
-        result.append(ContentLogprob(text, max(entry.logprob, LOWEST), list(piece), top))
+        top = [TopLogprob(shown[token].text, max(value, LOWEST), shown[token].bytes) for token, value in entry.top]
+        text, piece = shown[entry.token]
+        result.append(ContentLogprob(text, max(entry.logprob, LOWEST), piece, top))
     return result
+
+
+class KeptLogprobs:
+    """Counts the log-probabilities of an answer that is sent when it is whole. Without `whole`, nothing is counted."""
+
+    def __init__(self, *, whole: bool) -> None:
+        self.whole = whole
+        self._num_left = MAX_KEPT_LOGPROBS
+
+    def add(self, entries: Iterable[TokenLogprob]) -> None:
+        """Raises ApiError if they are too many."""
+        if not self.whole:
+            return
+        self._num_left -= sum(1 + len(entry.top) for entry in entries)
+        if self._num_left < 0:
+            message = f"The answer has more than {MAX_KEPT_LOGPROBS} log-probabilities: ask for a stream."
+            raise ApiError(422, "result_too_long", message, param="logprobs")
 
 
 class LogprobLists:
     """The parallel lists of a completion's choice, which grow with its tokens; offsets count characters."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, shown: ShownTokens) -> None:
+        self._shown = shown
         self._offset = 0
 
     def unknown(self, token: int) -> CompletionLogprobs:
         """The first token of a prompt: it follows nothing."""
-        text = token_text(token, self._tokenizer)[0]
+        text = self._shown[token].text
         return CompletionLogprobs([text], [None], [None], [self._advance(text)])
 
     def known(self, entries: Iterable[TokenLogprob]) -> CompletionLogprobs:
         lists = CompletionLogprobs([], [], [], [])
         for entry in entries:
-            text = token_text(entry.token, self._tokenizer)[0]
+            text = self._shown[entry.token].text
             logprob = max(entry.logprob, LOWEST)
-            top = {token_text(token, self._tokenizer)[0]: max(value, LOWEST) for token, value in entry.top}
+            top = {self._shown[token].text: max(value, LOWEST) for token, value in entry.top}
             lists.tokens.append(text)
             lists.token_logprobs.append(logprob)
             lists.top_logprobs.append({**top, text: logprob})
             lists.text_offset.append(self._advance(text))
         return lists
+
+    def follow(self, other: LogprobLists) -> None:
+        """Goes on where `other` is."""
+        self._offset = other._offset
 
     def _advance(self, text: str) -> int:
         start = self._offset
@@ -183,10 +221,11 @@ def joined(parts: Iterable[CompletionLogprobs]) -> CompletionLogprobs:
 class _ChatAnswer:
     """One choice of a chat while it grows."""
 
-    def __init__(self, index: int, header: Header, job: Job, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, header: Header, job: Job, shown: ShownTokens, kept: KeptLogprobs) -> None:
         self._index = index
         self._header = header
-        self._tokenizer = tokenizer
+        self._shown = shown
+        self._kept = kept
         self._forced_call = job.toolbox.forced
         self._reader = reader(job.toolbox, job.reasoning_end)
         self._texts: list[str] = []
@@ -199,9 +238,8 @@ class _ChatAnswer:
 
     def add(self, output: RequestOutput) -> list[ChunkChoice]:
         if output.logprobs:
-            entries = chat_logprobs(output.logprobs, self._tokenizer)
-            self._logprobs += entries
-            self._pending += entries
+            self._kept.add(output.logprobs)
+            self._pending += chat_logprobs(output.logprobs, self._shown)
         pieces = self._reader.push(output.text)
         if output.finish is not None:
             pieces += self._reader.finish()
@@ -215,6 +253,8 @@ class _ChatAnswer:
     def _chunk(self, delta: Delta, finish_reason: str | None = None) -> ChunkChoice:
         """Log-probabilities wait for the next chunk: text is held back while it could become a stop string."""
         logprobs = ChoiceLogprobs(self._pending) if self._pending else None
+        if self._kept.whole:
+            self._logprobs += self._pending
         self._pending = []
         return ChunkChoice(self._index, delta, logprobs=logprobs, finish_reason=finish_reason)
 
@@ -249,13 +289,14 @@ class _ChatAnswer:
 class ChatReply:
     """The answer to a chat."""
 
-    def __init__(self, body: ChatBody, job: Job, header: Header, tokenizer: Tokenizer) -> None:
+    def __init__(self, body: ChatBody, job: Job, header: Header, shown: ShownTokens) -> None:
         self._header = header
         self._with_logprobs = bool(body.logprobs)
         self._with_usage = _wants_usage(body)
         self._usage = UsageCount(job)
         self._constraint = ConstraintCount()
-        self._answers = [_ChatAnswer(index, header, job, tokenizer) for index in range(len(job.requests))]
+        kept = KeptLogprobs(whole=not body.stream)
+        self._answers = [_ChatAnswer(index, header, job, shown, kept) for index in range(len(job.requests))]
 
     def begin(self) -> list[ChatChunk]:
         roles = [ChunkChoice(index, Delta(role="assistant", content="")) for index in range(len(self._answers))]
@@ -298,6 +339,7 @@ class _CompletionAnswer:
     texts: list[str] = field(default_factory=list)
     logprobs: list[CompletionLogprobs] = field(default_factory=list)
     pending: list[CompletionLogprobs] = field(default_factory=list)
+    echoed: list[CompletionLogprobs] = field(default_factory=list)
     finish_reason: str = "length"
 
 
@@ -308,7 +350,7 @@ Scores = Sequence[Sequence[TokenLogprob]]
 class CompletionReply:
     """The answer to /v1/completions. With `echo`, each choice begins with its prompt."""
 
-    def __init__(self, body: CompletionBody, job: Job, header: Header, tokenizer: Tokenizer, *, scores: Scores) -> None:
+    def __init__(self, body: CompletionBody, job: Job, header: Header, shown: ShownTokens, *, scores: Scores) -> None:
         self._header = header
         self._with_logprobs = body.logprobs is not None
         self._with_usage = _wants_usage(body)
@@ -316,9 +358,10 @@ class CompletionReply:
         self._constraint = ConstraintCount()
         self._children = body.n or 1
         num_answers = len(job.prompts) * self._children
-        self._answers = [_CompletionAnswer(LogprobLists(tokenizer)) for _ in range(num_answers)]
+        self._answers = [_CompletionAnswer(LogprobLists(shown)) for _ in range(num_answers)]
+        self._kept = KeptLogprobs(whole=not body.stream)
         self._generates = bool(job.requests)
-        self._echoes = _prompt_texts(body, job, tokenizer) if body.echo else []
+        self._echoes = job.echoes
         self._prompts, self._scores = job.prompts, scores
 
     def begin(self) -> list[Completion]:
@@ -327,15 +370,24 @@ class CompletionReply:
             prompt = index // self._children
             answer.texts.append(self._echoes[prompt])
             if self._with_logprobs:
-                answer.pending.append(answer.lists.unknown(self._prompts[prompt][0]))
-                answer.pending.append(answer.lists.known(self._scores[prompt]))
+                self._kept.add(self._scores[prompt])
+                self._echo_logprobs(answer, prompt, self._answers[prompt * self._children])
             chunks.append(self._chunk(index, self._echoes[prompt], None if self._generates else answer.finish_reason))
         return chunks
 
+    def _echo_logprobs(self, answer: _CompletionAnswer, prompt: int, first: _CompletionAnswer) -> None:
+        """Those of a prompt, which are the same in all its answers."""
+        if answer is first:
+            answer.echoed = [answer.lists.unknown(self._prompts[prompt][0]), answer.lists.known(self._scores[prompt])]
+        answer.lists.follow(first.lists)
+        answer.pending += first.echoed
+
     def add(self, index: int, output: RequestOutput) -> list[Completion]:
         answer = self._answers[index]
-        answer.texts.append(output.text)
+        if self._kept.whole:
+            answer.texts.append(output.text)
         if output.logprobs:
+            self._kept.add(output.logprobs)
             answer.pending.append(answer.lists.known(output.logprobs))
         if output.finish is None:
             return [self._chunk(index, output.text, None)] if output.text else []
@@ -368,18 +420,11 @@ class CompletionReply:
     def _chunk(self, index: int, text: str, finish_reason: str | None) -> Completion:
         answer, header = self._answers[index], self._header
         logprobs = joined(answer.pending) if answer.pending else None
-        answer.logprobs += answer.pending
+        if self._kept.whole:
+            answer.logprobs += answer.pending
         answer.pending = []
         choice = CompletionChoice(index, text, logprobs, finish_reason)
         return Completion(header.id, header.created, header.model, [choice])
-
-
-def _prompt_texts(body: CompletionBody, job: Job, tokenizer: Tokenizer) -> list[str]:
-    given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    return [
-        text if isinstance(text, str) else tokenizer.decode(prompt, skip_special_tokens=False)
-        for text, prompt in zip(given if len(given) == len(job.prompts) else job.prompts, job.prompts, strict=True)
-    ]
 
 
 def _wants_usage(body: ChatBody | CompletionBody) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -24,6 +26,9 @@ B = TypeVar("B", bound=msgspec.Struct)
 COMPLETION_MAX_TOKENS = 16
 """Default of /v1/completions, which is OpenAI's own."""
 
+MAX_ECHOED_CHARS = 1 << 22
+"""Characters of prompts in an answer that begins with them."""
+
 _SEEDS = (-(2**63), 2**64 - 1)
 _TAIL_TOKENS = 16
 _EMPTY = frozenset({b"null", b"false", b"[]", b"{}", b'""'})
@@ -37,9 +42,9 @@ def decode_openai(data: bytes, kind: type[B], *, strict: bool = False) -> tuple[
         ApiError: as `decode`; or a field that would change the output is not offered; or, with `strict`, not known.
     """
     body = decode(data, kind)
-    num_unknown = 0
+    num_unknown, known = 0, _names_of(kind)
     for name, value in _FIELDS.decode(data).items():
-        if name in kind.__struct_fields__ or name in IGNORED:
+        if name in known:
             continue
         if name in REFUSED:
             if bytes(value) not in _EMPTY:
@@ -51,9 +56,19 @@ def decode_openai(data: bytes, kind: type[B], *, strict: bool = False) -> tuple[
     return body, num_unknown
 
 
+@lru_cache(maxsize=8)
+def _names_of(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The fields that may stand in a body of `kind`."""
+    return IGNORED.union(kind.__struct_fields__)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Input of a translation beside the body. `id` begins the ids of its engine requests."""
+    """Input of a translation beside the body.
+
+    id        begins the ids of its engine requests
+    urgent    the caller may send a priority below 0
+    """
 
     id: str
     namespace: str
@@ -61,6 +76,7 @@ class Context:
     info: ModelInfo
     timeout_s: float
     max_sequences: int
+    urgent: bool = False
 
     @property
     def max_tokens(self) -> int:
@@ -74,15 +90,25 @@ class Job(NamedTuple):
     requests   generations, in the order of the answer's choices; empty if nothing is to be generated
     scores     one per prompt whose tokens' log-probabilities are wanted too (None: the prompt is a single token)
     prompts    the prompts' token ids
+    echoes     their texts, with which answers begin; empty if they do not
     reasoning_end    closes what answers begin with before the constraint applies (None: nothing)
     """
 
     requests: tuple[Request, ...]
     prompts: tuple[tuple[int, ...], ...]
     scores: tuple[Request | None, ...] = ()
+    echoes: tuple[str, ...] = ()
     constraint: Constraint = Constraint()
     toolbox: Toolbox = Toolbox()
     reasoning_end: str | None = None
+
+    @property
+    def num_echoed(self) -> int:
+        """Tokens of the prompts that no request is made for: they are only written back."""
+        if self.requests:
+            return 0
+        pairs = zip_longest(self.prompts, self.scores)
+        return sum(len(prompt) for prompt, score in pairs if score is None)
 
 
 def chat_job(body: ChatBody, context: Context) -> Job:
@@ -163,7 +189,23 @@ def completion_job(body: CompletionBody, context: Context) -> Job:
     scores: tuple[Request | None, ...] = ()
     if body.echo and body.logprobs is not None:
         scores = tuple(_score(prompt, index, body.logprobs, context) for index, prompt in enumerate(prompts))
-    return Job(requests=requests, prompts=tuple(map(tuple, prompts)), scores=scores, constraint=constraint)
+    echoes = _echoes(body, prompts, context.tokenizer) if body.echo else ()
+    return Job(requests, tuple(map(tuple, prompts)), scores=scores, echoes=echoes, constraint=constraint)
+
+
+def _echoes(body: CompletionBody, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Returns the prompts' texts. Raises ApiError if they are too long for an answer that holds each `n` times."""
+    given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    texts = given if len(given) == len(prompts) else prompts
+    echoes, num_chars = list[str](), 0
+    for text, prompt in zip(texts, prompts, strict=True):
+        echoes.append(text if isinstance(text, str) else tokenizer.decode(prompt, skip_special_tokens=False))
+        num_chars += len(echoes[-1]) * (body.n or 1)
+        if num_chars > MAX_ECHOED_CHARS:
+            raise invalid(
+                "echo", f"the prompts of an answer may have {MAX_ECHOED_CHARS} characters, each counted n times"
+            )
+    return tuple(echoes)
 
 
 def encode_chat(body: ChatBody, toolbox: Toolbox, tokenizer: Tokenizer, *, max_tokens: int) -> list[int]:
@@ -324,6 +366,9 @@ def _children(
 ) -> tuple[Request, ...]:
     """`n` requests for each prompt. With a seed, child i of each has seed + i."""
     n = body.n or 1
+    if (body.priority or 0) < 0 and not context.urgent:
+        message = "A priority below 0 needs a key with the right `urgent` or `admin`."
+        raise ApiError(403, "urgent_key_required", message, param="priority")
     return tuple(
         Request(
             id=f"{context.id}-{index * n + child}",

@@ -6,12 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import jsonschema
-import msgspec
-
+from ...constrain.errors import GrammarError
+from ...constrain.json_schema.parse import MAX_SCHEMA_BYTES, parse_schema
 from ...constrain.spec import JsonSchema, Structural, Tag
 from ..errors import invalid
-from .objects import AllowedTools, ChatBody, FunctionDefinition, ToolChoice
+from .objects import AllowedTools, ChatBody, FunctionDefinition, Tool, ToolChoice
 
 OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
 _NO_PARAMETERS = '{"type":"object","properties":{}}'
@@ -106,6 +105,7 @@ def to_toolbox(body: ChatBody) -> Toolbox:
     Raises:
         ApiError: a tool is not a function, has no valid schema, or the choice fits none.
     """
+    _check_size(body.tools or ())
     functions: dict[str, FunctionDefinition] = {}
     for index, tool in enumerate(body.tools or ()):
         if tool.type != "function":
@@ -141,18 +141,27 @@ def _allowed(allowed: AllowedTools, functions: Mapping[str, FunctionDefinition])
     return {name: functions[name] for name in names}
 
 
+def _check_size(tools: Iterable[Tool]) -> None:
+    """Raises ApiError if the schemas of all tools together are larger than one may be."""
+    num_bytes = sum(len(bytes(tool.function.parameters)) for tool in tools if tool.function is not None)
+    if num_bytes > MAX_SCHEMA_BYTES:
+        message = f"the tools' parameters have {num_bytes} bytes in all, at most {MAX_SCHEMA_BYTES} are allowed"
+        raise invalid("tools", message, code="grammar_too_complex")
+
+
 def _check_parameters(function: FunctionDefinition, param: str) -> None:
+    """Looks at a function's schema in time linear in its text. What its patterns say is seen when it is compiled, in a
+    process that can be stopped.
+    """
     text = bytes(function.parameters)
     if text == b"null":
         return
     if not text.startswith(b"{"):
         raise invalid(param, "parameters must be a JSON Schema object", code="invalid_type")
     try:
-        jsonschema.Draft202012Validator.check_schema(msgspec.json.decode(text))
-    except jsonschema.SchemaError as error:
-        path = "/".join(str(step) for step in error.absolute_path)
-        message = f"not a JSON Schema, at /{path}: {error.message[:200]}"
-        raise invalid(param, message, code="invalid_json_schema") from error
+        parse_schema(text.decode())
+    except GrammarError as error:
+        raise invalid(param, str(error)[:500], code=error.code) from error
     except RecursionError as error:
         raise invalid(param, "the schema is nested too deeply", code="grammar_too_complex") from error
 

@@ -12,9 +12,11 @@ from ...runtime.protocol.template import (
     Result,
     ResultArgument,
     ResultConstant,
+    ResultJoined,
     ResultList,
     ResultObject,
     ResultProbabilities,
+    ResultShare,
     ResultText,
     ResultValue,
     Template,
@@ -153,7 +155,9 @@ def _result(template: Template, definitions: Definitions) -> Schema:
         match result:
             case ResultConstant(json=text):
                 return {"const": json.loads(text)}
-            case ResultText():
+            case ResultShare(format=None):
+                return {"type": ["number", "null"], "minimum": 0, "maximum": 1}
+            case ResultText() | ResultJoined() | ResultShare():
                 return {"type": "string"}
             case ResultProbabilities(choices=choices):
                 shares = {choice: {"type": "number", "minimum": 0, "maximum": 1} for choice in choices}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.types import Scope
 
 from ...constrain.errors import GrammarError
 from ...runtime.protocol.errors import BoughError
@@ -24,20 +25,22 @@ from ...runtime.protocol.program import (
     Op,
     Program,
     ProgramEvent,
+    Use,
     Value,
     walk,
 )
 from ...runtime.protocol.request import Usage
-from ...runtime.protocol.template import Result, Template
-from ...runtime.templates.fill import Filled, check_template, fill
+from ...runtime.protocol.template import Template
+from ...runtime.templates.fill import check_template, fill
 from ...runtime.templates.results import Results
 from ...runtime.templates.validate import rehearse
 from ...runtime.tools.registry import ToolCall
 from ..errors import ApiError, from_error_info, invalid, to_api_error
-from ..http.backlog import Backlog, Budget
-from ..http.connection import decode
+from ..http.backlog import Backlog
+from ..http.connection import check_parts, decode
 from ..http.event_stream import DONE, PING, EventStream, Merged, event
-from ..http.gate import caller_of, request_id_of
+from ..http.gate import caller_of, note_error, request_id_of
+from ..http.quota import visit_of
 from ..http.security import require_admin
 from ..service import Service, to_json
 from .openapi import card, document
@@ -47,8 +50,6 @@ MAX_BRANCHES = 1024
 MAX_KEPT = 4096
 MAX_DEPLOYED = 256
 MAX_DEPLOYED_BYTES = 64 << 20
-MANY_BYTES = 64 << 10
-"""Larger arguments are checked one call at a time, so that smaller ones need not wait for them."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
@@ -58,11 +59,9 @@ class Programs:
 
     def __init__(self, service: Service, templates: tuple[Template, ...] = ()) -> None:
         self._service = service
-        self._budget = Budget()
         self._kept: dict[str, float] = {}  # ids of states that may be there, and when they were used last
         self._templates: dict[str, Template] = {}
         self._num_bytes: dict[str, int] = {}
-        self._filling = {large: asyncio.Semaphore(1 if large else 4) for large in (False, True)}
         for template in templates:
             self._put(template.name, template)
 
@@ -70,9 +69,11 @@ class Programs:
 
     async def run(self, request: HttpRequest) -> Response:
         """Runs the program in the body. The answer is a stream of ProgramEvents, as JSON."""
-        program = decode(await self._service.read_body(request), Program)
+        data = await self._service.read_body(request)
+        program = await self._service.beside(request, partial(decode, data, Program), size=len(data))
         _check_size(program)
-        if program.id in self._templates and not program.resume:
+        _check_tools(program.ops, caller_of(request.scope).limits.tools)
+        if program.id in self._templates and not program.resume and _may_see(request, program.id):
             raise invalid("id", f"{program.id!r} is the name of a deployed program: choose another id")
         context = self._service.context(request, program.namespace or None)
         mine = msgspec.structs.replace(
@@ -83,7 +84,7 @@ class Programs:
         )
         self._remember(mine)
         events = await self._start(request, mine, grammar_param="ops")
-        parts = (PING if item is None else event(item[1]) async for item in events)
+        parts = _written(events, request.scope)
         return EventStream(parts, close=events.close, lifecycle=self._service.lifecycle, grammar_param="ops")
 
     def _remember(self, program: Program) -> None:
@@ -93,35 +94,40 @@ class Programs:
         if len(self._kept) > MAX_KEPT:
             del self._kept[next(iter(self._kept))]
 
-    async def drop(self, request: HttpRequest, program_id: str) -> Response:
-        """Drops the caller's state of this id while there may be one, otherwise the deployed program."""
+    async def drop(self, request: HttpRequest) -> Response:
+        """Drops the caller's state of this id while there may be one, otherwise a deployed program that it may see."""
+        program_id = request.path_params["program_id"]
         scoped = _scoped(request, program_id)
         used = self._kept.pop(scoped, None)
         life_s = STATE_LIFE_S + self._service.config.request_timeout_s
-        if program_id in self._templates and (used is None or time.monotonic() - used >= life_s):
+        is_known = program_id in self._templates and _may_see(request, program_id)
+        if is_known and (used is None or time.monotonic() - used >= life_s):
             require_admin(caller_of(request.scope))
             del self._templates[program_id], self._num_bytes[program_id]
             return to_json({"id": program_id, "object": "program", "deleted": True})
-        await asyncio.to_thread(self._service.client.drop, scoped)
+        self._service.client.drop(scoped)
         return to_json({"id": program_id, "object": "program.state", "deleted": True})
 
     async def _start(
         self, request: HttpRequest, program: Program, *, grammar_param: str = "", pings: bool = True
     ) -> Merged[ProgramEvent]:
         """The events of a program that has begun: its refusal is raised here, as a plain HTTP error."""
-        happens = Backlog(self._service.client.arun(program), self._budget)
-        events = Merged([happens], quiet_s=self._service.config.ping_interval_s if pings else None, room=1)
+        visit = visit_of(request.scope)
+        happens = self._service.client.arun(program, settle=lambda last: visit.charge(last.usage))
+        backlog = Backlog(happens, self._service.budget)
+        events = Merged([backlog], quiet_s=self._service.config.ping_interval_s if pings else None, room=1)
         await self._service.start(request, events, grammar_param=grammar_param)
         return events
 
     # Deployed
 
-    async def deploy(self, request: HttpRequest, name: str) -> Response:
+    async def deploy(self, request: HttpRequest) -> Response:
         """Registers a compiled program under a name, replacing any that has it."""
+        name = request.path_params["name"]
         require_admin(caller_of(request.scope))
         body = await self._service.read_body(request)
-        template = decode(body, Template)
-        answer = await asyncio.to_thread(_checked, template, name, self._service.client.tools)
+        read = partial(_deployable, body, name, self._service.client.tools)
+        template, answer = await self._service.beside(request, read, size=len(body))
         self._put(name, template, len(body))
         return answer
 
@@ -137,56 +143,77 @@ class Programs:
         self._templates[name] = msgspec.structs.replace(template, name=name)
         self._num_bytes[name] = num_bytes
 
-    async def list(self) -> Response:
-        return to_json({"object": "list", "data": [card(template) for template in self._templates.values()]})
+    async def list(self, request: HttpRequest) -> Response:
+        templates = list(self._allowed(request))
+        size = sum(self._num_bytes[template.name] for template in templates)
+        return await self._service.beside(request, lambda: _listed(templates), size=size)
 
-    async def describe(self, name: str) -> Response:
-        return to_json(card(self._find(name)))
+    async def describe(self, request: HttpRequest) -> Response:
+        template, size = self._find(request)
+        return await self._service.beside(request, lambda: to_json(card(template)), size=size)
 
-    def _find(self, name: str) -> Template:
-        template = self._templates.get(name)
+    def _allowed(self, request: HttpRequest) -> Iterator[Template]:
+        """The deployed programs that the caller may call."""
+        return (template for name, template in self._templates.items() if _may_see(request, name))
+
+    def _find(self, request: HttpRequest) -> tuple[Template, int]:
+        """The deployed program that the path names, and its size in bytes."""
+        name = request.path_params["name"]
+        template = self._templates.get(name) if _may_see(request, name) else None
         if template is None:
             raise ApiError(404, "program_not_found", f"No program {name[:100]!r} is deployed.", param="name")
-        return template
+        return template, self._num_bytes[name]
 
-    async def openapi(self) -> Response:
-        return to_json(document(self._templates.values()))
+    async def openapi(self, request: HttpRequest) -> Response:
+        templates = list(self._allowed(request))
+        size = sum(self._num_bytes[template.name] for template in templates)
+        return await self._service.beside(request, lambda: to_json(document(templates)), size=size)
 
     # Calling
 
-    async def call(self, request: HttpRequest, name: str) -> Response:
+    async def call(self, request: HttpRequest) -> Response:
         """Runs a program. The body holds its arguments; with `?stream=true` the answer is a stream of events."""
-        template = self._find(name)
+        template, size = self._find(request)
         body = await self._service.read_body(request)
-        arguments = _arguments(body)
-        context = self._service.context(request, None)
-        ops, result = await self._service.attend(request, self._fill(template, arguments, len(body)))
+        context, size = self._service.context(request, None), max(size, len(body))
+        ops, result = await self._service.beside(request, lambda: fill(template, _arguments(body)), size=size)
         stream = request.query_params.get("stream", "") in ("1", "true")
         program = Program(
-            id=f"{context.id}/{name}",
+            id=f"{context.id}/{template.name}",
             ops=ops,
             deltas=stream,
             namespace=context.namespace,
             timeout_s=context.timeout_s,
         )
         events = await self._start(request, program, pings=stream)
+        results = Results(result)
         if stream:
-            chunks = _chunks(events, result)
+
+            async def last(usage: Usage) -> bytes:
+                return await self._service.beside(
+                    request, lambda: event({"type": "result", "result": results.read(), "usage": usage})
+                )
+
+            chunks = _chunks(events, results, last)
             return EventStream(chunks, close=events.close, lifecycle=self._service.lifecycle, grammar_param="")
         async with events:
-            outcome = await self._service.attend(request, _collect(events, result))
-        answer = {"id": request_id_of(request.scope), "object": "program.result", "program": name, **outcome}
-        return to_json(answer)
-
-    async def _fill(self, template: Template, arguments: dict[str, Any], num_bytes: int) -> Filled:
-        async with self._filling[num_bytes > MANY_BYTES]:  # the pool's other threads are for other requests
-            return await asyncio.to_thread(fill, template, arguments)
+            usage = await self._service.attend(request, _collect(events, results))
+        answer = {"id": request_id_of(request.scope), "object": "program.result", "program": template.name}
+        return await self._service.beside(
+            request, lambda: to_json({**answer, "result": results.read(), "usage": usage}), size=results.num_chars
+        )
 
 
 def _scoped(request: HttpRequest, program_id: str) -> str:
     """The id that the engine knows a program by: each API key's programs are its own."""
     name = caller_of(request.scope).name
     return f"{name}/{program_id}" if name else program_id
+
+
+def _may_see(request: HttpRequest, name: str) -> bool:
+    """Tells whether the caller may know of a deployed program of this name."""
+    names = caller_of(request.scope).limits.programs
+    return names is None or name in names
 
 
 def _check_size(program: Program) -> None:
@@ -207,7 +234,15 @@ def _check_ops(ops: tuple[Op, ...]) -> None:
         raise invalid("ops", f"ops may fork at most {MAX_BRANCHES} branches", code="array_above_max_length")
 
 
+def _check_tools(ops: tuple[Op, ...], allowed: tuple[str, ...] | None) -> None:
+    """Raises ApiError if a tool is called that the key may not call."""
+    for op in walk(ops):
+        if isinstance(op, Use) and allowed is not None and op.tool not in allowed:
+            raise ApiError(403, "tool_not_allowed", f"The key may not call the tool {op.tool!r}.", param="ops")
+
+
 def _arguments(data: bytes) -> dict[str, Any]:
+    check_parts(data)
     try:
         arguments = msgspec.json.decode(data or b"{}", type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -215,13 +250,18 @@ def _arguments(data: bytes) -> dict[str, Any]:
     return arguments
 
 
-def _checked(template: Template, name: str, tools: Mapping[str, ToolCall]) -> Response:
-    """Returns the answer that describes a template. Raises ApiError if it cannot be run or described."""
+def _listed(templates: Sequence[Template]) -> Response:
+    return to_json({"object": "list", "data": [card(template) for template in templates]})
+
+
+def _deployable(body: bytes, name: str, tools: Mapping[str, ToolCall]) -> tuple[Template, Response]:
+    """Reads a template, and the answer that describes it. Raises ApiError if it cannot be run or described."""
+    template = decode(body, Template)
     _check_ops(template.ops)
     try:
         check_template(template)
         rehearse(template, tools)
-        return to_json(card(msgspec.structs.replace(template, name=name)))
+        return template, to_json(card(msgspec.structs.replace(template, name=name)))
     except GrammarError as error:
         raise to_api_error(error, grammar_param="parameters") from error
     except BoughError:
@@ -230,18 +270,28 @@ def _checked(template: Template, name: str, tools: Mapping[str, ToolCall]) -> Re
         raise invalid("parameters", f"the program cannot be described: {error}") from error
 
 
-async def _collect(events: Merged[ProgramEvent], result: Result) -> dict[str, Any]:
-    results, usage = Results(result), Usage()
+async def _written(events: Merged[ProgramEvent], scope: Scope) -> AsyncIterator[bytes]:
+    """Writes events as they are, and notes the error of a program that fails."""
+    async for item in events:
+        if item is not None and isinstance(item[1], Failed):
+            note_error(scope, item[1].error.code)
+        yield PING if item is None else event(item[1])
+
+
+async def _collect(events: Merged[ProgramEvent], results: Results) -> Usage:
+    usage = Usage()
     async for item in events:
         if item is not None:
             results.feed(item[1])
             usage = _seen(item[1], usage)
-    return {"result": await asyncio.to_thread(results.read), "usage": usage}
+    return usage
 
 
-async def _chunks(events: Merged[ProgramEvent], result: Result) -> AsyncIterator[bytes]:
-    """Writes events as they happen, and last the result."""
-    results, usage = Results(result), Usage()
+async def _chunks(
+    events: Merged[ProgramEvent], results: Results, last: Callable[[Usage], Awaitable[bytes]]
+) -> AsyncIterator[bytes]:
+    """Writes events as they happen, then the `last` with the result."""
+    usage = Usage()
     async for item in events:
         if item is None:
             yield PING
@@ -250,7 +300,7 @@ async def _chunks(events: Merged[ProgramEvent], result: Result) -> AsyncIterator
         usage = _seen(item[1], usage)
         if isinstance(item[1], Delta | Value | BranchFailed):
             yield event(item[1])
-    yield event({"type": "result", "result": await asyncio.to_thread(results.read), "usage": usage})
+    yield await last(usage)
     yield DONE
 
 

@@ -1,17 +1,24 @@
-"""Shared by the checks of the promises: the size of the run, and the list of figures at its end."""
+"""Shared by the checks of the promises: the size of the run, a tiny model, and the list of figures at its end."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ..support.tiny_model import write_tiny_model
 from .server_process import ServerProcess
 
 _TIMEOUT_S, _FULL_TIMEOUT_S = 600, 3 * 3600
 _FIGURES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +44,7 @@ def server() -> Iterator[ServerProcess]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A promise takes as long as it takes, most of all at full size."""
     for item in items:
-        if item.path.parent.name == "acceptance":
+        if "acceptance" in item.path.parts:
             item.add_marker(pytest.mark.timeout(_FULL_TIMEOUT_S if _is_full() else _TIMEOUT_S))
 
 

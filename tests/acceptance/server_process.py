@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -18,15 +19,15 @@ START_TIMEOUT_S = 120.0
 
 
 class ServerProcess:
-    """Started with a free port; ready when made. Use as a context manager.
+    """Started with a free port; ready when made. Use as a context manager. `popen` are options of subprocess.Popen.
 
     ready_s   seconds from the start of the process to the first request that it would take
     """
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, **popen: Any) -> None:
         command = [sys.executable, "-P", "-m", "bough.cli", "serve", "--port", "0", *options]
         started = time.perf_counter()
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **popen)
         self.lines: list[str] = []
         self._urls: queue.SimpleQueue[str] = queue.SimpleQueue()  # an empty one at its end
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -13,9 +13,10 @@ from bough.benchmarks.constrain.generate import sample_masks, sample_model
 from bough.benchmarks.harness.report import percentile
 from bough.constrain import Vocabulary
 from bough.runtime.client.llm import LLM
-from tests.constrain.search.endurance import measure_held, measure_memory
-from tests.constrain.search.hostile import LIMIT_S, hostile_bodies, measure_hostile, summary
-from tests.constrain.search.judge import Ours, judge
+
+from ..constrain.search.endurance import measure_held, measure_memory
+from ..constrain.search.hostile import LIMIT_S, hostile_bodies, measure_hostile, summary
+from ..constrain.search.judge import Ours, judge
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

@@ -15,7 +15,7 @@ import pytest
 
 from .server_process import ServerProcess
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.alone]
 
 LOAD = """
 import json, time

@@ -449,3 +449,25 @@ def test_a_receipt_tells_where_values_are_left_out(schema: dict[str, Any], narro
     receipt = lower(JsonSchema(json.dumps(schema))).receipt
     assert receipt is not None
     assert receipt.narrowed == narrowed
+
+
+@pytest.mark.parametrize("order", ["schema", "any"])
+def test_objects_of_too_many_keys_at_one_place_are_refused_when_compiled(
+    vocabulary: Vocabulary, order: Literal["schema", "any"]
+) -> None:
+    keys = {f"k{index}": {"type": "integer"} for index in range(2500)}
+    schema = {"type": "object", "properties": keys}
+    with pytest.raises(GrammarTooComplexError, match="2500 keys that may come at one place"):
+        lower(JsonSchema(json.dumps(schema), property_order=order))
+    some = [f"k{index}" for index in range(0, 2500, 600)]
+    if order == "schema":  # the required ones part them
+        assert lower(JsonSchema(json.dumps({**schema, "required": some}), property_order=order))
+    most = {"schema": 660, "any": 1980}[order]
+    last = {"type": "object", "properties": dict(list(keys.items())[:most])}
+    assert accepts(last, json.dumps({"k1": 1, f"k{most - 1}": 2}), vocabulary, property_order=order)
+
+
+def test_keys_in_order_that_are_counted_take_less_room(vocabulary: Vocabulary) -> None:
+    keys = {f"k{index}": {"type": "integer"} for index in range(900)}
+    schema = {"type": "object", "properties": keys, "minProperties": 2}
+    assert accepts(schema, json.dumps({"k1": 1, "k899": 2}), vocabulary, property_order="schema")

@@ -146,7 +146,7 @@ def routes() -> dict[str, list[str]]:
     from bough.server.app import create_app
     from bough.server.config import ServerConfig
 
-    client: Any = SimpleNamespace(info=SimpleNamespace(name="m"))
+    client: Any = SimpleNamespace(info=SimpleNamespace(name="m", max_requests=None), tokenizer=None)
     gate = create_app(client, ServerConfig())
     app = next(value for value in vars(gate).values() if hasattr(value, "routes"))
     found: dict[str, set[str]] = {}

@@ -14,7 +14,7 @@ import pytest
 
 import bough
 
-HEAVY = ("fastapi", "httpx", "llguidance", "numpy", "torch", "transformers", "uvicorn")
+HEAVY = ("httpx", "llguidance", "numpy", "pydantic", "starlette", "torch", "transformers", "uvicorn")
 
 
 @pytest.mark.parametrize("name", bough.__all__)

@@ -54,7 +54,7 @@ def checkout(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A copy of the sources in a folder whose name is no identifier, so that building leaves the real one alone."""
     copy = tmp_path_factory.mktemp("sources") / "some-checkout"
     copy.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "__init__.py", "py.typed"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "__init__.py", "__main__.py", "py.typed"):
         shutil.copy(repository / name, copy)
     for top in {folder.parts[0] for folder in package_folders(repository)[1:]} | {"tests"}:
         shutil.copytree(repository / top, copy / top, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
@@ -109,20 +109,20 @@ def test_every_folder_with_code_is_a_package(repository: Path) -> None:
 
 
 def test_the_root_holds_no_other_module(repository: Path) -> None:
-    assert [path.name for path in repository.glob("*.py")] == ["__init__.py"]
+    assert sorted(path.name for path in repository.glob("*.py")) == ["__init__.py", "__main__.py"]
 
 
 def test_type_checkers_find_every_folder(repository: Path) -> None:
     links = {path.name: path.resolve() for path in (repository / ".typings" / "bough").iterdir()}
     tops = {folder.parts[0] for folder in package_folders(repository)[1:]}
-    assert links == {name: repository / name for name in tops | {"__init__.py", "py.typed"}}
+    assert links == {name: repository / name for name in tops | {"__init__.py", "__main__.py", "py.typed"}}
 
 
 @pytest.mark.parametrize("kind", ["wheel", "plain_wheel"])
 def test_a_wheel_holds_the_package_and_nothing_else(kind: str, request: pytest.FixtureRequest, checkout: Path) -> None:
     with zipfile.ZipFile(request.getfixturevalue(kind)) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    expected = {"bough/__init__.py", "bough/py.typed"}
+    expected = {"bough/__init__.py", "bough/__main__.py", "bough/py.typed"}
     for folder in package_folders(checkout)[1:]:
         files = (path for path in (checkout / folder).iterdir() if path.is_file() and path.suffix not in (".md", ".so"))
         expected |= {f"bough/{path.relative_to(checkout).as_posix()}" for path in files}

@@ -27,6 +27,22 @@ FORBIDDEN_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shel
 FORBIDDEN_ARGUMENTS = {"allow_pickle", "shell", "trust_remote_code"}
 
 
+SCRIPTS = ["tests/acceptance/load/paced_server.py"]
+"""Files below tests/ that are run by their path, with the root on Python's path, and import other tests."""
+
+SHIPPED = ("cli", "constrain", "kernels", "lang", "radix", "runtime", "server")
+WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
+TELL_THE_DATE = {
+    "lang/backends/apis/http_client.py": "`retry-after` may be a date",
+    "lang/observe/spans.py": "spans are placed in time",
+    "runtime/tokenizer/chat_template.py": "templates write today's date",
+    "server/http/request_log.py": "lines have the time",
+    "server/http/security.py": "keys expire on a day",
+    "server/service.py": "answers say when they were created",
+}
+"""Files that read the clock on the wall, which may jump; all else measures time, by the monotonic one."""
+
+
 def breaches(source: str) -> Iterator[str]:
     """Yields the places in `source` that break a rule, as `line: what`."""
     tree = ast.parse(source)
@@ -60,6 +76,69 @@ def test_every_source_file_keeps_the_rules(repository: Path) -> None:
     paths = [repository / "__init__.py", *(p for folder in FOLDERS for p in (repository / folder).rglob("*.py"))]
     found = [f"{p.relative_to(repository)}:{breach}" for p in sorted(paths) for breach in breaches(p.read_text())]
     assert found == []
+
+
+def imports_tests(source: str) -> bool:
+    """Tells whether a file imports from tests from the root, which must then be on Python's path."""
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        if any(name.split(".")[0] == "tests" for name in names):
+            return True
+    return False
+
+
+def test_tests_import_each_other_relatively(repository: Path) -> None:
+    """So that those of any folder can be run alone; what is run as a script has no package to start from."""
+    paths = sorted((repository / "tests").rglob("*.py"))
+    assert [str(p.relative_to(repository)) for p in paths if imports_tests(p.read_text())] == SCRIPTS
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("from tests.support import fakes", True),
+        ("import tests.support.fakes", True),
+        ("from tests import support", True),
+        ("from ..support import fakes", False),
+        ("from .tests import support", False),
+        ("import testsuite", False),
+    ],
+)
+def test_an_import_from_the_root_is_seen(source: str, seen: bool) -> None:
+    assert imports_tests(source) is seen
+
+
+def wall_clocks(source: str) -> set[str]:
+    """The calls in `source` that read the clock on the wall."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            found |= {name for name in WALL_CLOCK if f".{ast.unparse(node)}".endswith(f".{name}")}
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            found |= {f"time.{alias.name}" for alias in node.names} & WALL_CLOCK
+    return found
+
+
+def test_time_is_measured_by_a_clock_that_does_not_jump(repository: Path) -> None:
+    paths = [path for folder in SHIPPED for path in (repository / folder).rglob("*.py")]
+    found = {str(path.relative_to(repository)) for path in paths if wall_clocks(path.read_text())}
+    assert found == set(TELL_THE_DATE)
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("import time\nend = time.time() + 5", True),
+        ("from time import time", True),
+        ("import datetime\ndatetime.datetime.now()", True),
+        ("import time\ntime.monotonic()", False),
+        ("clock.time_s", False),
+    ],
+)
+def test_the_clock_on_the_wall_is_seen(source: str, seen: bool) -> None:
+    assert bool(wall_clocks(source)) is seen
 
 
 @pytest.mark.parametrize(

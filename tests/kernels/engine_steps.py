@@ -12,9 +12,9 @@ import torch
 from bough.kernels.attention.interface import AttentionBatch, KVShape
 from bough.kernels.attention.plan.sharing import find_shared, order_by_prefix
 from bough.kernels.attention.triton_backend import TritonAttention
-from tests.kernels.attention.oracle import ReferenceAttention
 
 from ..support.triton_interpreter import DEVICE
+from .attention.oracle import ReferenceAttention
 
 NAN = float("nan")
 

@@ -162,6 +162,22 @@ def test_products(dtype: str, m: int, n: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("k", [16, 64, 128])
+def test_a_row_has_the_same_product_in_all_places(dtype: str, k: int) -> None:
+    generator = torch.Generator().manual_seed(4)
+    a, b = (torch.randn(rows, k, generator=generator).to(FLOATS[dtype]).to(DEVICE) for rows in (64, 32))
+    start, found = torch.zeros(64, 32, device=DEVICE), torch.empty(64, 32, device=DEVICE)
+    product_kernel[(1,)](a, b, start, found, 64, 32, k)
+    for place in range(64):
+        moved = torch.empty_like(found)
+        product_kernel[(1,)](a.roll(place, 0).contiguous(), b, start, moved, 64, 32, k)
+        assert torch.equal(moved, found.roll(place, 0))
+    small = torch.empty(16, 32, device=DEVICE)
+    product_kernel[(1,)](a[:16].contiguous(), b, start[:16].contiguous(), small, 16, 32, k)
+    assert torch.equal(small, found[:16])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_products_of_what_is_not_finite(dtype: str) -> None:
     a, b = (torch.ones(16, 16, dtype=FLOATS[dtype], device=DEVICE) for _ in range(2))
     a[1, 3], a[2, 5], a[4, 0], b[6, 5] = torch.nan, torch.inf, 2.0**-14, 0.0

@@ -21,7 +21,7 @@ from bough.radix import Lease, PrefixCache
 from bough.radix.tree import Node
 
 VOCABULARY = 3  # so small that prefixes collide all the time
-NAMESPACES = ("", "a", "b")
+NAMESPACES = ("", "a", "b", "a/salt")
 PAGE_SIZES = (1, 2, 4, 16)
 MAX_LIVE = 8
 UNWRITTEN = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from bough.radix import Lease, PrefixCache, RadixTree
+from bough.radix import EQUAL, Lease, PrefixCache, RadixTree, Weights
 from bough.radix.tree import Node, pack
 
 
@@ -56,9 +56,9 @@ class TreeMutant(PrefixCache):
 
     tree_type: type[RadixTree]
 
-    def __init__(self, num_pages: int, page_size: int, *, sharing: bool = True) -> None:
-        super().__init__(num_pages, page_size, sharing=sharing)
-        self.tree = self.tree_type(page_size)
+    def __init__(self, num_pages: int, page_size: int, *, sharing: bool = True, weights: Weights = EQUAL) -> None:
+        super().__init__(num_pages, page_size, sharing=sharing, weights=weights)
+        self.tree = self.tree_type(page_size, weights)
 
 
 class LockSkipsSelf(TreeMutant):

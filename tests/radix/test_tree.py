@@ -120,7 +120,7 @@ def test_the_heap_does_not_grow_with_use():
         add(tree, [i, i], [2 * i, 2 * i + 1])
     for i in range(1000):
         touch(tree, [i % 10, i % 10])
-    assert len(tree._heap) <= 10
+    assert len(tree.holdings.by_tenant[""].heap) <= 10
 
 
 def test_page_size_is_checked():

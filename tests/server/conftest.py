@@ -75,7 +75,7 @@ def running(engine: FakeClient, config: ServerConfig) -> Iterator[Running]:
 
 @pytest.fixture(scope="session")
 def _shared() -> Iterator[Running]:
-    with running(FakeClient(), ServerConfig(port=0, served_model_name="m")) as server:
+    with running(FakeClient(), ServerConfig(port=0, served_model_name="m", request_log=False)) as server:
         yield server
 
 
@@ -94,6 +94,7 @@ def start() -> Iterator[Start]:
 
         def begin(engine: FakeClient | None = None, **settings: Any) -> Running:
             settings.setdefault("served_model_name", "m")
+            settings.setdefault("request_log", False)
             config = ServerConfig(port=0, **settings)
             return stack.enter_context(running(engine or FakeClient(), config))
 

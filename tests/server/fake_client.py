@@ -9,7 +9,7 @@ from typing import Any
 
 from bough.constrain.receipt import Receipt
 from bough.runtime.protocol.counters import EngineStats, ModelInfo
-from bough.runtime.protocol.errors import ErrorInfo
+from bough.runtime.protocol.errors import EngineStoppedError, ErrorInfo
 from bough.runtime.protocol.program import Delta, Done, Failed, Gen, Program, ProgramEvent, Value
 from bough.runtime.protocol.request import SAMPLED, Finish, FinishReason, Request, RequestOutput, TokenLogprob, Usage
 from bough.runtime.tools.registry import ToolCall, ToolRegistry
@@ -88,6 +88,7 @@ class Script:
     refuse    raised instead of anything
     die       raised after the last piece
     receipt   of the constraint
+    usage     told at the end; None: what was used
     """
 
     pieces: Sequence[str] = ("Hel", "lo")
@@ -97,12 +98,13 @@ class Script:
     refuse: Exception | None = None
     die: Exception | None = None
     receipt: Receipt | None = None
+    usage: Usage | None = None
 
 
 @dataclass
 class FakeClient:
     """`script` maps each request to what happens to it, `play` each program to its events, if it is given. Keeps what
-    it was asked and which streams were left early."""
+    it was asked and which streams were left early. A program that is left early has `spent` so many tokens."""
 
     script: Callable[[Request], Script] = lambda _: Script()
     tokenizer: Any = field(default_factory=ByteTokenizer)
@@ -115,6 +117,7 @@ class FakeClient:
     aborted: list[str] = field(default_factory=list)
     play: Callable[[Program], Iterable[ProgramEvent]] | None = None
     dropped: list[str] = field(default_factory=list)
+    spent: Usage = field(default_factory=Usage)
     num_flushes: int = 0
     closed: bool = False
 
@@ -129,7 +132,8 @@ class FakeClient:
             if request.score_from is not None:
                 logprobs = tuple(TokenLogprob(token, -2.0) for token in request.prompt[request.score_from :])
                 finished = True
-                yield RequestOutput(id=request.id, logprobs=logprobs, finish=Finish(reason="length"))
+                finish = Finish(reason="length", usage=Usage(prompt_tokens=len(request.prompt)))
+                yield RequestOutput(id=request.id, logprobs=logprobs, finish=finish)
                 return
             for piece in script.pieces:
                 await asyncio.sleep(script.delay_s)
@@ -138,7 +142,8 @@ class FakeClient:
                 raise script.die
             finished = True
             num_tokens = sum(len(piece.encode()) for piece in script.pieces)
-            usage = Usage(prompt_tokens=len(request.prompt), cached_tokens=3, completion_tokens=num_tokens)
+            used = Usage(prompt_tokens=len(request.prompt), cached_tokens=3, completion_tokens=num_tokens)
+            usage = used if script.usage is None else script.usage
             finish = Finish(reason=script.reason, usage=usage, error=script.error, constraint=script.receipt)
             yield RequestOutput(id=request.id, finish=finish)
         finally:
@@ -146,25 +151,28 @@ class FakeClient:
             if not finished:
                 self.aborted.append(request.id)
 
-    async def arun(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> AsyncIterator[ProgramEvent]:
+    async def arun(
+        self,
+        program: Program,
+        tools: Mapping[str, ToolCall] | None = None,
+        *,
+        settle: Callable[[Done | Failed], None] | None = None,
+    ) -> AsyncIterator[ProgramEvent]:
         self.programs.append(program)
-        if self.play is not None:
-            over = False
-            try:
-                for event in self.play(program):
-                    await asyncio.sleep(0)
-                    over = isinstance(event, Done | Failed)
-                    yield event
-            finally:
-                if not over:
-                    self.aborted.append(program.id)
-            return
-        for op in program.ops:
-            if isinstance(op, Gen):
-                yield Delta(op.branch, op.name, "4")
+        over = False
+        try:
+            for event in (self.play or _usual)(program):
                 await asyncio.sleep(0)
-                yield Value(branch=op.branch, name=op.name, text="42", usage=Usage(completion_tokens=2))
-        yield Done(requests=1, texts={0: "6 * 7 = 42"})
+                if isinstance(event, Done | Failed):
+                    over = True
+                    if settle is not None:
+                        settle(event)
+                yield event
+        finally:
+            if not over:
+                self.aborted.append(program.id)
+                if settle is not None:
+                    settle(Failed(error=ErrorInfo(code="aborted", message="the program was dropped"), usage=self.spent))
 
     def stream(self, request: Request) -> Iterator[RequestOutput]:
         raise NotImplementedError
@@ -199,8 +207,20 @@ class FakeClient:
         self.num_flushes += 1
         return True
 
+    def check(self) -> None:
+        if not self.alive:
+            raise EngineStoppedError("the engine has stopped")
+
     def close(self) -> None:
         self.closed = True
+
+
+def _usual(program: Program) -> Iterator[ProgramEvent]:
+    for op in program.ops:
+        if isinstance(op, Gen):
+            yield Delta(op.branch, op.name, "4")
+            yield Value(branch=op.branch, name=op.name, text="42", usage=Usage(completion_tokens=2))
+    yield Done(requests=1, texts={0: "6 * 7 = 42"})
 
 
 def _output(request: Request, piece: str) -> RequestOutput:

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import json
+import math
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
 from bough.constrain.errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError
-from bough.runtime.protocol.errors import EngineError, EngineStoppedError, ErrorInfo, OverloadedError, RequestError
+from bough.runtime.protocol.errors import (
+    EngineError,
+    EngineStartingError,
+    EngineStoppedError,
+    EngineStuckError,
+    ErrorInfo,
+    OverloadedError,
+    RequestError,
+    to_exception,
+    to_info,
+)
 from bough.server.config import ServerConfig
-from bough.server.errors import from_error_info, to_api_error
-from bough.server.http.security import parse_keys
-from tests.constrain.search.hostile import expanded
+from bough.server.errors import ShuttingDownError, from_error_info, to_api_error
+from bough.server.http.connection import Lifecycle
+from bough.server.http.keys import parse_keys
 
+from ..constrain.search.hostile import expanded
 from .conftest import Running, Start, running
 from .fake_client import FakeClient, Script
 
@@ -184,3 +197,32 @@ def problems(server: Running, row: dict[str, Any]) -> list[str]:
     return [
         f"{row['id']}: {name} {error[name]!r}, not {wanted[name]!r}" for name in wanted if error[name] != wanted[name]
     ]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "least", "most"), [(7.0, 7, 9), (-3.0, 1, 2), (0.2, 1, 2), (3600.0, 60, 60), (math.inf, 60, 60)]
+)
+def test_a_wait_is_as_long_as_it_should_take(left_s: float, least: int, most: int) -> None:
+    error = EngineStartingError("the engine is being started again")
+    error.retry_after_s = left_s
+    for answer in (to_api_error(error), ShuttingDownError(left_s)):
+        waits = {int(answer.headers["retry-after"]), int(answer.headers["retry-after"])}
+        assert least <= min(waits) <= max(waits) <= most
+
+
+def test_a_server_that_drains_says_how_long() -> None:
+    lifecycle = Lifecycle()
+    lifecycle.drain(20.0)
+    assert 19 <= int(lifecycle.refusal().headers["retry-after"]) <= 24
+    lifecycle.expire()
+    assert lifecycle.draining
+
+
+def test_what_an_engine_was_stuck_in_must_not_come_again() -> None:
+    error = EngineStuckError("the engine has made no progress for 60 s")
+    assert "x-should-retry" not in to_api_error(error).headers
+    error.may_retry = False
+    for answer in (to_api_error(error), to_api_error(to_exception(to_info(error))), from_error_info(to_info(error))):
+        assert (answer.status, answer.code) == (503, "engine_stuck")
+        assert answer.headers == {"x-should-retry": "false"}
+    assert b"may_retry" not in msgspec.json.encode(to_info(EngineStuckError("")))

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -24,7 +26,7 @@ from bough.server.serve import bind, serve
 from .fake_client import FakeClient, Script
 
 PROGRAM = """
-import importlib.util, sys
+import importlib.util, sys, time
 spec = importlib.util.spec_from_file_location("fake_client", sys.argv[1])
 fake = importlib.util.module_from_spec(spec)
 sys.modules["fake_client"] = fake
@@ -32,7 +34,27 @@ spec.loader.exec_module(fake)
 from bough.server.config import ServerConfig
 from bough.server.serve import serve
 script = lambda _: fake.Script(["x"] * 30, delay_s=0.03)
-sys.exit(serve(ServerConfig(port=int(sys.argv[2])), lambda: fake.FakeClient(script)))
+class Client(fake.FakeClient):
+    def stats(self):
+        time.sleep(60)
+client = Client(script)
+encode = client.tokenizer.encode_prompt
+client.tokenizer.encode_prompt = lambda text, **settings: time.sleep(60 * ("stuck" in text)) or encode(text, **settings)
+sys.exit(serve(ServerConfig(port=int(sys.argv[2]), drain_timeout_s=float(sys.argv[3])), lambda: client))
+"""
+
+
+SIGNALLED = """
+import os, signal, sys
+from bough.server.config import ServerConfig
+from bough.server.serve import serve
+from bough.tests.server.fake_client import FakeClient
+
+def announce(address):
+    print("listening", flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+sys.exit(serve(ServerConfig(port=0), FakeClient, announce))
 """
 
 
@@ -57,14 +79,16 @@ def test_a_dead_engine_ends_with_its_own_code() -> None:
     assert client.closed
 
 
-def test_sigterm_finishes_what_runs_and_exits_zero(tmp_path: Path) -> None:
+@contextmanager
+def server_process(folder: Path, *, drain_timeout_s: float) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server of PROGRAM, which is ready, and its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     fake = Path(__file__).with_name("fake_client.py")
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    command = [sys.executable, "-c", PROGRAM, str(fake), str(port)]
-    with subprocess.Popen(command, env=environment, cwd=tmp_path) as process:
+    command = [sys.executable, "-c", PROGRAM, str(fake), str(port), str(drain_timeout_s)]
+    with subprocess.Popen(command, env=environment, cwd=folder) as process:
         try:
             url = f"http://127.0.0.1:{port}"
             for _ in range(400):
@@ -73,21 +97,47 @@ def test_sigterm_finishes_what_runs_and_exits_zero(tmp_path: Path) -> None:
                     break
                 except httpx.ConnectError:
                     time.sleep(0.05)
-            body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-            with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=20) as response:
-                lines = response.iter_lines()
-                next(lines)
-                process.send_signal(signal.SIGTERM)
-                time.sleep(0.3)
-                refused = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=5)  # over a new connection
-                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
-                assert refused.headers["retry-after"] and refused.headers["connection"] == "close"
-                assert httpx.get(f"{url}/livez", timeout=5).status_code == 200
-                rest = list(lines)
-            assert "data: [DONE]" in rest
-            assert process.wait(10) == 0
+            yield process, url
         finally:
             process.kill()
+
+
+def test_a_server_that_says_that_it_listens_handles_signals() -> None:
+    ended = subprocess.run([sys.executable, "-P", "-c", SIGNALLED], capture_output=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, b"listening\n"), ended.stderr
+
+
+def test_sigterm_finishes_what_runs_and_exits_zero(tmp_path: Path) -> None:
+    with server_process(tmp_path, drain_timeout_s=30.0) as (process, url):
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=20) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            refused = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=5)  # over a new connection
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+            assert refused.headers["retry-after"] and refused.headers["connection"] == "close"
+            assert httpx.get(f"{url}/livez", timeout=5).status_code == 200
+            rest = list(lines)
+        assert "data: [DONE]" in rest
+        assert process.wait(10) == 0
+
+
+def test_work_that_is_stuck_on_a_thread_does_not_outlive_the_drain(tmp_path: Path) -> None:
+    """Neither that of a caller nor the question for the engine's counters."""
+    with server_process(tmp_path, drain_timeout_s=0.5) as (process, url):
+        body = {"model": "tiny", "prompt": "stuck"}
+        asks = [threading.Thread(target=_outcome, args=(f"{url}/metrics",))]
+        asks.append(threading.Thread(target=_outcome, args=(f"{url}/v1/completions", body)))
+        for thread in asks:
+            thread.start()
+        time.sleep(0.5)
+        assert all(thread.is_alive() for thread in asks)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(8.0) == 0
+        for thread in asks:
+            thread.join(5.0)
 
 
 class StuckClient(FakeClient):
@@ -132,9 +182,35 @@ def test_the_end_is_bounded_beside_what_never_ends() -> None:
         asks.join(5.0)
 
 
-def _outcome(url: str) -> int:
+def test_an_answer_that_is_cut_off_at_the_end_is_a_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that reads nothing, and a question that the engine does not answer."""
+    monkeypatch.setattr("bough.server.app._GRACE_S", 1.0)
+    client = StuckClient()
+    client.script = lambda _: Script(["x" * 100_000] * 10_000, delay_s=0.001)
+    config = ServerConfig(port=0, drain_timeout_s=0.3)
+    body = json.dumps({"model": "tiny", "prompt": "hi", "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    with bind(config.host, config.port) as listener, socket.socket() as silent:
+        server = DrainingServer(config, client, Lifecycle())
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        silent.connect(("127.0.0.1", listener.getsockname()[1]))
+        silent.sendall(f"{head}content-type: application/json\r\n\r\n{body}".encode())
+        time.sleep(0.5)
+        assert client.open_ids
+        server.handle_exit(signal.SIGTERM, None)
+        thread.join(20.0)
+        assert not thread.is_alive()
+    assert not [record for record in caplog.records if record.exc_info]
+    assert [record.message for record in caplog.records if "was cut off" in record.message]
+
+
+def _outcome(url: str, body: dict[str, str] | None = None) -> int:
     try:
-        return httpx.get(url, timeout=10).status_code
+        return httpx.request("GET" if body is None else "POST", url, json=body, timeout=10).status_code
     except httpx.HTTPError:
         return 0
 

@@ -23,7 +23,8 @@ from bough.runtime.sampler.rows import Draws, Row
 from bough.runtime.scheduler.scheduler import Advance, Plan, Sequence, Work
 from bough.runtime.tokenizer.load import load_tokenizer
 from bough.runtime.tokenizer.tokenizer import Tokenizer
-from tests.support.sampling import host_sampler
+
+from .sampling import host_sampler
 
 _MASK = (1 << 61) - 1
 
@@ -116,6 +117,7 @@ class FakeRunner:
         self.broken: int | None = None
         self.fails = 0
         self.num_steps = 0
+        self.faults: np.ndarray | None = None
 
     def run(self, batch: Batch) -> np.ndarray | None:
         self.num_steps += 1

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from tests.support.interpreter_lock import measure
+from .interpreter_lock import measure
 
 
 def spin(duration_s: float) -> None:

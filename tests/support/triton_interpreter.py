@@ -2,7 +2,7 @@
 
 Without a GPU it turns the interpreter on and mends what is wrong with it in Triton 3.6 to 3.9. All arithmetic on
 bfloat16 works on the raw 16-bit patterns; conversions truncate to bfloat16, round to 8-bit floats badly, and read their
-NaNs and subnormals as other numbers.
+NaNs and subnormals as other numbers; a row's product may depend on its place.
 With a GPU it does nothing, and the same tests run the compiled kernels.
 """
 
@@ -50,9 +50,9 @@ def _convert(values, source, target):
 
 
 def _widen(handle):
-    """A tensor's numbers, those of bfloat16 as float32."""
-    is_narrow = handle.dtype.scalar == tl.bfloat16
-    return _convert(handle.data, tl.bfloat16, tl.float32).view(np.float32) if is_narrow else handle.data
+    """A tensor's numbers, those of types that numpy does not have as float32."""
+    is_narrow = handle.dtype.scalar in (tl.bfloat16, tl.float8e4nv, tl.float8e5)
+    return _convert(handle.data, handle.dtype.scalar, tl.float32).view(np.float32) if is_narrow else handle.data
 
 
 def _conversion(stock):
@@ -65,11 +65,16 @@ def _conversion(stock):
 
 
 def _product(stock):
+    """Computes products of floats four rows at a time, the tile of BLAS libraries: in larger ones the sums of a row are
+    formed in another order for other places, which no GPU does."""
+
     def dot(self, a, b, accumulator, *rest):
-        if tl.bfloat16 not in (a.dtype.scalar, b.dtype.scalar):
+        if accumulator.dtype.scalar != tl.float32 or a.data.shape[-2] % 4:
             return stock(self, a, b, accumulator, *rest)
-        product = np.matmul(_widen(a), _widen(b), dtype=np.float32).astype(accumulator.data.dtype)
-        return interpreter.TensorHandle(product + accumulator.data, accumulator.dtype.scalar)
+        rows, columns = (np.ascontiguousarray(_widen(each), dtype=np.float32) for each in (a, b))
+        tiles = rows.reshape(*rows.shape[:-2], -1, 4, rows.shape[-1])
+        product = np.matmul(tiles, columns[..., None, :, :]).reshape(accumulator.data.shape)
+        return interpreter.TensorHandle(product + accumulator.data, tl.float32)
 
     return dot
 

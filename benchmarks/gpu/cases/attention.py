@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from ....kernels.attention.interface import AttentionBatch, Int32, SharedPrefix
+from ....kernels.attention.interface import AttentionBatch, Int32
 from ....kernels.attention.plan.sharing import find_shared
 from ....kernels.attention.reference import ragged_attention
 from ..roofline import Heads
@@ -94,7 +95,7 @@ def make_inputs(
         context_len=context_len,
         page_table=table,
         write_slot=np.concatenate(slots),
-        shared=_shared(paths, pages),
+        shared=find_shared(pages) if any(len(path) > 1 for path in paths) else (),
     )
     return AttentionInputs(
         batch=batch,
@@ -123,15 +124,8 @@ def _allocate(paths: Sequence[Path], shuffler: np.random.Generator) -> list[Int3
     return [np.concatenate([owned[name] for name, _ in path]) for path in paths]
 
 
-def _shared(paths: Sequence[Path], pages: Sequence[Int32]) -> tuple[SharedPrefix, ...]:
-    return find_shared(pages) if any(len(path) > 1 for path in paths) else ()
-
-
-def _slots(pages: Int32) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    slots: np.ndarray[tuple[int], np.dtype[np.int64]] = (
-        pages.astype(np.int64)[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)
-    ).reshape(-1)
-    return slots
+def _slots(pages: Int32) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return (pages.astype(np.int64)[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).reshape(-1)
 
 
 def reference(inputs: AttentionInputs) -> torch.Tensor:

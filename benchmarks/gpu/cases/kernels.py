@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
+from ....kernels.attention.decode import DecodeSplits
+from ....kernels.attention.interface import Int32, KVShape
+from ....kernels.attention.merge import merge_lists
+from ....kernels.attention.plan.planner import WorkPlanner
+from ....kernels.attention.plan.work_list import DeviceWork, WorkList
+from ....kernels.attention.work import work_attention
 from ..roofline import Heads, decode_attention, extend_attention
-from . import ours as gpu_ours
-from . import rivals as gpu_rivals
-from .attention import AttentionInputs, Path, distinct_tokens, make_inputs, plain_paths, reference
-from .case import Case, Settings
-from .problem import Launch, Problem
-from .rivals import fa3
+from .attention import PAGE_SIZE, AttentionInputs, Path, distinct_tokens, make_inputs, plain_paths, reference
+from .problem import AbsentError, Case, Launch, Problem, Settings
 
 Bind = Callable[[AttentionInputs], Launch]
-
-_ESTIMATE_S = 3.0  # a row with its peers
 
 
 def cases(settings: Settings, argument: str) -> list[Case]:
     """Those of one family."""
-    families: dict[str, Callable[[Settings], list[Case]]] = {
-        "decode": _decode_cases,
-        "tree": _tree_cases,
-        "extend": _extend_cases,
-        "compiled": _flex_cases,
-    }
-    return families[argument](settings)
+    return _FAMILIES[argument](settings)
 
 
 def _heads(settings: Settings, num_heads: int) -> Heads:
-    itemsize = 4 if settings.dtype_name == "float32" else 2
+    itemsize = settings.dtype.itemsize
     return Heads(4, 2, 64, itemsize, itemsize) if settings.tiny else Heads(num_heads, 8, 128, itemsize, itemsize)
 
 
@@ -47,7 +42,6 @@ def _case(
     binds: tuple[Bind, Mapping[str, Bind]],
     *,
     num_queries: int = 1,
-    estimate_s: float = _ESTIMATE_S,
 ) -> Case:
     """`binds`: ours, and the peers."""
     lengths = [sum(length for _, length in path) for path in paths]
@@ -57,17 +51,17 @@ def _case(
         work = decode_attention(heads, lengths, distinct_tokens(paths))
 
     def make(seed: int) -> AttentionInputs:
-        dtype = getattr(torch, settings.dtype_name)
-        return make_inputs(paths, heads, device=settings.device, dtype=dtype, seed=seed, num_queries=num_queries)
+        how: dict[str, Any] = {"device": settings.device, "dtype": settings.dtype, "num_queries": num_queries}
+        return make_inputs(paths, heads, seed=seed, **how)
 
     ours, peers = binds
     problem = Problem(name=name, cfg=cfg, work=work, make=make, ours=ours, peers=peers, reference=reference)
-    return problem.case(settings, estimate_s)
+    return problem.case(settings)
 
 
 def _decode_cases(settings: Settings) -> list[Case]:
     shapes = [(1, 1024), (1, 32_768), (8, 8192), (64, 1024), (64, 4096), (256, 1024)]
-    peers: dict[str, Bind] = {"fa3": fa3(settings.fa3), "flashinfer": gpu_rivals.flashinfer_decode}
+    peers: dict[str, Bind] = {"fa3": flash_attention, "flashinfer": flashinfer_decode}
     found = []
     for num_heads in (32, 16):
         heads = _heads(settings, num_heads)
@@ -77,7 +71,7 @@ def _decode_cases(settings: Settings) -> list[Case]:
             batches = [(2, "ragged", [70, 17])]
         for batch, name, lengths in batches:
             cfg = {"heads": f"{heads.num_heads}/{heads.num_kv_heads}", "B": batch, "S": name}
-            found.append(_case(settings, "decode", cfg, plain_paths(lengths), heads, (gpu_ours.decode, peers)))
+            found.append(_case(settings, "decode", cfg, plain_paths(lengths), heads, (decode, peers)))
         if settings.tiny:
             break
     return found
@@ -102,46 +96,160 @@ def _tree_cases(settings: Settings) -> list[Case]:
         "unshared": [[(row, 2048)] for row in range(64)],
     }
     if settings.tiny:
-        loads = {
-            "8k x 64": [[("document", 64), (row, 20)] for row in range(4)],
-            "unshared": [[(row, 48)] for row in range(2)],
-        }
-    peers: dict[str, Bind] = {
-        "flat": gpu_ours.decode,
-        "fa3": fa3(settings.fa3),
-        "flashinfer": gpu_rivals.flashinfer_decode,
-        "cascade": gpu_rivals.flashinfer_cascade,
-    }
+        document: list[Path] = [[("document", 64), (row, 20)] for row in range(4)]
+        loads = {"8k x 64": document, "unshared": [[(row, 48)] for row in range(2)]}
+    rivals = {"fa3": flash_attention, "flashinfer": flashinfer_decode}
+    binds = (planned, {"flat": decode, **rivals})
     heads = _heads(settings, 32)
-    return [
-        _case(settings, "tree", {"load": name}, paths, heads, (gpu_ours.planned, peers), estimate_s=4.0)
-        for name, paths in loads.items()
-    ]
+    return [_case(settings, "tree", {"load": name}, paths, heads, binds) for name, paths in loads.items()]
 
 
 def _extend_cases(settings: Settings) -> list[Case]:
-    sizes = [(4096, 0), (2048, 8192), (512, 8192), (64, 8192), (16, 32_768)]
-    if settings.tiny:
-        sizes = [(32, 0), (8, 80)]
-    peers: dict[str, Bind] = {
-        "fa3": fa3(settings.fa3),
-        "flashinfer": gpu_rivals.flashinfer_extend,
-        "cudnn": gpu_rivals.cudnn_prefill,
-    }
+    sizes = [(32, 0), (8, 80)] if settings.tiny else [(4096, 0), (2048, 8192), (512, 8192), (64, 8192), (16, 32_768)]
+    binds = (planned, {"fa3": flash_attention, "flashinfer": flashinfer_extend})
     heads = _heads(settings, 32)
-    make = partial(_case, settings, "extend", heads=heads, binds=(gpu_ours.planned, peers))
     return [
-        make({"T": num_queries, "P": prefix}, [[(0, prefix + num_queries)]], num_queries=num_queries)
-        for num_queries, prefix in sizes
+        _case(settings, "extend", {"T": new, "P": old}, [[(0, old + new)]], heads, binds, num_queries=new)
+        for new, old in sizes
     ]
 
 
-def _flex_cases(settings: Settings) -> list[Case]:
-    """flex attention takes most of a minute to compile, so one size must do."""
-    heads = _heads(settings, 32)
-    batch, length = (2, 32) if settings.tiny else (64, 1024)
-    cfg = {"heads": f"{heads.num_heads}/{heads.num_kv_heads}", "B": batch, "S": str(length), "peer": "flex"}
-    peers: dict[str, Bind] = {"flex": gpu_rivals.flex_decode}
-    return [
-        _case(settings, "decode", cfg, plain_paths([length] * batch), heads, (gpu_ours.decode, peers), estimate_s=40.0)
+_FAMILIES = {"decode": _decode_cases, "tree": _tree_cases, "extend": _extend_cases}
+
+
+# -- Ours --------------------------------------------------------------------------------------------------------------
+
+
+def decode(inputs: AttentionInputs) -> Launch:
+    """Each sequence by itself, split over the device."""
+    batch, num_heads, head_dim = inputs.q.shape
+    splits = DecodeSplits(
+        batch, num_heads=num_heads, num_kv_heads=inputs.keys.shape[1], head_dim=head_dim, device=inputs.q.device
+    )
+    splits.plan(torch.arange(batch, dtype=torch.int32, device=inputs.q.device), inputs.context_len)
+
+    def launch() -> torch.Tensor:
+        splits.attend(
+            inputs.q,
+            inputs.keys,
+            inputs.values,
+            inputs.out,
+            page_table=inputs.page_table,
+            page_size=PAGE_SIZE,
+            scale=inputs.scale,
+        )
+        return inputs.out
+
+    return launch
+
+
+def planned(inputs: AttentionInputs) -> Launch:
+    """Attends to this batch as the engine would: what is shared once, long contexts split, many queries together."""
+    num_slots, num_kv_heads, head_dim = inputs.keys.shape
+    shape = KVShape(1, num_slots // PAGE_SIZE, PAGE_SIZE, num_kv_heads, head_dim, inputs.keys.dtype)
+    planner = WorkPlanner(shape, inputs.q.shape[1], inputs.q.dtype, inputs.q.device)
+    work = planner.plan(inputs.batch, np.arange(len(inputs.context_len), dtype=np.int32))
+    return decode(inputs) if work is None else listed(inputs, work)
+
+
+def listed(inputs: AttentionInputs, plan: WorkList) -> Launch:
+    """The items of a work list, and the merge that follows them."""
+    device, (_, num_heads, head_dim) = inputs.q.device, inputs.q.shape
+
+    def upload(array: Int32) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(device)
+
+    query_rows, query_limit = upload(plan.query_rows), upload(plan.query_limit)
+    launches = [
+        (tiles.block_m, DeviceWork(upload(tiles.items), upload(_count(tiles.items)), query_rows, query_limit))
+        for tiles in plan.launches
     ]
+    partial_out = torch.empty(max(plan.num_partials, 1), num_heads, head_dim, dtype=torch.float32, device=device)
+    partial_lse = torch.empty(max(plan.num_partials, 1), num_heads, dtype=torch.float32, device=device)
+    rows, starts, partials = map(upload, (plan.merge_rows, plan.merge_start, plan.merge_partials))
+    num_lists = upload(_count(plan.merge_rows))
+
+    def launch() -> torch.Tensor:
+        for block_m, work in launches:
+            work_attention(
+                inputs.q,
+                inputs.keys,
+                inputs.values,
+                inputs.out,
+                work=work,
+                block_m=block_m,
+                page_table=inputs.page_table,
+                page_size=PAGE_SIZE,
+                scale=inputs.scale,
+                partial_out=partial_out,
+                partial_lse=partial_lse,
+            )
+        if len(plan.merge_rows):
+            merge_lists(
+                inputs.out, partial_out, partial_lse, rows=rows, starts=starts, partials=partials, num_lists=num_lists
+            )
+        return inputs.out
+
+    return launch
+
+
+def _count(array: Int32) -> Int32:
+    return np.array([len(array)], np.int32)
+
+
+# -- Others' -----------------------------------------------------------------------------------------------------------
+# Planning that a peer does on the host is done before anything is timed, as ours is. Each raises AbsentError or
+# ImportError where this machine has not got it.
+
+_WORKSPACE_BYTES = 128 << 20
+
+
+def _on_gpu(tensor: torch.Tensor) -> None:
+    if not tensor.is_cuda:
+        raise AbsentError("no GPU")
+
+
+def _page_lists(inputs: AttentionInputs) -> tuple[torch.Tensor, ...]:
+    """indptr, indices and last_page_len of the sequences, on the host."""
+    lengths = inputs.batch.context_len
+    counts = -(-lengths // PAGE_SIZE)
+    indices = np.concatenate([row[:count] for row, count in zip(inputs.batch.page_table, counts, strict=True)])
+    arrays = (np.cumsum([0, *counts]), indices, (lengths - 1) % PAGE_SIZE + 1)
+    return tuple(torch.tensor(array, dtype=torch.int32) for array in arrays)
+
+
+def flashinfer_decode(inputs: AttentionInputs) -> Launch:
+    return _paged("BatchDecodeWithPagedKVCacheWrapper", {"use_tensor_cores": True}, inputs)
+
+
+def flashinfer_extend(inputs: AttentionInputs) -> Launch:
+    query_start = torch.from_numpy(inputs.batch.query_start)
+    return _paged("BatchPrefillWithPagedKVCacheWrapper", {"backend": "fa2"}, inputs, query_start, causal=True)
+
+
+def _paged(name: str, how: Mapping[str, Any], inputs: AttentionInputs, *first: torch.Tensor, **more: Any) -> Launch:
+    """A wrapper of its, planned with `first` before the lists of pages and `more` beside them."""
+    _on_gpu(inputs.q)
+    workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.q.device)
+    wrapper = getattr(importlib.import_module("flashinfer"), name)(workspace, "NHD", **how)
+    indptr, indices, last = _page_lists(inputs)
+    sizes = (inputs.q.shape[1], inputs.keys.shape[1], inputs.q.shape[2], PAGE_SIZE)
+    dtypes = {"q_data_type": inputs.q.dtype, "kv_data_type": inputs.keys.dtype}
+    wrapper.plan(*first, indptr, indices.to(inputs.q.device), last, *sizes, **dtypes, **more)
+    return lambda: wrapper.run(inputs.q, inputs.paged, out=inputs.out)
+
+
+def flash_attention(inputs: AttentionInputs) -> Launch:
+    """Its own package over the paged cache."""
+    _on_gpu(inputs.q)
+    attend = importlib.import_module("flash_attn_interface").flash_attn_with_kvcache
+    query_start = torch.from_numpy(inputs.batch.query_start).to(inputs.q.device)
+    options: dict[str, Any] = {"cache_seqlens": inputs.context_len, "page_table": inputs.page_table}
+    options |= {"cu_seqlens_q": query_start, "max_seqlen_q": inputs.num_queries, "causal": True}
+
+    def launch() -> torch.Tensor:
+        result = attend(inputs.q, *inputs.paged, **options)
+        out: torch.Tensor = result[0] if isinstance(result, tuple | list) else result
+        return out
+
+    return launch

@@ -11,33 +11,28 @@ import torch
 import torch.nn.functional as F
 
 from ....kernels.attention.interface import HeadNorm
+from ....kernels.attention.rope_store import rope_store
 from ....kernels.decoder import reference
+from ....kernels.decoder.norm import add_rms_norm
+from ....kernels.decoder.silu import silu_multiply
 from ....kernels.linear.formats import QuantisedWeight, dequantise, quantise_bytes, quantise_int4, quantise_int8
 from ....kernels.linear.invariant_matmul import invariant_linear
 from ....kernels.linear.select import select_product
 from ....kernels.sampling.reference import SampleRows, SampleTables
 from ....kernels.sampling.reference import sample_rows as sample_reference
+from ....kernels.sampling.sample import SampleWorkspace, sample_rows
 from .. import roofline
-from . import ours as gpu_ours
-from . import rivals as gpu_rivals
-from .case import Case, Settings
-from .ours import RopeInputs, SampleInputs
-from .problem import AbsentError, Launch, Problem, poison
+from .problem import Case, Launch, Problem, Settings, poison
 
 Tensors = tuple[torch.Tensor, ...]
 
 _EPS = 1e-6
 
 
-def _dtype(settings: Settings) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, settings.dtype_name)
-    return dtype
-
-
 def _normal(settings: Settings, seed: int, *shapes: tuple[int, ...]) -> Tensors:
     generator = torch.Generator(settings.device).manual_seed(seed)
     return tuple(
-        torch.randn(shape, dtype=_dtype(settings), device=settings.device, generator=generator) for shape in shapes
+        torch.randn(shape, dtype=settings.dtype, device=settings.device, generator=generator) for shape in shapes
     )
 
 
@@ -46,96 +41,59 @@ def _normal(settings: Settings, seed: int, *shapes: tuple[int, ...]) -> Tensors:
 
 def cases(settings: Settings, argument: str) -> list[Case]:
     """Those of one family."""
-    families = {"small": _small, "sampler": _sampler_cases, "linear": _linear_cases, "compiled": _compiled}
-    return families[argument](settings)
+    return _FAMILIES[argument](settings)
 
 
 def _small(settings: Settings) -> list[Case]:
-    found = []
+    found: list[Case] = []
     for num_tokens in (3,) if settings.tiny else (1, 64, 8192):
-        problems: list[Problem[Any]] = [
-            _add_norm(settings, num_tokens, "flashinfer", gpu_rivals.flashinfer_add_norm),
-            _silu(settings, num_tokens, "flashinfer", gpu_rivals.flashinfer_silu),
-            _rope(settings, num_tokens),
-        ]
+        problems = (_add_norm(settings, num_tokens), _silu(settings, num_tokens), _rope(settings, num_tokens))
         found += [problem.case(settings) for problem in problems]
     return found
 
 
-def _compiled(settings: Settings) -> list[Case]:
-    """The same beside torch.compile, where bandwidth is what counts; compiling takes seconds."""
-    num_tokens = 3 if settings.tiny else 8192
-
-    def add_norm(hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return F.rms_norm(hidden.add_(delta), weight.shape, weight, eps)
-
-    def silu(gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
-
-    problems = [
-        _add_norm(settings, num_tokens, "compile", partial(gpu_rivals.compiled, add_norm)),
-        _silu(settings, num_tokens, "compile", partial(gpu_rivals.compiled, silu)),
-    ]
-    return [problem.case(settings, 15.0) for problem in problems]
-
-
-def _add_norm(settings: Settings, num_tokens: int, peer: str, bind: Callable[..., Launch]) -> Problem[Tensors]:
-    """`bind` takes hidden, delta, weight, eps. Each kernel adds into copies: the next finds the inputs as they were."""
+def _add_norm(settings: Settings, num_tokens: int) -> Problem[Tensors]:
+    """The kernel adds into copies: the next launch finds the inputs as they were."""
     hidden_size = 96 if settings.tiny else 4096
-    work = roofline.add_norm(num_tokens, hidden_size, _dtype(settings).itemsize)
 
     def make(seed: int) -> Tensors:
         rows = (num_tokens, hidden_size)
         hidden, delta, weight = _normal(settings, seed, rows, rows, (hidden_size,))
         return hidden, delta, 1 + weight / 8
 
+    def ours(inputs: Tensors) -> Launch:
+        hidden, delta, weight = (tensor.clone() for tensor in inputs)
+        return lambda: add_rms_norm(hidden, delta, weight, _EPS)
+
     def wanted(inputs: Tensors) -> torch.Tensor:
         hidden, delta, weight = (tensor.double() for tensor in inputs)
-        total = (hidden + delta).to(_dtype(settings)).double()  # the residual is kept as it is rounded
+        total = (hidden + delta).to(settings.dtype).double()  # the residual is kept as it is rounded
         return reference.rms_norm(total, weight, _EPS)
 
-    def on_copies(bind: Callable[..., Launch], inputs: Tensors) -> Launch:
-        return bind(*(tensor.clone() for tensor in inputs), _EPS)
-
-    return Problem(
-        name="add_norm",
-        cfg=_settings(num_tokens, peer),
-        work=work,
-        make=make,
-        ours=partial(on_copies, gpu_ours.add_norm),
-        peers={peer: partial(on_copies, bind)},
-        reference=wanted,
-    )
+    work = roofline.add_norm(num_tokens, hidden_size, settings.dtype.itemsize)
+    return Problem("add_norm", {"T": num_tokens}, work, make, ours, reference=wanted)
 
 
-def _silu(settings: Settings, num_tokens: int, peer: str, bind: Callable[..., Launch]) -> Problem[Tensors]:
+def _silu(settings: Settings, num_tokens: int) -> Problem[Tensors]:
     inner = 96 if settings.tiny else 12_288
-    work = roofline.silu_multiply(num_tokens, inner, _dtype(settings).itemsize)
     return Problem(
         name="silu",
-        cfg=_settings(num_tokens, peer),
-        work=work,
+        cfg={"T": num_tokens},
+        work=roofline.silu_multiply(num_tokens, inner, settings.dtype.itemsize),
         make=lambda seed: _normal(settings, seed, (num_tokens, 2 * inner)),
-        ours=lambda inputs: gpu_ours.silu(inputs[0]),
-        peers={peer: lambda inputs: bind(inputs[0])},
+        ours=lambda inputs: lambda: silu_multiply(inputs[0]),
         reference=lambda inputs: reference.silu_multiply(inputs[0].double()),
     )
 
 
-def _settings(num_tokens: int, peer: str) -> dict[str, Any]:
-    """Settings that tell a row from the one beside another peer."""
-    return {"T": num_tokens} if peer == "flashinfer" else {"T": num_tokens, "peer": peer}
-
-
-def _rope(settings: Settings, num_tokens: int) -> Problem[RopeInputs]:
+def _rope(settings: Settings, num_tokens: int) -> Problem[dict[str, Any]]:
     """Queries are compared; nobody fuses head norm, rotation and both writes in one launch as a library call."""
-    itemsize = _dtype(settings).itemsize
+    itemsize = settings.dtype.itemsize
     heads = roofline.Heads(4, 2, 64, itemsize, itemsize) if settings.tiny else roofline.Heads(32, 8, 128)
     width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
     work = roofline.rope_store(heads, num_tokens)
 
-    def make(seed: int) -> RopeInputs:
+    def make(seed: int) -> dict[str, Any]:
         cache = (2 * num_tokens + 16, heads.num_kv_heads, heads.head_dim)
         qkv, query, key, keys, values = _normal(
             settings, seed, (num_tokens, width), (heads.head_dim,), (heads.head_dim,), cache, cache
@@ -146,32 +104,60 @@ def _rope(settings: Settings, num_tokens: int) -> Problem[RopeInputs]:
         slots = torch.randperm(2 * num_tokens, device=settings.device)[:num_tokens] + 16
         rotation = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         norm = HeadNorm(1 + query / 8, 1 + key / 8, _EPS)
-        return RopeInputs(qkv, heads.num_heads, norm, rotation, keys, values, slots, poison(out))
+        fixed = {"num_heads": heads.num_heads, "norm": norm, "rotation": rotation}
+        return {"qkv": qkv, **fixed, "keys": keys, "values": values, "write_slot": slots, "q_out": poison(out)}
 
-    def wanted(inputs: RopeInputs) -> torch.Tensor:
-        q = inputs.qkv.double()[:, : heads.num_heads * heads.head_dim].view(num_tokens, heads.num_heads, -1)
-        normed = reference.rms_norm(q, inputs.norm.query.double(), _EPS)
-        return reference.rotate(normed, *(part.double() for part in inputs.rotation))
+    def ours(inputs: dict[str, Any]) -> Launch:
+        def launch() -> torch.Tensor:
+            rope_store(**inputs)
+            out: torch.Tensor = inputs["q_out"]
+            return out
 
-    return Problem(
-        name="rope_store", cfg={"T": num_tokens}, work=work, make=make, ours=gpu_ours.rope,
-        reference=wanted,
-    )  # fmt: skip
+        return launch
+
+    def wanted(inputs: dict[str, Any]) -> torch.Tensor:
+        q = inputs["qkv"].double()[:, : heads.num_heads * heads.head_dim].view(num_tokens, heads.num_heads, -1)
+        normed = reference.rms_norm(q, inputs["norm"].query.double(), _EPS)
+        return reference.rotate(normed, *(part.double() for part in inputs["rotation"]))
+
+    return Problem("rope_store", {"T": num_tokens}, work, make, ours, reference=wanted)
 
 
 # -- Sampling ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class SampleInputs:
+    """Logits [B, V] and how each row is drawn. `filters`: some row has top-k, top-p or min-p."""
+
+    logits: torch.Tensor
+    rows: SampleRows
+    tables: SampleTables
+    filters: bool
+
+
+def _sample(inputs: SampleInputs) -> Launch:
+    num_rows, vocab_size = inputs.logits.shape
+    workspace = SampleWorkspace.create(num_rows, vocab_size, inputs.logits.device)
+    out = poison(torch.empty(num_rows, dtype=torch.int64, device=inputs.logits.device))
+
+    def launch() -> torch.Tensor:
+        sample_rows(inputs.logits, inputs.rows, inputs.tables, workspace, out, filters=inputs.filters)
+        return out
+
+    return launch
+
+
 def _sampler_cases(settings: Settings) -> list[Case]:
     kinds = ("greedy", "greedy, mask", "temperature", "all filters")
     batches = (3,) if settings.tiny else (1, 64, 256)
-    return [_sampler(settings, batch, kind).case(settings, 3.0) for batch in batches for kind in kinds]
+    return [_sampler(settings, batch, kind).case(settings) for batch in batches for kind in kinds]
 
 
 def _sampler(settings: Settings, batch: int, kind: str) -> Problem[SampleInputs]:
     vocab_size = 700 if settings.tiny else 151_936
     masked = kind in ("greedy, mask", "all filters")
-    work = roofline.sampler(batch, vocab_size, masked=masked, itemsize=_dtype(settings).itemsize)
+    work = roofline.sampler(batch, vocab_size, masked=masked, itemsize=settings.dtype.itemsize)
 
     def make(seed: int) -> SampleInputs:
         (logits,) = _normal(settings, seed, (batch, vocab_size))
@@ -199,20 +185,7 @@ def _sampler(settings: Settings, batch: int, kind: str) -> Problem[SampleInputs]
         if not torch.equal(out[few], expected):
             raise ValueError(f"drew {out[few].tolist()}, the reference {expected.tolist()}")
 
-    def flashinfer(inputs: SampleInputs) -> Launch:
-        if kind != "all filters":
-            raise AbsentError("it has no fused greedy choice")
-        return gpu_rivals.flashinfer_sample(
-            inputs.logits, inputs.rows.temperature, inputs.rows.top_k, inputs.rows.top_p
-        )
-
-    def plain(inputs: SampleInputs) -> Launch:
-        return gpu_rivals.torch_sample(inputs.logits, inputs.rows, inputs.tables.mask, filters=inputs.filters)
-
-    return Problem(
-        name="sampler", cfg={"B": batch, "kind": kind}, work=work, make=make,
-        ours=gpu_ours.sample, peers={"flashinfer": flashinfer, "torch": plain}, check=check,
-    )  # fmt: skip
+    return Problem("sampler", {"B": batch, "kind": kind}, work, make, _sample, check=check)
 
 
 # -- Weight products -------------------------------------------------------------------------------------------------
@@ -239,43 +212,40 @@ class LinearInputs:
 
 def _linear_cases(settings: Settings) -> list[Case]:
     weights = {"tiny": (256, 160)} if settings.tiny else _WEIGHTS
-    found = []
-    for name, (num_inputs, num_outputs) in weights.items():
-        for num_tokens in (2,) if settings.tiny else (1, 16, 64, 256):
-            for kind in _KINDS:
-                if kind == "bf16" or "head" not in name:
-                    problem = _linear(settings, name, num_tokens, num_inputs, num_outputs, kind)
-                    found.append(problem.case(settings, 2.0))
-    return found
+    return [
+        _linear(settings, name, num_tokens, kind, *sizes).case(settings)
+        for name, sizes in weights.items()
+        for num_tokens in ((2,) if settings.tiny else (1, 16, 64, 256))
+        for kind in _KINDS
+        if kind == "bf16" or "head" not in name
+    ]
 
 
 def _linear(
-    settings: Settings, name: str, num_tokens: int, num_inputs: int, num_outputs: int, kind: str
+    settings: Settings, name: str, num_tokens: int, kind: str, num_inputs: int, num_outputs: int
 ) -> Problem[LinearInputs]:
     """bf16 is cuBLAS: its row says how near the library comes to the floor, and the others are compared with it."""
-    dtype = _dtype(settings)
-    how = _KINDS[kind]
-    bits = how.bits or 8 * dtype.itemsize
+    dtype, (bits, prepare, max_error) = settings.dtype, _KINDS[kind]
+    bits = bits or 8 * dtype.itemsize
     work = roofline.linear(num_tokens, num_inputs, num_outputs, weight_bits=bits, itemsize=dtype.itemsize)
 
     def make(seed: int) -> LinearInputs:
         x, weight = _normal(settings, seed, (num_tokens, num_inputs), (num_outputs, num_inputs))
-        return how.prepare(x, weight * num_inputs**-0.5)
+        return prepare(x, weight * num_inputs**-0.5)
 
     def cublas(inputs: LinearInputs) -> Launch:
         return lambda: F.linear(inputs.x, inputs.weight)
 
-    peers: dict[str, Any] = {} if kind == "bf16" else {"cublas": cublas}
     return Problem(
         name="linear",
         cfg={"weight": name, "kind": kind, "T": num_tokens},
         work=work,
         make=make,
         ours=lambda inputs: lambda: inputs.product(inputs.x),
-        peers=peers,
+        peers={} if kind == "bf16" else {"cublas": cublas},
         reference=lambda inputs: inputs.x.float() @ inputs.right.float().T,
         of_peers=lambda inputs: inputs.x.float() @ inputs.weight.float().T,
-        max_error=how.max_error,
+        max_error=max_error,
     )
 
 
@@ -295,20 +265,14 @@ def _quantised(
     return LinearInputs(x, weight, dequantise(stored), lambda x: product(x, None))
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """Bits that a weight takes (None: as many as an activation), how it is prepared, and what error that may bring."""
-
-    bits: float | None
-    prepare: Callable[[torch.Tensor, torch.Tensor], LinearInputs]
-    max_error: float | None = None
-
-
 _FP8 = partial(quantise_bytes, dtype=torch.float8_e4m3fn)
-_KINDS = {
-    "bf16": _Kind(None, _plain),
-    "invariant": _Kind(None, _invariant),
-    "fp8": _Kind(8, partial(_quantised, _FP8, True), max_error=5e-2),  # activations are rounded to 4 bits, too
-    "int8": _Kind(8, partial(_quantised, quantise_int8, False)),
-    "int4": _Kind(4 + 16 / 128, partial(_quantised, quantise_int4, False)),
+_KINDS: dict[str, tuple[float | None, Callable[[torch.Tensor, torch.Tensor], LinearInputs], float | None]] = {
+    "bf16": (None, _plain, None),
+    "invariant": (None, _invariant, None),
+    "fp8": (8, partial(_quantised, _FP8, True), 5e-2),  # activations are rounded to 4 bits, too
+    "int8": (8, partial(_quantised, quantise_int8, False), None),
+    "int4": (4 + 16 / 128, partial(_quantised, quantise_int4, False), None),
 }
+"""Bits that a weight takes (None: as many as an activation), how it is prepared, and what error that may bring."""
+
+_FAMILIES = {"small": _small, "sampler": _sampler_cases, "linear": _linear_cases}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -12,14 +12,37 @@ import torch
 
 from ..roofline import Work
 from ..rows import Row
-from .case import Case, Settings
-from .timing import Timing, num_input_sets, relative_error, time_calls
+from .timing import num_input_sets, relative_error, time_calls
 
 Inputs = TypeVar("Inputs")
 Launch = Callable[[], torch.Tensor]
 """Runs a kernel once; returns what it wrote."""
 
 MAX_ERROR = {"float32": 1e-4, "bfloat16": 1e-2}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings that every case is told. `quick`: sizes are tiny, as they always are on a CPU."""
+
+    device: str
+    quick: bool = False
+
+    @property
+    def tiny(self) -> bool:
+        return self.quick or self.device == "cpu"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.device == "cpu" else torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Case:
+    """A piece of work that gives rows, in the order of its family."""
+
+    label: str
+    run: Callable[[], Iterable[Row]]
 
 
 class AbsentError(Exception):
@@ -49,10 +72,9 @@ class Problem(Generic[Inputs]):
     check: Callable[[Inputs, torch.Tensor], None] | None = None
     max_error: float | None = None
 
-    def case(self, settings: Settings, estimate_s: float = 1.5) -> Case:
+    def case(self, settings: Settings) -> Case:
         """The case that measures it."""
-        label = f"{self.name} {' '.join(map(str, self.cfg.values()))}"
-        return Case(label, partial(measure, self, settings), estimate_s)
+        return Case(f"{self.name} {' '.join(map(str, self.cfg.values()))}", partial(measure, self, settings))
 
 
 def measure(problem: Problem[Inputs], settings: Settings) -> Iterator[Row]:
@@ -62,42 +84,34 @@ def measure(problem: Problem[Inputs], settings: Settings) -> Iterator[Row]:
         ValueError: ours is wrong. A wrong peer has no time, and a note.
     """
     torch.manual_seed(0)
-    try:
-        sets = [problem.make(seed) for seed in range(num_input_sets(problem.work.bytes, quick=settings.tiny))]
-    except AbsentError as error:
-        yield Row(sec="K", name=problem.name, cfg=dict(problem.cfg), note=str(error))
-        return
+    row = Row(sec="K", name=problem.name, cfg=dict(problem.cfg))
+    sets = [problem.make(seed) for seed in range(num_input_sets(problem.work.bytes, quick=settings.tiny))]
     expected = None if problem.reference is None else problem.reference(sets[0])
     of_peers = expected if problem.of_peers is None else problem.of_peers(sets[0])
-    row = Row(sec="K", name=problem.name, cfg=dict(problem.cfg))
     launches = [problem.ours(inputs) for inputs in sets]
-    max_error = problem.max_error or MAX_ERROR[settings.dtype_name]
+    max_error = problem.max_error or MAX_ERROR[str(settings.dtype).removeprefix("torch.")]
     row.err = _error(launches[0](), expected, max_error)
     if problem.check is not None:
         problem.check(sets[0], launches[0]())
     first = time_calls(launches, device=settings.device)
-    notes = []
-    _set(row, first)
-    row.rated(problem.work)
-    yield row  # a peer may take the process with it
+    yield row.timed(first).rated(problem.work)  # a peer may take the process with it
+    first_us, notes = row.us or 0.0, []
     for name, bind in problem.peers.items():
         row.peers[name] = None
-        if name in settings.without:
+        try:
+            row.peers[name] = _time_peer(bind, sets, of_peers, max_error, settings)
+        except (AbsentError, ImportError):
             continue
-        settings.announce(name)
-        timing, note = _time_peer(bind, sets, of_peers, max_error, settings)
-        row.peers[name] = None if timing is None else timing.us
-        notes += [f"{name}: {note}"] if note else []
-    again = time_calls(launches, device=settings.device)
-    best = min(first, again, key=lambda timing: timing.us)
-    _set(row, best)
-    row.noise = abs(first.us - again.us) / best.us
-    row.note = "; ".join(notes + ([] if best.graphed or settings.device == "cpu" else ["timed without a graph"]))
-    yield row.rated(problem.work)
-
-
-def _set(row: Row, timing: Timing) -> None:
-    row.us, row.us_p10, row.us_p90 = timing.us, timing.us_p10, timing.us_p90
+        except Exception as error:  # noqa: BLE001  a missing figure, not a failure of ours
+            if settings.device != "cpu":
+                torch.cuda.synchronize()  # raises if the peer took the context with it
+            reason = str(error).splitlines()[0][:120] if str(error) else ""
+            notes.append(f"{name}: {type(error).__name__} {reason}".strip())
+    row.timed(time_calls(launches, device=settings.device))
+    again_us = row.us or 0.0
+    row.noise = abs(first_us - again_us) / min(first_us, again_us)
+    row.note = "; ".join(notes)
+    yield (row if again_us <= first_us else row.timed(first)).rated(problem.work)
 
 
 def _time_peer(
@@ -106,20 +120,13 @@ def _time_peer(
     expected: torch.Tensor | None,
     max_error: float,
     settings: Settings,
-) -> tuple[Timing | None, str]:
-    try:
-        launches = [bind(inputs) for inputs in sets]
-        for inputs in sets[:1]:
-            if isinstance(out := getattr(inputs, "out", None), torch.Tensor):
-                poison(out)
-        _error(launches[0](), expected, max_error)
-        return time_calls(launches, device=settings.device), ""
-    except (AbsentError, ImportError):
-        return None, ""
-    except Exception as error:  # noqa: BLE001  a missing figure, not a failure of ours
-        if settings.device != "cpu":
-            torch.cuda.synchronize()  # raises if the peer took the context with it
-        return None, f"{type(error).__name__} {str(error).splitlines()[0][:120] if str(error) else ''}".strip()
+) -> float | None:
+    """Microseconds of a peer's launch. Raises whatever it raises."""
+    launches = [bind(inputs) for inputs in sets]
+    if isinstance(out := getattr(sets[0], "out", None), torch.Tensor):
+        poison(out)
+    _error(launches[0](), expected, max_error)
+    return Row(sec="K", name="").timed(time_calls(launches, device=settings.device)).us
 
 
 def _error(out: torch.Tensor, expected: torch.Tensor | None, max_error: float) -> float | None:

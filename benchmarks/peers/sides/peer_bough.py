@@ -24,9 +24,9 @@ from ....lang.api import (
 )
 from ....lang.backends.local import LocalBackend
 from ....lang.record.choices import token_length_normalized
-from ....lang.record.expression import Expression
 from ....lang.state.state import State
 from ....runtime.client.local import EngineLoop
+from ....runtime.engine.engine import Engine
 from ....runtime.load.start import start_engine
 from ....runtime.protocol.config import EngineConfig
 from ....runtime.protocol.request import Request, RequestOutput, TokenLogprob
@@ -46,7 +46,10 @@ class BoughEngine:
     def __init__(self, options: dict[str, Any]) -> None:
         settings = {"max_num_seqs": options["max_num_seqs"]} | options.get("config", {})
         config = EngineConfig(model=options["model"], **settings)
-        self._loop = EngineLoop(start_engine(config), config)
+        self._loop = EngineLoop(self._engine(config), config)
+
+    def _engine(self, config: EngineConfig) -> Engine:
+        return start_engine(config)
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         return self._run(prompts, SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True))
@@ -93,6 +96,22 @@ class BoughEngine:
         return heard
 
 
+class RandomBoughEngine(BoughEngine):
+    """A model of random weights on a GPU. `options`: model (one of SHAPES), device, dtype, max_model_len, max_num_seqs,
+    kv_bytes."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        config = {name: options[name] for name in ("device", "dtype", "max_model_len")}
+        super().__init__(
+            options | {"config": config | {"max_batch_tokens": 8192, "kv_cache_memory": options["kv_bytes"]}}
+        )
+
+    def _engine(self, config: EngineConfig) -> Engine:
+        from ...harness.models import random_engine  # needs torch
+
+        return random_engine(config)
+
+
 @function
 def replay(s: State, plan: Plan) -> dict[int, State]:
     """Says what a plan says, as a program by hand would; nothing is read, so that it is one request. Its branches."""
@@ -105,8 +124,12 @@ def replay(s: State, plan: Plan) -> dict[int, State]:
         if kind == "text":
             for part in op[2]:
                 state += part if isinstance(part, str) else states[part[0]].ref(part[1])
-        elif kind in ("gen", "select"):
-            state += _value(op)
+        elif kind == "select":
+            state += select(op[2], choices=op[3], choices_method=token_length_normalized)
+        elif kind == "gen":
+            _, _, name, num_tokens, pattern = op
+            how: dict[str, Any] = {"ignore_eos": True} if pattern is None else {"regex": pattern}
+            state += gen(name, max_tokens=num_tokens, temperature=0, **how)
         elif kind == "role":
             roles[branch] = op[2]
             state += _BEGIN[op[2]]()
@@ -121,15 +144,6 @@ def replay(s: State, plan: Plan) -> dict[int, State]:
     return states
 
 
-def _value(op: list[Any]) -> Expression:
-    if op[0] == "select":
-        return select(op[2], choices=op[3], choices_method=token_length_normalized)
-    _, _, name, num_tokens, pattern = op
-    if pattern is not None:
-        return gen(name, max_tokens=num_tokens, regex=pattern, temperature=0)
-    return gen(name, max_tokens=num_tokens, temperature=0, ignore_eos=True)
-
-
 class BoughClient:
     """`options`: model, and fields of EngineConfig as "settings". Threads are as many as OMP_NUM_THREADS says."""
 
@@ -142,13 +156,10 @@ class BoughClient:
             states = [replay.run(plan, backend=self._backend) for plan in plans]
         else:
             states = replay.run_batch([(plan,) for plan in plans], backend=self._backend)
-        programs = [_texts(plan, state.ret_value) for plan, state in zip(plans, states, strict=True)]
+        programs = []
+        for plan, state in zip(plans, states, strict=True):
+            named = [(op[1], state.ret_value[op[1]], op[2]) for op in plan if op[0] in ("gen", "select")]
+            programs.append(
+                [[n, name, str(s[name]), s.get_meta_info(name).get("completion_tokens")] for n, s, name in named]
+            )
         return {"seconds": time.perf_counter() - started, "programs": programs}
-
-
-def _texts(plan: Plan, states: dict[int, State]) -> list[list[Any]]:
-    return [
-        [op[1], op[2], str(states[op[1]][op[2]]), states[op[1]].get_meta_info(op[2]).get("completion_tokens")]
-        for op in plan
-        if op[0] in ("gen", "select")
-    ]

@@ -43,17 +43,11 @@ class GuidanceClient:
             elif kind == "fork":
                 states |= dict.fromkeys(rest[0], states[branch])
             elif kind in ("gen", "select"):
-                name = rest[0]
-                states[branch] += self._value(kind, *rest)
+                name, what, *pattern = rest
+                if kind == "select":
+                    states[branch] += guidance.select(what, name=name)
+                else:
+                    states[branch] += guidance.gen(name, max_tokens=what, regex=pattern[0])
                 text = states[branch][name]
-                values.append([branch, name, text, self._count(text)])
+                values.append([branch, name, text, len(self._model.engine.tokenizer.encode(text.encode()))])
         return values
-
-    def _value(self, kind: str, name: str, *rest: Any) -> Any:
-        if kind == "select":
-            return guidance.select(rest[0], name=name)
-        num_tokens, pattern = rest
-        return guidance.gen(name, max_tokens=num_tokens, regex=pattern)
-
-    def _count(self, text: str) -> int:
-        return len(self._model.engine.tokenizer.encode(text.encode()))

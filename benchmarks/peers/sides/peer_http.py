@@ -6,6 +6,7 @@ The server is a process of its own beside this one, which is the client: a task 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 
 import openai  # in peers' own environments too
 
-from .peer_walk import Answer, Call, Plan, gbnf, gbnf_of_choices, run_async
+from .peer_walk import Answer, Call, Plan, gbnf, gbnf_of_choices, run
 
 _START_S = 900.0
 _TIMEOUT_S = 900.0
@@ -33,9 +34,11 @@ class ServerClient:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._is_vllm = options["client"] == "vllm"
-        port = _free_port()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}/v1"
-        command = _vllm(options, port) if self._is_vllm else _llama_cpp(options, port)
+        command = _command(options, port, is_vllm=self._is_vllm)
         variables = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": str(options["cache_gib"]), "VLLM_NO_USAGE_STATS": "1"}
         self._server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=variables)
         self._wait()
@@ -57,59 +60,46 @@ class ServerClient:
                 count = None if call.choices or completion.usage is None else completion.usage.completion_tokens
                 return Answer(completion.choices[0].text, count)
 
-            return await run_async(plans, at_once, stop_s, answer)
+            return await run(plans, at_once, stop_s, answer)
 
     def _options(self, call: Call) -> dict[str, Any]:
-        extra: dict[str, Any] = {}
-        options: dict[str, Any] = {"max_tokens": max(1, call.num_tokens), "extra_body": extra}
-        if call.choices:
-            options["max_tokens"] = _LONGEST_CHOICE
-        if self._is_vllm:
-            extra["add_special_tokens"] = False
-            if call.choices or call.pattern is not None:
-                wanted = {"choice": call.choices} if call.choices else {"regex": call.pattern}
-                extra["structured_outputs"] = wanted
+        extra: dict[str, Any] = {"add_special_tokens": False} if self._is_vllm else {}
+        options: dict[str, Any] = {"max_tokens": _LONGEST_CHOICE if call.choices else max(1, call.num_tokens)}
+        if call.choices or call.pattern is not None:
+            if self._is_vllm:
+                extra["structured_outputs"] = {"choice": call.choices} if call.choices else {"regex": call.pattern}
             else:
-                extra["ignore_eos"] = True
-        elif call.choices:
-            extra["grammar"] = f"root ::= {gbnf_of_choices(call.choices)}"
-        elif call.pattern is not None:
-            extra["grammar"] = f"root ::= {gbnf(call.pattern)}"
+                extra["grammar"] = f"root ::= {gbnf(call.pattern) if call.pattern else gbnf_of_choices(call.choices)}"
+        elif self._is_vllm:
+            extra["ignore_eos"] = True
         else:
             options["logit_bias"] = {str(token): -100 for token in self._ends}
-        return options
+        return options | {"extra_body": extra}
 
     def _wait(self) -> None:
         deadline = time.monotonic() + _START_S
-        with openai.OpenAI(
-            base_url=self._url, api_key="-", max_retries=0, http_client=openai.DefaultHttpxClient(trust_env=False)
-        ) as client:
+        http = openai.DefaultHttpxClient(trust_env=False)
+        with openai.OpenAI(base_url=self._url, api_key="-", max_retries=0, http_client=http) as client:
             while True:
-                try:
+                with contextlib.suppress(openai.APIError):
                     client.models.list(timeout=5.0)
-                except openai.APIError:
-                    if self._server.poll() is not None:
-                        raise RuntimeError(f"the server ended with status {self._server.returncode}") from None
-                    if time.monotonic() > deadline:
-                        raise RuntimeError(f"the server was not ready within {_START_S:.0f} s") from None
-                    time.sleep(0.5)
-                else:
                     return
+                if self._server.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the server ended (status {self._server.returncode}) or was not ready in time")
+                time.sleep(0.5)
 
 
-def _vllm(options: dict[str, Any], port: int) -> list[str]:
-    command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--model", options["model_file"], "--tokenizer", options["tokenizer"]]
-    command += ["--served-model-name", _MODEL]
-    command += ["--dtype", "bfloat16", "--enable-prefix-caching", "--max-num-seqs", str(options["max_num_seqs"])]
-    return [*command, "--max-model-len", str(options["max_model_len"])]
-
-
-def _llama_cpp(options: dict[str, Any], port: int) -> list[str]:
-    command = [sys.executable, "-P", "-m", "llama_cpp.server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--model", options["model_file"], "--model_alias", _MODEL, "--n_ctx", str(options["max_model_len"])]
-    threads = str(options["threads"])
-    return [*command, "--n_threads", threads, "--n_threads_batch", threads, "--verbose", "false"]
+def _command(options: dict[str, Any], port: int, *, is_vllm: bool) -> list[str]:
+    module = "vllm.entrypoints.openai.api_server" if is_vllm else "llama_cpp.server"
+    flags = {"--host": "127.0.0.1", "--port": port, "--model": options["model_file"]}
+    if is_vllm:
+        flags |= {"--tokenizer": options["tokenizer"], "--served-model-name": _MODEL, "--dtype": "bfloat16"}
+        flags |= {"--max-num-seqs": options["max_num_seqs"], "--max-model-len": options["max_model_len"]}
+    else:
+        flags |= {"--model_alias": _MODEL, "--n_ctx": options["max_model_len"], "--verbose": "false"}
+        flags |= {"--n_threads": options["threads"], "--n_threads_batch": options["threads"]}
+    words = [str(word) for flag in flags.items() for word in flag]
+    return [sys.executable, "-P", "-m", module, *words, *(["--enable-prefix-caching"] if is_vllm else [])]
 
 
 def _ends_of(model_file: str) -> list[int]:
@@ -119,10 +109,3 @@ def _ends_of(model_file: str) -> list[int]:
     vocabulary = llama_cpp.Llama(model_file, vocab_only=True, verbose=False)
     pointer = llama_cpp.llama_model_get_vocab(vocabulary.model)
     return [token for token in range(vocabulary.n_vocab()) if llama_cpp.llama_vocab_is_eog(pointer, token)]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -80,22 +80,12 @@ class OpenVinoEngine:
         return [[int(token) for token in result.m_generation_ids[0]] for result in results]
 
 
-@dataclass(eq=False)
-class _Choice:
-    """A call for one of several, with the score of each that has one."""
-
-    call: Call
-    prompt: list[int]
-    scores: dict[int, float]
-
-
 @dataclass(frozen=True)
 class _Sent:
-    """A request. `choice` is what it is a part of; `place`: which of its choices is scored, `count` tokens long."""
+    """A request. `place`: which of the call's choices is scored, `count` tokens long; None: its prompt is computed."""
 
     handle: Any
     call: Call
-    choice: _Choice | None = None
     place: int | None = None
     count: int = 0
 
@@ -107,6 +97,7 @@ class OpenVinoClient:
         self._engine = _Pipeline(options)
         self._tokenizer = tokenizers.Tokenizer.from_file(str(Path(options["tokenizer"]) / "tokenizer.json"))
         self._running: list[_Sent] = []
+        self._scores: dict[Call, dict[int, float]] = {}  # of each choice that has one
 
     def run(self, plans: list[Plan], at_once: int, stop_s: float) -> dict[str, Any]:
         return run_stepping(plans, at_once, stop_s, self)
@@ -116,8 +107,7 @@ class OpenVinoClient:
         config = self._engine.config(max(1, call.num_tokens), ignore_eos=call.pattern is None)
         if call.pattern is not None:
             config.structured_output_config = genai.StructuredOutputConfig(regex=call.pattern)
-        choice = _Choice(call, prompt, {}) if call.choices else None
-        self._running.append(_Sent(self._engine.send(prompt, config), call, choice))
+        self._running.append(_Sent(self._engine.send(prompt, config), call))
 
     def step(self) -> list[tuple[Call, Answer]]:
         self._engine.pipeline.step()
@@ -127,27 +117,25 @@ class OpenVinoClient:
             if sent.handle.get_status() != genai.GenerationStatus.FINISHED:
                 raise RuntimeError(f"a generation ended as {sent.handle.get_status()}")
             (output,) = sent.handle.read_all()
-            if sent.choice is None:
+            if not sent.call.choices:
                 end = self._engine.end
                 tokens = [token for token in output.generated_ids if token != end or sent.call.pattern is None]
                 text = self._tokenizer.decode(tokens, skip_special_tokens=False)
                 ended.append((sent.call, Answer(text, len(tokens))))
             elif sent.place is None:
-                self._score(sent.choice)
+                self._score(sent.call)
             else:
-                found = output.generated_log_probs[-1 - sent.count : -1]
-                sent.choice.scores[sent.place] = sum(found) / sent.count
-                if len(sent.choice.scores) == len(sent.call.choices):
-                    best = max(sent.choice.scores, key=sent.choice.scores.__getitem__)
-                    ended.append((sent.call, Answer(sent.call.choices[best])))
+                scores = self._scores.setdefault(sent.call, {})
+                scores[sent.place] = sum(output.generated_log_probs[-1 - sent.count : -1]) / sent.count
+                if len(scores) == len(sent.call.choices):
+                    del self._scores[sent.call]
+                    ended.append((sent.call, Answer(sent.call.choices[max(scores, key=scores.__getitem__)])))
         return ended
 
-    def _score(self, choice: _Choice) -> None:
-        for place, text in enumerate(choice.call.choices):
-            tokens = self._encode(text)
-            config = self._engine.config(1, ignore_eos=True, scores=True)
-            handle = self._engine.send(choice.prompt + tokens, config)
-            self._running.append(_Sent(handle, choice.call, choice, place, len(tokens)))
+    def _score(self, call: Call) -> None:
+        prompt, config = self._encode(call.prompt), self._engine.config(1, ignore_eos=True, scores=True)
+        for place, tokens in enumerate(map(self._encode, call.choices)):
+            self._running.append(_Sent(self._engine.send(prompt + tokens, config), call, place, len(tokens)))
 
     def _encode(self, text: str) -> list[int]:
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -122,3 +122,25 @@ class SglangClient:
                 usage = state.ret_value[value[0]].get_meta_info(value[1]) or {}
                 value[3] = usage.get("completion_tokens")
         return {"seconds": seconds, "programs": programs}
+
+
+class RandomSglangEngine:
+    """SGLang's own engine on a GPU. `options`: model_file (a folder with config.json), max_model_len, max_num_seqs,
+    kv_tokens."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._engine = sglang.Engine(
+            model_path=options["model_file"],
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            context_length=options["max_model_len"],
+            max_running_requests=options["max_num_seqs"],
+            max_total_tokens=options["kv_tokens"],
+            mem_fraction_static=0.85,
+        )
+
+    def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+        params = {"max_new_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True}
+        results = self._engine.generate(input_ids=prompts, sampling_params=params)
+        return [result["output_ids"] for result in results]

@@ -44,6 +44,16 @@ CLIENTS = {
 }
 """Engines that are given programs, by a client."""
 
+RANDOM = {
+    "bough": "peer_bough.RandomBoughEngine",
+    "vllm": "peer_vllm.RandomVllmEngine",
+    "sglang": "peer_sglang.RandomSglangEngine",
+    "transformers": "peer_transformers.RandomTransformersEngine",
+}
+"""Engines on a GPU, of a model of random weights, that generate only."""
+
+KINDS = {"prompts": ENGINES, "programs": CLIENTS, "random": RANDOM}
+
 Scores = tuple[list[float] | None, list[int] | None]
 """Log-probability of each token of a text but the first, and the token that the engine would have chosen there.
 
@@ -75,98 +85,79 @@ class Client(Protocol):
         """
 
 
-Job = Callable[[Any, dict[str, Any]], dict[str, Any]]
+def _timed(run: Callable[[], list[list[int]]]) -> dict[str, Any]:
+    """The tokens, with the seconds that they took."""
+    started = time.perf_counter()
+    tokens = run()
+    return {"seconds": time.perf_counter() - started, "tokens": tokens}
 
 
-class _Clock:
-    """Seconds since it was made, and processor seconds of this process and its children."""
-
-    def __init__(self) -> None:
-        self._wall, self._cpu = time.perf_counter(), cpu_seconds()
-
-    def answer(self, tokens: list[list[int]]) -> dict[str, Any]:
-        cpu_s = cpu_seconds() - self._cpu
-        return {"seconds": time.perf_counter() - self._wall, "cpu_s": cpu_s, "tokens": tokens}
+def _generate(engine: Engine, prompts: list[list[int]], num_tokens: int) -> dict[str, Any]:
+    return _timed(lambda: engine.generate(prompts, num_tokens))
 
 
-def _generate(engine: Engine, message: dict[str, Any]) -> dict[str, Any]:
-    clock = _Clock()
-    return clock.answer(engine.generate(message["prompts"], message["num_tokens"]))
+def _constrained(engine: Engine, prompts: list[list[int]], schema: str, num_tokens: int) -> dict[str, Any]:
+    return _timed(lambda: engine.constrained(prompts, schema, num_tokens))
 
 
-def _constrained(engine: Engine, message: dict[str, Any]) -> dict[str, Any]:
-    clock = _Clock()
-    return clock.answer(engine.constrained(message["prompts"], message["schema"], message["num_tokens"]))
-
-
-def _chat(engine: Engine, message: dict[str, Any]) -> dict[str, Any]:
+def _chat(engine: Engine, chats: list[list[list[int]]], num_tokens: int) -> dict[str, Any]:
     """`chats` holds the user's turns of each, as tokens; all chats go on turn by turn, with their own answers."""
-    chats: list[list[list[int]]] = message["chats"]
-    texts: list[list[int]] = [[] for _ in chats]
-    answers: list[list[int]] = []
-    clock = _Clock()
-    for turn in range(len(chats[0])):
-        texts = [text + chat[turn] for text, chat in zip(texts, chats, strict=True)]
-        answers = engine.generate(texts, message["num_tokens"])
-        texts = [text + answer for text, answer in zip(texts, answers, strict=True)]
-    return clock.answer(answers)
+
+    def talk() -> list[list[int]]:
+        texts: list[list[int]] = [[] for _ in chats]
+        answers: list[list[int]] = []
+        for turn in range(len(chats[0])):
+            texts = [text + chat[turn] for text, chat in zip(texts, chats, strict=True)]
+            answers = engine.generate(texts, num_tokens)
+            texts = [text + answer for text, answer in zip(texts, answers, strict=True)]
+        return answers
+
+    return _timed(talk)
 
 
-def _shared(engine: Engine, message: dict[str, Any]) -> dict[str, Any]:
+def _shared(engine: Engine, prompts: list[list[int]], num_tokens: int) -> dict[str, Any]:
     """The first prompt alone, and then all: what they begin with is there for caches of prefixes to find."""
-    clock = _Clock()
-    engine.generate(message["prompts"][:1], 1)
-    return clock.answer(engine.generate(message["prompts"], message["num_tokens"]))
+    return _timed(lambda: engine.generate(prompts[:1], 1) and engine.generate(prompts, num_tokens))
 
 
-def _score(engine: Engine, message: dict[str, Any]) -> dict[str, Any]:
-    logprobs, likeliest = engine.score(message["tokens"])
+def _score(engine: Engine, tokens: list[int]) -> dict[str, Any]:
+    logprobs, likeliest = engine.score(tokens)
     return {"logprobs": logprobs, "likeliest": likeliest}
 
 
-def _programs(client: Client, message: dict[str, Any]) -> dict[str, Any]:
+def _programs(client: Client, plans: list[Any], at_once: int, stop_s: float) -> dict[str, Any]:
     started = time.perf_counter()
-    result = client.run(message["plans"], message["at_once"], message["stop_s"])
+    result = client.run(plans, at_once, stop_s)
     return {"seconds": time.perf_counter() - started} | result
 
 
-def _memory(engine: object, message: dict[str, Any]) -> dict[str, Any]:
-    return {"peak_bytes": peak_bytes()}
-
-
-JOBS: dict[str, Job] = {
+JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     "generate": _generate,
     "constrained": _constrained,
     "chat": _chat,
     "shared": _shared,
     "score": _score,
     "programs": _programs,
-    "memory": _memory,
+    "memory": lambda engine: {"peak_bytes": peak_bytes()},
 }
+"""By name: the engine, and the rest of the message as arguments, make the answer."""
 
 
 def peak_bytes() -> int:
     """The most memory (resident set) that this process and each of its children has had; 0 where nobody tells."""
-    lines = [line for status, _ in _family(os.getpid()) for line in status.splitlines()]
+    lines = [line for status in _statuses(os.getpid()) for line in status.splitlines()]
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def cpu_seconds() -> float:
-    """Processor seconds of this process and its children so far, in hundredths."""
-    counts = [stat.rpartition(")")[2].split()[11:13] for _, stat in _family(os.getpid())]
-    ticks = sum(int(user) + int(system) for user, system in counts)
-    return ticks / os.sysconf("SC_CLK_TCK") if counts else time.process_time()
-
-
-def _family(pid: int) -> list[tuple[str, str]]:
-    """Status and stat of a process and its children, as the system tells them; nothing of one that has ended."""
+def _statuses(pid: int) -> list[str]:
+    """Status of a process and its children, as the system tells it; nothing of one that has ended."""
     path = Path(f"/proc/{pid}")
     try:
-        texts = (path / "status").read_text(), (path / "stat").read_text()
+        status = (path / "status").read_text()
         children = " ".join(task.read_text() for task in path.glob("task/*/children")).split()
     except OSError:
         return []
-    return [texts, *(each for child in children for each in _family(int(child)))]
+    return [status, *(each for child in children for each in _statuses(int(child)))]
 
 
 def serve(engine: Engine | Client) -> int:
@@ -174,7 +165,7 @@ def serve(engine: Engine | Client) -> int:
     for line in sys.stdin:
         message: dict[str, Any] = json.loads(line)
         try:
-            send(JOBS[message["job"]](engine, message))
+            send(JOBS[message.pop("job")](engine, **message))
         except Exception as error:  # noqa: BLE001  a peer may raise anything; the other side goes on
             send({"error": f"{type(error).__name__}: {error}"[:500]})
     return 0
@@ -184,21 +175,16 @@ def send(message: dict[str, Any]) -> None:
     print(MARK + json.dumps(message), flush=True)
 
 
-def load(place: str, options: dict[str, Any]) -> Any:
-    """The engine or client of ENGINES or CLIENTS."""
-    module, _, name = place.partition(".")
-    return getattr(importlib.import_module(f".{module}", __package__), name)(options)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("prompts", "programs"))
-    parser.add_argument("engine", choices=sorted({*ENGINES, *CLIENTS}))
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("engine", choices=sorted({name for engines in KINDS.values() for name in engines}))
     parser.add_argument("options", help="a JSON object: model, threads, max_num_seqs, and what else the engine reads")
     arguments = parser.parse_args(argv)
-    places = ENGINES if arguments.kind == "prompts" else CLIENTS
+    module, _, name = KINDS[arguments.kind][arguments.engine].partition(".")
+    options = json.loads(arguments.options) | {"client": arguments.engine}
     started = time.perf_counter()
-    engine = load(places[arguments.engine], json.loads(arguments.options) | {"client": arguments.engine})
+    engine = getattr(importlib.import_module(f".{module}", __package__), name)(options)
     send({"ready": time.perf_counter() - started})
     return serve(engine)
 

@@ -49,3 +49,21 @@ class TransformersEngine:
             )
         outputs: list[list[int]] = result[:, width:].tolist()
         return outputs
+
+
+class RandomTransformersEngine:
+    """Its continuous batching on a GPU. `options`: model_file (a folder with config.json), device."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        config = transformers.AutoConfig.from_pretrained(options["model_file"])
+        make: Any = transformers.AutoModelForCausalLM.from_config
+        with torch.device(options["device"]):
+            self._model: Any = make(config, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+        self._configs: Any = transformers  # whose classes have no types
+        self._batching: Any = self._configs.ContinuousBatchingConfig(max_memory_percent=0.5)
+
+    def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+        greedy = self._configs.GenerationConfig(max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1)
+        how = {"generation_config": greedy, "continuous_batching_config": self._batching, "progress_bar": False}
+        results = self._model.generate_batch(inputs=prompts, **how)
+        return [result.generated_tokens for result in results.values()]

@@ -7,10 +7,13 @@ from typing import Any
 
 
 class VllmEngine:
-    """`options`: model_file (a folder as transformers has it), threads, max_num_seqs, max_model_len, cache_gib."""
+    """`options`: model_file (a folder as transformers has it), max_num_seqs, max_model_len, on a CPU cache_gib.
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(options["cache_gib"])
+    `more` are further arguments of its engine.
+    """
+
+    def __init__(self, options: dict[str, Any], **more: Any) -> None:
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(options.get("cache_gib", 0))
         import vllm  # type: ignore[import-not-found,unused-ignore]  # in its own environment only
         from vllm.sampling_params import StructuredOutputsParams  # type: ignore[import-not-found,unused-ignore]
 
@@ -21,6 +24,7 @@ class VllmEngine:
             enable_prefix_caching=True,
             max_num_seqs=options["max_num_seqs"],
             max_model_len=options["max_model_len"],
+            **more,
         )
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
@@ -41,3 +45,11 @@ class VllmEngine:
     def _run(self, prompts: list[list[int]], params: Any) -> list[list[int]]:
         results = self._engine.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
         return [list(result.outputs[0].token_ids) for result in results]
+
+
+class RandomVllmEngine(VllmEngine):
+    """On a GPU. `options`: kv_bytes, too."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        plain = {"load_format": "dummy", "skip_tokenizer_init": True, "gpu_memory_utilization": 0.4}
+        super().__init__(options, **plain, kv_cache_memory_bytes=options["kv_bytes"])

@@ -1,10 +1,10 @@
-"""Walks programs on behalf of a client that has nothing but prompts to send.
+"""Interprets programs on behalf of a client that has nothing but prompts to send, in peers' own environments.
 
-A program is a `Plan` without roles. `Crew` says which generations can be begun; whoever drives
-it begins them in any order, as many at once as the engine takes, and gives it the answers.
+A program is a `Plan` without roles: a task for each branch, which waits for values and for branches that it joins. How
+a generation is answered is the driver's affair: one by one, all in step, or each by a request of its own.
 
 Engines with a prefix cache compute a text that many requests bring at once for each of them. As one who knows that
-would do, `Crew` has long texts that several programs or branches begin with computed once before (`is_prime`).
+would do, long texts that several programs or branches begin with are computed once before (`Call.is_prime`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -34,15 +33,13 @@ PRIMED_CHARS = 400
 """From so many characters on, what is shared is computed before it is shared."""
 
 
+_HOPS = 16  # turns of the event loop, in which all tasks come to where they wait for an answer
+
+
 @dataclass(eq=False)
 class Call:
-    """A generation that can be begun: of `num_tokens`, at most so many under a `pattern`, or one of `choices`.
+    """A generation that can be begun: of `num_tokens`, at most so many under a `pattern`, or one of `choices`."""
 
-    walk    its program; None: of what several begin with
-    """
-
-    walk: Walk | None
-    branch: int
     name: str
     prompt: str
     num_tokens: int = 0
@@ -63,130 +60,65 @@ class Answer:
     num_tokens: int | None = None
 
 
-class Walk:
-    """One program on its way. With `primes`, branches that share a long text wait until it is computed."""
-
-    def __init__(self, plan: Plan, *, primes: bool) -> None:
-        self._primes = primes
-        self._computed = {0: 0}  # characters of each branch
-        self._held: dict[int, list[int]] = {}  # children that wait for their parent's text
-        self.values: list[Value] = []
-        self._texts: dict[int, list[str]] = {0: []}
-        self._known: dict[tuple[int, str], str] = {}
-        self._waiting: set[int] = set()  # for an answer
-        self._left: dict[int, deque[list[Any]]] = {}
-        for op in plan:
-            self._left.setdefault(op[1], deque()).append(op)
-            if op[0] == "fork":
-                for child in op[2]:
-                    self._left.setdefault(child, deque())
-        self.over = False
-
-    def finish(self, call: Call, answer: Answer) -> None:
-        self._computed[call.branch] = len(call.prompt)
-        if call.is_prime:
-            children = self._held.pop(call.branch)
-            self._computed |= dict.fromkeys(children, len(call.prompt))
-            self._waiting.difference_update(children, [call.branch])
-            return
-        self._known[call.branch, call.name] = answer.text
-        self.values.append([call.branch, call.name, answer.text, answer.num_tokens])
-        self._texts[call.branch].append(answer.text)
-        self._waiting.discard(call.branch)
-
-    def advance(self) -> Iterator[Call]:
-        """Yields the calls that can be begun now, each once."""
-        moved = True
-        while moved:
-            moved = False
-            for branch in list(self._texts):
-                left = self._left[branch]
-                while left and branch not in self._waiting and self._can_go(left[0]):
-                    moved = True
-                    call = self._go(left.popleft())
-                    if call is not None:
-                        yield call
-        self.over = not self._waiting and not any(self._left[branch] for branch in self._texts)
-
-    def _can_go(self, op: list[Any]) -> bool:
-        if op[0] == "text":
-            return all(isinstance(part, str) or tuple(part) in self._known for part in op[2])
-        if op[0] == "join":
-            return all(child not in self._waiting and not self._left[child] for child in op[2])
-        return True
-
-    def _go(self, op: list[Any]) -> Call | None:
-        kind, branch = op[0], op[1]
-        texts = self._texts[branch]
-        if kind == "text":
-            texts.extend(part if isinstance(part, str) else self._known[part[0], part[1]] for part in op[2])
-        elif kind == "fork":
-            for child in op[2]:
-                self._texts[child] = list(texts)
-                self._computed[child] = self._computed[branch]
-            prompt = "".join(texts)
-            if self._primes and len(op[2]) > 1 and len(prompt) - self._computed[branch] >= PRIMED_CHARS:
-                self._held[branch] = op[2]
-                self._waiting.update(op[2], [branch])
-                return Call(self, branch, "", prompt)
-        elif kind == "gen":
-            self._waiting.add(branch)
-            return Call(self, branch, op[2], "".join(texts), op[3], op[4])
-        elif kind == "select":
-            self._waiting.add(branch)
-            return Call(self, branch, op[2], "".join(texts), choices=op[3])
-        return None
+Ask = Callable[[Call], Awaitable[Answer]]
 
 
-class Crew:
-    """Programs of a batch, `at_once` at a time. `ready` is for the driver to take from, at either end."""
+async def walk(plan: Plan, ask: Ask, *, primes: bool) -> list[Value]:
+    """Runs one program. With `primes`, branches that share a long text wait until it is computed."""
+    ops: dict[int, list[list[Any]]] = {}
+    for op in plan:
+        ops.setdefault(op[1], []).append(op)
+    new = asyncio.get_running_loop().create_future
+    known = {(op[1], op[2]): new() for op in plan if op[0] in ("gen", "select")}
+    branches: dict[int, asyncio.Task[None]] = {}
+    values: list[Value] = []
 
-    def __init__(self, plans: Sequence[Plan], at_once: int, stop_s: float, *, primes: bool = True) -> None:
-        self.ready: deque[Call] = deque()
-        self._walks = [Walk(plan, primes=primes) for plan in plans]
-        self._at_once = at_once
-        self._num_begun = self._num_over = 0
-        self._started = time.perf_counter()
-        self._stop_s = stop_s
-        self.ready.extend(Call(None, 0, "", head) for head in (shared_heads(plans) if primes and at_once > 1 else ()))
-        self._num_heads = len(self.ready)
-        if not self.ready:
-            self._begin_first()
+    async def go(branch: int, text: str, num_computed: int) -> None:
+        for kind, _, what, *more in ops.get(branch, ()):
+            if kind == "text":
+                text += "".join([part if isinstance(part, str) else await known[tuple(part)] for part in what])
+            elif kind == "fork":
+                if primes and len(what) > 1 and len(text) - num_computed >= PRIMED_CHARS:
+                    await ask(Call("", text))
+                    num_computed = len(text)
+                branches.update({child: group.create_task(go(child, text, num_computed)) for child in what})
+            elif kind == "join":
+                await asyncio.wait([branches[child] for child in what])
+            else:
+                answer = await ask(Call(what, text, *more) if kind == "gen" else Call(what, text, choices=more[0]))
+                num_computed = len(text)
+                values.append([branch, what, answer.text, answer.num_tokens])
+                known[branch, what].set_result(answer.text)
+                text += answer.text
 
-    @property
-    def over(self) -> bool:
-        """Nothing is left to do: all is done, or there was no time to begin more."""
-        return self._num_heads == 0 and self._num_over == self._num_begun
+    async with asyncio.TaskGroup() as group:
+        group.create_task(go(0, "", 0))
+    return values
 
-    def finish(self, call: Call, answer: Answer) -> None:
-        if call.walk is not None:
-            call.walk.finish(call, answer)
-            self._go_on(call.walk)
-            return
-        self._num_heads -= 1
-        if self._num_heads == 0:
-            self._begin_first()
 
-    def result(self) -> dict[str, Any]:
-        values = [walk.values if walk.over else None for walk in self._walks]
-        return {"seconds": time.perf_counter() - self._started, "programs": values}
+async def run(plans: Sequence[Plan], at_once: int, stop_s: float, ask: Ask, *, primes: bool = True) -> dict[str, Any]:
+    """Runs programs, `at_once` at a time; none but the first is begun after `stop_s`."""
+    started = time.perf_counter()
+    places = asyncio.Semaphore(at_once)
+    programs: list[list[Value] | None] = [None] * len(plans)
 
-    def _begin_first(self) -> None:
-        for _ in range(min(self._at_once, len(self._walks))):
-            self._begin()
+    async def run_one(number: int) -> None:
+        async with places:
+            if number == 0 or time.perf_counter() - started < stop_s:
+                programs[number] = await walk(plans[number], ask, primes=primes)
 
-    def _begin(self) -> None:
-        if self._num_begun < len(self._walks) and (
-            self._num_begun == 0 or time.perf_counter() - self._started < self._stop_s
-        ):
-            self._num_begun += 1
-            self._go_on(self._walks[self._num_begun - 1])
-
-    def _go_on(self, walk: Walk) -> None:
-        self.ready.extend(walk.advance())
-        if walk.over:
-            self._num_over += 1
-            self._begin()
+    heads = shared_heads(plans) if primes and at_once > 1 else []
+    await asyncio.gather(*(ask(Call("", head)) for head in heads))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(len(plans)):
+                group.create_task(run_one(number))
+    except BaseExceptionGroup as failed:
+        error: BaseException = failed
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from failed
+    return {"seconds": time.perf_counter() - started, "programs": programs}
 
 
 def shared_heads(plans: Sequence[Plan]) -> list[str]:
@@ -222,40 +154,54 @@ class Stepping(Protocol):
 
 def run_serially(plans: Sequence[Plan], stop_s: float, answer: Callable[[Call], Answer]) -> dict[str, Any]:
     """One call after the other; the latest first, whose prompt begins as the one before did."""
-    crew = Crew(plans, 1, stop_s, primes=False)
-    while crew.ready:
-        call = crew.ready.pop()
-        crew.finish(call, answer(call))
-    return crew.result()
+
+    def step(calls: list[Call]) -> list[tuple[Call, Answer]]:
+        call = calls.pop()
+        return [(call, answer(call))]
+
+    return _drive(plans, 1, stop_s, step, primes=False)
 
 
 def run_stepping(plans: Sequence[Plan], at_once: int, stop_s: float, engine: Stepping) -> dict[str, Any]:
-    crew = Crew(plans, at_once, stop_s)
-    while not crew.over:
-        while crew.ready:
-            engine.add(crew.ready.popleft())
-        for call, found in engine.step():
-            crew.finish(call, found)
-    return crew.result()
+    """All calls that can be begun, side by side."""
+
+    def step(calls: list[Call]) -> list[tuple[Call, Answer]]:
+        for call in calls:
+            engine.add(call)
+        calls.clear()
+        return engine.step()
+
+    return _drive(plans, at_once, stop_s, step, primes=True)
 
 
-async def run_async(
-    plans: Sequence[Plan], at_once: int, stop_s: float, answer: Callable[[Call], Awaitable[Answer]]
+def _drive(
+    plans: Sequence[Plan],
+    at_once: int,
+    stop_s: float,
+    step: Callable[[list[Call]], list[tuple[Call, Answer]]],
+    *,
+    primes: bool,
 ) -> dict[str, Any]:
-    """A task for each call, so that as many are on their way as can be."""
-    crew = Crew(plans, at_once, stop_s)
-    tasks: set[asyncio.Task[None]] = set()
+    """`step` takes from the calls that nobody has begun yet, and returns some that have ended."""
+    calls: list[Call] = []
+    waiting: dict[Call, asyncio.Future[Answer]] = {}
 
-    async def do(call: Call) -> None:
-        crew.finish(call, await answer(call))
+    async def ask(call: Call) -> Answer:
+        calls.append(call)
+        waiting[call] = asyncio.get_running_loop().create_future()
+        return await waiting[call]
 
-    while not crew.over:
-        while crew.ready:
-            tasks.add(asyncio.create_task(do(crew.ready.popleft())))
-        done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    return crew.result()
+    async def main() -> dict[str, Any]:
+        result = asyncio.create_task(run(plans, at_once, stop_s, ask, primes=primes))
+        while not result.done():
+            for _ in range(_HOPS):
+                await asyncio.sleep(0)
+            if waiting:
+                for call, answer in step(calls):
+                    waiting.pop(call).set_result(answer)
+        return await result
+
+    return asyncio.run(main())
 
 
 def gbnf(pattern: str) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import regex
-from llguidance import LLMatcher, LLParserLimits
 
 from ...errors import GrammarError, GrammarTooComplexError, MatcherError
 from ...lower import lower_loosely
@@ -19,6 +19,7 @@ from ...vocabulary.token_table import TokenTable
 from ...vocabulary.triggers import FIRST_CONTROL, Symbols, Triggers, runs, to_symbols
 from ..completion import Completer
 from ..interface import GrammarState
+from ..lexer import Lexer, start_state
 from ..token_matcher import CompiledGrammar
 from .matcher import Body, FreeText, Section, StructuralGrammar, encode
 
@@ -253,9 +254,8 @@ class _Compilation:
         self, source: Source, leaves_to: int | None, *, suspects: tuple[int, ...] = (), json: bool = False
     ) -> int:
         text = source.text()
-        start: GrammarState = LLMatcher(
-            self._tokens.tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False)
-        )
+        make = partial(start_state, self._tokens, text)
+        start = make()
         if start.is_error():
             reason = " ".join(start.get_error().split())[:300]
             raise GrammarError(f"the grammar of the tags cannot be compiled: {reason}", path="/tags")
@@ -269,7 +269,7 @@ class _Compilation:
             words=[word for part in parts for word in part.words],
         )
         growth = max((part.growth for part in parts), default=64)
-        grammar = CompiledGrammar(start, self._tokens, completer, Lowered(text, json=json, growth=growth))
+        grammar = CompiledGrammar(Lexer(start, make), self._tokens, completer, Lowered(text, json=json, growth=growth))
         _check_start(grammar)
         self._sections.append(Body(grammar, leaves_to, suspects))
         return len(self._sections) - 1

@@ -25,6 +25,7 @@ from ...json_text.reader import (
 from ...vocabulary.element_tokens import Row
 from ...vocabulary.token_table import TokenTable
 from ..interface import GrammarState
+from ..lexer import is_broken
 
 MAX_REMEMBERED = 16
 
@@ -238,6 +239,7 @@ class DistinctState:
         self._openings: dict[tuple[int, Mode], tuple[Seen, list[int]]] = {}
         self._followed: tuple[Scan, int, Scan | None] | None = None
         self._num_trials = 0
+        self._failure = ""  # of a copy that looked ahead, and broke the lexer
 
     @classmethod
     def guarding(cls, inner: GrammarState, tokens: TokenTable, paths: DistinctPaths) -> DistinctState:
@@ -256,10 +258,10 @@ class DistinctState:
         return self._inner.is_stopped()
 
     def is_error(self) -> bool:
-        return self._inner.is_error()
+        return bool(self._failure) or self._inner.is_error()
 
     def get_error(self) -> str:
-        return self._inner.get_error()
+        return self._failure or self._inner.get_error()
 
     def rollback(self, num_tokens: int) -> bool:
         if not self._inner.rollback(num_tokens):
@@ -504,7 +506,10 @@ class DistinctState:
             return False
         row = np.zeros(self._tokens.num_words, dtype=np.uint32)
         # What made a mask cannot be rolled back: see `GrammarState`.
-        self._inner.deep_copy().unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        ahead = self._inner.deep_copy()
+        ahead.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if is_broken(ahead):
+            self._failure = ahead.get_error()
         leading = self._forbid(scan, row)
         for token in leading:
             _forbid(row, token)

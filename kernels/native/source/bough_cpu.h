@@ -55,6 +55,8 @@ typedef struct {
     const int32_t *context_len;                     /* [num_sequences] */
     const int32_t *page_table;                      /* [num_sequences][table_width] */
     double *seconds; /* [BOUGH_STAGES] or NULL: where the time of the batch's stages is added */
+    int32_t *faults; /* [num_tokens] or NULL, zeros: becomes 1 + the first layer in which a number was not finite, num_layers
+                      * after the last one; logits of such a token, and of all that see its keys and values, are NaN */
 } bough_batch;
 
 enum {
@@ -113,7 +115,7 @@ void bough_multiply(bough_pool *pool, const bough_weight *weight, const float *x
 /* y[num_rows][weight->columns]: rows of a weight as numbers. */
 void bough_read_rows(const bough_weight *weight, const int64_t *rows, int32_t num_rows, float *y);
 /* Packs a weight, or if there is none, numbers [rows][columns], as BOUGH_BITS8 | BOUGH_HADAMARD; columns % BOUGH_BLOCK == 0.
- * Returns 0 where memory is short. */
+ * Returns 0 where memory is short, and -1 if some are not finite. */
 int32_t bough_mix(bough_pool *pool, const bough_weight *from, const float *numbers, int32_t rows, int32_t columns, uint8_t *tiles);
 /* Draws a token from each row of logits, on the threads of a pool if it is not NULL and there is enough to do. */
 void bough_sample(bough_pool *pool, const bough_sampling *sampling);

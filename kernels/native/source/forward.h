@@ -28,7 +28,7 @@ typedef struct {
     bough_pool *pool;
     const bough_model *model;
     const bough_cache *cache;
-    const bough_batch *batch;
+    const bough_batch *batch, *whole; /* whole: with the rows that `kept` leaves out */
     float *hidden;      /* [tokens][hidden] */
     float *qkv;         /* [tokens][(heads + 2 kv_heads) head_dim] */
     int16_t *queries;   /* [tokens][heads][head_dim] */
@@ -53,6 +53,12 @@ typedef struct {
 typedef struct {
     int32_t start, stop, is_private, num_done;
 } span;
+
+/* Where faults of a layer are marked; num_layers: of what follows the last one. */
+INLINE fault_log log_of(const forward *f, int32_t layer) {
+    const int is_part = f->batch != f->whole || layer == f->model->num_layers;
+    return (fault_log){f->whole->faults, is_part ? f->whole->logit_rows : 0, layer};
+}
 
 INLINE int32_t next_item(const forward *f, int32_t thread, span *rows, int32_t num_items) {
     if (!rows->is_private) return bough_pool_next(f->pool, thread, num_items);
@@ -100,7 +106,8 @@ static void multiply_stage(const forward *f, int32_t thread, const bough_weight 
 }
 
 /* silu(gate) * up of all tokens, rounded. */
-static void expand_stage(const forward *f, int32_t thread, const bough_weight *gate, const bough_weight *up, span *rows) {
+static void expand_stage(const forward *f, int32_t thread, const bough_weight *gate, const bough_weight *up, span *rows,
+                         const fault_log *log) {
     const int32_t width = group_size(&f->expanded), num_panels = width / LANES;
     const int32_t num_items = f->model->intermediate / width, num_rows = rows->stop - rows->start;
     for (int32_t item; (item = next_item(f, thread, rows, num_items)) < num_items;) {
@@ -125,36 +132,39 @@ static void expand_stage(const forward *f, int32_t thread, const bough_weight *g
             for (int32_t r = 0; r < num; r += 4) {
                 to_round from[4];
                 for (int32_t i = 0; i < 4; i++) from[i] = (to_round){numbers[0] + (r + i) * width, row + r + i, item};
-                round_numbers(from, num - r < 4 ? num - r : 4, &f->expanded);
+                round_numbers(from, num - r < 4 ? num - r : 4, &f->expanded, log);
             }
         }
     }
     end_stage(f, rows);
 }
 
+/* NaN where squares are too large to be added. */
 INLINE float norm_factor(const float *x, int32_t size, float eps) {
     vf squares = vf_zero();
     for (int32_t i = 0; i < size; i += LANES) squares = vf_fma(vf_load(x + i), vf_load(x + i), squares);
-    return 1.0f / sqrtf(vf_sum(squares) / (float)size + eps);
+    const float sum = vf_sum(squares);
+    return isfinite(sum) ? 1.0f / sqrtf(sum / (float)size + eps) : NAN;
 }
 
 /* RMSNorm of a token's hidden state, rounded into row `row`. */
-static void norm_row(const forward *f, int32_t thread, int64_t token, const float *weight, const rounded *out, int64_t row) {
+static void norm_row(const forward *f, int32_t thread, int64_t token, const float *weight, const rounded *out, int64_t row,
+                     const fault_log *log) {
     const float *x = f->hidden + token * f->model->hidden;
     float *normed = (float *)(f->scratch + thread * f->scratch_bytes);
     const vf factor = vf_set(norm_factor(x, f->model->hidden, f->model->norm_eps));
     for (int32_t i = 0; i < f->model->hidden; i += LANES)
         vf_store(normed + i, vf_mul(vf_mul(vf_load(x + i), factor), vf_load(weight + i)));
-    if (out->form == IN_ROWS) round_whole(normed, out, row);
-    else round_row(normed, f->model->hidden / group_size(out), out, row, 0);
+    if (out->form == IN_ROWS) round_whole(normed, out, row, log);
+    else round_row(normed, f->model->hidden / group_size(out), out, row, 0, log);
 }
 
-static void norm_stage(const forward *f, int32_t thread, const float *weight, span *rows) {
+static void norm_stage(const forward *f, int32_t thread, const float *weight, span *rows, const fault_log *log) {
     enum { ROWS = 4 };
     const int32_t num_items = (rows->stop - rows->start + ROWS - 1) / ROWS;
     for (int32_t item; (item = next_item(f, thread, rows, num_items)) < num_items;) {
         const int32_t first = rows->start + item * ROWS;
-        for (int32_t row = first; row < first + ROWS && row < rows->stop; row++) norm_row(f, thread, row, weight, &f->input, row);
+        for (int32_t row = first; row < first + ROWS && row < rows->stop; row++) norm_row(f, thread, row, weight, &f->input, row, log);
     }
     end_stage(f, rows);
 }
@@ -200,15 +210,17 @@ static void round_query(const forward *f, const float *q, int64_t at) {
     f->query_sums[at] = vi_total(sums);
 }
 
-/* Rotates queries and keys, rounds them and values, and stores keys and values. */
+/* Rotates queries and keys, rounds them and values, and stores keys and values. Any scale that is not finite is a fault. */
 static void store_stage(const forward *f, int32_t thread, const bough_layer *layer, int32_t index, span *rows) {
     const bough_model *model = f->model;
     const bough_cache *cache = f->cache;
     const int32_t dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads, half = dim / 2;
     const int32_t most = cache->bits == 8 ? 127 : MOST_STORED;
     const int32_t num_items = rows->stop - rows->start;
+    const fault_log log = log_of(f, index);
     for (int32_t item; (item = next_item(f, thread, rows, num_items)) < num_items;) {
         const int32_t row = rows->start + item;
+        float fault = 0.0f; /* NaN from the first one on */
         float *q = f->qkv + (int64_t)row * (heads + 2 * kv_heads) * dim, *k = q + heads * dim, *v = k + kv_heads * dim;
         const int64_t position = f->batch->positions[row], slot = index * cache->num_slots + f->batch->write_slot[row];
         const float *cos = layer->rotates ? model->cos + position * half : 0, *sin = layer->rotates ? model->sin + position * half : 0;
@@ -217,6 +229,7 @@ static void store_stage(const forward *f, int32_t thread, const bough_layer *lay
             norm_and_rotate_head(f, q + head * dim, layer->query_norm, cos, sin);
             if (cache->bits == 8) mix_head(q + head * dim, dim);
             round_query(f, q + head * dim, at);
+            fault += 0.0f * f->query_scales[at];
         }
         for (int32_t head = 0; head < kv_heads; head++) {
             const int64_t at = (slot * kv_heads + head) * dim * cache->bits / 8;
@@ -225,7 +238,9 @@ static void store_stage(const forward *f, int32_t thread, const bough_layer *lay
             if (cache->bits == 8) mix_head(k + head * dim, dim);
             scales[0] = round_head(k + head * dim, dim, most, cache->bits, cache->keys + at);
             scales[kv_heads] = round_head(v + head * dim, dim, most, cache->bits, cache->values + at);
+            fault += 0.0f * scales[0] + 0.0f * scales[kv_heads];
         }
+        if (fault != 0.0f) mark_fault(&log, row);
     }
     end_stage(f, rows);
 }
@@ -264,7 +279,8 @@ static void attention_stage(const forward *f, const bough_layer *layer, int32_t 
                                    .queries = f->queries, .query_scales = f->query_scales, .narrow = f->narrow,
                                    .query_sums = f->query_sums, .window = layer->window,
                                    .keys = f->cache->keys + start, .values = f->cache->values + start,
-                                   .scales = f->cache->scales + slot * 2 * model->num_kv_heads};
+                                   .scales = f->cache->scales + slot * 2 * model->num_kv_heads,
+                                   .log = log_of(f, index)};
     const block *at = f->plan.blocks, *stop = at + f->plan.num_blocks, *ahead;
     for (int32_t item; (item = bough_pool_next(f->pool, thread, f->plan.num_items)) < f->plan.num_items;) {
         if (item < at->first_item) at = f->plan.blocks;
@@ -282,7 +298,7 @@ static void attention_stage(const forward *f, const bough_layer *layer, int32_t 
     const int32_t num_merges = f->plan.num_blocks * model->num_kv_heads;
     for (int32_t item; (item = bough_pool_next(f->pool, thread, num_merges)) < num_merges;) {
         at = f->plan.blocks + item / model->num_kv_heads;
-        if (at->num_splits > 1) merge_block(model, &f->plan, item % model->num_kv_heads, at, f->partials, &f->attended);
+        if (at->num_splits > 1) merge_block(&whole, item % model->num_kv_heads, at, f->partials, &f->attended);
     }
     bough_pool_wait(f->pool);
 }
@@ -337,18 +353,20 @@ static void layer_stages(const forward *f, int32_t thread, int32_t index, span *
     const bough_model *model = f->model;
     if (index > 0) {
         const bough_layer *layer = model->layers + index - 1;
+        const fault_log log = log_of(f, index - 1);
         multiply_stage(f, thread, &layer->out, 1, &f->attended, rows, f->hidden, 1);
         record_stage(f, thread, BOUGH_OUT, since);
-        norm_stage(f, thread, layer->post_norm, rows);
+        norm_stage(f, thread, layer->post_norm, rows, &log);
         record_stage(f, thread, BOUGH_NORM, since);
-        expand_stage(f, thread, &layer->gate, &layer->up, rows);
+        expand_stage(f, thread, &layer->gate, &layer->up, rows, &log);
         record_stage(f, thread, BOUGH_EXPAND, since);
         multiply_stage(f, thread, &layer->down, 1, &f->expanded, rows, f->hidden, 1);
         record_stage(f, thread, BOUGH_DOWN, since);
     }
     if (index < model->num_layers) {
         const bough_layer *layer = model->layers + index;
-        norm_stage(f, thread, layer->input_norm, rows);
+        const fault_log log = log_of(f, index);
+        norm_stage(f, thread, layer->input_norm, rows, &log);
         record_stage(f, thread, BOUGH_NORM, since);
         multiply_stage(f, thread, &layer->query, 3, &f->input, rows, f->qkv, 0);
         record_stage(f, thread, BOUGH_QKV, since);
@@ -396,7 +414,9 @@ static void run(void *context, int32_t thread) {
         record_stage(f, thread, BOUGH_ATTENTION, &since);
         run_layer_stages(f, thread, index + 1, &since);
     }
-    for (int32_t row; (row = bough_pool_next(f->pool, thread, num_logits)) < num_logits;) norm_row(f, thread, f->batch->logit_rows[row], model->norm, &f->last, row);
+    const fault_log log = log_of(f, model->num_layers);
+    for (int32_t row; (row = bough_pool_next(f->pool, thread, num_logits)) < num_logits;)
+        norm_row(f, thread, f->batch->logit_rows[row], model->norm, &f->last, row, &log);
     bough_pool_wait(f->pool);
     multiply_stage(f, thread, &model->head, 1, &f->last, &(span){.stop = num_logits}, f->logits, 0);
     record_stage(f, thread, BOUGH_HEAD, &since);
@@ -462,7 +482,7 @@ static void lay_out(forward *f, arena *memory, int32_t num_threads, int64_t num_
 static void forward_pass(bough_pool *pool, const bough_model *model, const bough_cache *cache, const bough_batch *batch,
                          uint8_t *workspace, float *logits) {
     const int32_t num_threads = bough_pool_size(pool);
-    forward f = {.pool = pool, .model = model, .cache = cache, .batch = batch, .logits = logits};
+    forward f = {.pool = pool, .model = model, .cache = cache, .batch = batch, .whole = batch, .logits = logits};
     if (batch->seconds) f.began_s = clock_s();
     arena memory = {.at = workspace};
     f.kept = *batch;
@@ -495,8 +515,9 @@ typedef struct {
 
 static void run_product(void *context, int32_t thread) {
     const one_product *p = context;
+    const fault_log nowhere = {0};
     for (int32_t row; (row = bough_pool_next(p->base.pool, thread, p->num_rows)) < p->num_rows;)
-        round_row(p->x + (int64_t)row * p->weight->columns, p->weight->columns / group_size(&p->rows), &p->rows, row, 0);
+        round_row(p->x + (int64_t)row * p->weight->columns, p->weight->columns / group_size(&p->rows), &p->rows, row, 0, &nowhere);
     bough_pool_wait(p->base.pool);
     multiply_stage(&p->base, thread, p->weight, 1, &p->rows, &(span){.stop = p->num_rows}, p->y, 0);
 }

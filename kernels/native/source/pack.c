@@ -1,6 +1,7 @@
 /* GGUF's blocks, and plain codes, put into tiles. */
 #include "pack.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "pool.h"
@@ -72,8 +73,10 @@ static void nibbles(const uint8_t *bytes, int num, uint8_t *codes) {
     for (int i = 0; i < num; i++) codes[i] = bytes[i] & 15, codes[num + i] = bytes[i] >> 4;
 }
 
-/* One block of 32 numbers -> one tile's part. */
-static void pack_small(int32_t type, const layout *at, const uint8_t *block, uint8_t *tile, int lane) {
+static int is_finite_half(const uint8_t *half) { return (half[1] & 0x7c) != 0x7c; }
+
+/* One block of 32 numbers -> one tile's part. Returns whether its numbers are finite. */
+static int pack_small(int32_t type, const layout *at, const uint8_t *block, uint8_t *tile, int lane) {
     const int minimum = type == Q4_1 || type == Q5_1;
     const uint8_t *rest = block + (minimum ? 4 : 2);
     uint8_t codes[BOUGH_GROUP];
@@ -90,10 +93,11 @@ static void pack_small(int32_t type, const layout *at, const uint8_t *block, uin
     put_codes(bough_format_of(type), at, tile, lane, codes);
     put_scale(at, tile, lane, 0, block);
     if (minimum) put_scale(at, tile, lane, 1, block + 2);
+    return is_finite_half(block) && (!minimum || is_finite_half(block + 2));
 }
 
-/* One block of 256 numbers -> a head's and eight tiles' parts. */
-static void pack_large(int32_t type, const layout *at, const uint8_t *block, uint8_t *tiles, int lane) {
+/* One block of 256 numbers -> a head's and eight tiles' parts. Returns whether its numbers are finite. */
+static int pack_large(int32_t type, const layout *at, const uint8_t *block, uint8_t *tiles, int lane) {
     const int32_t format = bough_format_of(type);
     uint8_t codes[256];
     if (type == Q6_K) {
@@ -127,6 +131,7 @@ static void pack_large(int32_t type, const layout *at, const uint8_t *block, uin
         put_scale(at, tile, lane, 0, &scale);
         put_scale(at, tile, lane, 1, &minimum);
     }
+    return type == Q6_K ? is_finite_half(block + 208) : is_finite_half(block) && is_finite_half(block + 2);
 }
 
 typedef struct {
@@ -136,6 +141,7 @@ typedef struct {
     const int64_t *order;
     const float *scales, *minimums;
     uint8_t *tiles;
+    int32_t num_faults; /* panels with numbers that are not finite */
 } packing;
 
 static int block_bytes(int32_t type) {
@@ -151,18 +157,21 @@ static int block_bytes(int32_t type) {
     }
 }
 
-static void pack_row_of_blocks(const packing *p, const layout *at, int64_t row, uint8_t *panel, int lane) {
+static int pack_row_of_blocks(const packing *p, const layout *at, int64_t row, uint8_t *panel, int lane) {
     const int large = bough_format_of(p->type) & BOUGH_NESTED, size = block_bytes(p->type);
     const int32_t num = p->columns / (large ? 256 : BOUGH_GROUP);
     const uint8_t *blocks = p->source + (p->order ? p->order[row] : row) * num * size;
+    int finite = 1;
     for (int32_t i = 0; i < num; i++) {
-        if (large) pack_large(p->type, at, blocks + i * size, panel + i * (at->head_bytes + HEAD_TILES * at->tile_bytes), lane);
-        else pack_small(p->type, at, blocks + i * size, panel + i * at->tile_bytes, lane);
+        if (large) finite &= pack_large(p->type, at, blocks + i * size, panel + i * (at->head_bytes + HEAD_TILES * at->tile_bytes), lane);
+        else finite &= pack_small(p->type, at, blocks + i * size, panel + i * at->tile_bytes, lane);
     }
+    return finite;
 }
 
-static void pack_row_of_codes(const packing *p, const layout *at, int64_t row, uint8_t *panel, int lane) {
+static int pack_row_of_codes(const packing *p, const layout *at, int64_t row, uint8_t *panel, int lane) {
     const int32_t num = p->columns / BOUGH_GROUP;
+    int finite = 1;
     for (int32_t i = 0; i < num; i++, panel += at->tile_bytes) {
         put_codes(p->format, at, panel, lane, p->source + row * p->columns + i * BOUGH_GROUP);
         const float *numbers[2] = {p->scales, p->minimums};
@@ -170,37 +179,42 @@ static void pack_row_of_codes(const packing *p, const layout *at, int64_t row, u
             const float wide = numbers[index][row * num + i];
             const _Float16 half = (_Float16)wide;
             put_scale(at, panel, lane, index, p->format & BOUGH_WIDE ? (const void *)&wide : (const void *)&half);
+            finite &= isfinite(wide) != 0;
         }
     }
+    return finite;
 }
 
 static void pack_panels(void *context, int32_t thread) {
-    const packing *p = context;
+    packing *p = context;
     const layout at = layout_of(p->format);
     const int64_t size = panel_bytes(&at, p->columns);
     const int32_t num_panels = (p->rows + at.lanes - 1) / at.lanes;
     for (int32_t panel; (panel = bough_pool_next(p->pool, thread, num_panels)) < num_panels;) {
         uint8_t *to = p->tiles + panel * size;
         const int32_t left = p->rows - panel * at.lanes;
+        int finite = 1;
         if (left < at.lanes) memset(to, 0, (size_t)size);
         for (int lane = 0; lane < at.lanes && lane < left; lane++) {
             const int64_t row = (int64_t)panel * at.lanes + lane;
-            if (p->type >= 0) pack_row_of_blocks(p, &at, row, to, lane);
-            else pack_row_of_codes(p, &at, row, to, lane);
+            finite &= p->type >= 0 ? pack_row_of_blocks(p, &at, row, to, lane) : pack_row_of_codes(p, &at, row, to, lane);
         }
+        if (!finite) __atomic_fetch_add(&p->num_faults, 1, __ATOMIC_RELAXED);
     }
 }
 
-void bough_pack_blocks(bough_pool *pool, int32_t type, const uint8_t *blocks, const int64_t *order, int32_t rows,
-                       int32_t columns, uint8_t *tiles) {
+int32_t bough_pack_blocks(bough_pool *pool, int32_t type, const uint8_t *blocks, const int64_t *order, int32_t rows,
+                          int32_t columns, uint8_t *tiles) {
     packing p = {.pool = pool, .type = type, .format = bough_format_of(type), .rows = rows, .columns = columns,
                  .source = blocks, .order = order, .tiles = tiles};
     bough_pool_run(pool, pack_panels, &p);
+    return !p.num_faults;
 }
 
-void bough_pack_codes(bough_pool *pool, int32_t format, const uint8_t *codes, const float *scales, const float *minimums,
-                      int32_t rows, int32_t columns, uint8_t *tiles) {
+int32_t bough_pack_codes(bough_pool *pool, int32_t format, const uint8_t *codes, const float *scales, const float *minimums,
+                         int32_t rows, int32_t columns, uint8_t *tiles) {
     packing p = {.pool = pool, .type = -1, .format = format, .rows = rows, .columns = columns, .source = codes,
                  .scales = scales, .minimums = minimums, .tiles = tiles};
     bough_pool_run(pool, pack_panels, &p);
+    return !p.num_faults;
 }

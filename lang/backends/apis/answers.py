@@ -329,6 +329,7 @@ def _readings(text: str, grammar: GrammarSpec) -> list[str]:
 def _cut(sample: Sample, text: str, sampling: SamplingParams) -> Sample:
     cutter = Cutter(sampling, None)
     cutter.feed(text)
+    cutter.end()
     ended = "stop" if cutter.matched is not None else sample.ended
     return Sample(cutter.text, ended, cutter.matched if cutter.matched is not None else sample.matched)
 

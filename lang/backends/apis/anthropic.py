@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ....constrain.spec import GrammarSpec
+from ....constrain.workers.decoders import json_decoder
 from ....runtime.protocol.program import Gen, Select
 from ....runtime.protocol.request import Usage
 from ....runtime.protocol.sampling_params import SamplingParams
@@ -138,6 +139,9 @@ class _Event(msgspec.Struct):
     error: _Error | None = None
 
 
+_EVENT = json_decoder(_Event)
+
+
 class MessageReader:
     """Reads one message. `lead` is white space with which it may begin, and which is not part of it."""
 
@@ -158,7 +162,7 @@ class MessageReader:
 
     def feed(self, data: str) -> None:
         try:
-            event = msgspec.json.decode(data, type=_Event)
+            event = _EVENT.decode(data)
         except msgspec.MsgspecError as error:
             raise BackendError(f"the API sent an event that is not one: {error}", code="broken_stream") from error
         match event.type:
@@ -204,7 +208,8 @@ class MessageReader:
     @property
     def sample(self) -> Sample:
         matched = self._cutter.matched if self._cutter.matched is not None else self._matched
-        return Sample(self._cutter.text, "length" if self._reason == "max_tokens" else "stop", matched)
+        ended = "length" if self._reason == "max_tokens" and self._cutter.matched is None else "stop"
+        return Sample(self._cutter.text, ended, matched)
 
     @property
     def usage(self) -> Usage:

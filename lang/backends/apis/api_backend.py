@@ -132,14 +132,14 @@ class _Thread:
 
     def drop(self, program_id: str) -> None:
         async def drop() -> None:
-            self._programs.abort(program_id)
+            self._programs.drop(program_id)
 
         if not self._closed:
             self._thread.submit(drop())
 
     def close(self, aclose: Callable[[], Awaitable[None]]) -> None:
         async def end() -> None:
-            self._programs.abort_all()
+            self._programs.drop_all()
             await aclose()
 
         self._closed = True

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 import msgspec
 
+from ....constrain.workers.decoders import json_decoder
 from ...diagnostics.errors import BackendError
 
 MAX_LINE_BYTES = 4 << 20
@@ -86,7 +87,7 @@ class ApiClient:
                     if response.status_code == httpx.codes.OK:
                         await _read(response, reader)
                         return reader
-                    error = refusal(response.status_code, await ahead(response.aiter_bytes()))
+                    error = refusal(response.status_code, await ahead(response.aiter_bytes()), response.headers)
                     pause_s = _retry_after(response.headers)
             except httpx.HTTPError as broken:
                 error = _broken(broken)
@@ -106,7 +107,7 @@ class ApiClient:
                 async with self._limit, self._open(path, content) as response:
                     if response.status_code == httpx.codes.OK:
                         return await _whole(response.aiter_bytes())
-                    error = refusal(response.status_code, await ahead(response.aiter_bytes()))
+                    error = refusal(response.status_code, await ahead(response.aiter_bytes()), response.headers)
                     pause_s = _retry_after(response.headers)
             except httpx.HTTPError as broken:
                 error = _broken(broken)
@@ -187,22 +188,26 @@ class _ErrorBody(msgspec.Struct):
     error: _Detail | str
 
 
-def refusal(status: int, body: bytes) -> BackendError:
-    """The error that an answer describes."""
+_ERROR_BODY = json_decoder(_ErrorBody)
+
+
+def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> BackendError:
+    """Returns the error that an answer describes. The server's x-should-retry goes before what its status tells."""
     try:
-        found = msgspec.json.decode(body, type=_ErrorBody).error
+        found = _ERROR_BODY.decode(body).error
     except msgspec.MsgspecError:
         found = _Detail()
     detail = _Detail(found) if isinstance(found, str) else found
     said = detail.message or body[:200].decode(errors="replace")
     named = next((code for code in (detail.code, detail.type) if isinstance(code, str) and code), None)
     code = named or _CODES.get(status) or ("server_error" if status >= 500 else "http_error")
+    usual = status in _RETRYABLE or (status >= 500 and status != 501)
     return BackendError(
         f"the API answered with status {status}: {said}",
         code=code,
         param=detail.param,
         status=status,
-        retryable=status in _RETRYABLE or (status >= 500 and status != 501),
+        retryable={"true": True, "false": False}.get(headers.get("x-should-retry", ""), usual),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from ....constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex
+from ....constrain.workers.decoders import json_decoder
 from ....runtime.protocol.program import Gen, Select
 from ....runtime.protocol.request import TokenLogprob, Usage
 from ....runtime.protocol.sampling_params import SamplingParams
@@ -115,7 +116,7 @@ class OpenAIWire:
         prompts = [text + choice for choice in choices]
         body = {"model": self._model, "prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": 0, "temperature": 0}
         try:
-            answer = msgspec.json.decode(await self.client.post("/completions", body), type=_Scored)
+            answer = _SCORED.decode(await self.client.post("/completions", body))
             by_index = {choice.index: choice for choice in answer.choices}
             found = [_scores_after(by_index.get(index), len(text)) for index in range(len(choices))]
         except (BackendError, msgspec.MsgspecError, ValueError) as error:
@@ -234,6 +235,9 @@ class _Scored(msgspec.Struct):
     usage: _Usage | None = None
 
 
+_CHUNK, _SCORED = json_decoder(_Chunk), json_decoder(_Scored)
+
+
 class AnswerReader:
     """Reads one answer, of `n` samples. What follows a stop string is dropped; usage comes at the end."""
 
@@ -256,7 +260,7 @@ class AnswerReader:
             self.done = True
             return
         try:
-            chunk = msgspec.json.decode(data, type=_Chunk)
+            chunk = _CHUNK.decode(data)
         except msgspec.MsgspecError as error:
             raise BackendError(f"the API sent an event that is not one: {error}", code="broken_stream") from error
         if chunk.error:

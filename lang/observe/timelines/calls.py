@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ....runtime.protocol.program import Piece, Value
@@ -65,11 +65,21 @@ class Call:
         return ", ".join(f"{count:,} {what}" for count, what in parts if count > 0)
 
 
-def calls_of(roots: Iterable[BranchTree], values: Mapping[int, Value], tools: Mapping[Place, str]) -> list[Call]:
-    """All calls, in the order in which they began. `values` are by the identity of their pieces."""
+def calls_of(
+    roots: Iterable[BranchTree],
+    values: Mapping[int, Value],
+    tools: Mapping[Place, str],
+    refused: Collection[Place] = (),
+) -> list[Call]:
+    """All calls, in the order in which they began. `values` are by the identity of their pieces; those in `refused`
+    were asked for again."""
     tree = _Tree()
     steps = sorted((step for root in roots for step in tree.steps(root)), key=lambda step: step.piece.start_s)
-    return [_call(step, values.get(id(step.piece)), tools, tree) for step in steps]
+    calls = [_call(step, values.get(id(step.piece)), tools, tree) for step in steps]
+    return [
+        replace(call, finish_reason="refused") if (step.piece.branch, step.piece.name) in refused else call
+        for step, call in zip(steps, calls, strict=True)
+    ]
 
 
 class _Step(NamedTuple):

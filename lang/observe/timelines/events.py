@@ -42,6 +42,7 @@ class RunRecord:
     probabilities   of each choice of a select, the last time that it was done
     skipped     values that were passed over: of each branch, with the instruction that they come after
     restarts    why each branch began anew, and with which instruction its next attempt begins
+    refused     why values were not accepted, and asked for again
     failures    why branches have ended early
     failed_s    when at the earliest they did, as far as the events tell
     error       what the whole program has failed with
@@ -55,6 +56,7 @@ class RunRecord:
     probabilities: dict[Place, dict[str, float]] = field(default_factory=dict)
     skipped: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
     restarts: dict[int, list[tuple[int, ErrorInfo]]] = field(default_factory=dict)
+    refused: dict[Place, str] = field(default_factory=dict)
     failures: dict[int, ErrorInfo] = field(default_factory=dict)
     failed_s: dict[int, float] = field(default_factory=dict)
     error: ErrorInfo | None = None

@@ -233,7 +233,7 @@ class RunView:
             tool = self.record.tools.get((piece.branch, piece.name), "")
             name += f" = {tool}()" if tool else ""
             name += f" {duration(piece.stop_s - piece.start_s)}" if piece.stop_s > piece.start_s else ""
-        return name
+        return f"{name} refused" if (piece.branch, piece.name) in self.record.refused else name
 
     def describe(self, piece: Piece) -> str:
         """A sentence about a piece."""
@@ -255,6 +255,8 @@ class RunView:
                 parts.append(", ".join(f"{name} {duration(phase_s)}" for name, phase_s in times))
         if value is not None and piece.kind == "gen" and value.finish_reason != "stop":
             parts.append(f"ended by {value.finish_reason}")
+        if (reason := self.record.refused.get((piece.branch, piece.name))) is not None:
+            parts.append(f"refused: {reason}")
         return " · ".join(parts)
 
     def bars(self, branch: BranchTree) -> Iterator[Bar]:

@@ -69,7 +69,8 @@ def _names(branch: BranchTree, record: RunRecord) -> Iterator[str]:
     """Names what the branch has made, and how it ended if it was not well."""
     times = Counter(piece.name for piece in branch.pieces if piece.name)
     for name, number in times.items():
-        yield f"{name} x{number}" if number > 1 else name
+        said = f"{name} x{number}" if number > 1 else name
+        yield f"{said} refused" if (branch.id, name) in record.refused else said
     for error in record.restarts.get(branch.id, ()):
         yield f"begun anew after {error[1].code}"
     failure = record.failures.get(branch.id)

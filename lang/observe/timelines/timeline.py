@@ -66,10 +66,12 @@ class Timeline:
         title: str = "program",
         num_programs: int = 1,
         began_s: float = 0.0,
+        refused: Mapping[tuple[int, str], str] | None = None,
     ) -> Timeline:
         """From the instructions of a program (all that was sent, what is in blocks after the instruction that holds it)
-        and the events that its execution sent back."""
+        and the events that its execution sent back. `refused` says why values were not accepted, by branch and name."""
         record = read(ops, events)
+        record.refused.update(refused or {})
         odds = record.probabilities
         return cls(title=title, record=record, probabilities=odds, num_programs=num_programs, began_s=began_s)
 
@@ -91,7 +93,7 @@ class Timeline:
 
     def calls(self) -> list[Call]:
         """Generations, selects and calls of tools, in the order in which they began."""
-        return calls_of(self.roots, self.record.values, self.record.tools)
+        return calls_of(self.roots, self.record.values, self.record.tools, self.record.refused)
 
     def summary(self) -> dict[str, str | int | float]:
         """The run in numbers.

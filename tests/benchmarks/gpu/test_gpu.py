@@ -1,4 +1,4 @@
-"""The command: jobs in order, processes that crash or hang, the budget, the report."""
+"""The command: jobs in order, processes that crash or hang, the budget."""
 
 import sys
 import textwrap
@@ -8,110 +8,80 @@ import msgspec
 import pytest
 
 from bough.benchmarks.gpu import gpu
-from bough.benchmarks.gpu.gpu import Job, Run, plan_jobs
-from bough.benchmarks.gpu.rows import MARK, Event, Row, read_report
+from bough.benchmarks.gpu.gpu import Run, plan_jobs
+from bough.benchmarks.gpu.rows import MARK, Message, Report, Row
 from bough.cli import bench
 
 MODELS = ("qwen3-8b", "qwen3-0.6b")
 
 
 def test_the_most_important_comes_first():
-    jobs = plan_jobs("CKEP", MODELS)
-    assert [job.section for job in jobs[:4]] == ["C", "K", "E", "P"]
-    assert jobs[1].groups == ("kernels:decode", "kernels:tree") and jobs[2].cold
+    jobs = plan_jobs("CKM", MODELS)
+    assert [job.family or job.model for job in jobs[:4]] == ["ceilings", "kernels:decode", "kernels:tree", "qwen3-8b"]
     assert [job.section for job in plan_jobs("C", MODELS)] == ["C"]
-    groups = [group for job in jobs for group in job.groups]
-    assert len(groups) == len(set(groups))
+    assert len(jobs) == len({job.family or job.model for job in jobs})
 
 
 def arguments(tmp_path, *more):
     return gpu._parser().parse_args(["--out", str(tmp_path / "r.json"), "--device", "cpu", "--quick", *more])
 
 
-def lines(*events):
-    return [MARK + msgspec.json.encode(event).decode() for event in events]
+def read_report(path):
+    return msgspec.json.decode(path.read_bytes(), type=Report)
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A run whose worker prints these lines from case `--first` on, and then does what `end` says."""
+    """A run whose worker prints two rows and a skipped case, and then does what `end` says."""
 
-    def make(cases, end="", budget="60"):
+    def make(end="pass"):
+        rows = [Row(sec="K", name=name, us=1.0) for name in ("one", "two")]
+        told = [Message(row=rows[0]), Message(skipped="three: no"), Message(row=rows[1])]
+        lines = [MARK + msgspec.json.encode(message).decode() for message in told]
         script = tmp_path / "worker.py"
         script.write_text(
             textwrap.dedent(f"""
                 import sys, time
-                first = int(sys.argv[sys.argv.index("--first") + 1])
-                without = [sys.argv[i + 1] for i, word in enumerate(sys.argv) if word == "--without"]
-                for number, told in enumerate({cases!r}):
-                    if number >= first:
-                        for line in told:
-                            print(line, flush=True)
-                        {end or "pass"}
+                print(*{lines!r}, sep="\\n", flush=True)
+                {end}
             """)
         )
         monkeypatch.setattr(gpu, "python_command", lambda module: [sys.executable, str(script)])
-        return Run(arguments(tmp_path, "--budget", budget), "cpu")
+        return Run(arguments(tmp_path), "cpu")
 
     return make
 
 
-def told(number, *, row=True, within_s=10.0, peer=None):
-    label = f"case {number}"
-    events = [Event(number=number, case=label, within_s=within_s)]
-    events += [Event(number=number, case=label, row=Row(sec="K", name=label, us=1.0))] if row else []
-    events += [Event(number=-1, peer=peer)] if peer else []
-    return lines(*events)
-
-
 def names(run):
-    return [row.name for row in run._report.rows]
+    return [row.name for row in run.report.rows]
 
 
-def test_rows_arrive(run):
-    one = run([told(0), told(1)])
-    one._work(Job("K", ("kernels:x",), 60.0), time.time() + 60, {})
-    assert names(one) == ["case 0", "case 1"] and one._report.skipped == []
-    assert [row.name for row in read_report(one._out).rows] == names(one)
+def test_rows_arrive(run, tmp_path):
+    one = run()
+    one.measure_kernels("kernels:x", time.time() + 60, {})
+    assert names(one) == ["one", "two"] and one.report.skipped == ["three: no"]
+    assert [row.name for row in read_report(tmp_path / "r.json").rows] == names(one)
 
 
-def test_a_crash_costs_its_case_only(run):
-    one = run([told(0), told(1, row=False), told(2)], "number == 1 and sys.exit(-11 % 256)")
-    one._work(Job("K", ("kernels:x",), 60.0), time.time() + 60, {})
-    assert names(one) == ["case 0", "case 2"]
-    assert len(one._report.skipped) == 1 and "case 1" in one._report.skipped[0]
+def test_a_crash_costs_what_was_left_of_its_family(run):
+    one = run("sys.exit(7)")
+    one.measure_kernels("kernels:x", time.time() + 60, {})
+    assert names(one) == ["one", "two"] and "kernels:x: the process ended with status 7" in one.report.skipped[1]
 
 
-def test_a_lost_context_is_no_news(run):
-    one = run(
-        [told(0), lines(Event(number=1, case="case 1", skipped="CUDA error")), told(2)], "number == 1 and sys.exit(3)"
-    )
-    one._work(Job("K", ("kernels:x",), 60.0), time.time() + 60, {})
-    assert names(one) == ["case 0", "case 2"]
-    assert one._report.skipped == ["case 1: CUDA error"]
-
-
-def test_a_peer_that_hangs_is_left_alone_from_then_on(run):
-    hanging = "number == 0 and 'slow' not in without and time.sleep(60)"
-    one = run([told(0, within_s=0.5, peer="slow"), told(1)], hanging)
+def test_a_process_that_hangs_is_ended(run, monkeypatch):
+    monkeypatch.setattr(gpu, "_GRACE_S", 0.0)
+    one = run("time.sleep(60)")
     started = time.monotonic()
-    one._work(Job("K", ("kernels:x",), 60.0), time.time() + 60, {})
+    one.measure_kernels("kernels:x", time.time() + 2, {})
     assert time.monotonic() - started < 20
-    assert names(one) == ["case 0", "case 1"] and one._without == {"slow"}
-    assert "slow" in one._report.skipped[0]
+    assert names(one) == ["one", "two"] and "no answer" in one.report.skipped[1]
 
 
-def test_a_worker_that_does_not_start_is_not_started_again(run):
-    one = run([[]], "sys.exit(1)")
-    one._work(Job("K", ("kernels:x",), 60.0), time.time() + 60, {})
-    assert names(one) == [] and any("did not start" in line for line in one._report.skipped)
-
-
-def test_nothing_is_begun_after_the_budget(run):
-    one = run([told(0)], budget="5")
-    report = one.run()
+def test_nothing_is_begun_after_the_budget(tmp_path):
+    report = Run(arguments(tmp_path, "--budget", "5"), "cpu").run()
     assert report.rows == [] and all("no time" in line for line in report.skipped)
-    assert len(report.skipped) == len(plan_jobs("CKEP", MODELS))
+    assert len(report.skipped) == len(plan_jobs("CKM", MODELS))
 
 
 def test_an_unknown_model_is_refused(tmp_path):
@@ -120,7 +90,7 @@ def test_an_unknown_model_is_refused(tmp_path):
 
 
 def test_without_a_gpu_it_says_what_to_do(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(gpu, "_device", lambda name: None)
+    monkeypatch.setattr(gpu, "_has_gpu", lambda: False)
     assert gpu.main(["--out", str(tmp_path / "r.json")]) == 1
     assert "--device cpu --quick" in capsys.readouterr().err
     assert not (tmp_path / "r.json").exists()
@@ -132,19 +102,17 @@ def test_a_cpu_is_for_trying_only(capsys, tmp_path):
 
 
 def test_the_whole_path_on_tiny_sizes(tmp_path, capsys):
-    """The real processes: ceilings, a few kernels, one model."""
+    """The real processes: ceilings, and one model."""
     out = tmp_path / "r.json"
     more = ["--markdown", str(tmp_path / "t.md"), "--budget", "100", "--commit", "abc1234"]
-    which = ["--device", "cpu", "--quick", "--sections", "C,P", "--models", "qwen3-8b"]
+    which = ["--device", "cpu", "--quick", "--sections", "C,M", "--models", "qwen3-8b"]
     status = gpu.main([*which, "--out", str(out), *more])
     report = read_report(out)
     assert status == 0 and not report.meaningful and report.skipped == []
-    assert {row.name for row in report.rows} >= {"copy", "read", "gemm", "w1", "shared-8k decode", "unshared"}
+    assert {row.name for row in report.rows} >= {"copy", "read", "gemm", "shared-8k step", "unshared", "1 x 1k"}
     assert all(row.us for row in report.rows)
     assert "say nothing about speed" in capsys.readouterr().out
     assert "abc1234" in (tmp_path / "t.md").read_text()
-    assert gpu.main(["--show", str(out)]) == 0
-    assert "copy" in capsys.readouterr().out
 
 
 def test_the_command_knows_it():

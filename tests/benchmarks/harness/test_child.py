@@ -74,8 +74,8 @@ def test_sending_to_who_has_gone(tmp_path):
 
 
 def test_a_module_of_the_package_can_be_run(tmp_path):
-    child = Child([*python_command("gpu.side"), "--help"], mark="@ ", log=tmp_path / "log")
+    child = Child([*python_command("gpu.worker"), "--help"], mark="@ ", log=tmp_path / "log")
     assert child.receive(60) is None
     assert child.wait() == 0
     child.end()
-    assert "--kv-bytes" in (tmp_path / "log").read_text()
+    assert "--deadline" in (tmp_path / "log").read_text()

@@ -18,7 +18,6 @@ from bough.benchmarks.harness.report import (
     number,
     percentile,
     percentiles,
-    ratio,
     share,
     short,
     table,
@@ -44,7 +43,6 @@ def test_figures() -> None:
     assert (number(None, ".1f"), number(2.345, ".1f", "x")) == ("", "2.3x")
     assert (share(1, 8), share(1, 0)) == ("12.5 %", "-")
     assert [short(value) for value in (0.123, 4.56, 45.6, 4567.0)] == ["0.12", "4.6", "46", "4,567"]
-    assert (ratio([1.5, 1.0, 3.0]), ratio([2.0]), ratio([])) == ("1.50x (1.00 to 3.00)", "2.00x", "-")
 
 
 @pytest.mark.parametrize(

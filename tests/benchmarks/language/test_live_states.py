@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 
 import pytest
@@ -16,12 +15,11 @@ from bough.benchmarks.language.live_states import GOAL_BYTES, StateCost, measure
 def test_states_that_wait_are_small_and_have_no_threads(name: str) -> None:
     cost = asyncio.run(measure_held(live_states._BODIES[name](), name, 2000))
     assert cost.num_more_threads <= 0
-    assert 4000 < cost.traced_bytes < GOAL_BYTES
     assert cost.resident_bytes < 1.5 * GOAL_BYTES  # other tests have left free memory, or need some
 
 
 def test_what_costs_too_much_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    cost = StateCost("plain body", 10, GOAL_BYTES, 900.0, 1, 0, 0.1, 0.1)
+    cost = StateCost("plain body", 10, GOAL_BYTES, 0, 0.1, 0.1)
     costs = [cost]
     monkeypatch.setattr(live_states, "_in_child", lambda arguments, case: costs[0])
     assert live_states.main(["--engine-states", "0"]) == 0
@@ -35,4 +33,4 @@ def test_a_case_is_measured_in_a_process_of_its_own() -> None:
     arguments = live_states._parser().parse_args(["--states", "200"])
     cost = live_states._in_child(arguments, "async:hold")
     assert cost.num_states == 200 and cost.case == "async body"
-    assert json.dumps(cost.traced_bytes) and cost.traced_bytes > 4000
+    assert 4000 < cost.resident_bytes < 10 * GOAL_BYTES

@@ -24,7 +24,6 @@ from bough.benchmarks.peers.programs import (
     failures,
     rows_of,
 )
-from bough.benchmarks.peers.report import ANY
 from bough.benchmarks.peers.rounds import Pairs
 from bough.benchmarks.peers.sides import peer_side
 from bough.benchmarks.peers.sides.peer_bough import BoughClient
@@ -32,11 +31,10 @@ from bough.benchmarks.peers.sides.peer_walk import (
     PRIMED_CHARS,
     Answer,
     Call,
-    Crew,
     Plan,
     gbnf,
     gbnf_of_choices,
-    run_async,
+    run,
     run_serially,
     run_stepping,
     shared_heads,
@@ -133,6 +131,13 @@ class TestWalk:
         run_stepping([FORKING], 1, 60.0, engine)
         assert engine.most == 2
 
+    def test_a_join_waits_for_branches_of_which_nothing_is_said(self) -> None:
+        plan: Plan = [["fork", 0, [1]], ["gen", 1, "a", 1, None], ["join", 0, [1]], ["gen", 0, "end", 1, None]]
+        engine = Engine()
+        run_stepping([plan], 1, 60.0, engine)
+        assert [call.name for call in engine.seen] == ["a", "end"]
+        assert engine.most == 1
+
     def test_all_drivers_find_the_same(self) -> None:
         async def answer(call: Call) -> Answer:
             await asyncio.sleep(0)
@@ -142,18 +147,22 @@ class TestWalk:
         found = [
             prompts_of(plans)[1],
             run_stepping(plans, 2, 60.0, Engine()),
-            asyncio.run(run_async(plans, 2, 60.0, answer)),
+            asyncio.run(run(plans, 2, 60.0, answer)),
         ]
         assert [[sorted(values) for values in each["programs"]] for each in found] == [
             [sorted(values) for values in found[0]["programs"]]
         ] * 3
 
-    def test_a_failure_of_the_engine_is_raised(self) -> None:
+    @pytest.mark.parametrize("name", ["tip", "b", "end"])
+    def test_a_failure_of_the_engine_is_raised_whoever_waits(self, name: str) -> None:
         async def fail(call: Call) -> Answer:
-            raise RuntimeError("no")
+            await asyncio.sleep(0)
+            if call.name == name:
+                raise RuntimeError("no")
+            return named(call)
 
         with pytest.raises(RuntimeError, match="no"):
-            asyncio.run(run_async([FORKING], 1, 60.0, fail))
+            asyncio.run(run([FORKING], 1, 60.0, fail))
 
     def test_no_more_than_so_many_programs_at_once(self) -> None:
         single: Plan = [["text", 0, ["A"]], ["gen", 0, "x", 1, None]]
@@ -231,8 +240,9 @@ class TestPriming:
 
     def test_one_by_one_nothing_is_computed_before(self) -> None:
         plan: Plan = [["text", 0, [LONG]], ["gen", 0, "x", 1, None]]
-        crew = Crew([plan, plan], 1, 60.0)
-        assert [call.is_prime for call in crew.ready] == [False]
+        engine = Engine()
+        run_stepping([plan, plan], 1, 60.0, engine)
+        assert [call.is_prime for call in engine.seen] == [False, False]
 
 
 class TestPlans:
@@ -313,11 +323,11 @@ class TestRows:
             "none": {key: Pairs(note="cannot")},
         }
         assert best_peer(results, key) == "fast"
-        row, mean = rows_of(results, SIZES, {(WORKLOAD, ANY): 3.0})
-        assert (row.workload, row.peer, row.reached) == ("mmlu, 2 at once", "fast", True)
+        row, mean = rows_of(results, SIZES)
+        assert (row.workload, row.peer) == ("mmlu, 2 at once", "fast")
         assert row.ratio == pytest.approx(1.8)
         assert "slow 8.5x" in row.note
-        assert (mean.workload, mean.peer, mean.asked, mean.reached) == (WORKLOAD, BEST, 3.0, False)
+        assert (mean.workload, mean.peer) == (WORKLOAD, BEST)
 
     def test_the_mean_is_over_the_best_of_each(self) -> None:
         one, two = ("a", "2 at once"), ("b", "2 at once")
@@ -325,7 +335,7 @@ class TestRows:
             "x": {one: pairs_of(2.0), two: pairs_of(50.0)},
             "y": {one: pairs_of(3.0), two: pairs_of(8.0)},
         }
-        mean = list(rows_of(results, SIZES, {}))[-1]
+        mean = list(rows_of(results, SIZES))[-1]
         assert mean.ratio == pytest.approx(4.0)
         assert "the least is 2.00x" in mean.note
 
@@ -336,33 +346,28 @@ class TestRows:
             "vllm": {one: pairs_of(4.0), two: pairs_of(40.0)},
             "guidance": {one: pairs_of(8.0), two: pairs_of(9.0)},
         }
-        *_, best, client = rows_of(results, SIZES, {(WORKLOAD, ANY): 3.0})
-        assert (best.peer, best.reached, client.peer, client.reached) == (BEST, False, BEST_CLIENT, True)
+        *_, best, client = rows_of(results, SIZES)
+        assert (best.peer, client.peer) == (BEST, BEST_CLIENT)
         assert (best.ratio, client.ratio) == pytest.approx((6.0**0.5, 6.0))
         results["vllm"][two] = results["guidance"][two] = Pairs(note="cannot")
-        assert "geometric mean over 1" in list(rows_of(results, SIZES, {}))[-1].note
+        assert "geometric mean over 1" in list(rows_of(results, SIZES))[-1].note
 
     def test_levels_have_means_of_their_own(self) -> None:
         results: Results = {"x": {("a", "2 at once"): pairs_of(2.0), ("a", "one by one"): pairs_of(5.0)}}
-        rows = list(rows_of(results, SIZES, {(WORKLOAD, ANY): 3.0}))
-        assert [(row.workload, row.asked) for row in rows] == [
-            ("a, 2 at once", 1.0),
-            (WORKLOAD, 3.0),
-            ("a, one by one", 1.0),
-            (f"{WORKLOAD}, one by one", None),
-        ]
+        rows = list(rows_of(results, SIZES))
+        wanted = ["a, 2 at once", WORKLOAD, "a, one by one", f"{WORKLOAD}, one by one"]
+        assert [row.workload for row in rows] == wanted
 
     def test_sglangs_language_is_no_peer(self) -> None:
         key = ("a", "2 at once")
         results: Results = {"x": {key: pairs_of(2.0)}, "sglang": {key: pairs_of(1.1)}}
-        rows = list(rows_of(results, SIZES, {}))
+        rows = list(rows_of(results, SIZES))
         assert rows[0].peer == "x"
         assert rows[-1].ratio == pytest.approx(1.1)
-        assert rows[-1].asked is None
 
     def test_answers_that_match_are_told(self) -> None:
         results: Results = {"x": {("json", "2 at once"): pairs_of(2.0, num_matching=5)}}
-        assert "answers that match: 5 of 5, the peer's 0 of 5" in next(rows_of(results, SIZES, {})).note
+        assert "answers that match: 5 of 5, the peer's 0 of 5" in next(rows_of(results, SIZES)).note
 
     def test_what_could_not_be_run(self) -> None:
         results: Results = {

@@ -157,6 +157,7 @@ def test_a_regular_constraint_gets_its_table(
     assert isinstance(matcher, TokenMatcher), "it is small: this tests nothing"
     token = compiler.tokens.encode(b"a")[0]
     monkeypatch.setattr(Completer, "search", lambda *_: pytest.fail("it searches"))
+    monkeypatch.setattr("bough.constrain.compiler.TABLE_PATIENCE_S", 60.0)
     following, taken = compiler.foresee(matcher, token, 60)
     assert isinstance(following, RegularMatcher) and taken == token and not matcher.taken
     again, taken = compiler.foresee(following, token, 5)

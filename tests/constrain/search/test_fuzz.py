@@ -12,10 +12,11 @@ import jsonschema
 import pytest
 
 from bough.constrain import Vocabulary
-from tests.constrain.search.fuzz import Fuzzer, Tally, run
-from tests.constrain.search.random_schemas import DRAFTS, Schemas
-from tests.constrain.search.shrink import shrink
-from tests.constrain.search.values import Values, layouts
+
+from .fuzz import Fuzzer, Tally, run
+from .random_schemas import DRAFTS, Schemas
+from .shrink import shrink
+from .values import Values, layouts
 
 FULL = os.environ.get("BOUGH_ACCEPTANCE") == "full"
 VALIDATORS = {draft: jsonschema.validators.validator_for({"$schema": uri}) for draft, uri in DRAFTS.items()}

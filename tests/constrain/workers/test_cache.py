@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.constrain import Grammar, GrammarCompiler, GrammarError, JsonSchema, Matcher, Vocabulary
+from bough.constrain.errors import CompileLateError, GrammarTooComplexError
 from bough.constrain.receipt import Receipt
 from bough.constrain.workers import cache as cache_module
 from bough.constrain.workers.cache import GrammarCache
@@ -68,15 +69,23 @@ def test_errors_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = GrammarCache(100)
     error = GrammarError("no")
     cache.put_error(b"a", error)
-    cache.put_error(b"b", error, 5.0)
-    assert cache.get(b"a") is cache.get(b"b") is error
     now = 6.0
-    assert (cache.get(b"a"), cache.get(b"b")) == (error, None)
+    cache.put_error(b"b", error)
+    assert cache.get(b"a") is cache.get(b"b") is error
     now = 31.0
-    assert cache.get(b"a") is None
+    assert (cache.get(b"a"), cache.get(b"b")) == (None, error)
     for number in range(cache_module.MAX_ERRORS + 10):
         cache.put_error(str(number).encode(), error)
     assert len(cache._errors) == cache_module.MAX_ERRORS
+
+
+def test_what_is_late_is_not_remembered() -> None:
+    cache = GrammarCache(100)
+    for error, known in ((CompileLateError("busy"), None), (refusal := GrammarTooComplexError("large"), refusal)):
+        future, is_new = cache.share(b"a")
+        assert is_new
+        future.set_exception(error)
+        assert cache.get(b"a") is known
 
 
 def resident_bytes() -> int:

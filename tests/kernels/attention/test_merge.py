@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.kernels.attention import merge as triton_merge
-from tests.kernels.attention import oracle
+
+from . import oracle
 
 NAN = float("nan")
 EMPTY = float("-inf")

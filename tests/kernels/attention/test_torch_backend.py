@@ -14,7 +14,8 @@ from bough.kernels.attention import torch_backend as torch_attention
 from bough.kernels.attention.interface import AttentionBatch, AttentionLayer, KVShape
 from bough.kernels.attention.reference import ragged_attention
 from bough.kernels.attention.torch_backend import TorchAttention
-from tests.kernels.attention.oracle import ReferenceAttention
+
+from .oracle import ReferenceAttention
 
 NAN = float("nan")
 DTYPES = [(torch.float32, 2e-6, 2e-5), (torch.bfloat16, 2e-2, 2e-2)]

@@ -20,7 +20,8 @@ from bough.kernels.attention.plan.tree_plan import TreePlan, TreePlanner
 from bough.kernels.attention.plan.work_list import NUM_QUERIES, DeviceWork, largest_block_m
 from bough.kernels.attention.reference import ragged_attention
 from bough.kernels.attention.work import work_attention
-from tests.kernels.attention.tree_batch import TreeBatch, make_batch
+
+from .tree_batch import TreeBatch, make_batch
 
 NAN = float("nan")
 EAGER = Machine(bandwidth=1e9, flops=1e15, num_sms=4, item_overhead_s=0.0, launch_s=0.0)

@@ -26,8 +26,9 @@ from bough.kernels.attention.select import select_attention
 from bough.kernels.attention.torch_backend import TorchAttention
 from bough.kernels.attention.triton_backend import TritonAttention
 from bough.kernels.decoder.reference import rms_norm, rotate
-from tests.kernels.attention.oracle import ReferenceAttention
-from tests.kernels.engine_steps import Engine, Work, make_backend, make_reference, make_shape
+
+from ..engine_steps import Engine, Work, make_backend, make_reference, make_shape
+from .oracle import ReferenceAttention
 
 NAN = float("nan")
 OPTIONS: dict[str, Any] = {"scale": 0.125}

@@ -20,7 +20,8 @@ from bough.kernels.attention.merge import merge_lists
 from bough.kernels.attention.plan.work_list import DeviceWork, WorkList, largest_block_m, plan_extend
 from bough.kernels.attention.reference import ragged_attention
 from bough.kernels.attention.work import work_attention
-from tests.kernels.attention.oracle import upload, work_attention_reference
+
+from .oracle import upload, work_attention_reference
 
 NAN = float("nan")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}

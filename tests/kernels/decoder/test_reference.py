@@ -14,7 +14,8 @@ from bough.kernels.attention.interface import AttentionBatch, AttentionLayer, He
 from bough.kernels.attention.reference import ragged_attention
 from bough.kernels.attention.torch_backend import TorchAttention
 from bough.kernels.decoder.reference import rms_norm, rotate, silu_multiply
-from tests.kernels.attention.oracle import ReferenceAttention
+
+from ..attention.oracle import ReferenceAttention
 
 
 @pytest.fixture(autouse=True)

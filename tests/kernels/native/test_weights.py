@@ -98,6 +98,25 @@ def test_products_are_exact_but_for_float32_sums(kind: str, library: Library, th
     assert np.all(np.abs(multiply(library, threads, weight, x) - expected) <= 4e-6 * bound + 1e-6)
 
 
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_factor_that_is_not_finite_is_told(value: float, kind: str, library: Library, threads: Threads) -> None:
+    """And it is in the products of its output, and in no other."""
+    size, _, factors = BLOCKS[kind]
+    for at in factors:
+        blocks = random_blocks(kind, 40, 512)
+        blocks[19].reshape(-1, size)[1, at : at + 2] = np.array([value], np.float16).view(np.uint8)
+        weight = tile_blocks(library, threads, blocks, GGMLQuantizationType[kind].value, 512)
+        assert weight is not None and not weight.finite
+        x = np.random.default_rng(0).normal(size=(60, 512)).astype(np.float32)
+        for rows in (x, x[:1].copy()):
+            faulty = ~np.isfinite(multiply(library, threads, weight, rows))
+            assert faulty[:, 19].all() and faulty.sum() == len(rows)
+        assert not mix(library, threads, weight).finite
+        lost = ~np.isfinite(mixed(library, threads, weight))
+        assert np.flatnonzero(lost.any(axis=1)).tolist() == [19]
+
+
 @pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "Q8_0"])
 def test_a_row_is_the_same_in_any_company(kind: str, library: Library, threads: Threads) -> None:
     weight = tile_blocks(library, threads, random_blocks(kind, 56, 256), GGMLQuantizationType[kind].value, 256)

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from bough.kernels.sampling.reference import SampleRows, SampleTables
-from tests.support.sampling import uniform
+
+from ...support.sampling import uniform
 
 MARGIN = 1e-5
 """Error of a sum of probabilities in float32, generously; borders closer than this have two right answers."""

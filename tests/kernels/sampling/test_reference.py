@@ -20,8 +20,9 @@ from bough.kernels.sampling.reference import (
 )
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.sampler.rows import Row
-from tests.kernels.sampling.brute_sampler import Draw, adjusted, chi_square, distribution, right_tokens, tensors
-from tests.support.sampling import host_sampler, uniform
+
+from ...support.sampling import host_sampler, uniform
+from .brute_sampler import Draw, adjusted, chi_square, distribution, right_tokens, tensors
 
 VOCAB = 300
 

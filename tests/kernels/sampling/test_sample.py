@@ -20,8 +20,9 @@ from bough.kernels.sampling.logits import scaled_floor, uniform_bits
 from bough.kernels.sampling.reference import NONE_ALLOWED, NOT_FINITE, SampleRows, SampleTables
 from bough.kernels.sampling.reference import sample_rows as plain_sample_rows
 from bough.kernels.sampling.sample import SampleWorkspace, sample_rows
-from tests.kernels.sampling.brute_sampler import Draw, adjusted, chi_square, distribution, right_tokens, tensors
-from tests.support.sampling import uniform
+
+from ...support.sampling import uniform
+from .brute_sampler import Draw, adjusted, chi_square, distribution, right_tokens, tensors
 
 VOCAB = 300  # the last block and the last mask word are partly used
 

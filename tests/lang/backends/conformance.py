@@ -240,6 +240,29 @@ def typed(backend: Backend) -> object:
     return type(state["n"]), type(state["p"]), state["k"] in ("up", "down")
 
 
+def asked_again(backend: Backend) -> object:
+    """A value that its check refuses at first: what the model is told then, what the text goes on with."""
+    seen: list[str] = []
+
+    def check(text: str) -> bool | None:
+        seen.append(text)
+        if len(seen) < 3:
+            raise ValueError(f"not {text}, the {len(seen)} time")
+        return None
+
+    def body(s: Any) -> None:
+        s += bough.user("Two letters?")
+        s += bough.assistant("They are " + bough.gen("v", regex="[ab]{2}", retries=2, check=check) + ".")
+        s += bough.user("One?") + bough.assistant(bough.gen("w", regex="[ab]"))
+
+    state = run(backend, body, trace=True)
+    said = [message["content"] for message in state.messages()]
+    told = "".join("".join(piece.texts) for piece in state.timeline().pieces)
+    rounds = [f"not {text}, the {index} time" in told for index, text in enumerate(seen[:2], start=1)]
+    calls = [call.finish_reason == "refused" for call in state.timeline().calls()]
+    return len(seen), said[1] == f"They are {seen[-1]}.", len(said), rounds, calls, state["v"] in state.history("v")
+
+
 def several(backend: Backend) -> object:
     def body(s: Any) -> None:
         s += "x" + bough.gen("v", regex="[ab]{2}", n=3, temperature=1.0)
@@ -324,6 +347,7 @@ CASES: dict[Callable[[Backend], object], object] = {
     out_of_time: ("generation_timeout", 1),
     stream: (["a", "b"], "Done", {"a": 4, "b": 4}),
     typed: (int, Point, True),
+    asked_again: (3, True, 4, [True, True], [True, True, False, False], True),
     several: (3, {2}),
     usage: (2, True, True),
     unknown: ("unknown_tool", "body", "Use"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import stat
 import threading
 import time
 from pathlib import Path
@@ -51,6 +52,11 @@ def test_what_was_recorded_is_played_back_without_a_backend(path: Path) -> None:
         assert time.perf_counter() - started < 0.5
     assert [state.values() for state in states] == [{"city": "Tokyo"}, {"city": "Paris", "river": "Seine"}]
     assert states[1].messages()[-1] == {"role": "assistant", "content": "Seine"}
+
+
+def test_others_cannot_read_it(path: Path) -> None:
+    record(path, "France")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_equal_programs_come_back_in_the_order_of_their_recording(path: Path) -> None:
@@ -132,6 +138,13 @@ def test_the_file_is_lines_of_json_without_ids_times_and_secrets(path: Path, mon
     assert path.read_text() == again
     with Cassette(path, mode="replay") as cassette:
         assert capital.run("tell-nobody", backend=cassette)["city"] == "[SOME_API_KEY]"
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c", "\r"])
+def test_texts_may_hold_other_ends_of_lines(path: Path, end: str) -> None:
+    record(path, f"a{end}b", answers={"city": f"c{end}d"})
+    with Cassette(path, mode="replay") as cassette:
+        assert capital.run(f"a{end}b", backend=cassette)["city"] == f"c{end}d"
 
 
 def test_refusals_are_played_back(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import enum
+import inspect
 import ipaddress
 import typing
 import uuid
@@ -174,7 +175,7 @@ BORN = datetime.date(1990, 5, 1)
         (int, lambda prompt, name: len(prompt), 1),
         (int | None, "null", None),
     ],
-    ids=repr,
+    ids=lambda value: "function" if inspect.isfunction(value) else repr(value),
 )
 def test_an_answer_may_be_the_value_itself(kind: Any, answer: Any, value: Any) -> None:
     body = bough.function(lambda s: s.__iadd__("x" + bough.gen("v", kind)))

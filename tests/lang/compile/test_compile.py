@@ -338,7 +338,7 @@ def test_probabilities_can_be_returned():
         s += bough.select("mood", ["good", "bad"])
         s += f"{s.probabilities('mood')['good']}"
 
-    with pytest.raises(CompileError, match="they can be returned"):
+    with pytest.raises(CompileError, match="can be returned"):
         only(looks)
 
 

@@ -72,8 +72,10 @@ def test_many_run_at_once():
 
 
 def test_a_batch_is_checked_before_it_runs():
+    two = bough.function(lambda s, one, other: s.__iadd__(f"{one}{other}" + bough.gen("answer")))
     with pytest.raises(bough.ProgramError, match="each item of a batch"):
-        capital.compile().run_batch(["France"], backend=backend())
+        two.compile().run_batch(["France"], backend=backend())
+    assert capital.compile().run_batch(["Peru"], backend=backend()) == [{"answer": "PERU"}]
     with pytest.raises(bough.ProgramError, match="num_threads must be"):
         capital.compile().run_batch([("France",)], backend=backend(), num_threads=0)
 

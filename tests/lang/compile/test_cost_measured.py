@@ -61,7 +61,8 @@ PROGRAMS = {
 @pytest.mark.slow
 def test_an_estimate_is_what_a_run_measures(default_model: Path):
     tokenizer = load_tokenizer(default_model)
-    backend = bough.LocalBackend(str(default_model))
+    # Chunks that follow the time of steps cut prompts elsewhere in each run: what is cached by then differs a little.
+    backend = bough.LocalBackend(str(default_model), max_step_ms=1e9)
     try:
         for name, (program, arguments, tolerance) in PROGRAMS.items():
             assert backend.flush_cache()

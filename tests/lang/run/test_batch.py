@@ -43,10 +43,17 @@ def test_results_are_in_the_order_of_the_items():
 def test_items_are_dicts_or_tuples():
     states = echo.run_batch([{"text": "a"}, ("b",), ["c"]], backend=echoing())
     assert [state["x"] for state in states] == ["A", "B", "C"]
+    two = function(lambda s, text, other: echo.body(s, text))
     items: list[Any] = ["a", 3]
     for item in items:
         with pytest.raises(ProgramError, match="each item of a batch"):
-            echo.run_batch([item], backend=echoing())
+            two.run_batch([item], backend=echoing())
+
+
+def test_of_one_parameter_the_values_are_enough():
+    assert [state["x"] for state in echo.run_batch(["a", "b"], backend=echoing())] == ["A", "B"]
+    one = function(lambda s, text, other: echo.body(s, text + other)).bind(other="!")
+    assert [state["x"] for state in one.run_batch(["a"], backend=echoing())] == ["A!"]
 
 
 def test_a_failing_item_spoils_no_other():

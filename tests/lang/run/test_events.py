@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -173,3 +174,37 @@ def test_deltas_are_asked_for_where_somebody_may_want_them():
     list(unread.stream(backend=backend))
     list(unread.compile().stream(backend=backend))
     assert [program.deltas for program in backend.requests] == [True] * 5
+
+
+def test_the_texts_alone() -> None:
+    @function
+    def two(s: Any) -> None:
+        s += "x" + gen("a") + "-" + gen("b")
+        branch = s.fork(1)[0]
+        branch += gen("c")
+
+    answers = {"a": "one two", "b": "three", "c": "four"}
+    assert "".join(two.stream(backend=MockBackend(answers)).text()) == "one twothree"
+    assert "".join(two.stream(backend=MockBackend(answers)).text("c")) == "four"
+
+    async def main() -> str:
+        return "".join([text async for text in two.stream(backend=MockBackend(answers)).text("b")])
+
+    assert asyncio.run(main()) == "three"
+
+
+def test_of_a_value_that_is_asked_for_again_the_answer_comes() -> None:
+    @function
+    def checked(s: Any) -> None:
+        s += "x" + gen("a", check=lambda text: text == "good", retries=1) + gen("b")
+
+    backend = MockBackend({"a": ["bad", "good"], "b": "!"})
+    assert list(checked.stream(backend=backend).text()) == ["good", "!"]
+
+
+def test_leaving_the_texts_stops_the_program() -> None:
+    backend = MockBackend({"x": "a b c"})
+    with function(lambda s: s.__iadd__("x" + gen("x"))).stream(backend=backend) as events:
+        assert next(events.text()) == "a"
+    with pytest.raises(StopIteration):
+        next(events)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
@@ -158,3 +159,44 @@ def test_a_timeline_that_is_too_large_is_shown_as_text(monkeypatch: pytest.Monke
     monkeypatch.setattr("bough.lang.observe.pages.render.MAX_FRAME_CHARS", 100)
     words = Words(Timeline([])._repr_html_())
     assert "0 branches" in words.text and "save()" in words.text
+
+
+def test_what_the_body_has_returned():
+    class Table:
+        def _repr_html_(self) -> str:
+            return "<b>own view</b>"
+
+    def returning(value):
+        return bough.function(lambda s: value).run(backend=bough.MockBackend())._repr_html_()
+
+    assert "own view" in returning(Table())
+    plain = Words(returning({"a": EVIL}))
+    assert EVIL in plain.text and "script" not in {tag for tag, _ in plain.tags}
+    assert "returned" not in Words(returning(None)).text
+
+
+def test_a_batch_is_a_table():
+    @bough.function
+    def shout(s, text):
+        s += text + bough.gen("loud")
+        if text == "bad":
+            raise ValueError("no such text")
+        return len(text)
+
+    states: Any = shout.run_batch(["a", "bad", EVIL], backend=bough.MockBackend({"loud": "YES"}))
+    assert states == list(states) and len(states) == 3
+    words = Words(states._repr_html_())
+    assert "3 programs, 1 failed" in words.text and "no such text" in words.text
+    assert words.text.count("'YES'") == 2 and "returned" in words.text
+    assert "0 programs" in Words(type(states)()._repr_html_()).text
+
+
+def test_tracebacks_have_the_users_lines_alone():
+    def body(s):
+        s += "x" + bough.gen("a")
+        return s["b"]
+
+    with pytest.raises(bough.ProgramError) as caught:
+        bough.function(body).run(backend=bough.MockBackend())
+    frames = [entry.name for entry in caught.traceback]
+    assert [name for name in frames if name != "run"] == ["test_tracebacks_have_the_users_lines_alone", "body"]

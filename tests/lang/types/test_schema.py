@@ -6,14 +6,20 @@ import enum
 import json
 import types
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 import pydantic
 import pytest
 import regex
 
+from bough import MockBackend, function, gen
 from bough.constrain.spec import Choice, JsonSchema, Regex
+from bough.lang.backends.mock import conforms, fault
+from bough.lang.types.annotations import as_json
 from bough.lang.types.schema import INTEGER, NUMBER, typed
 from bough.runtime.protocol.errors import RequestError
 
@@ -152,3 +158,70 @@ def test_what_is_no_type_of_json_is_refused(kind):
 def test_a_schema_text_must_be_json():
     with pytest.raises(RequestError, match="json_schema is not JSON"):
         typed("{type: object}")
+
+
+# Types that JSON has no kind of value for
+
+
+class Pair(NamedTuple):
+    first: int
+    second: str
+
+
+@dataclass
+class Order:
+    price: Decimal
+    wait: timedelta
+    seal: bytes
+    where: Path
+    tags: frozenset[str]
+    pair: Pair
+    more: dict[str, Any]
+
+
+ORDER = (
+    '{"price": "-1.50", "wait": "P1DT2H", "seal": "QQ==", "where": "a/b", "tags": ["x"], "pair": [1, "y"], '
+    '"more": {"z": [null]}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (Decimal, {'"12.50"': Decimal("12.50"), '"-3"': Decimal(-3)}, ['"1e3"', '"NaN"', '".5"', "1.5"]),
+        (
+            timedelta,
+            {'"P3D"': timedelta(3), '"PT90M"': timedelta(minutes=90), '"-P1DT1.5S"': -timedelta(1, 1.5)},
+            ['"P1Y"', '"P2W"', '"P"', '"PT"', '"3 days"'],
+        ),
+        (bytes, {'"QUI="': b"AB", '""': b""}, ['"QQ"', '"Q$=="', '"="']),
+        (Path, {'"a/b.txt"': Path("a/b.txt")}, ['""', '"a\\u0000b"']),
+        (set[int], {"[1, 2]": {1, 2}}, ["[1, 1]", "[null]"]),
+        (frozenset[str], {'["a"]': frozenset("a")}, ['["a", "a"]']),
+        (Pair, {'[1, "x"]': Pair(1, "x")}, ["[1]", '["x", 1]', '[1, "x", 2]']),
+        (dict[str, Any], {'{"a": [1, null]}': {"a": [1, None]}}, ["[]"]),
+        (Order, {ORDER: None}, [ORDER.replace("-1.50", "many"), ORDER.replace("P1DT2H", "P1M")]),
+    ],
+)
+def test_the_constraint_allows_what_can_be_read(kind, good, bad):
+    spec, convert, _ = typed(kind)
+    for text, value in good.items():
+        assert conforms(text, spec), fault(text, spec)
+        assert value is None or convert(text) == value
+    for text in bad:
+        assert not conforms(text, spec), text
+
+
+def test_they_are_read_back_inside_of_others():
+    order = typed(Order).convert(ORDER)
+    where, pair = Path("a/b"), Pair(1, "y")
+    assert order == Order(Decimal("-1.50"), timedelta(1, 7200), b"A", where, frozenset("x"), pair, {"z": [None]})
+    assert type(order.pair) is Pair and isinstance(order.where, Path)
+    assert json.loads(json.dumps(as_json(order)))["where"] == "a/b"
+    assert typed(Order).convert(json.dumps(as_json(order))) == order
+
+
+@pytest.mark.parametrize("kind", [Decimal, timedelta, bytes, Path, Order])
+def test_an_answer_is_made_up_of_each(kind):
+    state = function(lambda s: s.__iadd__("x" + gen("v", kind))).run(backend=MockBackend())
+    assert isinstance(state["v"], kind)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 
 from bough.runtime.checkpoints.config import ModelConfig, UnsupportedModelError, read_config
+from bough.runtime.models.rope_frequencies import rope_table
 from bough.runtime.protocol.errors import ModelError
 
 LLAMA: dict[str, Any] = {
@@ -21,6 +23,16 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,
     "rope_theta": 5000.0,
+}
+
+
+YARN: dict[str, Any] = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
 }
 
 
@@ -132,6 +144,25 @@ def test_what_is_not_computed_natively_says_so(changes: dict[str, Any], blamed: 
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rms_norm_eps": 0.0}, "norm_eps"),
         ({"rope_theta": -1.0}, "rope_theta"),
+        ({"rope_theta": 0.5}, "rope theta"),
+        ({"rope_theta": 1e300}, "rope theta"),
+        ({"rope_theta": 10**400}, "rope_theta"),
+        ({"rope_theta": float("nan")}, "rope_theta"),
+        ({"rope_theta": float("inf")}, "rope_theta"),
+        ({"rope_theta": [1]}, "rope_theta"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-300}}, "rope factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e300}}, "rope factor"),
+        ({"rope_scaling": YARN | {"beta_fast": 0}}, "rope beta_fast"),
+        ({"rope_scaling": YARN | {"beta_slow": 1e300}}, "rope beta_slow"),
+        ({"rope_scaling": YARN | {"attention_factor": 1e300}}, "rope attention_factor"),
+        ({"rope_scaling": YARN | {"original_max_position_embeddings": 0}}, "original_max_position"),
+        ({"rope_scaling": YARN, "rope_theta": 1.0}, "above 1 with yarn"),
+        ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "below high_freq_factor"),
+        ({"rope_scaling": LLAMA3 | {"high_freq_factor": 0.5}}, "below high_freq_factor"),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings"),
+        ({"max_position_embeddings": 1 << 31}, "max_position_embeddings"),
+        ({"max_position_embeddings": -5}, "max_position_embeddings"),
         ({"rope_theta": 0}, "rope theta"),
         ({"rope_scaling": "linear"}, "rope_scaling"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
@@ -140,5 +171,23 @@ def test_what_is_not_computed_natively_says_so(changes: dict[str, Any], blamed: 
     ],
 )
 def test_bad_field_is_named(changes: dict[str, Any], blamed: str) -> None:
-    with pytest.raises(ModelError, match=blamed):
+    with pytest.raises(ModelError, match=f"^config.json: .*{blamed}"):
         read(**changes)
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "num_attention_heads", "rms_norm_eps", "rope_scaling"])
+@pytest.mark.parametrize(
+    "value", ["x" * 100_000, [[["deep"] * 9] * 9] * 9, "line\nline"], ids=["long", "deep", "lines"]
+)
+def test_what_is_said_of_a_field_is_one_short_line(field: str, value: Any) -> None:
+    with pytest.raises(ModelError) as caught:
+        read(**{field: value})
+    assert caught.value.message.startswith(f"config.json: {field} ")
+    assert len(caught.value.message) <= 600 and "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("scaling", [None, YARN, LLAMA3, {"type": "linear", "factor": 1e9}], ids=str)
+@pytest.mark.parametrize("theta", [1.0001, 1e4, 1e15])
+def test_ropes_within_the_bounds_have_finite_tables(scaling: Any, theta: float) -> None:
+    cos, sin = rope_table(read(rope_theta=theta, rope_scaling=scaling).rope, 128, 512)
+    assert np.isfinite(cos).all() and np.isfinite(sin).all()

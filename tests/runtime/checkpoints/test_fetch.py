@@ -118,6 +118,15 @@ def test_failed_download_says_why(tmp_path: Path, installer: Path) -> None:
         pull.pull("tiny", tmp_path / "cache")
 
 
+def test_a_changed_file_is_found_out_and_replaced(tmp_path: Path, installer: Path) -> None:
+    target = tmp_path / "cache" / "tiny" / "model.gguf"
+    target.parent.mkdir(parents=True)
+    changed = bytes([CONTENT[0] ^ 1]) + CONTENT[1:]
+    target.write_bytes(changed)
+    assert pull.pull("tiny", tmp_path / "cache").read_bytes() == changed  # an engine looks at the size alone
+    assert pull.pull("tiny", tmp_path / "cache", verify=True).read_bytes() == CONTENT
+
+
 def test_installed_package_is_used_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site" / "tiny_package"
     package.mkdir(parents=True)

@@ -50,6 +50,14 @@ MALFORMED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "wrong dtype": (lambda p: write(p, one(dtype="F64")), "does not take"),
     "unknown dtype": (lambda p: write(p, one(dtype="F3")), "no known dtype"),
     "no offsets": (lambda p: write(p, {"t": {"dtype": "F32", "shape": [8]}}), "data_offsets"),
+    "list for a dtype": (lambda p: write(p, one(dtype=["F32"])), "no known dtype"),
+    "list for a tensor": (lambda p: write(p, {"t": [1]}), "no known dtype"),
+    "bytes before": (lambda p: write(p, one(shape=[7], data_offsets=[4, 32])), "4 bytes .* belong to no tensor"),
+    "bytes after": (lambda p: write(p, one(shape=[7], data_offsets=[0, 28])), "4 bytes .* belong to no tensor"),
+    "bytes between": (
+        lambda p: write(p, one(shape=[3], data_offsets=[0, 12]) | {"u": one(shape=[4], data_offsets=[16, 32])["t"]}),
+        "4 bytes between 't' and 'u' belong to no tensor",
+    ),
     "overlap": (lambda p: write(p, one() | {"u": one(shape=[1], data_offsets=[28, 32])["t"]}), "overlap"),
 }
 
@@ -59,6 +67,22 @@ def test_malformed_header_is_refused(name: str, tmp_path: Path) -> None:
     make, reason = MALFORMED[name]
     with pytest.raises(ModelError, match=reason):
         read_safetensors_header(make(tmp_path / "model.safetensors"))
+
+
+def test_a_file_that_changes_after_its_header_was_read(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(4)}, tmp_path / "model.safetensors")
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
+    with pytest.raises(ModelError, match=r"model.safetensors: tensor 'a' cannot be read"):
+        checkpoint.read("a")
+
+
+def test_json_of_any_size_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # takes no room on the disk
+    with pytest.raises(ModelError, match=r"config.json: more than 64 MiB of JSON"):
+        read_json_object(path)
 
 
 def test_truncated_length(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ import pytest
 
 from bough.runtime.client.client import EngineClient
 from bough.runtime.client.local import EngineLoop, LocalClient
+from bough.runtime.client.messages import FrameWriter, ToolResult, UseTool, read_frames
 from bough.runtime.client.remote import RemoteClient
+from bough.runtime.client.remote_tools import LocalTools
 from bough.runtime.protocol.condition import Compare
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import RequestError
@@ -87,6 +90,17 @@ def test_failures_come_back_as_they_were(client: EngineClient) -> None:
     assert "returned 20 characters, but max_chars is 10" in failed(client, Tool("long", lambda: "a" * 20, max_chars=10))
 
 
+def test_failures_arrive_whatever_their_text(client: EngineClient) -> None:
+    """The name that a file system makes of bytes that are no text cannot be sent as it is."""
+
+    def missing() -> str:
+        raise FileNotFoundError("no file named \udcff")
+
+    started = time.monotonic()
+    assert failed(client, Tool("bad", missing, timeout_s=20.0)).endswith("FileNotFoundError: no file named \\udcff")
+    assert time.monotonic() - started < 10.0
+
+
 def test_an_idle_engine_ends_a_tool_that_takes_too_long(client: EngineClient) -> None:
     gate = threading.Event()
     started = time.monotonic()
@@ -94,6 +108,23 @@ def test_an_idle_engine_ends_a_tool_that_takes_too_long(client: EngineClient) ->
     assert message == "tool_timeout: the tool 'slow' was not done within 0.2 s"
     assert 0.15 < time.monotonic() - started < 5.0
     gate.set()
+
+
+def test_a_result_that_no_message_can_hold_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bough.runtime.client.messages.MAX_FRAME_BYTES", 1000)
+    sent: list[ToolResult] = []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        writer = FrameWriter(ours)
+        tools = LocalTools(writer.put)
+        asked = program(*calls("long"))
+        tools.offer(1, asked, {"long": Tool("long", lambda: "a" * 2000, max_chars=4000)})
+        tools.use(UseTool(1, 7, "long", {}))
+        sent.append(next(read_frames(theirs, ToolResult)))
+        tools.close()
+        writer.close()
+    assert sent[0].call == 7 and sent[0].error is not None
+    assert sent[0].error.message.startswith("the tool 'long' failed: its result cannot be sent: it has 20")
 
 
 def test_the_engine_computes_while_a_tool_runs(client: EngineClient) -> None:

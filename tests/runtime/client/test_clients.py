@@ -27,13 +27,7 @@ from bough.runtime.protocol.request import RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ...support.fakes import fake_engine
-from ...support.tiny_model import write_tiny_model
 from ..asking import assert_nothing_left, assert_stopped, config, program, request, tokens, wait_until
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def slow_down(engine: Engine, step_s: float = 0.01) -> None:
@@ -126,6 +120,30 @@ def test_leaving_an_async_stream_aborts_it(client: EngineClient) -> None:
 
     asyncio.run(leave())
     wait_until(lambda: client.stats().running == 0)
+
+
+def test_a_program_is_settled_once_whoever_leaves_it(client: EngineClient) -> None:
+    """With all tokens of its prompts and answers, those of a value that never came included."""
+    settled: list[Done | Failed] = []
+
+    async def leave() -> None:
+        ops = (Text(0, ("x" * 8,)), Gen(0, "g", request(400).sampling))
+        events = client.arun(program(*ops), settle=settled.append)
+        for _ in range(6):
+            await anext(events)
+        assert settled == []
+        await events.aclose()  # type: ignore[attr-defined]
+        while not settled:
+            await asyncio.sleep(0.01)
+        done = [event async for event in client.arun(program(), settle=settled.append)][-1]
+        assert settled[1:] == [done]
+
+    asyncio.run(leave())
+    left, done = settled
+    assert isinstance(left, Failed)
+    assert left.usage.prompt_tokens > 0
+    assert 5 <= left.usage.completion_tokens < 400
+    assert done.usage.completion_tokens > 0
 
 
 def test_leaving_a_program_drops_it(client: EngineClient) -> None:
@@ -258,7 +276,12 @@ def test_close_ends_what_runs_and_can_be_repeated() -> None:
     assert_stopped(client)
 
 
-def test_death_of_the_thread_is_heard_by_everyone(caplog: pytest.LogCaptureFixture) -> None:
+class PanicError(BaseException):
+    """Panic of native code, which is no Exception."""
+
+
+@pytest.mark.parametrize("error", [MemoryError("no more"), PanicError("index out of bounds")], ids=repr)
+def test_death_of_the_thread_is_heard_by_everyone(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     engine, _ = fake_engine()
     deaths: list[int] = []
     client = LocalClient(EngineLoop(engine, EngineConfig(), on_death=lambda: deaths.append(1)))
@@ -266,7 +289,7 @@ def test_death_of_the_thread_is_heard_by_everyone(caplog: pytest.LogCaptureFixtu
 
     def fatal_step() -> None:
         if dies.is_set():
-            raise MemoryError("no more")
+            raise error
         step()
 
     engine.step = fatal_step  # type: ignore[method-assign]
@@ -317,3 +340,20 @@ def test_a_full_queue_refuses() -> None:
         client.close()
         with pytest.raises(EngineStoppedError):
             second.result(timeout=5.0)
+
+
+@pytest.mark.parametrize("part", ["prepare", "warm"])
+def test_an_idle_engine_outlives_what_cannot_be_made_ready(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = fake_engine()
+    asked = threading.Event()
+
+    def fail() -> bool:
+        asked.set()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(engine, part, fail)
+    client = LocalClient(EngineLoop(engine, EngineConfig(), serves=True))
+    assert asked.wait(10.0)
+    assert len(tokens(list(client.stream(request(4))))) == 4
+    assert client.alive
+    client.close()

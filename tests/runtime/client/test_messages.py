@@ -12,12 +12,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from bough.runtime.client.messages import Abort, AskStats, Drop, FrameWriter, Start, Submit, ToEngine, read_frames
-from bough.runtime.protocol.config import EngineConfig
-from bough.runtime.protocol.errors import (
-    RequestError,
+from bough.runtime.client.engine_process import tell
+from bough.runtime.client.messages import (
+    Abort,
+    AskStats,
+    Drop,
+    Event,
+    FrameWriter,
+    FromEngine,
+    Output,
+    Start,
+    Submit,
+    ToEngine,
+    read_frames,
 )
-from bough.runtime.protocol.request import Request
+from bough.runtime.protocol.config import EngineConfig
+from bough.runtime.protocol.errors import RequestError
+from bough.runtime.protocol.program import Delta, Done
+from bough.runtime.protocol.request import Finish, Request, RequestOutput, Usage
 
 from ..asking import request
 
@@ -118,17 +130,43 @@ def test_what_cannot_be_sent_is_named(
     writer.close()
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        Event(3, Done(texts={0: "\ud800"})),
+        Output(3, RequestOutput(id="a", finish=Finish(reason="stop", matched="\ud800", usage=Usage(prompt_tokens=5)))),
+    ],
+)
+def test_an_end_that_cannot_be_sent_is_an_error(
+    pair: tuple[socket.socket, socket.socket], last: Event | Output
+) -> None:
+    writer = FrameWriter(pair[0])
+    tell(writer, last)
+    told: Any = next(read_frames(pair[1], FromEngine))
+    assert told.key == 3
+    ended: Any = told.event if isinstance(told, Event) else told.output.finish
+    assert ended.error.code == "invalid_output" and "cannot be sent" in ended.error.message
+    assert isinstance(told, Event) or ended.usage.prompt_tokens == 5
+    with pytest.raises(RequestError, match="cannot be sent"):  # or else the request ends, and tells of that
+        tell(writer, Event(3, Delta(0, "x", "\ud800")))
+    writer.close()
+
+
 FRAME = msgspec.msgpack.encode(Drop("x"))
 
 
-def framed(message: object) -> bytes:
+def head(length: int, number: int = 0) -> bytes:
+    return length.to_bytes(4, "little") + number.to_bytes(4, "little")
+
+
+def framed(message: object, number: int = 0) -> bytes:
     body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(4, "little") + body
+    return head(len(body), number) + body
 
 
-@pytest.mark.parametrize("data", [b"", b"\x05", b"\x05\0\0", len(FRAME).to_bytes(4, "little") + FRAME[:-1]])
+@pytest.mark.parametrize("data", [b"", b"\x05", b"\x05\0\0", head(len(FRAME), 1) + FRAME[:-1]])
 def test_a_truncated_frame_is_the_end(pair: tuple[socket.socket, socket.socket], data: bytes) -> None:
-    pair[0].sendall(len(FRAME).to_bytes(4, "little") + FRAME + data)
+    pair[0].sendall(framed(Drop("x")) + data)
     pair[0].shutdown(socket.SHUT_WR)
     assert list(read_frames(pair[1], ToEngine)) == [Drop("x")]
 
@@ -136,10 +174,10 @@ def test_a_truncated_frame_is_the_end(pair: tuple[socket.socket, socket.socket],
 @pytest.mark.parametrize(
     "data",
     [
-        b"\xff\xff\xff\xff",  # 4 GB: refused before it is read
-        b"\x03\0\0\0\xc1\xc1\xc1",
-        b"\0\0\0\0",
-        b"\x01\0\0\0\x90",
+        head(2**32 - 1),  # 4 GB: refused before it is read
+        head(3) + b"\xc1\xc1\xc1",
+        head(0),
+        head(1) + b"\x90",
         framed({"type": "nothing"}),
         framed({"type": "drop"}),
     ],
@@ -148,6 +186,17 @@ def test_garbage_is_an_error(pair: tuple[socket.socket, socket.socket], data: by
     pair[0].sendall(data)
     with pytest.raises(msgspec.DecodeError):
         next(read_frames(pair[1], ToEngine))
+
+
+@pytest.mark.parametrize("numbers", [(1,), (0, 0), (0, 2), (0, 1, 3)])
+def test_a_frame_that_is_missing_or_comes_twice_is_an_error(
+    pair: tuple[socket.socket, socket.socket], numbers: tuple[int, ...]
+) -> None:
+    pair[0].sendall(b"".join(framed(Drop("x"), number) for number in numbers))
+    messages = read_frames(pair[1], ToEngine)
+    assert [next(messages) for _ in numbers[:-1]] == [Drop("x")] * (len(numbers) - 1)
+    with pytest.raises(msgspec.DecodeError, match=f"message {len(numbers) - 1} of the link is missing"):
+        next(messages)
 
 
 def test_a_peer_that_dies_with_messages_unread_is_the_end(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -160,6 +209,6 @@ def test_random_bytes_never_pass_as_messages() -> None:
     for seed in range(50):
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            ours.sendall((40).to_bytes(4, "little") + bytes((seed * 37 + i * 101) % 256 for i in range(40)))
+            ours.sendall(head(40) + bytes((seed * 37 + i * 101) % 256 for i in range(40)))
             with pytest.raises(msgspec.DecodeError):
                 next(read_frames(theirs, ToEngine))

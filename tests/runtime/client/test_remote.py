@@ -18,18 +18,14 @@ import pytest
 
 from bough.runtime.client.local import LocalClient
 from bough.runtime.client.remote import RemoteClient
+from bough.runtime.client.spawn import spawn_engine
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import EngineStoppedError, ModelError
 from bough.runtime.protocol.program import Done, Failed, Gen, Text
+from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...support.tiny_model import write_tiny_model
 from ..asking import assert_stopped, config, program, request, tokens, wait_until
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +97,7 @@ def test_close_ends_the_process_and_what_runs_in_it(folder: Path) -> None:
     stream = client.stream(request(480))
     next(stream)
     client.close()
-    assert client._process.returncode is not None
+    assert client._spawned.process.returncode is not None
     last = list(stream)[-1]
     assert last.finish is not None
     assert not client.alive
@@ -115,7 +111,7 @@ def test_close_does_not_wait_for_a_process_that_is_stuck(folder: Path) -> None:
     began = time.monotonic()
     client.close()
     assert time.monotonic() - began < 6.0
-    assert client._process.returncode == -signal.SIGKILL
+    assert client._spawned.process.returncode == -signal.SIGKILL
 
 
 def test_the_process_ends_with_its_parent(folder: Path) -> None:
@@ -154,6 +150,41 @@ def test_a_process_that_ends_while_loading_is_told(folder: Path, monkeypatch: py
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(ModelError, match="ended with status 1 while it loaded"):
         RemoteClient.launch(config(folder))
+
+
+def test_a_process_that_is_silent_while_it_loads_is_ended(folder: Path) -> None:
+    spawned = spawn_engine()
+    os.kill(spawned.process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(ModelError, match="said nothing for 3 s while it loaded"):
+        RemoteClient(spawned).load(config(folder), silence_s=3.0)
+    assert 3.0 < time.monotonic() - began < 8.0
+    assert spawned.process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("at", ["first", "last", "death"])
+def test_a_listener_that_raises_ends_alone(at: str, folder: Path) -> None:
+    client = RemoteClient.launch(config(folder))
+    heard: dict[str, list[RequestOutput]] = {"good": [], "bad": []}
+
+    def bad(output: RequestOutput) -> None:
+        heard["bad"].append(output)
+        if at == "first" or output.finish is not None:
+            raise ZeroDivisionError
+
+    sampling = SamplingParams(max_tokens=480, temperature=0.0, ignore_eos=True)
+    for name, listen in (("bad", bad), ("good", heard["good"].append)):
+        client.start_request(Request(id=name, prompt=(65,), sampling=sampling, stream=True), listen)
+    if at == "death":
+        wait_until(lambda: bool(heard["good"] and heard["bad"]))
+        client.kill()
+    wait_until(lambda: bool(heard["good"] and heard["good"][-1].finish is not None))
+    if at == "first":
+        assert len(heard["bad"]) == 1
+    if at != "death":
+        wait_until(lambda: client.stats().running == 0)
+        assert client.alive
+    client.close()
 
 
 def test_no_threads_are_left_behind() -> None:

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 WRONG = Regex("(")
+STOP = "[0-9]|[a-c]{2}"
 GRAMMARS: list[GrammarSpec] = [
     JsonSchema(json.dumps(SCHEMA)),
     Regex("[0-9]{3}-[a-c]{2,8}"),
@@ -88,7 +90,7 @@ def make_request(index: int) -> dict[str, Any]:
         case 6:
             fields["sampling"] = SamplingParams(max_tokens=size, temperature=0.0, stop=("e", "tt"), min_tokens=1)
         case 7:
-            fields["sampling"] = SamplingParams(max_tokens=size, temperature=0.0, stop_regex="[0-9]|[a-c]{2}")
+            fields["sampling"] = SamplingParams(max_tokens=size, temperature=0.0, stop_regex=STOP)
         case 8:
             fields["sampling"] = SamplingParams(max_tokens=0)
             fields["score_from"] = rng.randrange(1, len(text))
@@ -104,7 +106,6 @@ BAD: list[dict[str, Any]] = [
     {"prompt": (1,) * 1000},
     {"prompt": (5, 6), "sampling": SamplingParams(max_tokens=5, stop_token_ids=(300,))},
     {"prompt": (5, 6), "score_from": 2, "sampling": SamplingParams(max_tokens=0)},
-    {"prompt": (5, 6), "sampling": SamplingParams(max_tokens=5, stop_regex="a*")},
 ]
 
 
@@ -171,6 +172,8 @@ def place(**settings: Any) -> tuple[Engine, FakeRunner, Executor, Clock]:
     runner.broken = POISON
     clock = Clock()
     engine._clock = clock
+    for pattern in (STOP, "a*"):
+        engine._admission._patterns.compile(pattern).exception(10.0)
     for spec in (*GRAMMARS, WRONG):  # so that each is there at once, in the same step in every run
         try:
             engine._grammars.compile(spec)
@@ -203,8 +206,9 @@ def cold() -> tuple[list[Heard], list[Heard]]:
 class Soak:
     """One run. Everything that happens is drawn from `seed`; `log` is what was heard, in order."""
 
-    def __init__(self, seed: int, num_requests: int, **settings: Any) -> None:
+    def __init__(self, seed: int, num_requests: int, *, keys: Sequence[str] = ("",), **settings: Any) -> None:
         self.rng = random.Random(seed)
+        self.keys = keys
         self.engine, self.runner, self.executor, self.clock = place(**settings)
         self.num_requests = num_requests
         self.log: list[tuple[Any, ...]] = []
@@ -245,7 +249,8 @@ class Soak:
                 self.engine.submit(Request(id=name, **self.rng.choice(BAD)), Heard().take_output)
             self.refused += 1
         elif kind < 0.06:
-            self._submit(name, -1, Request(id=name, prompt=(5, 6, 7), grammar=WRONG))
+            wrong = self.rng.choice(({"grammar": WRONG}, {"sampling": SamplingParams(stop_regex="a*")}))
+            self._submit(name, -1, Request(id=name, prompt=(5, 6, 7), **wrong))
         elif kind < 0.12:
             self._run_program(name)
         else:
@@ -253,7 +258,9 @@ class Soak:
             timeout_s = float(self.rng.randrange(1, 60)) if self.rng.random() < 0.08 else None
             if timeout_s is not None:
                 self.cut.add(name)
-            self._submit(name, index, Request(id=name, timeout_s=timeout_s, **make_request(index)))
+            namespace = self.keys[number % len(self.keys)]
+            request = Request(id=name, timeout_s=timeout_s, namespace=namespace, **make_request(index))
+            self._submit(name, index, request)
 
     def _submit(self, name: str, index: int, request: Request) -> None:
         heard = Heard()
@@ -285,7 +292,7 @@ class Soak:
             name = self.rng.choice([*self.programs][-4:])
             if not self.programs[name][1].over:
                 self.cut.add(name)
-            self.executor.abort(name)
+            self.executor.drop(name)
 
 
 def assert_as_if_alone(soak: Soak) -> None:
@@ -297,7 +304,9 @@ def assert_as_if_alone(soak: Soak) -> None:
         assert usage.cached_tokens <= usage.prompt_tokens - 1
         assert heard.ending[2] is not None or usage.completion_tokens == len(heard.tokens)
         if index < 0:
-            assert heard.ending[2] == "invalid_grammar" or (name in soak.cut and heard.ending[0] == "abort")
+            assert heard.ending[2] in ("invalid_grammar", "invalid_value") or (
+                name in soak.cut and heard.ending[0] == "abort"
+            )
             continue
         expected = kinds[index]
         if heard.ending[0] == "abort" or heard.ending[2] == "generation_timeout":
@@ -319,7 +328,7 @@ def assert_as_if_alone(soak: Soak) -> None:
 def assert_nothing_left(soak: Soak) -> None:
     engine, executor = soak.engine, soak.executor
     for name in list(executor._states):
-        executor.abort(name)
+        executor.drop(name)
     assert not executor._states
     assert not engine._live
     assert not engine._admission.compiling
@@ -332,14 +341,16 @@ def assert_nothing_left(soak: Soak) -> None:
     assert not engine._scheduler.cache.tree.roots
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 4])
-def test_soak(ahead: int) -> None:
+@pytest.mark.parametrize(
+    ("ahead", "keys", "share"), [(0, ("",), 0.3), (1, ("",), 0.3), (4, ("",), 0.3), (1, ("", "a", "b/x", "b/y"), 0.2)]
+)
+def test_soak(ahead: int, keys: Sequence[str], share: float) -> None:
     """On a device whose passes are read at once, read one pass later, and launched up to four steps at a time."""
-    soak = Soak(0, NUM_REQUESTS, num_pages=POOL, max_num_seqs=48, max_batch_tokens=64, ahead=ahead)
+    soak = Soak(0, NUM_REQUESTS, keys=keys, num_pages=POOL, max_num_seqs=48, max_batch_tokens=64, ahead=ahead)
     soak.run()
     assert_as_if_alone(soak)
     retracted = sum(sequence.standing.retractions > 0 for _, _, sequence in soak.requests.values())
-    assert retracted >= 0.3 * len(soak.requests), f"only {retracted} of {len(soak.requests)} were retracted"
+    assert retracted >= share * len(soak.requests), f"only {retracted} of {len(soak.requests)} were retracted"
     assert soak.refused > 20
     endings = {heard.ending[0::2] for _, heard, _ in soak.requests.values()}
     assert {("stop", None), ("length", None), ("abort", None), ("error", "generation_timeout")} <= endings
@@ -354,7 +365,7 @@ def test_the_same_seed_gives_the_same_events(page_size: int, ahead: int, monkeyp
     monkeypatch.setattr(generation, "SEARCH_PATIENCE_S", math.inf)
     logs = []
     for _ in range(2):
-        pool = {"num_pages": POOL // page_size, "page_size": page_size}
+        pool: dict[str, Any] = {"num_pages": POOL // page_size, "page_size": page_size}
         soak = Soak(7, 200, **pool, max_num_seqs=16, max_batch_tokens=24, ahead=ahead)
         soak.run()
         assert_as_if_alone(soak)

@@ -12,13 +12,13 @@ import pytest
 from bough.constrain.spec import Regex
 from bough.runtime.client.local import EngineLoop, LocalClient
 from bough.runtime.protocol.config import EngineConfig
-from bough.runtime.protocol.errors import EngineError, RequestError
+from bough.runtime.protocol.errors import EngineError, OverloadedError, RequestError
 
 from ...support.fakes import fake_engine
 from ..listening import Clock, Heard, alone, assert_clean, drive, request
 
 
-def never(_: object) -> Future[Any]:
+def never(_: object, tenant: str = "") -> Future[Any]:
     return Future()
 
 
@@ -73,6 +73,43 @@ def test_a_deadline_that_is_no_number_is_refused() -> None:
     engine, _ = fake_engine()
     with pytest.raises(RequestError, match="timeout_s"):
         engine.submit(request("r", timeout_s=float("nan")), Heard())
+    assert_clean(engine)
+
+
+def test_a_key_that_floods_leaves_places_to_others() -> None:
+    engine, _ = fake_engine(max_waiting=639, max_num_seqs=1)
+
+    def flood(key: str) -> int:
+        for count in range(1000):
+            try:
+                engine.submit(request(f"{key} {count}", namespace=f"{key}/{count}"), Heard())
+            except OverloadedError:
+                return count
+        raise AssertionError("no bound")
+
+    assert [flood(key) for key in "abc"] == [560, 63, 8]
+    engine.submit(request("quiet", namespace="quiet"), Heard())
+    engine.abort("a 0")
+    assert flood("a") == 0  # it has more than its part still
+    for generation in list(engine._live.values()):
+        engine.abort(generation.request.id)
+    assert not engine._admission._places.num_taken
+    assert_clean(engine)
+
+
+@pytest.mark.parametrize(("weight", "most"), [(1, 560), (2, 593), (100, 630)])
+def test_a_key_may_fill_the_queue_by_its_weight(weight: int, most: int) -> None:
+    """So many requests for each place that is left: 8, 16 or 800."""
+    engine, _ = fake_engine(max_waiting=639, max_num_seqs=1, tenant_weights={"heavy": weight})
+    for count in range(most):
+        engine.submit(request(str(count), namespace="heavy"), Heard())
+    with pytest.raises(OverloadedError):
+        engine.submit(request("more", namespace="heavy"), Heard())
+    assert engine._admission._places._of == {"heavy": most}
+    for count in range(8):
+        engine.submit(request(f"quiet {count}", namespace="quiet"), Heard())
+    for generation in list(engine._live.values()):
+        engine.abort(generation.request.id)
     assert_clean(engine)
 
 

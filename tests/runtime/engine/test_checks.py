@@ -26,7 +26,7 @@ class Judge:
         self.asked: list[tuple[GrammarSpec, str, Future[list[Finding]]]] = []
         engine._checks._check = self
 
-    def __call__(self, spec: GrammarSpec, text: str, receipt: Receipt | None) -> Future[list[Finding]]:
+    def __call__(self, spec: GrammarSpec, text: str, receipt: Receipt | None, tenant: str) -> Future[list[Finding]]:
         future: Future[list[Finding]] = Future()
         self.asked.append((spec, text, future))
         return future

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
+import random
 import socket
 import threading
 import time
@@ -13,8 +14,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from llguidance import LLParserLimits
 
 from bough.constrain import Matcher, MatcherError
+from bough.constrain.matchers import lexer
 from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
 from bough.runtime.client import engine_process
 from bough.runtime.client.local import EngineLoop, LocalClient
@@ -24,8 +27,9 @@ from bough.runtime.protocol.errors import BoughError, DeviceLostError, EngineSto
 from bough.runtime.protocol.program import Failed, Fork, Gen, Program, ProgramEvent, Text
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
+from bough.runtime.runner.runner import Batch
 
-from ...support.fakes import fake_engine
+from ...support.fakes import FakeRunner, fake_engine
 from ..listening import ENDLESS, SHORT, Clock, Heard, alone, assert_clean, drive, request
 from ..programs.oracle import Heard as ProgramHeard
 from ..programs.oracle import executor_of
@@ -72,6 +76,36 @@ def test_an_expired_branch_does_not_break_the_step_that_its_sibling_was_planned_
     assert heard.failed.error.code == "generation_timeout"
     assert other.tokens == alone()
     assert_clean(engine)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_who_is_ended_by_an_expired_request_shares_nothing_that_was_not_computed(ahead: int) -> None:
+    """Its next token was planned in that step, and never launched."""
+    engine, _ = fake_engine(ahead=ahead)
+    clock = Clock()
+    engine._clock = clock
+    victim, again, expected = Heard(), Heard(), Heard()
+
+    def end_the_victim(output: RequestOutput) -> None:
+        if output.finish is not None:
+            engine.abort("victim")
+
+    engine.submit(request("first", sampling=ENDLESS, timeout_s=5.0), end_the_victim)
+    engine.submit(Request(id="victim", prompt=(9, 8, 7), sampling=ENDLESS, stream=True), victim)
+    for _ in range(4):
+        engine.step()
+    clock.now += 6.0
+    engine.step()
+    assert victim.outputs[-1].finish is not None
+    prompt = (9, 8, 7, *victim.tokens, 5)
+    engine.submit(Request(id="again", prompt=prompt, sampling=SHORT), again)
+    drive(engine)
+    assert_clean(engine)
+    cold, _ = fake_engine(enable_prefix_caching=False)
+    cold.submit(Request(id="cold", prompt=prompt, sampling=SHORT), expected)
+    drive(cold)
+    assert again.tokens == expected.tokens
+    cold.close()
 
 
 def test_grammars_of_a_program_that_fail_together_end_it_alone() -> None:
@@ -160,6 +194,7 @@ class BrokenGrammar:
 
     def __init__(self, good: Any, method: str, error: Exception) -> None:
         self._good, self._method, self._error = good, method, error
+        self.receipt = good.receipt
 
     def min_tokens(self) -> int | None:
         return None
@@ -200,7 +235,7 @@ def test_a_grammar_that_breaks_ends_its_own_request_only(
     settled: Future[Any] = Future()
     settled.set_result(BrokenGrammar(good, method, error))
     with monkeypatch.context() as patch:
-        patch.setattr(engine._grammars, "submit", lambda _: settled)
+        patch.setattr(engine._grammars, "submit", lambda *_: settled)
         bad, others = [Heard() for _ in range(3)], [Heard() for _ in range(2)]
         for index, heard in enumerate(bad):
             sampling = SamplingParams(max_tokens=30, temperature=1.0, seed=index)
@@ -221,7 +256,7 @@ def test_a_compilation_that_fails_oddly_ends_its_own_request_only(monkeypatch: p
     failed.set_exception(MemoryError("no more"))
     bad, other = Heard(), Heard()
     with monkeypatch.context() as patch:
-        patch.setattr(engine._grammars, "submit", lambda _: failed)
+        patch.setattr(engine._grammars, "submit", lambda *_: failed)
         engine.submit(request("bad", grammar=Regex("a")), bad)
     engine.submit(request("other"), other)
     drive(engine)
@@ -371,16 +406,156 @@ def test_a_lost_device_ends_the_engine_and_everyone_hears_of_it(monkeypatch: pyt
     assert codes and set(codes) == {"engine_dead"}
 
 
+# Memory
+
+
+class Scarce:
+    """Memory of a `FakeRunner` that runs out: in the passes that `fails` is true of, by their batch."""
+
+    def __init__(self, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch, fails: Callable[[Batch], bool]) -> None:
+        self.num_failed = 0
+        run = runner.run
+
+        def scarce(batch: Batch) -> Any:
+            if fails(batch):
+                self.num_failed += 1
+                raise MemoryError("Unable to allocate 12 GiB")
+            return run(batch)
+
+        monkeypatch.setattr(runner, "run", scarce)
+
+
+def at_pass(number: int) -> Callable[[Batch], bool]:
+    passes = itertools.count(1)
+    return lambda _: next(passes) == number
+
+
+def texts() -> list[str]:
+    return [f"{'shared prefix ' * (index % 3)}prompt {index} " * (1 + index % 4) for index in range(6)]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+@pytest.mark.parametrize("num_requests", [1, 6])
+def test_memory_that_runs_out_once_is_not_noticed(
+    ahead: int, num_requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [alone(text=text) for text in texts()]
+    for at in (1, 2, 3, 4):
+        with monkeypatch.context() as patch:
+            engine, runner = fake_engine(ahead=ahead, max_batch_tokens=64)
+            scarce = Scarce(runner, patch, at_pass(at))
+            heard = [Heard() for _ in range(num_requests)]
+            for index, one in enumerate(heard):
+                engine.submit(request(str(index), texts()[index]), one)
+            drive(engine)
+            assert [one.tokens for one in heard] == expected[:num_requests], at
+            assert all(one.code is None for one in heard)
+            assert scarce.num_failed == 1 <= engine.stats().retried_passes_total <= 3
+            assert_clean(engine)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+def test_a_request_that_never_fits_ends_alone(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found among others in a number of passes that grows with the logarithm of theirs."""
+    engine, runner = fake_engine(ahead=ahead)
+    expected = [alone(text=text) for text in texts()]
+    mark = next(chr(code) for code in range(33, 127) if not any(code in tokens for tokens in expected))
+    scarce = Scarce(runner, monkeypatch, lambda batch: ord(mark) in batch.tokens)
+    heard = {text: Heard() for text in [*texts(), f"too much{mark}"]}
+    for text, one in heard.items():
+        engine.submit(request(text, text), one)
+    drive(engine)
+    bad = heard.pop(f"too much{mark}")
+    assert bad.code == "out_of_memory" and bad.finish.error is not None
+    assert bad.finish.error.message == "there is too little memory to compute the request"
+    assert [one.tokens for one in heard.values()] == expected
+    assert scarce.num_failed <= 24
+    assert_clean(engine)
+
+
+@pytest.mark.parametrize("room", [1, 2, 7, 40])
+def test_passes_of_a_size_that_fits_are_found(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runner = fake_engine(max_batch_tokens=256)
+    scarce = Scarce(runner, monkeypatch, lambda batch: len(batch.tokens) > room)
+    long = "a long text " * 60
+    heard = [Heard() for _ in range(6)]
+    for index, one in enumerate(heard):
+        engine.submit(request(str(index), f"{index} {long if index == 2 else 'short'}"), one)
+    drive(engine)
+    for index, one in enumerate(heard):
+        assert one.tokens == alone(text=f"{index} {long if index == 2 else 'short'}")
+    assert scarce.num_failed > 0
+    assert_clean(engine)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+def test_memory_that_runs_out_at_random_changes_no_answer(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With constraints, drafts, log-probabilities, aborts and late arrivals; nothing is left of anything."""
+    sampling = [
+        SamplingParams(max_tokens=12, temperature=float(index % 2), seed=index, logprobs=2 if index % 3 == 0 else None)
+        for index in range(8)
+    ]
+    grammars = [None, JsonSchema('{"enum": ["abcdefghijk", "abcdefghxyz", "abcd"]}'), Regex("[a-z ]+[.]"), None]
+
+    def answers(seed: int | None) -> list[list[int]]:
+        engine, runner = fake_engine(ahead=ahead, max_batch_tokens=48)
+        with monkeypatch.context() as patch:
+            if seed is not None:
+                rng = random.Random(seed)
+                Scarce(runner, patch, lambda batch: len(batch.tokens) > 1 and rng.random() < 0.4)
+            heard = [Heard() for _ in sampling]
+            for index, one in enumerate(heard):
+                text, grammar = f"{'same ' * 5}{index}", grammars[index % 4]
+                engine.submit(request(str(index), text, sampling[index], grammar=grammar), one)
+                engine.step()
+                if index == 5:
+                    engine.submit(request("gone", "it goes"), Heard())
+                    engine.step()
+                    engine.abort("gone")
+            drive(engine)
+        assert_clean(engine)
+        return [one.tokens for one in heard]
+
+    expected = answers(None)
+    for seed in range(5):
+        assert answers(seed) == expected, seed
+
+
+def test_masks_that_are_late_when_memory_runs_out_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matcher whose mask is still being filled has one user."""
+    expected = alone(grammar=JsonSchema('{"enum": ["abcd", "abxy"]}'))
+    engine, runner = fake_engine(mask_patience_s=0.001)
+    Scarce(runner, monkeypatch, at_pass(1))
+    fill, busy = Matcher.fill_along, threading.Lock()
+
+    def slow(matcher: Matcher, *arguments: Any) -> int:
+        assert busy.acquire(blocking=False), "two threads use one matcher"
+        try:
+            time.sleep(0.05)
+            return fill(matcher, *arguments)
+        finally:
+            busy.release()
+
+    heard = Heard()
+    engine.submit(request("slow", grammar=JsonSchema('{"enum": ["abcd", "abxy"]}')), heard)
+    engine.wait_for_grammar(10.0)
+    kind = type(next(iter(engine._admission.compiling.values())).futures[0].result().matcher())
+    monkeypatch.setattr(kind, "fill_along", slow)
+    drive(engine, 100_000)
+    assert heard.tokens == expected
+    assert_clean(engine)
+
+
 # What cannot be read
 
 
 def test_a_message_of_the_wrong_type_is_refused_and_the_process_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = fake_engine()
     monkeypatch.setattr(engine_process, "_load", lambda config, writer: EngineLoop(engine, config))
-    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(engine_process, "BEAT_S", 60.0)
     ours, theirs = socket.socketpair()
     status: list[int] = []
-    thread = threading.Thread(target=lambda: status.append(engine_process.main(theirs.detach())))
+    thread = threading.Thread(target=lambda: status.append(engine_process.serve(theirs.detach())))
     thread.start()
     writer, messages = FrameWriter(ours), read_frames(ours, FromEngine)
     writer.put(Start(EngineConfig()))
@@ -403,3 +578,31 @@ def test_a_message_of_the_wrong_type_is_refused_and_the_process_lives(monkeypatc
     thread.join(10.0)
     assert status == [0]
     ours.close()
+
+
+def test_a_constraint_that_takes_too_much_to_follow_fails_those_that_come_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lexer, "_LIMITS", LLParserLimits(verbose_errors=False, step_lexer_fuel=20_000))
+    engine, _ = fake_engine()
+    grammar = Regex("(([ab]{1,90}){30,90}){30,90}")
+
+    def heard(name: str, max_tokens: int) -> Heard:
+        heard = Heard()
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=1)
+        engine.submit(request(name, grammar=grammar, sampling=sampling), heard)
+        return heard
+
+    first = heard("first", 3)
+    drive(engine)
+    long, short = (
+        [heard(f"long {index}", 200) for index in range(3)],
+        [heard(f"short {index}", 3) for index in range(3)],
+    )
+    drive(engine)
+    short.append(heard("last", 3))
+    drive(engine)
+    assert [one.code for one in long] == ["grammar_too_complex"] * 3
+    assert len(first.tokens) == 3
+    assert all(one.tokens == first.tokens for one in short)
+    assert_clean(engine)

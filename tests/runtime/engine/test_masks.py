@@ -277,3 +277,45 @@ def test_a_slow_search_is_not_the_engines(ahead: int, monkeypatch: pytest.Monkey
         usage = heard[1][-1].finish
         assert usage is not None and usage.usage.completion_tokens == len(found[-1][1])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("num_keys", [1, 10])
+def test_masks_that_hang_are_no_concern_of_other_keys(num_keys: int) -> None:
+    """A whole batch of them would keep every thread busy."""
+    engine, _ = fake_engine(ahead=0, mask_patience_s=0.05)
+    heard: dict[str, list[RequestOutput]] = {}
+    gate = threading.Event()
+    for number in range(31):
+        name = f"flood {number}" if number < 30 else "quiet"
+        key, sampling = f"flood{number % num_keys}" if number < 30 else name, SamplingParams(max_tokens=4)
+        listener = heard.setdefault(name, []).append
+        engine.submit(Request(id=name, prompt=(65,), sampling=sampling, namespace=key), listener)
+        engine._live[name].matcher = Number(1, gate if number < 30 else None)
+    for _ in range(100):
+        engine.step()
+        if not engine._live.get("quiet"):
+            break
+    assert heard["quiet"][-1].finish is not None
+    assert all(not outputs for name, outputs in heard.items() if name != "quiet")
+    gate.set()
+    engine.close()
+
+
+def test_what_is_left_to_the_slow_threads_comes_right() -> None:
+    engine, _ = fake_engine(ahead=0, mask_patience_s=0.01)
+    heard: list[RequestOutput] = []
+    gate = threading.Event()
+    for number in range(31):
+        sampling = SamplingParams(max_tokens=2)
+        request = Request(id=str(number), prompt=(65,), sampling=sampling, namespace=str(number % 2))
+        engine.submit(request, heard.append)
+        engine._live[str(number)].matcher = Number(1, gate)
+    for _ in range(5):
+        engine.step()
+    assert not heard
+    gate.set()
+    deadline = time.monotonic() + 20.0
+    while engine._live and time.monotonic() < deadline:
+        engine.step()
+    assert sum(output.finish is not None for output in heard) == 31
+    engine.close()

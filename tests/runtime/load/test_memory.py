@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bough.runtime.load.memory import cache_budget, free_memory, measure_activations
+from bough.runtime.load.memory import cache_budget, measure_activations
 from bough.runtime.protocol.config import SchedulerLimits
 from bough.runtime.protocol.errors import ModelError
 
@@ -32,10 +32,6 @@ def test_an_error_says_what_is_needed_and_what_there_is() -> None:
     assert f"{14 * GIB + 3 * GIB + (256 << 20):,}" in message
     assert f"{12 * GIB:,}" in message and f"{10 * GIB:,}" in message
     assert "memory_fraction" in message
-
-
-def test_free_memory_of_this_machine() -> None:
-    assert 64 << 20 < free_memory("cpu") < 1 << 50
 
 
 class ShortModel:

@@ -8,21 +8,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bough.kernels.native.library import Library
 from bough.runtime.engine.engine import Engine
 from bough.runtime.load import load_native as native_loading
+from bough.runtime.load import load_torch, start
 from bough.runtime.load.load_native import load_gguf_engine
 from bough.runtime.load.load_torch import load_engine
 from bough.runtime.load.start import start_engine
 from bough.runtime.protocol.config import EngineConfig
+from bough.runtime.protocol.errors import ModelError, RequestError
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.runner import host
 from bough.runtime.runner.native_runner import NativeRunner
 
-HEAVY = ("torch", "transformers", "gguf", "sympy", "fastapi", "jsonschema")
+from ...support.tiny_model import write_tiny_model
+
+HEAVY = ("torch", "transformers", "gguf", "sympy", "starlette", "jsonschema")
 
 GENERATE = """
 import sys
@@ -60,6 +65,8 @@ def test_both_ways_lead_to_the_same_engine(default_model: Path) -> None:
     config = EngineConfig(model=str(default_model), num_pages=512, device="cpu")
     short, long = start_engine(config), load_engine(config)
     assert short.info == long.info
+    assert (short.info.backend, short.info.weights, short.info.kv_cache) == ("native", "Q4_1", "12-bit")
+    assert short.info.instructions in ("AVX2", "AVX-512")
     assert answer(short) == answer(long)
 
 
@@ -102,3 +109,72 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not host.may_have_gpu()
     monkeypatch.setattr(sys, "platform", "win32")
     assert host.may_have_gpu()
+
+
+def test_a_gpu_that_torch_cannot_see_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor is for who asks for it."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("glob.glob", lambda pattern: ["/dev/nvidia0"] if pattern.startswith("/dev/") else [])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(
+        RequestError, match=r"has an NVIDIA GPU \(/dev/nvidia0\), but .* cannot use it: install .*--device cpu"
+    ):
+        load_torch._device("auto")
+    assert load_torch._device("cpu") == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert load_torch._device("auto") == "cpu"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr("glob.glob", lambda pattern: [])
+    assert load_torch._device("auto") == "cpu"
+
+
+def test_a_missing_library_is_told_where_it_could_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(load_torch, "load_library", lambda: None)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    folder = EngineConfig(model=str(write_tiny_model(tmp_path / "tiny")))
+    load_torch._warn_of_torch(folder)
+    assert caplog.messages == []  # torch is the one that computes such weights anyway
+    load_torch._warn_of_torch(msgspec.structs.replace(folder, quantization="int8"))
+    (line,) = caplog.messages
+    assert "install a C compiler" in line and "--attention-backend torch" in line
+
+
+def test_a_format_that_the_checkpoint_has_not_is_refused(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny")
+    with pytest.raises(
+        ModelError, match=r"quantization awq was asked for, but the weights of .*tiny are F32: leave it out"
+    ):
+        start_engine(EngineConfig(model=str(folder), quantization="awq"))
+
+
+def test_an_engine_says_how_it_computes(tmp_path: Path) -> None:
+    engine = start_engine(EngineConfig(model=str(write_tiny_model(tmp_path / "tiny")), num_pages=64, device="cpu"))
+    info = engine.info
+    engine.close()
+    assert (info.backend, info.weights, info.activations, info.kv_cache) == (
+        "torch",
+        info.dtype,
+        info.dtype,
+        info.dtype,
+    )
+    assert (
+        info.described()
+        == f"torch on {info.instructions}: {info.dtype} weights, {info.dtype} activations, {info.dtype} KV cache"
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("8 GiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 GiB")], ids=repr
+)
+def test_what_does_not_fit_is_a_model_error(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(start, "load_gguf_engine", fail)
+    with pytest.raises(ModelError, match=r"too little memory to load the model .*8 GiB"):
+        start_engine(EngineConfig(model="any"))
+    monkeypatch.setattr(start, "load_gguf_engine", lambda *_: (_ for _ in ()).throw(RuntimeError("another fault")))
+    with pytest.raises(RuntimeError, match="another fault"):
+        start_engine(EngineConfig(model="any"))

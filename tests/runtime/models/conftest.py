@@ -14,7 +14,8 @@ import torch
 import transformers
 
 from bough.kernels.attention.interface import AttentionBatch, KVShape
-from tests.kernels.attention.oracle import ReferenceAttention
+
+from ...kernels.attention.oracle import ReferenceAttention
 
 
 def pytest_configure(config: pytest.Config) -> None:

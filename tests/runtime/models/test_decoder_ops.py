@@ -16,8 +16,8 @@ from bough.runtime.checkpoints.config import ModelConfig, read_config
 from bough.runtime.checkpoints.weights import list_parameters
 from bough.runtime.models.decoder import Decoder, RotaryPositions
 from bough.runtime.models.load import load_model
-from tests.kernels.attention.oracle import ReferenceAttention
 
+from ...kernels.attention.oracle import ReferenceAttention
 from ...support.triton_interpreter import DEVICE, HAS_GPU
 
 from bough.kernels.attention.rope_store import rope_store  # isort: skip  after the interpreter

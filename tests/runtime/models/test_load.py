@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -15,9 +13,9 @@ import pytest
 import torch
 import transformers
 
-from bough.runtime.checkpoints import locate as locating
+from bough.runtime.models import load as loading
 from bough.runtime.models.decoder import Decoder, Linear
-from bough.runtime.models.load import load_model, locate, resolve_dtype
+from bough.runtime.models.load import load_model, resolve_dtype
 from bough.runtime.models.rope_frequencies import rope_frequencies
 from bough.runtime.protocol.errors import ModelError
 
@@ -382,25 +380,8 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
             load_model(source)
 
 
-def test_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def fetch(name: str, *, allow_patterns: list[str]) -> str:
-        asked.append(name)
-        assert not any("bin" in pattern or "py" in pattern for pattern in allow_patterns)
-        if name == "no/network":
-            raise OSError("cannot reach the hub\nwith details")
-        return str(tmp_path)
-
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=fetch))
-    monkeypatch.setattr(locating, "_has_hub", lambda: True)
-    assert locate("some/model") == tmp_path
-    with pytest.raises(ModelError, match=r"cannot reach the hub$"):
-        locate("no/network")
-    monkeypatch.setattr(locating, "_has_hub", lambda: False)
-    with pytest.raises(ModelError, match="pip install huggingface_hub"):
-        locate("some/model")
-    assert asked == ["some/model", "no/network"]
+def test_ids_that_are_none_of_the_models_are_left_out() -> None:
+    assert loading._ids([-1, 5, 99, 100, 1 << 40, "7", None, True, 5, 2.0], 100) == (5, 99)
 
 
 def test_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ from bough.kernels.native.threads import Threads
 from bough.runtime.models.decoder import Decoder
 from bough.runtime.models.load import LoadedModel, load_model
 from bough.runtime.models.native import NativeDecoder, NativeTarget
-from tests.runtime.models.quantised_folders import quantise_folder
-from tests.runtime.models.test_quantised_checkpoint import FORMATS
 
 from ...support.tiny_model import write_tiny_model
+from .quantised_folders import quantise_folder
+from .test_quantised_checkpoint import FORMATS
 
 EXACT = ("awq", "awq-g128", "gptq", "gptq-v2", "gptq-symmetric", "gptq-rows", "gptq-8", "gptq-8-symmetric")
 MATRICES = {"query": "self_attn.q_proj", "out": "self_attn.o_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}

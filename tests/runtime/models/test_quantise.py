@@ -15,10 +15,10 @@ from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.load import load_model
 from bough.runtime.models.quantise import KINDS, QuantisedLinear, StackedLinear, quantise_decoder
 from bough.runtime.protocol.errors import ModelError
-from tests.runtime.checkpoints.test_gguf_blocks import random_blocks
-from tests.runtime.models.test_load import make_reference, write_gguf
 
 from ...support.tiny_model import write_tiny_model
+from ..checkpoints.test_gguf_blocks import random_blocks
+from .test_load import make_reference, write_gguf
 
 
 def logits_of(model: Any, make_runner: Any, make_stream: Any, vocab_size: int = 40) -> torch.Tensor:

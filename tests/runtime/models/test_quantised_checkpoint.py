@@ -15,7 +15,8 @@ from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.load import load_model
 from bough.runtime.models.quantise import QuantisedLinear, StackedLinear
 from bough.runtime.protocol.errors import ModelError
-from tests.runtime.models.quantised_folders import (
+
+from .quantised_folders import (
     PROJECTIONS,
     Tensors,
     Writer,

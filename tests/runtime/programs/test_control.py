@@ -55,7 +55,7 @@ def test_random_programs_equal_the_oracle(seed: int) -> None:
     place = ToolPlace(max_batch_tokens=rng.choice([8, 512]), max_num_seqs=rng.choice([1, 3, 64]))
     place.model.bias = BIAS
     assert outcome(place, [ops]) == wanted
-    place.executor.abort("p")
+    place.executor.drop("p")
     parts = [ops[start : start + 4] for start in range(0, len(ops), 4)]
     assert outcome(place, parts) == wanted
     place.close()

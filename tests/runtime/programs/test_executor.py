@@ -85,9 +85,9 @@ def test_everything_at_once_and_bit_by_bit() -> None:
     for number, settings in enumerate(({}, {"max_batch_tokens": 16, "max_num_seqs": 2}, {"page_size": 4})):
         place = Place(**settings)
         results.append(whole(place, EVERYTHING))
-        place.executor.abort("p")
+        place.executor.drop("p")
         results.append(in_stretches(place, cuts(EVERYTHING, iter(lambda: 1, 0))))
-        place.executor.abort("p")
+        place.executor.drop("p")
         results.append(overlapping(place, cuts(EVERYTHING, iter(lambda: 3, 0)), number))
         place.engine.close()
     assert all(result == results[0] for result in results)
@@ -118,10 +118,10 @@ def test_random_programs_equal_the_oracle(seed: int) -> None:
     place = Place(max_batch_tokens=rng.choice([8, 512]), max_num_seqs=rng.choice([1, 3, 64]))
     place.model.bias = BIAS
     assert whole(place, ops) == wanted
-    place.executor.abort("p")
+    place.executor.drop("p")
     parts = cuts(ops, iter(lambda: rng.randrange(1, 9), 0))
     assert in_stretches(place, parts) == wanted
-    place.executor.abort("p")
+    place.executor.drop("p")
     assert overlapping(place, parts, seed) == wanted
     place.executor.close()
     assert_all_free(place.engine)
@@ -319,7 +319,7 @@ def test_a_text_that_is_said_again_is_not_tokenised_again(place: Place, monkeypa
     for program_id in ("first", "second"):
         place.run(ops, program_id, keep=True)
         tokens.append(place.tokens(program_id))
-        place.executor.abort(program_id)
+        place.executor.drop(program_id)
     assert said.count("Be brief.") == 1
     assert tokens[0] == tokens[1]
     place.run(ops, "third", namespace="another")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from bough.runtime.programs import costs, interpreter, state
-from bough.runtime.programs.costs import MAX_SLICE_WORK
+from bough.runtime.programs.costs import MAX_SLICE_S, MAX_SLICE_WORK
 from bough.runtime.programs.tokens import content_of
 from bough.runtime.protocol.condition import Compare, Condition, Count, Either, Every, Matches, Negation, Ref
 from bough.runtime.protocol.errors import RequestError
@@ -341,7 +342,7 @@ def test_what_was_never_computed_is_kept_only_for_a_timeline(place: ToolPlace) -
     assert attack.state is not None
     assert attack.state.untold == []
     bound(place.machine, tokens=3000)
-    place.executor.abort("attack")
+    place.executor.drop("attack")
     assert Attack(place, [Text(0, ("x",)), loop(*body, turns=50)], trace=True).code == "invalid_value"
 
 
@@ -372,3 +373,66 @@ def test_messages_that_were_joined_make_way_and_are_charged(place: ToolPlace) ->
     assert attack.most <= MAX_SLICE_WORK + 100
     expected = place.engine.tokenizer.chat.role_pieces(("user",) * 201, "assistant")
     assert branch.turn.pieces == expected
+
+
+# Several keys
+
+
+def rounds(place: ToolPlace, over: Callable[[], bool]) -> tuple[int, float]:
+    """Makes what is posted until `over`, as if the engine made a step after each round: their number, and the seconds
+    that the longest took.
+    """
+    num_rounds, longest_s = 0, 0.0
+    while not over():
+        num_rounds += 1
+        began = time.thread_time()
+        for _ in range(place.posted.qsize()):
+            place.posted.get()()
+        longest_s = max(longest_s, time.thread_time() - began)
+    return num_rounds, longest_s
+
+
+def test_all_programs_together_leave_time_for_steps(place: ToolPlace) -> None:
+    ops: list[Op] = [Assign(0, "x", ("y",)), loop(*[Assign(0, "x", ("z",))] * 30)]
+    flood = [place.start(ops, f"flood {number}", namespace="flood") for number in range(30)]
+    _, longest_s = rounds(place, lambda: any(heard.over for heard in flood))
+    assert longest_s < 8 * MAX_SLICE_S  # thirty of them would take a slice each
+    for number in range(30):
+        place.executor.drop(f"flood {number}")
+
+
+def test_programs_of_one_key_do_not_hold_up_those_of_another(place: ToolPlace) -> None:
+    ops: list[Op] = [Assign(0, "x", ("y",)), loop(*[Assign(0, "x", ("z",))] * 30)]
+    flood = [place.start(ops, f"flood {number}", namespace="flood/salt") for number in range(30)]
+    quiet = place.start([*ops, Assign(0, "end", ("of it",), tell=True)], "quiet", namespace="quiet")
+    rounds(place, lambda: quiet.over)
+    assert quiet.values[0, "end"].text == "of it"
+    assert not any(heard.over for heard in flood)
+    for number in range(30):
+        place.executor.drop(f"flood {number}")
+
+
+def test_long_texts_of_one_key_do_not_hold_up_those_of_another(
+    place: ToolPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, order = threading.Event(), list[str]()
+    encode = Tokenizer.encode
+
+    def noted(self: Tokenizer, text: str, **options: bool) -> list[int]:
+        if len(text) > LONG_TEXT:
+            assert gate.wait(10.0)
+            order.append(text[0])
+        return encode(self, text, **options)
+
+    place.machine._max_tokens = 1 << 20
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+    heard = [
+        place.start([Text(0, ("f" * 5000 + str(number),))], f"flood {number}", namespace="flood")
+        for number in range(20)
+    ]
+    heard.append(place.start([Text(0, ("q" * 5000,))], "quiet", namespace="quiet"))
+    gate.set()
+    place.drive(lambda: all(each.over for each in heard))
+    assert order.index("q") == 1
+    encodings = place.machine._encodings
+    assert encodings is not None and not encodings._turns._present

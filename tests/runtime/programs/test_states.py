@@ -85,9 +85,9 @@ def test_abort_at_any_step_ends_every_stretch(place: Place, num_steps: int) -> N
     second = place.start(EVERYTHING[30:], keep=True, resume=True)
     for _ in range(num_steps):
         place.engine.step()
-    place.executor.abort("p")
-    place.executor.abort("p")
-    place.executor.abort("unknown")
+    place.executor.drop("p")
+    place.executor.drop("p")
+    place.executor.drop("unknown")
     assert first.over
     assert second.failed.error.code == "aborted"
     assert_all_free(place.engine)
@@ -147,6 +147,22 @@ def test_idle_states_are_dropped_after_a_while_in_the_order_of_their_use(place: 
     assert place.run([Text(0, ("!",))], "long", resume=True).done
 
 
+def test_idle_states_age_while_nobody_runs_anything(place: Place) -> None:
+    assert place.executor.sleep_s() is None
+    assert place.start([Text(0, ("x",))], "old", keep=True).done
+    place.executor.expire()
+    place.clock.now += STATE_LIFE_S
+    assert place.executor.sleep_s() == 0.0
+    with pytest.raises(ValueError, match=r"gone .* or the engine was started again"):
+        place.start([Text(0, ("",))], "old", resume=True)
+    assert place.start([Text(0, ("y",))], "old", keep=True).done.texts == {0: "y"}  # the id is free
+    place.executor.expire()
+    assert 0.0 < (place.executor.sleep_s() or 0.0) <= 60.0
+    place.clock.now += STATE_LIFE_S
+    place.executor.expire()
+    assert place.executor.num_states == 0 and place.executor.sleep_s() is None
+
+
 def test_a_state_lives_until_its_last_stretch_has_ended(place: Place) -> None:
     """A stretch that does not keep the state ends first: the other one is still found, and stopped, by its id."""
     ops: list[Op] = [Text(0, ("x",)), Fork(0, (1,)), Gen(1, "g", SamplingParams(max_tokens=500, ignore_eos=True))]
@@ -157,7 +173,7 @@ def test_a_state_lives_until_its_last_stretch_has_ended(place: Place) -> None:
     assert place.executor.num_states == 1
     with pytest.raises(ValueError, match="gone"):
         place.start([Text(0, ("",))], resume=True)
-    place.executor.abort("p")
+    place.executor.drop("p")
     assert first.failed.error.code == "aborted"
 
 

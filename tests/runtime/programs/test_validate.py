@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from bough.runtime.programs import validate as blocks
-from bough.runtime.programs.validate import MAX_BRANCHES, MAX_DEPTH, MAX_OPS, MAX_PATTERNS, MAX_TURNS
+from bough.runtime.programs.validate import MAX_BRANCHES, MAX_DEPTH, MAX_OPS, MAX_PATTERNS, MAX_STOP_PATTERNS, MAX_TURNS
 from bough.runtime.protocol.condition import Compare, Condition, Count, Every, Hole, Matches, Negation, Ref, Times
 from bough.runtime.protocol.program import (
     Assign,
@@ -190,6 +190,10 @@ REFUSED: dict[str, tuple[list[Op], str]] = {
     "depth of a condition": ([When(0, deep_condition(40))], "nested 32 levels deep"),
     "instructions": ([When(0, TRUE, (Text(0, ("x",)),) * MAX_OPS)], f"1 to {MAX_OPS} instructions, those in blocks"),
     "conditions": ([When(0, Every((TRUE,) * MAX_OPS))], "the conditions of a program"),
+    "stop patterns": (
+        [Gen(0, f"x{n}", SamplingParams(stop_regex="a" * (n + 1))) for n in range(MAX_STOP_PATTERNS + 1)],
+        "16 different stop_regex at most",
+    ),
     "patterns": (
         [When(0, Every(tuple(Matches(Ref(0, "x"), "a" * (n + 1)) for n in range(MAX_PATTERNS + 1))))],
         "64 patterns at most",

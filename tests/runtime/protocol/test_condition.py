@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
 
+from bough.constrain.matchers import lexer
 from bough.runtime.protocol.condition import (
     MAX_DEPTH,
     Compare,
@@ -24,7 +26,14 @@ from bough.runtime.protocol.condition import (
     nodes,
 )
 from bough.runtime.protocol.errors import EngineError, RequestError
-from bough.runtime.protocol.patterns import MAX_KEPT, MAX_MATCHED_CHARS, MAX_PATTERN_CHARS, Pattern, PatternCache
+from bough.runtime.protocol.patterns import (
+    MAX_KEPT,
+    MAX_MATCHED_CHARS,
+    MAX_PATTERN_CHARS,
+    Matching,
+    Pattern,
+    PatternCache,
+)
 
 
 class Given:
@@ -182,3 +191,17 @@ def test_patterns_are_compiled_once_and_kept_within_bounds() -> None:
     for number in range(MAX_KEPT):
         cache.get(f"b{{{number + 1}}}")
     assert cache.get("a+") is not first
+
+
+def test_a_pattern_whose_effort_is_used_up_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = Pattern("(ab?){1,300}")
+    begun = Matching(pattern, "ab" * 200)
+    assert begun.done_by(0.0) is None
+    begun._lexer.failed = True  # over another text
+    assert begun.done_by(math.inf) is True
+    assert pattern.matches("abaab") and not pattern.matches("abb")
+    with monkeypatch.context() as patch:
+        patch.setattr(lexer, "is_broken", lambda _: True)
+        with pytest.raises(EngineError, match="too complex"):
+            pattern.matches("ab")
+    assert pattern.matches("ab")

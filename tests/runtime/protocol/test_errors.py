@@ -11,6 +11,7 @@ import pytest
 from bough.constrain.errors import REFUSALS
 from bough.runtime.protocol.errors import (
     CLASSES,
+    MAX_LINE_CHARS,
     BoughError,
     EngineError,
     EngineStoppedError,
@@ -18,6 +19,7 @@ from bough.runtime.protocol.errors import (
     ModelError,
     OverloadedError,
     RequestError,
+    in_file,
     to_exception,
     to_info,
 )
@@ -81,3 +83,16 @@ def test_what_a_constraint_is_refused_for_is_wrong_with_the_request() -> None:
 @pytest.mark.parametrize("kind", [RequestError, ModelError, OverloadedError, EngineStoppedError])
 def test_a_class_is_found_by_its_own_code(kind: type[BoughError]) -> None:
     assert CLASSES[kind.code] is kind
+
+
+def test_a_model_error_is_one_line_of_bounded_length() -> None:
+    error = ModelError("first\n  second\t" + "x" * 1_000_000)
+    assert error.message.startswith("first second x") and len(error.message) == MAX_LINE_CHARS
+    assert str(error) == error.message
+
+
+def test_the_name_of_a_file_is_said_once() -> None:
+    for message in ("no such field", "config.json: no such field"):
+        with pytest.raises(ModelError) as caught, in_file("config.json"):
+            raise ModelError(message, code="a_code")
+        assert (caught.value.message, caught.value.code) == ("config.json: no such field", "a_code")

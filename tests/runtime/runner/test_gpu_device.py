@@ -39,10 +39,24 @@ def test_a_cpu_needs_nothing(entered: list[torch.device]) -> None:
 
 @pytest.mark.usefixtures("entered")
 def test_an_error_that_the_device_survives_stays_what_it_is() -> None:
-    error = torch.OutOfMemoryError("no memory")
-    with pytest.raises(torch.OutOfMemoryError) as caught, on_device(GPU):
+    error = RuntimeError("a shape is wrong")
+    with pytest.raises(RuntimeError) as caught, on_device(GPU):
         raise error
     assert caught.value is error
+
+
+@pytest.mark.usefixtures("entered")
+def test_a_gpu_without_memory_gives_back_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    with pytest.raises(MemoryError, match="no memory"), on_device(GPU):
+        raise torch.OutOfMemoryError("no memory")
+    assert emptied == [True]
+
+
+def test_a_host_without_memory_is_told_by_the_same_error() -> None:
+    with pytest.raises(MemoryError, match="allocate"), on_device(torch.device("cpu")):
+        torch.empty(1 << 50)
 
 
 @pytest.mark.usefixtures("entered")

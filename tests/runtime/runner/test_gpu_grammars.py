@@ -92,7 +92,7 @@ def run(engine: Engine, slack: int) -> Answers:
     for _ in range(6000):
         if not engine._live and engine._flight is None:
             break
-        while engine._admission.compiling and not all(future.done() for future in engine._admission.compiling.values()):
+        while engine._admission.compiling and not all(one.done for one in engine._admission.compiling.values()):
             time.sleep(0.001)  # so that all are admitted at once
         engine.step()
     assert not engine._live

@@ -17,7 +17,8 @@ from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.sampler.native_sampler import NativeSampler
 from bough.runtime.sampler.rows import Draws, Row
 from bough.runtime.sampler.torch_sampler import TorchSampler
-from tests.support.sampling import assert_close, seed_of
+
+from ...support.sampling import assert_close, seed_of
 
 NUMBERS: dict[str, tuple[float, list[Any]]] = {
     "top_k": (0.4, [-1, 1, 2, 5, 50, 300, 5000, 2**31 - 1]),

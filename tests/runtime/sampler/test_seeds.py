@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.runtime.sampler.seeds import _mix, derive
-from tests.support.sampling import seed_of, uniform
+
+from ...support.sampling import seed_of, uniform
 
 SEEDS = st.integers(-(2**63), 2**64 - 1)
 

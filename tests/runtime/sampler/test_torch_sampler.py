@@ -15,7 +15,8 @@ from bough.kernels.native.library import load_library
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.sampler.rows import Draws, Row
 from bough.runtime.sampler.torch_sampler import TorchSampler
-from tests.support.sampling import assert_close, host_sampler, seed_of, uniform
+
+from ...support.sampling import assert_close, host_sampler, seed_of, uniform
 
 VOCAB = 300
 WORDS = -(-VOCAB // 32)

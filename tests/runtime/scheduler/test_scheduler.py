@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,10 +37,11 @@ class Simulation:
     page_size: int = 4
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     sharing: bool = True
+    weights: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.cache = PrefixCache(self.num_pages, self.page_size, sharing=self.sharing)
-        self.scheduler = Scheduler(self.cache, self.limits)
+        self.cache = PrefixCache(self.num_pages, self.page_size, sharing=self.sharing, weights=self.weights)
+        self.scheduler = Scheduler(self.cache, self.limits, self.weights)
         self.model = FakeModel(self.num_pages, self.page_size, VOCAB)
         self.wanted: dict[str, int] = {}
         self.done: dict[str, Sequence] = {}
@@ -50,8 +52,11 @@ class Simulation:
         self.wanted[item.id] = max_tokens
         self.scheduler.add(item)
 
-    def step(self, now: float = 0.0, drafts: random.Random | None = None) -> list[Work]:
-        plan = self.scheduler.schedule(now)
+    def step(
+        self, now: float = 0.0, drafts: random.Random | None = None, prompt_tokens: int = sys.maxsize
+    ) -> list[Work]:
+        plan = self.scheduler.schedule(now, prompt_tokens)
+        assert sum(work.num_prompt_tokens for work in plan.work) <= prompt_tokens
         self.trace.append([(work.sequence.id, work.start, work.stop) for work in plan.work])
         assert sum(work.num_tokens for work in plan.work) <= self.limits.max_batch_tokens
         assert len(self.scheduler.running) <= self.limits.max_num_seqs
@@ -312,6 +317,22 @@ def test_a_last_token_in_place_of_the_drawn_one_is_not_published_as_computed() -
     simulation.assert_all_free()
 
 
+@pytest.mark.parametrize("moment", ["planned", "in flight", "deferred"])
+def test_who_ends_before_its_pass_is_read_publishes_nothing_of_it(moment: str) -> None:
+    """It may never be launched, and it may fail."""
+    simulation = Simulation(page_size=1)
+    scheduler, item = simulation.scheduler, sequence("a", [1] * 8)
+    scheduler.add(item)
+    plan = scheduler.schedule(0.0)
+    if moment != "planned":
+        simulation.model.run(plan)
+    if moment == "deferred":
+        scheduler.defer(item)
+    scheduler.remove(item)
+    assert simulation.cache.cached_tokens([1] * 9) == 0
+    simulation.assert_all_free()
+
+
 # Who changes what
 
 
@@ -334,3 +355,71 @@ def test_the_scheduler_alone_changes_a_sequence() -> None:
     runtime = Path(bough.__file__).parent / "runtime"
     files = [file for file in runtime.rglob("*.py") if file.parent.name != "scheduler"]
     assert not [file.name for file in files if change.search(file.read_text())]
+
+
+# Tokens of prompts in a step
+
+
+@pytest.mark.parametrize("num_tenants", [1, 3])
+@given(st.integers(0, 1 << 16))
+@settings(max_examples=15)
+def test_a_bound_on_prompts_holds_in_every_step_and_changes_no_answer(num_tenants: int, seed: int) -> None:
+    rng = random.Random(seed)
+    workload = [([rng.randrange(VOCAB) for _ in range(rng.randrange(1, 60))], rng.randrange(1, 9)) for _ in range(12)]
+
+    def outputs(bounded: bool) -> dict[str, list[int]]:
+        simulation = Simulation(limits=SchedulerLimits(max_num_seqs=5, max_batch_tokens=32))
+        for index, (tokens, max_tokens) in enumerate(workload):
+            namespace = f"key{index % num_tenants}"
+            simulation.add(sequence(str(index), tokens, index, namespace=namespace), max_tokens)
+        steps = 0
+        while not simulation.scheduler.idle:
+            simulation.step(drafts=random.Random(seed), prompt_tokens=rng.choice((3, 5, 16, 40)) if bounded else 40)
+            steps += 1
+            assert steps < 2000, "no progress"
+        simulation.assert_all_free()
+        return simulation.outputs()
+
+    assert outputs(True) == outputs(False)
+
+
+def test_what_decodes_is_not_bounded_with_prompts() -> None:
+    simulation = Simulation(num_pages=256, limits=SchedulerLimits(max_num_seqs=16, max_batch_tokens=64, hold_back=1000))
+    for index in range(8):
+        simulation.add(sequence(f"short {index}", [index % 3, 1], index), 20)
+    simulation.step()
+    simulation.add(sequence("long", [1, 2] * 40, 9), 1)
+    sizes = [{work.sequence.id: work.num_tokens for work in simulation.step(prompt_tokens=4)} for _ in range(6)]
+    assert all(len(step) == 9 and step["long"] == 4 for step in sizes)
+
+
+def test_a_step_that_is_taken_back_is_planned_again_in_any_parts() -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        plain, broken = (Simulation(num_pages=256, limits=SchedulerLimits(max_batch_tokens=24)) for _ in range(2))
+        for simulation in (plain, broken):
+            for index in range(6):
+                simulation.add(sequence(str(index), [(index * seed + place) % 3 for place in range(17)], index), 6)
+        plain.run()
+        scheduler = broken.scheduler
+        while not scheduler.idle:
+            plan = scheduler.schedule(0.0)
+            scheduler.cancel(plan)
+            scheduler.take_back(plan)
+            parts = [[(work.sequence, rng.randrange(1, work.num_tokens + 1))] for work in plan.work]
+            for part in rng.sample(parts, len(parts)):
+                again = scheduler.replan(part)
+                picks = broken.model.run(again)
+                advances = [
+                    advance(work, pick, broken.wanted[work.sequence.id])
+                    for work, pick in zip(again.work, picks, strict=True)
+                ]
+                scheduler.apply(again, advances)
+                broken.done |= {
+                    work.sequence.id: work.sequence
+                    for work, moved in zip(again.work, advances, strict=True)
+                    if moved.finished
+                }
+            broken.cache.check([one.lease for one in scheduler.running if one.lease is not None])
+        assert broken.outputs() == plain.outputs()
+        broken.assert_all_free()

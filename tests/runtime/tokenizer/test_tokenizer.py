@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
+from base64 import b64encode
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from bough.runtime.protocol.errors import ModelError, RequestError
-from bough.runtime.tokenizer.load import build_gguf_tokenizer, load_tokenizer
-from bough.runtime.tokenizer.tokenizer import Tokenizer
+from bough.runtime.protocol.errors import EngineError, ModelError, RequestError
+from bough.runtime.tokenizer.load import build_gguf_tokenizer, check_growth, load_tokenizer
+from bough.runtime.tokenizer.tokenizer import TextPipeline, Tokenizer
 
 CORPUS = [
     "the quick brown fox can't jump 1234 times over 56 lazy dogs",
@@ -286,6 +290,27 @@ def test_unused_ids_never_stand_for_text():
     assert tokenizer.vocab_size - 1 not in tokenizer.encode("[PAD]", special=True)
 
 
+class PanicError(BaseException):
+    """Panic of the library's native code, which is no Exception."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), PanicError("index out of bounds")], ids=repr)
+def test_a_library_that_fails_on_a_text_fails_that_text(error, monkeypatch):
+    class Broken:
+        def encode(self, text, **_):
+            raise error
+
+        encode_batch_fast = encode
+
+    for variant in ("own", "plain", "exact"):
+        monkeypatch.setattr(SMOLLM._parts.pipeline, variant, Broken())
+    for encode in (SMOLLM.encode, SMOLLM.encode_prompt):
+        for text in ("x", "long " * 10_000):
+            with pytest.raises(EngineError) as caught:
+                encode(text)
+            assert caught.value.code == "tokenizer_error"
+
+
 def test_lone_surrogates_are_refused():
     for encode in (SMOLLM.encode, SMOLLM.encode_prompt, SMOLLM.vocabulary(9).encode):
         with pytest.raises(RequestError, match="surrogate"):
@@ -363,6 +388,18 @@ def test_what_tokens_are_said_to_go_on_from():
         assert SMOLLM.goes_on(text) == any(other.startswith(text) and other != text for other in texts)
 
 
+@pytest.mark.parametrize("text", ["", "the", '{"name": "", "age": 0}', "a\u00e9 \u4e16"])
+def test_the_fewest_tokens_are_no_more_than_those_of_encode(text):
+    data, texts = text.encode(), {other for other in SMOLLM.token_bytes if other}
+    fewest = SMOLLM.fewest_tokens(text)
+    assert fewest <= len(SMOLLM.encode(text))
+    reached = {0}
+    for _ in range(fewest):
+        assert len(data) not in reached
+        reached = {stop for start in reached for stop in range(start + 1, len(data) + 1) if data[start:stop] in texts}
+    assert len(data) in reached
+
+
 @pytest.mark.parametrize("text", ["a▁b", "▁", "x <0x0A> y<0x41>", "▁▁ <0x0A>▁é\n"])
 def test_for_grammars_text_is_what_its_tokens_say(text):
     tokenizer = Tokenizer(build_gguf_tokenizer(sentencepiece_fields()))
@@ -420,6 +457,186 @@ def test_folders_that_cannot_be_used_are_refused(tmp_path):
         load_tokenizer(tmp_path)
     save_folder(tmp_path, trained(*FAMILIES["gpt-2"]), chat_template="{% for %}")
     with pytest.raises(ModelError, match="template"):
+        load_tokenizer(tmp_path)
+
+
+def change_file(path: Path, change: Callable[[Any], Any]) -> None:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+TENFOLD = replace({"String": "a"}, "a" * 10)
+FIVEFOLD_MAP = b"\0\0\0\0" + b"\0b\0" + b"a" * 5 + b"\0"
+GROWING = {
+    "replaced again and again": ("normalizer", [TENFOLD] * 8),
+    "nested": ("normalizer", [{"type": "Sequence", "normalizers": [TENFOLD] * 2}, TENFOLD]),
+    "replaced at once": ("normalizer", [replace({"String": "a"}, "a" * 999_999)]),
+    "by a pattern": ("normalizer", [replace({"Regex": "(?=a)"}, "a" * 99)] * 2),
+    "between characters": ("normalizer", [replace({"String": ""}, "a" * 9)] * 3),
+    "characters that have long forms": ("normalizer", [replace({"String": "a"}, "\ufdfa" * 8), {"type": "NFKD"}]),
+    "put before": ("normalizer", [{"type": "Prepend", "prepend": "a" * 999}]),
+    "bytes of bytes": ("normalizer", [{"type": "ByteLevel"}] * 20),
+    "a map": ("normalizer", [{"type": "Precompiled", "precompiled_charsmap": b64encode(FIVEFOLD_MAP).decode()}] * 4),
+    "words of bytes of bytes": ("pre_tokenizer", [{"type": "ByteLevel", "add_prefix_space": False}] * 20),
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_a_letter_does_not_become_thousands(tmp_path, name):
+    """Eight steps that each write a letter ten times would make gigabytes of one."""
+    save_folder(tmp_path, trained(*FAMILIES["gpt-2"]))
+    field, steps = GROWING[name]
+    parts = "normalizers" if field == "normalizer" else "pretokenizers"
+    change_file(tmp_path / "tokenizer.json", lambda value: value.update({field: {"type": "Sequence", parts: steps}}))
+    with pytest.raises(ModelError, match=r"tokenizer.json: normalizer and pre_tokenizer may make .* of one character"):
+        load_tokenizer(tmp_path)
+
+
+def test_normalizers_of_published_models_are_read(tmp_path):
+    """Those of T5, ALBERT and Llama 2; their tables of forms have one character of eighteen."""
+    table = b"\0\0\0\0" + ("a\0" + "\u0635" * 18 + "\0").encode()
+    precompiled = {"type": "Precompiled", "precompiled_charsmap": b64encode(table).decode()}
+    steps = [replace({"String": "``"}, '"'), {"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]
+    spaces = replace({"Regex": " {2,}"}, "\u2581")
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    check_growth(
+        {"normalizer": {"type": "Sequence", "normalizers": [*steps, precompiled, spaces]}, "pre_tokenizer": metaspace}
+    )
+    check_growth(
+        {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, replace({"String": " "}, "\u2581")],
+            },
+            "pre_tokenizer": None,
+        }
+    )
+    save_folder(tmp_path, trained(*FAMILIES["gpt-2"]))
+    change_file(
+        tmp_path / "tokenizer.json",
+        lambda value: value.update(normalizer={"type": "Sequence", "normalizers": [*steps, spaces]}),
+    )
+    assert load_tokenizer(tmp_path).encode("The")
+
+
+@pytest.mark.parametrize(
+    ("template", "ids"), [([{"SpecialToken": {"id": "x", "type_id": 0}}] * 999, [0] * 999), (["$A"] * 2, [0])]
+)
+def test_a_template_of_ids_does_not_become_thousands(tmp_path, template, ids):
+    """One that has the text twice makes of the ids that another puts there twice as many, in a row of them."""
+    save_folder(tmp_path, trained(*FAMILIES["gpt-2"]))
+    text, mark = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "x", "type_id": 0}}
+    one = [mark, *(text if piece == "$A" else piece for piece in template)]
+    step = {
+        "type": "TemplateProcessing",
+        "single": one,
+        "pair": one,
+        "special_tokens": {"x": {"id": "x", "ids": ids, "tokens": ["x"] * len(ids)}},
+    }
+    processor = {"type": "Sequence", "processors": [step] * 60}
+    change_file(tmp_path / "tokenizer.json", lambda value: value.update(post_processor=processor))
+    with pytest.raises(ModelError, match=r"tokenizer.json: post_processor adds more than \d+ tokens"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("token", [1 << 31, (1 << 32) - 1, 1 << 22, -1, 1 << 64])
+@pytest.mark.parametrize("special", [True, False])
+def test_an_id_far_out_takes_no_memory(tmp_path, token, special):
+    """A kilobyte of it would else be a list of as many entries."""
+    save_folder(tmp_path, trained(*FAMILIES["gpt-2"]))
+    entry = {"id": token, "content": "far", "special": special}
+    change_file(tmp_path / "tokenizer.json", lambda value: value["added_tokens"].append(entry))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=r"tokenizer.json: an id of added_tokens is"):
+            load_tokenizer(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_ids_are_bounded_by_the_model(tmp_path):
+    save_folder(tmp_path, trained(*FAMILIES["gpt-2"]))
+    (tmp_path / "config.json").write_text('{"vocab_size": 1000}')
+    entry = {"id": 1000 + (1 << 16), "content": "far", "special": True}
+    entry |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    change_file(tmp_path / "tokenizer.json", lambda value: value["added_tokens"].append(entry))
+    with pytest.raises(ModelError, match=r"is 66536, not in 0 .. 66535"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 1001}}')
+    assert load_tokenizer(tmp_path).vocab_size == 1001 + (1 << 16)
+    vocabulary = {"type": "BPE", "vocab": {"a": 0, "b": (1 << 32) - 1}, "merges": []}
+    change_file(tmp_path / "tokenizer.json", lambda value: value.update(model=vocabulary))
+    with pytest.raises(ModelError, match=r"tokenizer.json: the vocabulary has the id 4294967295"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_files_padding_is_not_done(tmp_path):
+    """It could be to any length, of which the empty text is encoded once to find what a prompt begins with."""
+    save_folder(tmp_path, trained(*FAMILIES["gpt-2"]))
+    expected = load_tokenizer(tmp_path).encode_prompt("hello")
+    padding = {
+        "strategy": {"Fixed": 1 << 40}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "a",
+    }  # fmt: skip
+    change_file(tmp_path / "tokenizer.json", lambda value: value.update(padding=padding))
+    assert load_tokenizer(tmp_path).encode_prompt("hello") == expected
+
+
+def test_a_panic_of_the_library_is_an_error_like_others(tmp_path, monkeypatch):
+    panic = type("PanicException", (BaseException,), {})
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise panic("index out of bounds")
+
+    tokenizer = load_tokenizer(save_folder(tmp_path, trained(*FAMILIES["gpt-2"])))
+    monkeypatch.setattr(tokenizer._parts.pipeline, "plain", SimpleNamespace(encode=fail, encode_batch_fast=fail))
+    for text in ("short", "long " * 2000):
+        with pytest.raises(EngineError) as caught:
+            tokenizer.encode(text)
+        assert caught.value.code == "tokenizer_error"
+    monkeypatch.setattr(TextPipeline, "_backend", fail)
+    with pytest.raises(ModelError, match=r"^tokenizer.json: .*PanicException: index out of bounds"):
+        load_tokenizer(tmp_path)
+
+
+def test_ends_of_a_turn_that_are_no_ids_are_left_out(tmp_path):
+    save_folder(tmp_path, trained(*FAMILIES["gpt-2"]))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [-1, 3, 1 << 40, "x", None, True, 2.5]}))
+    tokenizer = load_tokenizer(tmp_path)
+    assert 3 in tokenizer.eos_ids
+    assert all(0 <= token < tokenizer.vocab_size for token in tokenizer.eos_ids)
+
+
+def test_long_sentencepiece_tokens_are_not_cut_in_all_ways():
+    long = sentencepiece_fields()
+    long["tokenizer.ggml.tokens"] = [*long["tokenizer.ggml.tokens"][:-1], "x" * 100_000]
+    with pytest.raises(ModelError, match=r"tokens has tokens that are too long"):
+        build_gguf_tokenizer(long)
+
+
+@pytest.mark.parametrize("added", [True, False])
+def test_a_token_is_no_book(tmp_path, added):
+    """Each that is generated could add megabytes to an answer."""
+
+    def lengthen(description):
+        vocabulary, others = description["model"]["vocab"], description["added_tokens"]
+        known = {*vocabulary.values(), *(other["id"] for other in others)}
+        long = "y" * 10_000
+        if added:
+            flags: dict[str, Any] = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+            others.append({"id": max(known) + 1, "content": long, **flags})
+        else:
+            vocabulary[long] = max(known) + 1
+
+    save_folder(tmp_path, trained(*FAMILIES["gpt-2"]))
+    change_file(tmp_path / "tokenizer.json", lengthen)
+    with pytest.raises(ModelError, match=r"the vocabulary has a token of 10000 characters, at most 8192 are accepted"):
         load_tokenizer(tmp_path)
 
 

@@ -16,7 +16,7 @@ from bough.runtime.protocol.errors import EngineError, ErrorInfo, OverloadedErro
 from bough.runtime.protocol.program import BranchFailed, Fork, Gen, Join, Op, Piece, Ref, Repeat, Text, Use, Value
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.tools.arguments import check_names, read_arguments
-from bough.runtime.tools.registry import MAX_TOOLS, ToolRegistry, ToolRunner
+from bough.runtime.tools.registry import MAX_THREADS, MAX_TOOLS, ToolRegistry, ToolRunner
 
 from ..asking import wait_until
 from ..programs.place import GREEDY
@@ -116,7 +116,7 @@ def test_coroutines_run_on_one_loop(place: ToolPlace) -> None:
     assert heard.done.texts[0] == "x" + "." * 300
     assert len(loops) == 1
     begun = [thread.name for thread in threading.enumerate() if thread not in before]
-    assert begun.count("bough-tool") <= 32 and begun.count("bough-async-tools") == 1, begun
+    assert begun.count("bough-tool") <= MAX_THREADS and begun.count("bough-async-tools") == 1, begun
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_dropped_program_leaves_its_tools(place: ToolPlace) -> None:
     place.registry.register(Tool("endless", endless))
     heard = place.start(calls("endless"), keep=True)
     wait_until(lambda: place.runner._awaited.total == 1)
-    place.executor.abort("p")
+    place.executor.drop("p")
     assert heard.failed.error.code == "aborted"
     assert cancelled.wait(5.0)
     wait_until(lambda: place.runner._awaited.total == 0)

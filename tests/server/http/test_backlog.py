@@ -12,7 +12,7 @@ import pytest
 
 from bough.runtime.protocol.errors import EngineError
 from bough.runtime.protocol.program import Assign, Delta, Done, Failed, Program, ProgramEvent, Skipped, Value
-from bough.server.http.backlog import MAX_WAITING_BYTES, Backlog, Budget
+from bough.server.http.backlog import MAX_WAITING_BYTES, Ahead, Backlog, Budget
 
 from ..conftest import Running, Start
 from ..fake_client import FakeClient
@@ -92,13 +92,87 @@ def test_too_much_that_waits_stops_the_program_and_says_so() -> None:
 
 
 def test_an_end_is_heard_and_one_large_event_is_none_too_many() -> None:
-    events: list[ProgramEvent] = [value("x" * 1000), value("x" * 90_000), Done(texts={0: "y" * 90_000})]
+    events: list[ProgramEvent] = [value("x" * 1000), value("x" * 90_000), Done(texts={0: "y" * 60_000})]
 
     async def read() -> list[ProgramEvent]:
         backlog = Backlog(Source(events)(), max_bytes=50_000)
         return [await settled(backlog), *[event async for event in backlog]]
 
     assert asyncio.run(read()) == events
+
+
+def test_a_large_end_waits_for_nobody_who_has_not_read_what_came_before() -> None:
+    events: list[ProgramEvent] = [value("x" * 1000), value("x" * 90_000), Done(texts={0: "y" * 90_000})]
+
+    async def read() -> list[ProgramEvent]:
+        backlog = Backlog(Source(events)(), max_bytes=50_000)
+        return [await settled(backlog), *[event async for event in backlog]]
+
+    (last,) = asyncio.run(read())
+    assert isinstance(last, Failed) and last.error.code == "reader_too_slow"
+
+
+class Parts:
+    """Parts of an answer; counts those that were made."""
+
+    def __init__(self, count: int, size: int, error: Exception | None = None) -> None:
+        self.count, self.size, self.error, self.num_made = count, size, error, 0
+
+    async def __call__(self) -> AsyncIterator[bytes]:
+        for number in range(self.count):
+            self.num_made += 1
+            yield b"%d " % number + b"x" * self.size
+        if self.error is not None:
+            raise self.error
+
+
+def test_parts_are_made_ahead_and_taken_in_order() -> None:
+    budget, parts = Budget(), Parts(100, 10)
+
+    async def read() -> list[bytes]:
+        ahead = Ahead(parts(), budget)
+        first = await anext(ahead)
+        for _ in range(2000):
+            await asyncio.sleep(0)
+        assert parts.num_made == 100 and budget.num_bytes > 990
+        rest = [part async for part in ahead]
+        await ahead.aclose()
+        return [first, *rest]
+
+    heard = asyncio.run(read())
+    assert [int(part.split()[0]) for part in heard] == list(range(100))
+    assert (budget.num_bytes, budget.num_readers) == (0, 0)
+
+
+def test_parts_that_nobody_takes_stop_what_makes_them() -> None:
+    budget, parts = Budget(), Parts(10_000, 1000)
+
+    async def read() -> None:
+        ahead = Ahead(parts(), budget, max_bytes=100_000)
+        await anext(ahead)
+        for _ in range(2000):
+            await asyncio.sleep(0)
+        assert parts.num_made < 200
+        with pytest.raises(EngineError, match="did not take them") as caught:
+            await anext(ahead)
+        assert caught.value.code == "reader_too_slow"
+        await ahead.aclose()
+        unread = Ahead(Parts(1, 1)(), budget)
+        await unread.aclose()
+
+    asyncio.run(read())
+    assert (budget.num_bytes, budget.num_readers) == (0, 0)
+
+
+def test_an_error_comes_after_the_parts_before_it() -> None:
+    async def read() -> None:
+        ahead = Ahead(Parts(2, 1, EngineError("no"))(), Budget())
+        assert [await anext(ahead), await anext(ahead)] == [b"0 x", b"1 x"]
+        with pytest.raises(EngineError, match="no"):
+            await anext(ahead)
+        await ahead.aclose()
+
+    asyncio.run(read())
 
 
 def test_errors_come_after_what_was_said_and_leaving_stops_the_program() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import struct
 import threading
 import time
 from typing import Any
@@ -59,6 +60,42 @@ def test_a_connection_that_closes_before_the_first_output_aborts(start: Start) -
     assert server.wait_for(lambda: len(server.engine.open_ids) == 1, 5.0)
     connection.close()
     assert server.wait_for(lambda: len(server.engine.aborted) == 1, 1.0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_has_sent_another_request_and_left_is_noticed(start: Start, stream: bool) -> None:
+    server = start(FakeClient(endless))
+    data = json.dumps({"model": "m", "messages": HI, "stream": stream}).encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head(CHAT, len(data)) + data)
+        assert server.wait_for(lambda: len(server.engine.open_ids) == 1, 5.0)
+        time.sleep(0.1)  # the first part of the answer is there: the body's end is not waited for any more
+        connection.sendall(head(CHAT, len(data)) + data)
+        time.sleep(0.1)
+    assert server.wait_for(lambda: len(server.engine.aborted) == 1, 1.0)
+    assert server.engine.open_ids == set()
+
+
+def test_requests_sent_at_once_are_all_answered_though_the_client_has_ended_its_side(start: Start) -> None:
+    server = start(FakeClient(lambda _: Script(["x"] * 10, delay_s=0.02)))
+    data = json.dumps({"model": "m", "messages": HI}).encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(3 * (head(CHAT, len(data)) + data))
+        connection.shutdown(socket.SHUT_WR)
+        answers = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert answers.count(b"xxxxxxxxxx") == 3
+
+
+def test_connections_that_are_reset_are_nothing_to_tell_of(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio warns of writes to a connection that is lost."""
+    server = start(FakeClient(lambda _: Script(["x"] * 20_000)))
+    for _ in range(20):
+        connection = send(server, CHAT, {"model": "m", "messages": HI, "stream": True, "n": 16})
+        assert connection.recv(64)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    assert server.wait_for(lambda: not server.engine.open_ids, 10.0)
+    assert not [record.message for record in caplog.records]
 
 
 def test_leaving_the_stream_of_the_official_client_aborts(start: Start) -> None:

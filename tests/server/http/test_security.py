@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import socket
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from bough.server.config import ServerConfig
 from bough.server.errors import ApiError
 from bough.server.http import security
 from bough.server.http.connection import Lifecycle
-from bough.server.http.security import PUBLIC_PATHS, Guard, check_bind, parse_keys, read_keys
+from bough.server.http.keys import parse_keys, read_keys
+from bough.server.http.security import PUBLIC_PATHS, Guard, check_bind
 from bough.server.service import Service
 
 from ..conftest import Running, Start
@@ -35,7 +37,19 @@ def test_keys_are_kept_as_digests_with_names() -> None:
     assert all(len(key.digest) == 32 for key in KEYS)
 
 
-@pytest.mark.parametrize("lines", [["a b c"], ["a b admin c"], ["a/b secret"], ["a x", "a y"]])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["a secret c"],
+        ["a secret admin c"],
+        ["a/b secret"],
+        ["a secret-x", "a secret-y"],
+        ["a sec"],
+        ["s"],
+        ["a secret", "b secret"],
+        ["secret", "a secret"],
+    ],
+)
 def test_a_bad_list_of_keys_is_refused_without_showing_keys(lines: list[str]) -> None:
     with pytest.raises(ValueError, match="API keys") as caught:
         parse_keys(lines)
@@ -113,6 +127,66 @@ def test_open_addresses_need_a_key(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.0.0.2"])
 def test_loopback_needs_none(host: str) -> None:
     check_bind(ServerConfig(host=host))
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/server_info"])
+def test_what_all_callers_do_is_shown_to_those_with_the_right(start: Start, path: str) -> None:
+    server = start(keys=(*KEYS, *parse_keys(["watch key-w metrics"])))
+    refused = server.http(headers=bearer("key-a")).get(path)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "metrics_key_required")
+    for key in ("key-r", "key-w"):
+        assert server.http(headers=bearer(key)).get(path).status_code == 200
+    assert server.http(headers=bearer("key-w")).post("/flush_cache").status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"sec-fetch-site": "same-origin", "origin": "http://localhost:80"}, 200),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "http://localhost:81"}, 403),
+        ({"origin": "null"}, 403),
+    ],
+)
+def test_pages_of_other_origins_change_nothing(server: Running, headers: dict[str, str], status: int) -> None:
+    http = server.http()
+    given = {"host": "localhost:80", **headers}
+    assert http.post("/flush_cache", headers=given).status_code == status
+    assert http.post(CHAT, headers=given, json={"model": "m", "messages": HI}).status_code == status
+    assert http.get("/v1/models", headers=given).status_code == 200
+
+
+def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_is_read(server: Running) -> None:
+    headers = [(b"host", b"localhost"), (b"content-length", b"3"), (b"transfer-encoding", b"chunked")]
+    with pytest.raises(ApiError, match="not both") as caught:
+        Guard(ServerConfig()).admit("/v1/completions", headers, "POST")
+    assert (caught.value.status, caught.value.headers["connection"]) == (400, "close")
+    for lengths in (
+        ("Content-Length: 5", "Transfer-Encoding: chunked"),
+        ("Transfer-Encoding: chunked", "Content-Length: 5"),
+    ):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5.0) as connection:
+            head = "\r\n".join(("POST /v1/completions HTTP/1.1", "Host: localhost", *lengths, "", ""))
+            connection.sendall(head.encode() + b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+
+
+def test_a_key_file_that_others_may_read_is_warned_of(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys"
+    path.write_text("alice a-key-that-is-long-enough\n")
+    path.chmod(0o600)
+    read_keys(path)
+    assert not caplog.records
+    path.chmod(0o644)
+    read_keys(path)
+    assert "chmod 600" in caplog.text
+    parse_keys(["alice short-key"])
+    assert "can be guessed" in caplog.text and "short-key" not in caplog.text
 
 
 def test_headers_are_bounded() -> None:

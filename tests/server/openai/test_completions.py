@@ -66,6 +66,16 @@ def test_echo_with_logprobs_scores_the_prompt(server: Running) -> None:
     assert [request.score_from for request in server.engine.asked] == [1, None]
 
 
+def test_an_answer_echoes_so_many_characters(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bough.server.openai.requests.MAX_ECHOED_CHARS", 100)
+    client = server.openai()
+    answer = client.completions.create(model="m", prompt=["a" * 10] * 2, echo=True, max_tokens=0, n=5)
+    assert [choice.text for choice in answer.choices] == ["a" * 10] * 10
+    with pytest.raises(openai.BadRequestError, match="100 characters") as caught:
+        client.completions.create(model="m", prompt=["a" * 10, "a" * 11], echo=True, max_tokens=0, n=5)
+    assert caught.value.param == "echo"
+
+
 def test_echo_alone_generates_nothing(server: Running) -> None:
     client = server.openai()
     answer = client.completions.create(model="m", prompt="abc", echo=True, logprobs=0, max_tokens=0)
@@ -94,6 +104,8 @@ def test_tokenize_and_back(server: Running) -> None:
     chat = http.post("/tokenize", json={"messages": [{"role": "user", "content": "hi"}]}).json()
     assert chat["count"] == len("user: hi\n")
     assert http.post("/detokenize", json={"tokens": [-1]}).json()["error"]["param"] == "tokens[0]"
+    too_many = http.post("/detokenize", json={"tokens": [97] * (8 * 4096 + 1)}).json()["error"]
+    assert (too_many["param"], too_many["code"]) == ("tokens", "array_above_max_length")
     assert http.post("/tokenize", json={}).json()["error"]["code"] == "missing_required_parameter"
 
 

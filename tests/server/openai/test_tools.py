@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import time
 from typing import Any
 
 import hypothesis
@@ -12,6 +15,7 @@ import msgspec
 import pytest
 
 from bough.constrain.spec import JsonSchema
+from bough.server.errors import ApiError
 from bough.server.openai.objects import ChatBody
 from bough.server.openai.readers import AutoReader, Called, CallReader, Reader, Said, parse_calls
 from bough.server.openai.tools import Toolbox, call_schema, to_toolbox
@@ -232,3 +236,73 @@ def test_calls_in_the_forms_that_models_write() -> None:
         assert parse_calls(text, functions) == expected
     one = AutoReader(toolbox(parallel_tool_calls=False))
     assert read(one, [f"[{CALL},{CALL}]"]) == ("", [("weather", '{"city": "Rome }"}')])
+
+
+def tool(parameters: str, name: str = "f") -> str:
+    return f'{{"type":"function","function":{{"name":"{name}","parameters":{parameters}}}}}'
+
+
+def checked(*tools: str, choice: str = "auto") -> float:
+    """Seconds of the processor that a look at tools takes."""
+    message = '{"role":"user","content":"hi"}'
+    data = f'{{"model":"m","messages":[{message}],"tool_choice":"{choice}","tools":[{",".join(tools)}]}}'
+    body = msgspec.json.decode(data, type=ChatBody)
+    began = time.thread_time()
+    with contextlib.suppress(ApiError):
+        to_toolbox(body)
+    return time.thread_time() - began
+
+
+TYPES = json.dumps({"type": [1, *map(str, range(4_000))]})
+EMPTY = json.dumps({"prefixItems": [{}] * 9_000})
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [tool(TYPES)],
+        [tool(json.dumps({"properties": {str(index): {"type": "string"} for index in range(4_000)}}))],
+        [tool(json.dumps({"anyOf": [{}] * 2_000}))],
+        [tool(json.dumps({"pattern": f"{index}" + "ab" * 300_000}), f"f{index}") for index in range(6)],
+        [tool(EMPTY, f"f{index}") for index in range(128)],
+        [tool('{"type":' + "[" * 900 + "]" * 900 + "}")],
+        [tool('{"not":' * 900 + "{}" + "}" * 900)],
+    ],
+    ids=["types", "properties", "branches", "patterns", "tools", "a deep value", "a deep schema"],
+)
+def test_no_tools_take_long_to_look_at(tools: list[str]) -> None:
+    patterns = len(re._cache)  # type: ignore[attr-defined]
+    assert min(checked(*tools) for _ in range(2)) < 0.5
+    assert len(re._cache) <= patterns  # type: ignore[attr-defined]  # nothing of them is kept
+
+
+@pytest.mark.parametrize("choice", ["none", "auto", "required"])
+@pytest.mark.parametrize(
+    ("parameters", "code"),
+    [
+        ('"x"', "invalid_type"),
+        ("true", "invalid_type"),
+        ('{"type":"strnig"}', "invalid_json_schema"),
+        (TYPES, "invalid_json_schema"),
+        ('{"properties":{"a":{"minLength":-1}}}', "invalid_json_schema"),
+        ('{"pattern":"a{1,1000000}"}', "grammar_too_complex"),
+        ('{"not":' * 900 + "{}" + "}" * 900, "grammar_too_complex"),
+    ],
+)
+def test_what_is_no_schema_is_refused_by_the_tools_place(
+    server: Running, choice: str, parameters: str, code: str
+) -> None:
+    tools = f"{tool('null', 'g')},{tool(parameters)}"
+    body = f'{{"model":"m","messages":[{{"role":"user","content":"hi"}}],"tool_choice":"{choice}","tools":[{tools}]}}'
+    answer = server.http().post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, code, "tools[1].function.parameters")
+    assert len(answer.content) < 2000
+    assert server.engine.asked == []
+
+
+def test_the_schemas_of_all_tools_have_one_limit(server: Running) -> None:
+    tools = [json.loads(tool(json.dumps({"title": "x" * 300_000}), f"f{index}")) for index in range(4)]
+    answer = server.http().post("/v1/chat/completions", json={"model": "m", "messages": HI, "tools": tools})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "grammar_too_complex", "tools")

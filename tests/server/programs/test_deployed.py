@@ -20,7 +20,7 @@ from bough.runtime.protocol.template import (
     ResultValue,
     Template,
 )
-from bough.server.http.security import parse_keys
+from bough.server.http.keys import parse_keys
 
 from ..conftest import Start
 
@@ -137,9 +137,9 @@ def test_garbage_is_not_deployed(start: Start) -> None:
 
 
 def test_only_admins_deploy(start: Start) -> None:
-    server = start(keys=parse_keys(["user u", "root r admin"]))
-    user = server.http(headers={"authorization": "Bearer u"})
-    root = server.http(headers={"authorization": "Bearer r"})
+    server = start(keys=parse_keys(["user key-u", "root key-r admin"]))
+    user = server.http(headers={"authorization": "Bearer key-u"})
+    root = server.http(headers={"authorization": "Bearer key-r"})
     assert put(user, template()).status_code == 403
     assert put(root, template()).status_code == 200
     assert user.post("/v1/programs/multiply", json={"word": "six"}).status_code == 200
@@ -183,3 +183,18 @@ def test_the_number_of_programs_is_bounded(start: Start) -> None:
         assert put(http, template(), f"p{number}").status_code == 200
     assert put(http, template(), "one_more").json()["error"]["code"] == "too_many_programs"
     assert put(http, template(), "p0").status_code == 200
+
+
+def test_keys_see_and_call_the_programs_that_are_theirs(start: Start) -> None:
+    server = start(keys=parse_keys(["some key-s programs=multiply", "none key-n programs=", "root key-r admin"]))
+    root = server.http(headers={"authorization": "Bearer key-r"})
+    assert [put(root, template(), name).status_code for name in ("multiply", "other")] == [200, 200]
+    for key, names in (("key-s", ["multiply"]), ("key-n", []), ("key-r", ["multiply", "other"])):
+        http = server.http(headers={"authorization": f"Bearer {key}"})
+        assert [each["id"] for each in http.get("/v1/programs").json()["data"]] == names
+        assert sorted(http.get("/openapi.json").json()["paths"]) == [f"/v1/programs/{name}" for name in names]
+        for name in ("multiply", "other"):
+            allowed = name in names
+            assert (http.get(f"/v1/programs/{name}").status_code == 200) is allowed
+            answer = http.post(f"/v1/programs/{name}", json={})
+            assert (answer.status_code != 404) is allowed

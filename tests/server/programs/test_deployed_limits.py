@@ -35,7 +35,7 @@ from bough.runtime.protocol.template import (
     ResultValue,
     Template,
 )
-from bough.server.http.security import parse_keys
+from bough.server.http.keys import parse_keys
 
 from ..conftest import Running, Start
 from ..fake_client import FakeClient
@@ -185,9 +185,9 @@ def test_the_check_of_arguments_has_an_end(start: Start, monkeypatch: pytest.Mon
 
 
 def test_a_state_is_not_hidden_by_a_deployed_program(start: Start) -> None:
-    server = start(keys=parse_keys(["user u", "root r admin"]))
-    user = server.http(headers={"authorization": "Bearer u"})
-    root = server.http(headers={"authorization": "Bearer r"})
+    server = start(keys=parse_keys(["user key-u", "root key-r admin"]))
+    user = server.http(headers={"authorization": "Bearer key-u"})
+    root = server.http(headers={"authorization": "Bearer key-r"})
     state = {"id": "f", "ops": [{"type": "assign", "branch": 0, "name": "x", "parts": ["1"]}], "keep": True}
     assert user.post("/v1/programs", json=state).status_code == 200
     root.put("/v1/programs/f", content=msgspec.json.encode(made()), headers=JSON).raise_for_status()
@@ -211,3 +211,21 @@ def test_what_is_deployed_is_bounded_in_all(start: Start, monkeypatch: pytest.Mo
     assert put(server, template, "h").json()["error"]["code"] == "too_many_programs"
     assert server.http().delete("/v1/programs/f").status_code == 200
     assert put(server, template, "h").status_code == 200
+
+
+def test_a_key_learns_nothing_of_programs_that_it_may_not_see(start: Start) -> None:
+    engine = FakeClient()
+    server = start(engine, keys=parse_keys(["ops key-o admin", "team key-t programs=other", "all key-l"]))
+    ops, team, everything = (
+        server.http(headers={"authorization": f"Bearer {key}"}) for key in ("key-o", "key-t", "key-l")
+    )
+    assert ops.put("/v1/programs/payroll", content=msgspec.json.encode(made()), headers=JSON).status_code == 200
+    sent = {"id": "payroll", "ops": [{"type": "gen", "branch": 0, "name": "x"}]}
+    assert team.post("/v1/programs", json=sent).status_code == 200
+    assert everything.post("/v1/programs", json=sent).status_code == 400
+    for name in ("payroll", "nothing"):
+        answer = team.delete(f"/v1/programs/{name}")
+        assert (answer.status_code, answer.json()["object"]) == (200, "program.state")
+    assert engine.dropped == ["team/payroll", "team/nothing"]
+    assert everything.delete("/v1/programs/payroll").status_code == 403
+    assert ops.delete("/v1/programs/payroll").json()["object"] == "program"

@@ -10,7 +10,8 @@ import pytest
 import bough
 from bough.lang.types.annotations import as_json
 from bough.server.programs.openapi import card, document
-from tests.lang.compile.test_result import OF_ONE_TYPE, PERSON, Color, Level, Person, Team
+
+from ...lang.compile.test_result import OF_ONE_TYPE, PERSON, Color, Level, Person, Team
 
 
 def loaded(body):

@@ -24,7 +24,7 @@ from bough.runtime.protocol.program import (
     Value,
 )
 from bough.runtime.protocol.sampling_params import SamplingParams
-from bough.server.http.security import parse_keys
+from bough.server.http.keys import parse_keys
 
 from ..conftest import Running, Start
 from ..fake_client import FakeClient
@@ -65,8 +65,8 @@ def test_a_program_round_trip(start: Start) -> None:
 
 
 def test_keys_have_programs_and_namespaces_of_their_own(start: Start) -> None:
-    server = start(keys=parse_keys(["alice a", "bob b"]))
-    for key in ("a", "b"):
+    server = start(keys=parse_keys(["alice key-a", "bob key-b"]))
+    for key in ("key-a", "key-b"):
         http = server.http(headers={"authorization": f"Bearer {key}", "content-type": "application/json"})
         http.post("/v1/programs", content=msgspec.json.encode(PROGRAM))
         http.delete("/v1/programs/p1")
@@ -124,7 +124,7 @@ def test_forks_are_bounded(server: Running) -> None:
 
 def test_a_refusal_comes_before_the_stream(start: Start) -> None:
     class Full(FakeClient):
-        async def arun(self, program: Program, tools: object = None) -> Any:
+        async def arun(self, program: Program, tools: object = None, **more: object) -> Any:
             raise OverloadedError("full")
             yield
 

@@ -31,6 +31,7 @@ typedef struct {
     const int32_t *query_sums;  /* of them, [num_tokens][num_heads] */
     const float *query_scales;  /* [num_tokens][num_heads] */
     int32_t window;
+    fault_log log;
 } attention_layer;
 
 typedef struct {
@@ -73,10 +74,10 @@ static void clear_states(float *states, int64_t num, int32_t dim) {
     }
 }
 
-/* Merges a sum into the total of those before it, whose largest score is -inf if there were none. */
+/* Merges a sum into the total of those before it; the sum of weights of what has seen no key is 0. */
 static void merge(float *total, const float *state, int32_t dim) {
-    if (state[0] == -INFINITY) return;
-    const int is_first = total[0] == -INFINITY;
+    if (state[1] == 0.0f) return;
+    const int is_first = total[1] == 0.0f;
     const float largest = fmaxf(total[0], state[0]);
     const float left = is_first ? 0.0f : exp2f(total[0] - largest), right = is_first ? 1.0f : exp2f(state[0] - largest);
     total[0] = largest;
@@ -202,10 +203,11 @@ typedef struct {
     float numbers[4][BOUGH_BLOCK];
     to_round groups[4];
     int num;
+    const fault_log *log;
 } pending;
 
 static void round_pending(pending *rows, const rounded *out) {
-    if (rows->num) round_numbers(rows->groups, rows->num, out);
+    if (rows->num) round_numbers(rows->groups, rows->num, out, rows->log);
     rows->num = 0;
 }
 
@@ -238,13 +240,13 @@ static void attend_block(const attention_layer *layer, const work *part, int32_t
         for (int64_t i = 0; i < all * size; i++) to[i] = scratch->states[i];
         return;
     }
-    for (int64_t i = 0; i < all; i++) scratch->totals[i * size] = -INFINITY;
+    for (int64_t i = 0; i < all; i++) scratch->totals[i * size] = -INFINITY, scratch->totals[i * size + 1] = 0.0f;
     attend_tree(layer, part, whole->start, whole->stop, 0, scratch);
-    pending rows = {.num = 0};
+    pending rows = {.num = 0, .log = &layer->log};
     for (int64_t i = 0; i < all; i++) {
         const int32_t head = part->head_start + (int32_t)(i / num);
         float *total = scratch->totals + i * size, *state = scratch->states + i * size;
-        if (total[0] == -INFINITY) total = state;
+        if (total[1] == 0.0f) total = state;
         else merge(total, state, dim);
         finish_query(total, layer->plan->rows[whole->row_start + i % num / per_kv], (int32_t)(head * per_kv + i % per_kv), dim, &rows, out);
     }
@@ -252,11 +254,12 @@ static void attend_block(const attention_layer *layer, const work *part, int32_t
 }
 
 /* Merges the splits of a block for one key-value head. */
-static void merge_block(const bough_model *model, const attention_plan *plan, int32_t head, const block *item,
-                        float *partials, const rounded *out) {
+static void merge_block(const attention_layer *layer, int32_t head, const block *item, float *partials, const rounded *out) {
+    const bough_model *model = layer->model;
+    const attention_plan *plan = layer->plan;
     const int32_t dim = model->head_dim, per_kv = queries_per_head(model);
     const int64_t num = (int64_t)(item->row_stop - item->row_start) * per_kv, size = STATE + dim;
-    pending rows = {.num = 0};
+    pending rows = {.num = 0, .log = &layer->log};
     for (int64_t i = 0; i < num; i++) {
         float total[STATE + MOST_HEAD_DIM] = {-INFINITY};
         for (int32_t split = 0; split < item->num_splits; split++)

@@ -127,7 +127,8 @@ INLINE void open_chunk(const int bits, const int narrow, const chunk *c, const c
     }
 }
 
-/* Scores of NUM queries with VECTORS vectors of the keys in the scratch. */
+/* Scores of NUM queries with VECTORS vectors of the keys in the scratch. An infinite scale must not make a score of -infinity,
+ * which stands for a key that is not seen. */
 INLINE void score_wide(const int NUM, const int VECTORS, const int narrow, const readers *by, const chunk *c, int32_t dim,
                        int first, const chunk_scratch *scratch) {
     vi sums[TOGETHER * 4];
@@ -152,7 +153,7 @@ INLINE void score_wide(const int NUM, const int VECTORS, const int narrow, const
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS; i++) {
             const int at = first + i * LANES;
-            vf_store(scratch->scores + r * CHUNK + at, vf_mul(vi_float(sums[r * VECTORS + i]), vf_load(c->key_scales + at)));
+            vf_store(scratch->scores + r * CHUNK + at, vf_mul(vi_float(sums[r * VECTORS + i]), vf_or_nan(vf_load(c->key_scales + at))));
         }
 }
 
@@ -181,7 +182,8 @@ INLINE void score_few(const int bits, const int NUM, const readers *by, const ch
         }
 #pragma GCC unroll 4
         for (int r = 0; r < NUM; r++)
-            vf_store(scratch->scores + r * CHUNK + first, vf_mul(vi_float(sums_of_all(fours[r])), vf_load(c->key_scales + first)));
+            vf_store(scratch->scores + r * CHUNK + first,
+                     vf_mul(vi_float(sums_of_all(fours[r])), vf_or_nan(vf_load(c->key_scales + first))));
     }
 }
 
@@ -207,7 +209,7 @@ INLINE vf see(const int is_whole, const readers *by, int r, float *scores) {
 }
 
 /* Turns scores into weights, 2^(score * factor - top), and these into products with their values' scales, the largest of
- * which is `most`; returns the weights' sum. */
+ * which is `most`; returns the weights' sum. NaN of a key's scale that is seen is in the sum, and of a value's in `most`. */
 INLINE vf weigh(const int is_whole, const readers *by, int r, const chunk *c, float *scores, float factor, float top, vf *most) {
     vf sum = vf_zero();
     *most = vf_zero();
@@ -215,10 +217,13 @@ INLINE vf weigh(const int is_whole, const readers *by, int r, const chunk *c, fl
     for (int i = 0; i < CHUNK; i += LANES) {
         if (!is_whole && i >= by->seen) break;
         vf weight = vf_exp2(vf_fma(vf_load(scores + i), vf_set(factor), vf_set(-top)));
-        if (!is_whole) weight = vf_within(weight, by->first[r] - i, by->last[r] - i, 0.0f);
-        const vf product = vf_mul(weight, vf_load(c->value_scales + i));
+        vf product = vf_mul(weight, vf_load(c->value_scales + i));
+        if (!is_whole) {
+            weight = vf_within(weight, by->first[r] - i, by->last[r] - i, 0.0f);
+            product = vf_within(product, by->first[r] - i, by->last[r] - i, 0.0f);
+        }
         sum = vf_add(sum, weight);
-        *most = vf_max(*most, product);
+        *most = vf_max_size(*most, product);
         vf_store(scores + i, product);
     }
     return sum;
@@ -263,7 +268,7 @@ INLINE void soften(const int four, const int NUM, const readers *by, const chunk
         sums[r] = is_whole[r] ? weigh(1, by, r, c, scores, by->factors[r], top[r], products + r)
                               : weigh(0, by, r, c, scores, by->factors[r], top[r], products + r);
     }
-    const vf most = vf_largest_of(products);
+    const vf most = vf_largest_size_of(products);
     vf_store(inverse, vf_div(vf_set(most_code), vf_max(most, vf_set(1e-30f))));
 #pragma GCC unroll 4
     for (int r = 0; r < NUM; r++) {
@@ -378,11 +383,11 @@ static void attend_chunk(const readers *by, const chunk *c, const chunk_scratch 
     }
 }
 
-/* Rounds a head's numbers to codes from -most to most; returns their scale. */
+/* Rounds a head's numbers to codes from -most to most; returns their scale, which is not finite if they are not. */
 INLINE float round_head(const float *x, int32_t dim, int32_t most, int bits, void *codes) {
     vf largest = vf_zero();
-    for (int32_t i = 0; i < dim; i += LANES) largest = vf_max(largest, vf_abs(vf_load(x + i)));
-    const float scale = vf_largest(largest) / (float)most;
+    for (int32_t i = 0; i < dim; i += LANES) largest = vf_max_size(largest, vf_abs(vf_load(x + i)));
+    const float scale = vf_largest_size(largest) / (float)most;
     const vf inverse = vf_set(scale > 1e-30f ? 1.0f / scale : 0.0f);
     for (int32_t i = 0; i < dim; i += LANES) {
         const vi code = vf_int(vf_mul(vf_load(x + i), inverse));

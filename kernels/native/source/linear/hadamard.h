@@ -37,8 +37,8 @@ INLINE void mix(const float *x, vf v[BLOCK_VECTORS]) {
         }
 }
 
-/* The codes of one panel from its numbers [columns][LANES], which are overwritten. */
-static void mix_panel(float *numbers, int32_t columns, uint8_t *panel) {
+/* The codes of one panel from its numbers [columns][LANES], which are overwritten. Returns whether they are finite. */
+static int mix_panel(float *numbers, int32_t columns, uint8_t *panel) {
     vf largest = vf_zero();
     for (int32_t start = 0; start < columns; start += BOUGH_BLOCK) {
         float *block = numbers + start * LANES;
@@ -50,10 +50,10 @@ static void mix_panel(float *numbers, int32_t columns, uint8_t *panel) {
                 const vf a = vf_load(left), b = vf_load(right);
                 vf_store(left, vf_add(a, b)), vf_store(right, vf_sub(a, b));
             }
-        for (int i = 0; i < BOUGH_BLOCK; i++) largest = vf_max(largest, vf_abs(vf_load(block + i * LANES)));
+        for (int i = 0; i < BOUGH_BLOCK; i++) largest = vf_max_size(largest, vf_abs(vf_load(block + i * LANES)));
     }
     float scales[LANES];
-    vf_store(scales, vf_max(vf_div(largest, vf_set(127.0f)), vf_set(1e-30f)));
+    vf_store(scales, vf_max(vf_set(1e-30f), vf_div(largest, vf_set(127.0f)))); /* NaN stays */
     const vf inverse = vf_div(vf_set(1.0f), vf_load(scales));
     vf_store((float *)panel, vf_mul(vf_load(scales), vf_set(1.0f / BOUGH_BLOCK)));
     panel += LANES * 4;
@@ -62,6 +62,7 @@ static void mix_panel(float *numbers, int32_t columns, uint8_t *panel) {
         vi_store_bytes(codes, vf_int(vf_mul(vf_load(numbers + i * LANES), inverse)));
         for (int lane = 0; lane < LANES; lane++) panel[i / 4 * LANES * 4 + lane * 4 + i % 4] = (uint8_t)(codes[lane] + 128);
     }
+    return vf_all_finite(largest);
 }
 
 typedef struct {
@@ -71,10 +72,11 @@ typedef struct {
     int32_t rows, columns;
     uint8_t *tiles;
     float *memory; /* of each thread [columns][LANES] */
+    int32_t num_faults; /* panels with numbers that are not finite */
 } mixing;
 
 static void mix_panels(void *context, int32_t thread) {
-    const mixing *p = context;
+    mixing *p = context;
     const int32_t num_panels = (p->rows + LANES - 1) / LANES;
     float *numbers = p->memory + (int64_t)thread * p->columns * LANES;
     for (int32_t panel; (panel = bough_pool_next(p->pool, thread, num_panels)) < num_panels;) {
@@ -84,7 +86,8 @@ static void mix_panels(void *context, int32_t thread) {
                 const int64_t row = (int64_t)panel * LANES + lane;
                 numbers[i * LANES + lane] = row < p->rows ? p->numbers[row * p->columns + i] : 0.0f;
             }
-        mix_panel(numbers, p->columns, p->tiles + panel * panel_bytes(BOUGH_BITS8 | BOUGH_HADAMARD, p->columns));
+        uint8_t *tiles = p->tiles + panel * panel_bytes(BOUGH_BITS8 | BOUGH_HADAMARD, p->columns);
+        if (!mix_panel(numbers, p->columns, tiles)) __atomic_fetch_add(&p->num_faults, 1, __ATOMIC_RELAXED);
     }
 }
 
@@ -93,5 +96,5 @@ static int32_t mix_weight(bough_pool *pool, const bough_weight *from, const floa
     p.memory = aligned_alloc(64, (size_t)bough_pool_size(pool) * (size_t)columns * LANES * sizeof(float));
     if (p.memory) bough_pool_run(pool, mix_panels, &p);
     free(p.memory);
-    return p.memory != 0;
+    return !p.memory ? 0 : p.num_faults ? -1 : 1;
 }

@@ -3,10 +3,13 @@
 #pragma once
 
 #include "../bough_cpu.h"
+#include "../faults.h"
 #include "../simd/simd.h"
 #include "hadamard.h"
 
+#include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 /* 32 numbers of each of four rows. */
 typedef struct {
@@ -42,8 +45,18 @@ typedef struct {
     int32_t group;
 } to_round;
 
+/* Marks the rows of groups whose scales are not finite, and takes zeros instead of their numbers, since only the scales count. */
+static __attribute__((noinline, cold)) void clear_faults(to_round *from, int num, const float *scales, const fault_log *log) {
+    static const float zeros[BOUGH_GROUP];
+    for (int i = 0; i < num; i++) {
+        if (isfinite(scales[i])) continue;
+        mark_fault(log, from[i].row);
+        from[i].numbers = zeros;
+    }
+}
+
 /* Rounds up to four times 32 numbers; together, since what is done across lanes is done once for all. */
-INLINE void round_groups(const to_round *from, int num, const rounded *out) {
+INLINE void round_groups(to_round *from, int num, const rounded *out, const fault_log *log) {
     enum { VECTORS = BOUGH_GROUP / LANES };
     vf largest[4];
     vi sums[2][4];
@@ -52,11 +65,12 @@ INLINE void round_groups(const to_round *from, int num, const rounded *out) {
     for (int i = 0; i < 4; i++) {
         const float *x = from[i < num ? i : 0].numbers;
         largest[i] = vf_zero();
-        for (int v = 0; v < VECTORS; v++) largest[i] = vf_max(largest[i], vf_abs(vf_load(x + v * LANES)));
+        for (int v = 0; v < VECTORS; v++) largest[i] = vf_max_size(largest[i], vf_abs(vf_load(x + v * LANES)));
     }
-    const vf scale = vf_div(vf_largest_of(largest), vf_set(127.0f));
+    const vf scale = vf_div(vf_largest_size_of(largest), vf_set(127.0f));
     vf_store(scales, scale);
     vf_store(inverses, vf_div(vf_set(1.0f), scale));
+    if (__builtin_expect(!vf_all_finite(scale), 0)) clear_faults(from, num, scales, log);
     for (int i = 0; i < 4; i++) {
         const to_round *own = from + (i < num ? i : 0);
         rounded_group *to = out->groups + own->row / 4 * (out->columns / BOUGH_GROUP) + own->group;
@@ -82,7 +96,7 @@ INLINE void round_groups(const to_round *from, int num, const rounded *out) {
 }
 
 /* Mixes and rounds up to four blocks. */
-INLINE void round_blocks(const to_round *from, int num, const rounded *out) {
+INLINE void round_blocks(const to_round *from, int num, const rounded *out, const fault_log *log) {
     vf numbers[4][BLOCK_VECTORS], largest[4];
     float scales[LANES], inverses[LANES];
     int32_t counts[LANES];
@@ -91,11 +105,19 @@ INLINE void round_blocks(const to_round *from, int num, const rounded *out) {
         mix(from[i < num ? i : 0].numbers, numbers[i]);
         largest[i] = vf_abs(numbers[i][0]);
 #pragma GCC unroll 8
-        for (int v = 1; v < BLOCK_VECTORS; v++) largest[i] = vf_max(largest[i], vf_abs(numbers[i][v]));
+        for (int v = 1; v < BLOCK_VECTORS; v++) largest[i] = vf_max_size(largest[i], vf_abs(numbers[i][v]));
     }
-    const vf scale = vf_div(vf_largest_of(largest), vf_set(127.0f));
+    const vf scale = vf_div(vf_largest_size_of(largest), vf_set(127.0f));
     vf_store(scales, scale);
     vf_store(inverses, vf_div(vf_set(1.0f), scale));
+    const int finite = vf_all_finite(scale);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        if (__builtin_expect(finite || isfinite(scales[i]), 1)) continue;
+        if (i < num) mark_fault(log, from[i].row);
+#pragma GCC unroll 8
+        for (int v = 0; v < BLOCK_VECTORS; v++) numbers[i][v] = vf_zero(); /* only the scale counts */
+    }
     const int32_t num_blocks = out->columns / BOUGH_BLOCK;
     for (int i = 0; i < 4; i++) {
         const to_round *own = from + (i < num ? i : 0);
@@ -118,7 +140,7 @@ INLINE void round_blocks(const to_round *from, int num, const rounded *out) {
 }
 
 /* Mixes and rounds a whole row with one scale; `x` is overwritten. */
-INLINE void round_whole(float *x, const rounded *out, int64_t row) {
+INLINE void round_whole(float *x, const rounded *out, int64_t row, const fault_log *log) {
     const int32_t num_blocks = out->columns / BOUGH_BLOCK;
     mixed_block *to = out->blocks + row / 4 * num_blocks;
     vf largest = vf_zero();
@@ -128,11 +150,15 @@ INLINE void round_whole(float *x, const rounded *out, int64_t row) {
         mix(x + block * BOUGH_BLOCK, numbers);
 #pragma GCC unroll 8
         for (int v = 0; v < BLOCK_VECTORS; v++) {
-            largest = vf_max(largest, vf_abs(numbers[v]));
+            largest = vf_max_size(largest, vf_abs(numbers[v]));
             vf_store(x + block * BOUGH_BLOCK + v * LANES, numbers[v]);
         }
     }
-    const float scale = vf_largest(largest) / 127.0f;
+    const float scale = vf_largest_size(largest) / 127.0f;
+    if (!isfinite(scale)) {
+        mark_fault(log, row);
+        memset(x, 0, (size_t)out->columns * sizeof(float));
+    }
     const vf inverse = vf_set(scale > 1e-30f ? 1.0f / scale : 0.0f);
     for (int32_t i = 0; i < out->columns; i += LANES) {
         const vi code = vf_int(vf_mul(vf_load(x + i), inverse));
@@ -150,16 +176,16 @@ INLINE int32_t form_for(const bough_weight *weight) { return weight->format & BO
 INLINE int32_t group_size(const rounded *out) { return out->form == IN_GROUPS ? BOUGH_GROUP : BOUGH_BLOCK; }
 
 /* Rounds up to four groups, or blocks. */
-INLINE void round_numbers(const to_round *from, int num, const rounded *out) {
-    if (out->form == IN_GROUPS) round_groups(from, num, out);
-    else round_blocks(from, num, out);
+INLINE void round_numbers(to_round *from, int num, const rounded *out, const fault_log *log) {
+    if (out->form == IN_GROUPS) round_groups(from, num, out, log);
+    else round_blocks(from, num, out, log);
 }
 
 /* Rounds `num` groups, or blocks, of a row, from number `group` on. */
-INLINE void round_row(const float *x, int32_t num, const rounded *out, int64_t row, int32_t group) {
+INLINE void round_row(const float *x, int32_t num, const rounded *out, int64_t row, int32_t group, const fault_log *log) {
     for (int32_t i = 0; i < num; i += 4) {
         to_round from[4];
         for (int32_t k = 0; k < 4; k++) from[k] = (to_round){x + (i + k) * group_size(out), row, group + i + k};
-        round_numbers(from, num - i < 4 ? num - i : 4, out);
+        round_numbers(from, num - i < 4 ? num - i : 4, out, log);
     }
 }

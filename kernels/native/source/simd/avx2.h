@@ -24,6 +24,8 @@ INLINE vf vf_inverse(vf a) { return _mm256_rcp_ps(a); } /* roughly: to 2^-11 in 
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+/* The larger of two sizes, which are not negative; what is not a number is larger than all of them. */
+INLINE vf vf_max_size(vf a, vf b) { return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(b))); }
 INLINE vf vf_abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 INLINE vf vf_round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE float vf_sum(vf a) {
@@ -36,6 +38,13 @@ INLINE float vf_largest(vf a) {
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
+INLINE float vf_largest_size(vf a) {
+    __m128i x = _mm256_castsi256_si128(_mm256_castps_si256(a));
+    x = _mm_max_epu32(x, _mm256_extracti128_si256(_mm256_castps_si256(a), 1));
+    x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0x4e));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epu32(x, _mm_shuffle_epi32(x, 0xb1))));
+}
+INLINE int vf_all_finite(vf a) { return _mm256_movemask_ps(_mm256_cmp_ps(vf_abs(a), vf_set(INFINITY), _CMP_LT_OQ)) == 0xff; }
 /* The first lane in which they are equal, or LANES. */
 INLINE int vf_first_equal(vf a, vf b) {
     return __builtin_ctz((unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)) | 1u << LANES);
@@ -170,6 +179,12 @@ INLINE vf vf_largest_of(const vf v[4]) {
     const vf b = vf_max(_mm256_unpacklo_ps(v[2], v[3]), _mm256_unpackhi_ps(v[2], v[3]));
     const vf c = vf_max(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
     return vf_max(c, _mm256_permute2f128_ps(c, c, 0x01));
+}
+INLINE vf vf_largest_size_of(const vf v[4]) {
+    const vf a = vf_max_size(_mm256_unpacklo_ps(v[0], v[1]), _mm256_unpackhi_ps(v[0], v[1]));
+    const vf b = vf_max_size(_mm256_unpacklo_ps(v[2], v[3]), _mm256_unpackhi_ps(v[2], v[3]));
+    const vf c = vf_max_size(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+    return vf_max_size(c, _mm256_permute2f128_ps(c, c, 0x01));
 }
 INLINE vi vi_sum_of(const vi v[4]) {
     const vi c = sums_of_fours(sums_of_pairs(v[0], v[1]), sums_of_pairs(v[2], v[3]));

@@ -24,10 +24,19 @@ INLINE vf vf_inverse(vf a) { return _mm512_rcp14_ps(a); } /* roughly: to 2^-11 i
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+/* The larger of two sizes, which are not negative; what is not a number is larger than all of them. */
+INLINE vf vf_max_size(vf a, vf b) { return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b))); }
 INLINE vf vf_abs(vf a) { return _mm512_abs_ps(a); }
 INLINE vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE float vf_sum(vf a) { return _mm512_reduce_add_ps(a); }
 INLINE float vf_largest(vf a) { return _mm512_reduce_max_ps(a); }
+INLINE float vf_largest_size(vf a) {
+    const uint32_t bits = _mm512_reduce_max_epu32(_mm512_castps_si512(a));
+    float size;
+    __builtin_memcpy(&size, &bits, 4);
+    return size;
+}
+INLINE int vf_all_finite(vf a) { return _mm512_cmp_ps_mask(vf_abs(a), vf_set(INFINITY), _CMP_LT_OQ) == 0xffff; }
 /* The first lane in which they are equal, or LANES. */
 INLINE int vf_first_equal(vf a, vf b) { return __builtin_ctz(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ) | 1 << LANES); }
 INLINE vf vf_fraction(vf a) { return _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF); } /* a - floor(a) */
@@ -141,6 +150,13 @@ INLINE vf vf_largest_of(const vf v[4]) {
     const vf c = vf_max(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
     const vf d = vf_max(c, _mm512_shuffle_f32x4(c, c, 0xb1));
     return vf_max(d, _mm512_shuffle_f32x4(d, d, 0x4e));
+}
+INLINE vf vf_largest_size_of(const vf v[4]) {
+    const vf a = vf_max_size(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+    const vf b = vf_max_size(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+    const vf c = vf_max_size(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+    const vf d = vf_max_size(c, _mm512_shuffle_f32x4(c, c, 0xb1));
+    return vf_max_size(d, _mm512_shuffle_f32x4(d, d, 0x4e));
 }
 INLINE vi vi_sum_of(const vi v[4]) {
     const vi c = sums_of_fours(sums_of_pairs(v[0], v[1]), sums_of_pairs(v[2], v[3]));

@@ -20,9 +20,10 @@ INLINE vf vf_exp(vf x) {
     return vf_scale2(p, n);
 }
 
-/* 2^x for x <= 128, to 4 units in the last place; at least 2^-125, as denormal numbers are slow. The polynomial is minimax. */
+/* 2^x for x <= 128, to 4 units in the last place; at least 2^-125, as denormal numbers are slow. The polynomial is minimax.
+ * NaN of NaN, and of infinity: the second operand of a maximum is the result if either is NaN. */
 INLINE vf vf_exp2(vf x) {
-    x = vf_max(x, vf_set(-125.0f));
+    x = vf_max(vf_set(-125.0f), x);
     const vf r = vf_fraction(x);
     vf p = vf_set(0.0018775765784084797f);
     p = vf_fma(p, r, vf_set(0.008989340625703335f));
@@ -32,6 +33,9 @@ INLINE vf vf_exp2(vf x) {
     p = vf_fma(p, r, vf_set(0.9999999403953552f));
     return vf_scale2(p, x);
 }
+
+/* The same number, but NaN for infinity. */
+INLINE vf vf_or_nan(vf a) { return vf_fma(a, vf_zero(), a); }
 
 /* x / (1 + e^-x), the quotient by a step of Newton's, to 2^-22. */
 INLINE vf vf_silu(vf x) {

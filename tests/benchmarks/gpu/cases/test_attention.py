@@ -7,7 +7,8 @@ import torch
 from bough.benchmarks.gpu.cases.attention import PAGE_SIZE, distinct_tokens, make_inputs, plain_paths, reference
 from bough.benchmarks.gpu.roofline import Heads
 from bough.kernels.attention.interface import AttentionLayer, KVShape, SharedPrefix
-from tests.kernels.attention.oracle import ReferenceAttention
+
+from ....kernels.attention.oracle import ReferenceAttention
 
 HEADS = Heads(4, 2, 8, 4, 4)
 

@@ -8,27 +8,25 @@ from ....support.triton_interpreter import DEVICE
 
 pytest.importorskip("triton")
 
-from bough.benchmarks.gpu.cases import ours as gpu_ours
-from bough.benchmarks.gpu.cases import rivals as gpu_rivals
+from bough.benchmarks.gpu.cases import kernels as gpu_kernels
 from bough.benchmarks.gpu.cases.attention import PAGE_SIZE, make_inputs, reference
-from bough.benchmarks.gpu.cases.case import Settings
-from bough.benchmarks.gpu.cases.problem import AbsentError
+from bough.benchmarks.gpu.cases.problem import AbsentError, Settings
 from bough.benchmarks.gpu.cases.timing import relative_error
 from bough.benchmarks.gpu.roofline import Heads
-from bough.benchmarks.gpu.worker import group_cases
+from bough.benchmarks.gpu.worker import family_cases
 from bough.kernels.attention.plan.tree_cost import HeadShape, Machine
 from bough.kernels.attention.plan.tree_plan import TreePlanner
 
 QUICK = Settings(DEVICE, quick=True)
 FAMILIES = (
-    *("kernels:decode", "kernels:tree", "kernels:extend", "kernels:compiled"),
-    *("layers:sampler", "layers:small", "layers:linear", "layers:compiled"),
+    *("kernels:decode", "kernels:tree", "kernels:extend"),
+    *("layers:sampler", "layers:small", "layers:linear"),
 )
 
 
 @pytest.mark.parametrize("family", ["kernels:decode", "kernels:extend", "layers:small", "layers:linear"])
 def test_every_row_of_a_family_is_right(family):
-    for case in group_cases(family, QUICK):
+    for case in family_cases(family, QUICK):
         *_, row = case.run()
         assert row.us is not None and row.us > 0
         assert row.err is not None and row.err < (5e-2 if row.cfg.get("kind") == "fp8" else 1e-4)
@@ -37,7 +35,7 @@ def test_every_row_of_a_family_is_right(family):
 
 def test_cublas_has_a_time_beside_every_quantised_product():
     """It multiplies the weight as it is, and is not held to the rounded one."""
-    rows = [list(case.run())[-1] for case in group_cases("layers:linear", QUICK)]
+    rows = [list(case.run())[-1] for case in family_cases("layers:linear", QUICK)]
     assert {row.cfg["kind"]: row.peers.get("cublas") is not None for row in rows} == {
         "bf16": False,
         "invariant": True,
@@ -48,7 +46,7 @@ def test_cublas_has_a_time_beside_every_quantised_product():
 
 
 def test_the_sampler_draws_the_references_tokens():
-    labels = {case.label: case for case in group_cases("layers:sampler", QUICK)}
+    labels = {case.label: case for case in family_cases("layers:sampler", QUICK)}
     *_, row = labels["sampler 3 greedy, mask"].run()
     assert row.us is not None and row.us > 0
 
@@ -62,34 +60,27 @@ def test_a_tree_is_read_as_a_tree():
     batch = inputs.batch
     plan = planner.plan(batch.query_start, batch.context_len, np.arange(4, dtype=np.int32), batch.shared)
     assert plan.num_levels == 3
-    assert relative_error(gpu_ours.listed(inputs, plan.work)(), reference(inputs)) < 1e-4
+    assert relative_error(gpu_kernels.listed(inputs, plan.work)(), reference(inputs)) < 1e-4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_full_sizes_are_listed_and_distinct(family):
-    labels = [case.label for case in group_cases(family, Settings("cuda"))]
+    labels = [case.label for case in family_cases(family, Settings("cuda"))]
     assert labels and len(labels) == len(set(labels))
-    assert all(case.estimate_s > 0 for case in group_cases(family, Settings("cuda")))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="what happens without a GPU")
 def test_peers_are_absent_without_a_gpu():
     inputs = make_inputs([[(0, 20)]], Heads(4, 2, 64), device="cpu", dtype=torch.float32, seed=0)
-    for bind in (gpu_rivals.flashinfer_decode, gpu_rivals.flashinfer_cascade, gpu_rivals.cudnn_prefill):
+    for bind in (gpu_kernels.flashinfer_decode, gpu_kernels.flashinfer_extend, gpu_kernels.flash_attention):
         with pytest.raises(AbsentError):
             bind(inputs)
 
 
-def test_levels_of_a_cascade():
-    paths = [[("system", 32), (f"tool {row // 2}", 16), (row, 20)] for row in range(4)]
+def test_lists_of_pages_are_those_of_the_table():
+    paths = [[("system", 32), (row, 20 + 12 * row)] for row in range(2)]
     inputs = make_inputs(paths, Heads(4, 2, 8), device="cpu", dtype=torch.float32, seed=0)
-    levels = gpu_rivals._levels(inputs)
-    assert [rows for rows, _, _ in levels] == [[0, 4], [0, 2, 4], [0, 1, 2, 3, 4]]
-    assert [lengths for _, _, lengths in levels] == [[32], [16, 16], [20] * 4]
-    for row in range(4):
-        pages = [*levels[0][1][0], *levels[1][1][row // 2], *levels[2][1][row]]
-        assert pages == inputs.batch.page_table[row].tolist()
-    paths = [[("a", 32), (0, 4)], [("a", 32), (1, 4)], [(2, 9)]]
-    uneven = make_inputs(paths, Heads(4, 2, 8), device="cpu", dtype=torch.float32, seed=0)
-    with pytest.raises(AbsentError):
-        gpu_rivals._levels(uneven)
+    indptr, indices, last = (each.tolist() for each in gpu_kernels._page_lists(inputs))
+    table = inputs.batch.page_table.tolist()
+    assert (indptr, last) == ([0, 4, 8], [4, 16])
+    assert indices == [*table[0][:4], *table[1][:4]]

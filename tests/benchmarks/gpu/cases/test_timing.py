@@ -1,12 +1,12 @@
 """Timing and checking of launches."""
 
 import math
+from statistics import median
 
 import pytest
 import torch
 
-from bough.benchmarks.gpu.cases.case import Case, Settings
-from bough.benchmarks.gpu.cases.problem import AbsentError, Problem, measure, poison
+from bough.benchmarks.gpu.cases.problem import AbsentError, Problem, Settings, measure, poison
 from bough.benchmarks.gpu.cases.timing import num_input_sets, relative_error, time_calls
 from bough.benchmarks.gpu.roofline import Work
 
@@ -15,20 +15,16 @@ CPU = Settings("cpu", quick=True)
 
 def test_calls_take_turns():
     called = []
-    timing = time_calls([lambda: called.append(0), lambda: called.append(1)], device="cpu")
+    seconds = time_calls([lambda: called.append(0), lambda: called.append(1)], device="cpu")
     assert called[:4] == [0, 1, 0, 1]
-    assert 0 < timing.us_p10 <= timing.us <= timing.us_p90
-    assert not timing.graphed
+    assert len(seconds) == 4 and min(seconds) > 0
 
 
 @pytest.mark.gpu
 def test_launches_are_timed_in_graphs():
     x = torch.randn(1 << 26, device="cuda")
-    timing = time_calls([lambda: x.mul_(1.0)], device="cuda")
-    assert timing.graphed
-    assert 50 < timing.us < 5000  # 512 MB
-    waits = time_calls([lambda: float(x[0])], device="cuda")
-    assert not waits.graphed
+    assert 50e-6 < median(time_calls([lambda: x.mul_(1.0)], device="cuda")) < 5e-3  # 512 MB
+    assert len(time_calls([lambda: float(x[0])], device="cuda")) >= 7  # it waits for the device, which graphs refuse
 
 
 def test_small_inputs_rotate_over_more_than_the_cache():
@@ -64,10 +60,8 @@ def doubling(ours=lambda x: lambda: 2 * x, **peers):
 
 
 def test_ours_comes_first_and_again_with_the_peers():
-    tried: list[str] = []
-    settings = Settings("cpu", quick=True, announce=tried.append)
-    alone, both = (row.peers.copy() for row in measure(doubling(other=lambda x: lambda: x + x), settings))
-    assert alone == {} and set(both) == {"other"} and tried == ["other"]
+    alone, both = (row.peers.copy() for row in measure(doubling(other=lambda x: lambda: x + x), CPU))
+    assert alone == {} and set(both) == {"other"}
 
 
 def test_peers_that_cannot_have_no_time():
@@ -91,16 +85,6 @@ def test_peers_that_cannot_have_no_time():
     assert row.ratio_peer is not None and row.ratio_peer > 0
 
 
-def test_a_peer_can_be_left_alone():
-    settings = Settings("cpu", quick=True, without=frozenset({"hangs"}))
-
-    def hangs(x):
-        raise AssertionError("it was tried")
-
-    *_, row = measure(doubling(hangs=hangs), settings)
-    assert row.peers == {"hangs": None} and row.note == ""
-
-
 def test_a_wrong_kernel_of_ours_has_no_row():
     with pytest.raises(ValueError, match="wrong"):
         list(measure(doubling(ours=lambda x: lambda: 2.1 * x), CPU))
@@ -109,8 +93,6 @@ def test_a_wrong_kernel_of_ours_has_no_row():
         list(measure(doubling(ours=lambda x: lambda: unwritten), CPU))
 
 
-def test_settings_tell_what_is_left():
-    assert Settings("cuda").left_s() == math.inf
+def test_sizes_are_tiny_on_a_cpu():
     assert not Settings("cuda").tiny and Settings("cpu").tiny and Settings("cuda", quick=True).tiny
-    assert Case("x", list, 90.0).takes_s(Settings("cuda")) == 90.0
-    assert Case("x", list, 90.0).takes_s(CPU) <= 2.0
+    assert (Settings("cuda").dtype, Settings("cpu").dtype) == (torch.bfloat16, torch.float32)

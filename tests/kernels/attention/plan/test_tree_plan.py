@@ -34,7 +34,8 @@ from bough.kernels.attention.plan.work_list import (
     QUERY_FIRST,
     TABLE_ROW,
 )
-from tests.kernels.attention.tree_batch import TreeBatch, make_batch, random_paths
+
+from ..tree_batch import TreeBatch, make_batch, random_paths
 
 EAGER = Machine(bandwidth=1e9, flops=1e15, num_sms=132, item_overhead_s=0.0, launch_s=0.0)
 """Memory is so slow that whatever is shared is worth an item."""

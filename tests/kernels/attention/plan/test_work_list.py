@@ -29,7 +29,8 @@ from bough.kernels.attention.plan.work_list import (
     plan_extend,
 )
 from bough.kernels.attention.reference import ragged_attention
-from tests.kernels.attention.oracle import attend_work_list
+
+from ..oracle import attend_work_list
 
 Lengths = list[tuple[int, int]]
 """The number of queries and of tokens of each sequence."""

@@ -84,6 +84,15 @@ def test_a_refusal_keeps_its_status_and_its_cause(start: Start, status: int, ret
     assert error.state["first"] == "hello"
 
 
+@pytest.mark.parametrize(
+    ("status", "said", "retryable"), [(503, "false", False), (400, "true", True), (503, "?", True)]
+)
+def test_the_api_says_whether_to_try_again(start: Start, status: int, said: str, retryable: bool) -> None:
+    server, backend = start(second(lambda exchange: exchange.refuse(status, **{"x-should-retry": said})))
+    _, cause = failed(backend)
+    assert (cause.status, cause.retryable, len(server.bodies)) == (status, retryable, 4 if retryable else 2)
+
+
 def test_an_answer_without_a_body_has_a_code(start: Start) -> None:
     def refuse(exchange: Exchange) -> None:
         exchange.send_response(429)

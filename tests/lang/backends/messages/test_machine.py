@@ -201,7 +201,7 @@ def test_the_events_are_those_of_the_engine(seed: int) -> None:
     place = ToolPlace()
     place.model.bias = BIAS
     events = place.run(ops, keep=True).events
-    place.executor.abort("p")
+    place.executor.drop("p")
     place.close()
     texts: dict[tuple[int, str], deque[str]] = defaultdict(deque)
     for event in events:
@@ -305,7 +305,7 @@ def test_an_answer_that_comes_after_the_end_is_not_heard() -> None:
     programs = executor_of(caller)
     heard = start(programs, [Gen(0, "a")], keep=True)
     (call,) = caller.calls
-    programs.abort("p")
+    programs.drop("p")
     assert isinstance(heard.events[-1], Failed)
     call.emit("late")
     call.finish(Answer(Value(branch=0, name="a", text="late")))

@@ -1,0 +1,199 @@
+"""Whole models of random weights on our engine and on others, taking turns, each in a process with its own memory."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from ...runtime.checkpoints.config import ModelConfig
+from ..harness.shapes import shape, write_folder
+from ..peers.environments import PeerError
+from ..peers.process import OURS, Side, side_command
+from .roofline import decode_step_s, kv_bytes
+from .rows import Row
+
+_KV_BYTES = 45 << 30  # of each side's cache: both fit on one device beside their weights
+_START_SHARE = 0.7  # of the time that a comparison has; then the other side runs alone
+_VOCABULARY = 10_000  # prompts use the ids below it
+_NUM_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Requests of the same lengths that arrive together, in tokens: `shared` in common, `own` of each."""
+
+    count: int
+    shared: int
+    own: int
+    output: int
+
+    def scaled(self, scale: float) -> Requests:
+        """The same in small."""
+        count, output = max(1, int(self.count * scale)), max(4, int(self.output * scale))
+        return Requests(count, int(self.shared * scale), max(1, int(self.own * scale)), output)
+
+    def prompts(self, seed: str, vocabulary: int = _VOCABULARY) -> list[list[int]]:
+        """Token ids below `vocabulary`; those of another seed are others."""
+        ids = random.Random(seed)
+        prefix = [ids.randrange(vocabulary) for _ in range(self.shared)]
+        return [prefix + [ids.randrange(vocabulary) for _ in range(self.own)] for _ in range(self.count)]
+
+    def step_floor_s(self, config: ModelConfig) -> float:
+        """Seconds that a decode step takes at least, half way through the answers."""
+        own = self.own + self.output // 2
+        distinct = self.shared + self.count * own
+        return decode_step_s(config, [self.shared + own] * self.count, distinct_tokens=distinct)
+
+
+WORKLOADS = {
+    "shared-8k": Requests(64, 8192, 256, 256),
+    "shared-2k": Requests(64, 2048, 512, 256),
+    "unshared": Requests(64, 0, 2560, 256),  # the twin of shared-2k
+    **{f"{count} x 1k": Requests(count, 0, 1024, 65) for count in (1, 8, 32, 64, 128, 256)},
+    "64 x 4k": Requests(64, 0, 4096, 65),
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One model. `peers`: engine -> interpreter that has it. `scale` shrinks the workloads; 1 is full size."""
+
+    model: str
+    peers: Mapping[str, str]
+    device: str
+    log: Path
+    deadline: float
+    scale: float = 1.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def vocabulary(self) -> int:
+        return min(_VOCABULARY, shape(self.model).vocab_size - 1)
+
+
+Times = dict[str, list[tuple[float, float]]]
+"""workload -> for each round of a side its seconds for all, nothing cached before, and for a decode step"""
+
+
+def compare(comparison: Comparison, emit: Callable[[Row], None]) -> list[str]:
+    """Runs every workload on ours and on each peer in turn; `emit` gets a row whenever there is a new time.
+
+    A peer that is absent, fails or hangs has no time. Returns what was left out, and why.
+    """
+    found: dict[str, Times] = {OURS: {}}
+    skipped: list[str] = []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        write_folder(comparison.model, Path(folder))
+        ours = _started(comparison, OURS, folder, comparison.deadline, skipped)
+        sides = [stack.enter_context(closing(ours))] if ours else []
+        peers: list[str | None] = [*comparison.peers] or [None]
+        for number, name in enumerate(peers):
+            deadline = time.time() + (comparison.deadline - time.time()) / (len(peers) - number)
+            with ExitStack() as peers_stack:
+                theirs: list[Side] = []
+                if name is not None:
+                    found[name] = {}
+                    if (started := _started(comparison, name, folder, deadline, skipped)) is not None:
+                        theirs.append(peers_stack.enter_context(closing(started)))
+                _run_rounds(comparison, sides + theirs, found, deadline, skipped, emit)
+    return skipped
+
+
+def _started(comparison: Comparison, name: str, folder: str, deadline: float, skipped: list[str]) -> Side | None:
+    """An engine that is loaded and warm; None if there is none to be had."""
+    on_cpu = comparison.device == "cpu"
+    kv = 64 << 20 if on_cpu else _KV_BYTES
+    options = {
+        "model": comparison.model,
+        "model_file": folder,
+        "device": comparison.device,
+        "max_model_len": 12_288,
+        "max_num_seqs": 256,
+        "kv_bytes": kv,
+        "kv_tokens": kv // kv_bytes(shape(comparison.model)),
+        "dtype": "float32" if on_cpu else "bfloat16",
+    }
+    interpreter = None if name == OURS else Path(comparison.peers[name])
+    command = side_command("random", name, interpreter, options)
+    side = None
+    try:
+        side = Side(name, command, log=comparison.log, variables=comparison.environment if name == OURS else {})
+        limit_s = _START_SHARE * (deadline - time.time())
+        side.wait_ready(limit_s)
+        warm_up = WORKLOADS["shared-2k"].scaled(comparison.scale / 16).prompts("warm up", 500)
+        side.ask("generate", limit_s, prompts=warm_up, num_tokens=16)
+    except PeerError as error:
+        skipped.append(f"M {comparison.model} {name}: {error}")
+        if side is not None:
+            side.close()
+        return None
+    return side
+
+
+def _run_rounds(
+    comparison: Comparison,
+    sides: Sequence[Side],
+    found: dict[str, Times],
+    deadline: float,
+    skipped: list[str],
+    emit: Callable[[Row], None],
+) -> None:
+    """One round of every workload, then a second if there is time. Sides take turns; who begins alternates."""
+    took: dict[str, float] = {}
+    for number in range(_NUM_ROUNDS if sides else 0):
+        for workload in WORKLOADS:
+            if number and workload not in took:
+                continue
+            if time.time() + took.get(workload, 0.0) > deadline:
+                skipped.append(f"M {comparison.model} {workload}, round {number + 1}: no time")
+                continue
+            started = time.time()
+            for side in sides if number % 2 == 0 else reversed(sides):
+                # Another peer's rounds were other prompts: ours must not find these in its cache.
+                played = number if side.name != OURS else len(found[OURS].get(workload, []))
+                requests = WORKLOADS[workload].scaled(comparison.scale)
+                prompts = requests.prompts(f"{workload} {played}", comparison.vocabulary)
+                try:
+                    times = _time(side, prompts, requests.output, deadline)
+                    found[side.name].setdefault(workload, []).append(times)
+                except PeerError as error:
+                    line = f"M {comparison.model} {workload}: {error}"
+                    skipped += [line] if line not in skipped else []
+            took[workload] = time.time() - started
+            for row in _rows(comparison, workload, found):
+                emit(row)
+
+
+def _time(side: Side, prompts: list[list[int]], num_tokens: int, deadline: float) -> tuple[float, float]:
+    """Seconds for all, and for a decode step: with all prompts cached, without what the first token takes."""
+
+    def ask(count: int) -> float:
+        limit_s = max(deadline - time.time(), 1.0)
+        return float(side.ask("generate", limit_s, prompts=prompts, num_tokens=count)["seconds"])
+
+    whole_s, first_s = ask(num_tokens), ask(1)
+    return whole_s, (ask(num_tokens) - first_s) / (num_tokens - 1)
+
+
+def _rows(comparison: Comparison, workload: str, found: Mapping[str, Times]) -> Iterator[Row]:
+    """The workload as a whole, and a decode step of it.
+
+    What is computed of the whole depends on how much of a prompt a side finds in its cache: only steps have a floor.
+    """
+    requests = WORKLOADS[workload].scaled(comparison.scale)
+    floor_s = requests.step_floor_s(shape(comparison.model))
+    for at, (name, num_tokens) in enumerate(((workload, requests.output), (f"{workload} step", 1))):
+        seconds = {side: [times[at] for times in rounds.get(workload, [])] for side, rounds in found.items()}
+        row = Row(sec="M", name=name, cfg={"model": comparison.model}, unit="tok/s")
+        if ours := seconds.pop(OURS):
+            row.timed(ours)
+            row.value = requests.count * num_tokens / median(ours)
+            row.noise = (max(ours) - min(ours)) / min(ours)
+        row.peers = {peer: median(theirs) * 1e6 if theirs else None for peer, theirs in seconds.items()}
+        yield row.rated(floor_s=floor_s if at else None)

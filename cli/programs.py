@@ -1,0 +1,179 @@
+"""Programs in users' files: loaded, found, given their arguments, and their errors without our frames."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..lang.diagnostics.source_lines import users_frames
+from ..lang.function import Function
+from ..lang.record.options import OPTION_NAMES
+from ..runtime.protocol.errors import BoughError, RequestError
+
+_KINDS: Mapping[Any, str] = {
+    str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a JSON list",
+    dict: "a JSON object",
+}  # fmt: skip
+
+
+class UsersError(BoughError):
+    """The user's own code failed; the message shows it by the frames of that code alone."""
+
+
+def load_file(path: Path) -> ModuleType:
+    """Loads the module that a file defines; its folder can be imported from, as with `python FILE`.
+
+    Raises:
+        RequestError: there is no such file, or it is no Python; the message names the line.
+        UsersError: the file's code failed.
+    """
+    if path.is_dir():
+        raise RequestError(f"{path} is a folder: name a Python file in it", param="program")
+    if not path.is_file():
+        raise RequestError(f"there is no file {path}{_nearby(path)}", param="program")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise RequestError(f"{path} is no Python file: name one that ends in .py", param="program")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent.resolve()))
+    sys.modules[path.stem] = module  # dataclasses and pickers of type hints look their module up
+    with users_errors():
+        try:
+            spec.loader.exec_module(module)
+        except SyntaxError as error:
+            text = f": {error.text.strip()}" if error.text else ""
+            line = f"{error.filename or path}:{error.lineno}: {error.msg}{text}"
+            raise RequestError(line, param="program") from error
+    return module
+
+
+def find_program(module: ModuleType, name: str) -> Function:
+    """Finds the program called `name`; without a name the one called main, or the only one.
+
+    Raises:
+        RequestError: there is none, or the choice is not clear.
+    """
+    programs = {key: value for key, value in vars(module).items() if isinstance(value, Function)}
+    file, listing = module.__file__, ", ".join(programs)
+    if not programs:
+        raise RequestError(f"{file} has no program: mark a function in it with @bough.function", param="program")
+    if name:
+        if name not in programs:
+            raise RequestError(f"{file} has no program {name!r}: it has {listing}", param="program")
+        return programs[name]
+    if "main" in programs:
+        return programs["main"]
+    if len(programs) != 1:
+        shown = ", ".join(f"{Path(file or '').name}:{program}" for program in programs)
+        raise RequestError(f"{file} has several programs: name one, {shown}", param="program")
+    return next(iter(programs.values()))
+
+
+def split_argument(text: str) -> tuple[str, str]:
+    """`name=value` of the command line; `@FILE` is the text of a file.
+
+    Raises:
+        RequestError: there is no "=", or no such file.
+    """
+    name, sign, value = text.partition("=")
+    if not sign or not name.isidentifier():
+        raise RequestError(f"--arg needs NAME=VALUE, got {text!r}", param="arg")
+    if not value.startswith("@"):
+        return name, value
+    path = Path(value[1:])
+    try:
+        # In quotes, so that a file is text whatever is in it.
+        return name, json.dumps(path.read_text(encoding="utf-8"), ensure_ascii=False)
+    except FileNotFoundError:
+        raise RequestError(f"--arg {name}: there is no file {path}{_nearby(path)}", param="arg") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"--arg {name}: {path} cannot be read as text: {error}", param="arg") from error
+
+
+def bound(program: Function[Any], given: Mapping[str, str], *, partial: bool = False) -> dict[str, Any]:
+    """The arguments of a run by name, as values: texts are read as JSON where that is what they are, and otherwise, or
+    where the program has `str`, stay as they are. `partial` leaves some for later.
+
+    Raises:
+        RequestError: one is missing, unknown, or of another type than the program says.
+    """
+    parameters = dict(list(inspect.signature(program.body).parameters.items())[1:])
+    kinds = {name: parameter.kind for name, parameter in parameters.items()}
+    named = {name for name, kind in kinds.items() if kind.name not in ("VAR_POSITIONAL", "VAR_KEYWORD")}
+    title = program.__name__
+    for name in given:
+        if name not in named | OPTION_NAMES and inspect.Parameter.VAR_KEYWORD not in kinds.values():
+            found = difflib.get_close_matches(name, named | OPTION_NAMES, n=1)
+            takes = f"did you mean --arg {found[0]}=...?" if found else f"it takes {', '.join(sorted(named)) or 'none'}"
+            raise RequestError(f"{title} has no argument {name!r}: {takes}", param="arg")
+    needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty and name in named]
+    missing = [name for name in needed if name not in {*given, *program.bound}]
+    if missing and not partial:
+        raise RequestError(f"{title} needs {' '.join(f'--arg {name}=...' for name in missing)}", param="arg")
+    return {name: _value(name, text, parameters.get(name), title) for name, text in given.items()}
+
+
+@contextlib.contextmanager
+def users_errors() -> Iterator[None]:
+    """Makes an exception of the user's code a UsersError. Those of bough and of the command pass."""
+    try:
+        yield
+    except (BoughError, BrokenPipeError):
+        raise
+    except Exception as error:
+        if not users_frames(error):
+            raise
+        raise UsersError(_trace(error)) from error
+
+
+def _trace(error: Exception) -> str:
+    """The traceback in Python's form, of the user's lines alone."""
+    lines = traceback.format_list(users_frames(error))
+    return "".join(["your code failed:\n", *lines, *traceback.format_exception_only(error)]).rstrip()
+
+
+def _value(name: str, text: str, parameter: inspect.Parameter | None, title: str) -> Any:
+    """The text as a value of the parameter's type, if it has one of Python's own."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = text
+    kind = _kind_of(parameter)
+    if kind is None:
+        return value
+    if kind is str:
+        return value if isinstance(value, str) else text
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        shown = text if len(text) <= 40 else f"{text[:37]}..."
+        raise RequestError(f"--arg {name}: {title} takes {_KINDS[kind]} there, got {shown!r}", param="arg")
+    return value
+
+
+def _kind_of(parameter: inspect.Parameter | None) -> Any:
+    """The built-in type of a parameter, also where annotations are texts; None for all others."""
+    if parameter is None:
+        return None
+    names = {kind.__name__: kind for kind in _KINDS}
+    annotation = parameter.annotation
+    return names.get(annotation) if isinstance(annotation, str) else annotation if annotation in _KINDS else None
+
+
+def _nearby(path: Path) -> str:
+    """ ": did you mean ...?" if the folder has a file of nearly that name."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+    except OSError:
+        return f": there is no folder {path.parent} either" if not path.parent.exists() else ""
+    found = difflib.get_close_matches(path.name, names, n=1)
+    return f": did you mean {path.parent / found[0]}?" if found else ": check the path"

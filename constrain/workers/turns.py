@@ -1,0 +1,207 @@
+"""Turns of tenants at something scarce: who has had the least of those who want it goes next."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+IDLE_S = 10.0
+"""Time without work after which a thread ends."""
+
+
+class Turns:
+    """Shares that tenants that want something have had of it since they came. Not thread-safe.
+
+    One that comes begins with what the least served of those present has had (start-time fair queueing; Goyal, Vin and
+    Cheng, IEEE/ACM ToN 5(5), 1997): neither a long absence nor a short one is rewarded.
+    """
+
+    def __init__(self) -> None:
+        self._present: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
+        self._used: dict[str, float] = {}
+
+    def enter(self, tenant: str) -> None:
+        """A piece of work of the tenant's has come."""
+        if not self._present[tenant]:
+            self._used[tenant] = min(self._used.values(), default=0.0)
+        self._present[tenant] += 1
+
+    def leave(self, tenant: str) -> None:
+        """A piece of work is done, or was given up."""
+        self._present[tenant] -= 1
+        if not self._present[tenant]:
+            del self._present[tenant], self._used[tenant]
+
+    def begin(self, tenant: str) -> None:
+        """A piece of work runs from now on."""
+        self._running[tenant] += 1
+
+    def end(self, tenant: str, cost: float) -> None:
+        """It has stopped running, at this cost."""
+        self._used[tenant] += cost
+        self._running[tenant] -= 1
+        if not self._running[tenant]:
+            del self._running[tenant]
+
+    def rank(self, tenant: str) -> tuple[int, float]:
+        """Returns a sort key by which who has less comes first: what runs counts before what has run."""
+        return self._running.get(tenant, 0), self._used.get(tenant, 0.0)
+
+
+class FairQueue(Generic[T]):
+    """Items that wait, in the order of their arrival within a tenant. Not thread-safe.
+
+    Whoever takes an item tells when it has ended, and what it cost.
+    """
+
+    def __init__(self) -> None:
+        self._turns = Turns()
+        self._waiting: dict[str, deque[T]] = {}
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        """The items that wait."""
+        return self._num_waiting
+
+    def num_waiting(self, tenant: str) -> int:
+        return len(self._waiting.get(tenant, ()))
+
+    def push(self, tenant: str, item: T) -> None:
+        self._turns.enter(tenant)
+        self._waiting.setdefault(tenant, deque()).append(item)
+        self._num_waiting += 1
+
+    def pop(self) -> tuple[str, T] | None:
+        """Takes the next item, which runs from now on; None if none waits."""
+        if not self._waiting:
+            return None
+        tenant = min(self._waiting, key=self._turns.rank)
+        item = self._waiting[tenant].popleft()
+        self._left(tenant)
+        self._turns.begin(tenant)
+        return tenant, item
+
+    def end(self, tenant: str, cost: float) -> None:
+        """An item that was taken has ended."""
+        self._turns.end(tenant, cost)
+        self._turns.leave(tenant)
+
+    def remove(self, tenant: str, item: T) -> bool:
+        """Gives up an item that waits; False if it does not."""
+        if tenant not in self._waiting or item not in self._waiting[tenant]:
+            return False
+        self._waiting[tenant].remove(item)
+        self._left(tenant)
+        self._turns.leave(tenant)
+        return True
+
+    def _left(self, tenant: str) -> None:
+        self._num_waiting -= 1
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+
+
+class FairThreads:
+    """Threads that work for several tenants, who take turns by the processor time that they had. Thread-safe.
+
+    Work whose future is cancelled before it begins is dropped. What has begun goes to its end, or to that of the
+    process, which does not wait for it (it would for the threads of `concurrent.futures`).
+    """
+
+    def __init__(self, name: str, num_threads: int) -> None:
+        """The threads are begun as they are needed."""
+        self._name = f"bough-{name}"
+        self._num_most = num_threads
+        self._changed = threading.Condition(threading.Lock())
+        self._queue: FairQueue[tuple[Future[Any], Callable[[], Any]]] = FairQueue()
+        self._num_threads = 0
+        self._num_running = 0
+        self._closed = False
+
+    @property
+    def busy(self) -> bool:
+        """Returns true if further work has to wait."""
+        return self._num_running + len(self._queue) >= self._num_most
+
+    def num_waiting(self, tenant: str | None = None) -> int:
+        """Returns how many pieces of work wait, of a tenant or of all."""
+        with self._changed:
+            return len(self._queue) if tenant is None else self._queue.num_waiting(tenant)
+
+    def submit(self, tenant: str, work: Callable[[], T]) -> Future[T]:
+        """Has `work` done, when it is the tenant's turn. Raises RuntimeError: they are closed, or no thread is to be
+        had."""
+        future: Future[T] = Future()
+        item = future, work
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the threads are closed")
+            self._queue.push(tenant, item)
+            num_idle = self._num_threads - self._num_running
+            if num_idle < len(self._queue) and self._num_threads < self._num_most:
+                self._begin_thread(tenant, item)
+            self._changed.notify()
+        future.add_done_callback(lambda done: self._drop(tenant, item) if done.cancelled() else None)
+        return future
+
+    def close(self) -> None:
+        """Waits for nothing: what has not begun is never done."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _begin_thread(self, tenant: str, item: tuple[Future[Any], Callable[[], Any]]) -> None:
+        thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more of them
+            if not self._num_threads:
+                self._queue.remove(tenant, item)
+                raise
+        else:
+            self._num_threads += 1
+
+    def _drop(self, tenant: str, item: tuple[Future[Any], Callable[[], Any]]) -> None:
+        with self._changed:
+            self._queue.remove(tenant, item)
+
+    def _work(self) -> None:
+        """Does one piece of work after the other, until none has come for a while."""
+        while (taken := self._take()) is not None:
+            tenant, (future, work) = taken
+            began = time.thread_time()
+            try:
+                if future.set_running_or_notify_cancel():
+                    _settle(future, work)
+            finally:
+                del taken, future, work  # or they would be kept while nothing comes
+                with self._changed:
+                    self._queue.end(tenant, time.thread_time() - began)
+                    self._num_running -= 1
+
+    def _take(self) -> tuple[str, tuple[Future[Any], Callable[[], Any]]] | None:
+        """Waits for the next piece of work, which runs from now on; None if the thread is to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._queue), IDLE_S)
+            taken = None if self._closed else self._queue.pop()
+            if taken is None:
+                self._num_threads -= 1
+            else:
+                self._num_running += 1
+            return taken
+
+
+def _settle(future: Future[T], work: Callable[[], T]) -> None:
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001  a panic of native code, too, is raised where somebody waits
+        future.set_exception(error)
+    else:
+        future.set_result(result)

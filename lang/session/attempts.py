@@ -1,0 +1,247 @@
+"""Generations that are asked for again until their value is right: `gen(..., retries=n)`.
+
+A branch of their own holds the attempts: each is told what was wrong with the one before. The branch that asked goes on
+with the answer alone. Text that follows there is held back until it is known, and all else waits for it; attempts of
+several branches are made side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from ...runtime.protocol.program import Cancel, Delta, Fork, Gen, Join, RoleBegin, RoleEnd
+from ..diagnostics.errors import ProgramError
+from ..diagnostics.source_lines import Place, leading_to
+from ..record.expression import Expression, Generate, RoleClose, RoleOpen
+from ..record.options import merge_options
+from ..record.recorder import OpNode, Recorder
+from ..record.variables import Kept, Mark, Piece, Slot
+from ..types.checks import reason_of
+from .room import sampling_of
+from .session import Session, Wait
+
+
+class Asker(Protocol):
+    """The branch that asks, as far as attempts are concerned."""
+
+    id: int
+    session: Session
+    defaults: Mapping[str, Any]
+    open_role: str | None
+    isolated: bool
+    attempts: Attempts | None
+
+    @property
+    def recorder(self) -> Recorder: ...
+
+    @property
+    def marks(self) -> list[Mark]: ...
+
+    def set_attempted(self, name: str, slot: Slot) -> None:
+        """The variable `name` is what `slot` holds: an answer, or why there is none."""
+
+    def record_held(self, item: str | Expression, here: Place) -> None:
+        """Records what had to wait for the value."""
+
+
+class Held(NamedTuple):
+    """Text, or the end or beginning of a message, that follows a value that is not known yet."""
+
+    item: str | Expression
+    place: Place
+
+
+@dataclass(eq=False)
+class Attempts:
+    """Attempts at one value of `branch`.
+
+    child    the branch that holds them
+    slot     the value of the latest
+    number   of that one, from 1
+    held     text that follows in `branch`
+    """
+
+    branch: Asker
+    item: Generate
+    name: str
+    child: int
+    place: Place
+    slot: Slot
+    number: int = 1
+    held: list[Held] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, branch: Asker, item: Generate) -> Attempts:
+        """Records the first attempt.
+
+        Raises:
+            ProgramError: nobody could check it.
+        """
+        here = leading_to(item.place)
+        recorder = branch.recorder
+        branch.session.refuse_checks(here)
+        if recorder.in_block:
+            raise ProgramError(
+                "retries cannot be used in a when or repeat_until: the check is made between two requests, and a block "
+                "is one; repeat_until with a condition asks again inside of a request",
+                code="invalid_program",
+                param="retries",
+                place=here,
+            )
+        if merge_options(branch.defaults, item.options).n > 1:
+            raise ProgramError(
+                "retries ask again for one value: leave out n, or use s.fork_samples(expression, n)",
+                code="invalid_program",
+                param="retries",
+                place=here,
+            )
+        (child,) = recorder.new_branches(1)
+        recorder.add(OpNode(Fork(branch.id, (child,)), here))
+        branch.session.arrivals.add_branches(branch.id, (child,))
+        slot = _record(branch, item, item.name, child, here)
+        found = cls(branch, item, slot.variable, child, here, slot)
+        branch.session.body.attempts.append(found)
+        return found
+
+    @property
+    def open(self) -> bool:
+        """The answer is not known yet."""
+        return self in self.branch.session.body.attempts
+
+    def over(self) -> bool:
+        """The latest value is there, or will never be."""
+        return self.slot.settled or (self.branch.session.finished and self.slot.submission is None)
+
+    def judge(self) -> None:
+        """Takes the latest value if it is right, and otherwise asks again.
+
+        Raises:
+            ProgramError: it was the last attempt, code "invalid_output".
+        """
+        if not (self.open and self.over()):
+            return
+        if self.slot.value is None:  # reading it raises why
+            self._end()
+            return
+        text = self.slot.value.text
+        try:
+            self.slot.convert(text)
+        except (ValueError, LookupError) as error:
+            reason = reason_of(error)
+            self.branch.session.tally.refused[self.child, self.slot.name] = reason
+            if self.number <= (self.item.retries or 0):
+                self._ask_again(reason)
+                return
+            self._give_up(text, reason, error)
+            return
+        self._accept()
+
+    def _accept(self) -> None:
+        """Appends the answer: what the child holds if it was the first, otherwise its text."""
+        branch, recorder = self.branch, self.branch.recorder
+        first = self.number == 1
+        join = Join(branch.id, (self.child,), "append" if first else "gather")
+        recorder.add(OpNode(join, self.place, adopted=self.slot))
+        if not first:
+            recorder.add_text(branch.id, (self.slot,), self.place)
+        branch.marks.append(self.slot)
+        if branch.session.settings.log and self.slot.value is not None:
+            branch.session.tally.log.append(Delta(branch.id, self.name, self.slot.value.text))
+        self._end()
+
+    def _ask_again(self, reason: str) -> None:
+        recorder, child, here = self.branch.recorder, self.child, self.place
+        before = _before(self.branch)
+        if self.branch.open_role == "assistant":
+            recorder.add(OpNode(RoleEnd(child), here))
+            recorder.add(OpNode(RoleBegin(child, "user"), here))
+            recorder.add_text(child, (f"This answer is not right: {reason}\nAnswer again.",), here)
+            recorder.add(OpNode(RoleEnd(child), here))
+            recorder.add(OpNode(RoleBegin(child, "assistant"), here))
+            recorder.add_text(child, before, here)
+        else:
+            recorder.add_text(child, (f"\nThis is not right: {reason}\nAgain:\n", *_last_line(before)), here)
+        self.number += 1
+        self.slot = _record(self.branch, self.item, self.name, child, here)
+
+    def _give_up(self, text: str, reason: str, cause: Exception) -> None:
+        branch = self.branch
+        error = ProgramError(
+            f"{self.name!r} was not right in {self.number} attempts: {reason}; the last one is {text!r}",
+            code="invalid_output",
+            place=self.place,
+            branch=branch.id,
+        )
+        error.__cause__ = cause
+        self._end()
+        if not branch.isolated:
+            raise error
+        branch.recorder.add(OpNode(Cancel(branch.id), self.place))
+        with branch.session.changed:
+            branch.session.arrivals.fail(branch.id, error)
+            self.slot.failure, self.slot.values = error, []
+
+    def _end(self) -> None:
+        branch = self.branch
+        branch.session.body.attempts.remove(self)
+        branch.attempts = None
+        branch.set_attempted(self.name, self.slot)
+        for item, here in self.held:
+            branch.record_held(item, here)
+
+
+def settling(session: Session) -> Iterator[Wait]:
+    """Yields what has to be waited for until each value that is asked for with retries is there.
+
+    Raises:
+        ProgramError: one was never right.
+    """
+    while session.body.attempts:
+        session.send()
+        for attempts in list(session.body.attempts):
+            yield Wait(attempts.over, lambda slot=attempts.slot: slot.submission)  # type: ignore[misc]
+            session.raise_error()
+            attempts.judge()
+
+
+def settle(session: Session) -> None:
+    """Waits for the same."""
+    for wait in settling(session):
+        session.wait(*wait)
+
+
+async def asettle(session: Session) -> None:
+    """Waits for the same in a task."""
+    for wait in settling(session):
+        await session.await_until(wait.done)
+
+
+def _record(branch: Asker, item: Generate, name: str | None, child: int, here: Place) -> Slot:
+    """Records an attempt."""
+    variable, sent = branch.recorder.name_for(child, name, "gen")
+    slot = Slot(child, sent, item.convert, here, kind=item.kind, variable=variable)
+    sampling = sampling_of(item, branch.defaults, branch.session.backend, here)
+    branch.recorder.add(OpNode(Gen(child, sent, sampling, item.grammar, item.timeout_s), here, slot))
+    return slot
+
+
+def _before(branch: Asker) -> list[Piece]:
+    """Returns the text that stands before the value: of its message, or outside of any since the last one."""
+    found: list[Piece] = []
+    for mark in reversed(branch.marks):
+        if isinstance(mark, RoleOpen | RoleClose) or not isinstance(mark, str | Slot | Kept):
+            break
+        found.insert(0, mark)
+    return found
+
+
+def _last_line(pieces: list[Piece]) -> list[Piece]:
+    """Returns what stands in the line in which the pieces end."""
+    found: list[Piece] = []
+    for piece in reversed(pieces):
+        if isinstance(piece, str) and "\n" in piece:
+            return [piece.rpartition("\n")[2], *found]
+        found.insert(0, piece)
+    return found

@@ -1,0 +1,269 @@
+"""Downloads one large file over HTTP: in pieces that are taken up again, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import re
+import shutil
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+from urllib.parse import urlsplit
+
+import httpx
+
+from ..protocol.errors import ModelError
+from .fetch import Progress, file_sha256, unwritable
+from .pins import FileOrigin, read_origin, write_origin
+
+MAX_FAILURES = 5
+"""Tries in a row that bring nothing before a download is given up."""
+
+WAIT_S = 0.5
+"""Wait after the first of them; each further one doubles it."""
+
+_TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+_CHUNK_BYTES = 1 << 16  # what a transfer that breaks off loses at most
+_MAX_TEXT_BYTES = 32 << 20
+_MAGIC = b"GGUF"
+_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class Download:
+    """A GGUF file to fetch: from `url` to `target`, for who named it `source`.
+
+    sha256    of the file, where it is known
+    token     sent to the URL's host, and to none that it redirects to
+    """
+
+    source: str
+    url: str
+    target: Path
+    sha256: str | None = None
+    token: str | None = None
+    progress: Progress | None = None
+
+    def fetch(self) -> None:
+        """Brings the file, unless it is there. Whoever fetches the same one meanwhile is waited for.
+
+        Raises:
+            ModelError: it cannot be fetched or written, or is not the one that was expected.
+        """
+        try:
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            with self._locked() as part:
+                if self.target.is_file() and self.sha256 in (None, file_sha256(self.target)):
+                    if not _size(part):
+                        self.part.unlink()
+                    return
+                try:
+                    self._fill(part)
+                    self._accept(part)
+                finally:
+                    self._clear()
+        except OSError as error:
+            raise ModelError(unwritable(self.target.parent, error)) from error
+
+    @property
+    def part(self) -> Path:
+        """Returns the file that holds what has arrived so far."""
+        return self.target.with_name(f"{self.target.name}.part")
+
+    def _clear(self) -> None:
+        """Removes what a download that brought nothing leaves."""
+        with contextlib.suppress(OSError):
+            if not self.part.stat().st_size:
+                self.part.unlink()
+        if not any(path.name.endswith((".part", ".gguf")) for path in self.target.parent.iterdir()):
+            shutil.rmtree(self.target.parent, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[IO[bytes]]:
+        """Opens the part, which no other process has open then."""
+        while True:
+            with self.part.open("ab+") as part:
+                fcntl.flock(part, fcntl.LOCK_EX)
+                try:
+                    current = os.path.samestat(os.fstat(part.fileno()), self.part.stat())
+                except FileNotFoundError:  # it has become the target, or was none, while this one waited
+                    current = False
+                if current:
+                    yield part
+                    return
+
+    def _fill(self, part: IO[bytes]) -> None:
+        """Fetches until the file is whole, going on where a transfer breaks off."""
+        failures, before = 0, _size(part)
+        with client(self.token) as http:
+            while True:
+                try:
+                    if self._transfer(http, part):
+                        return
+                    reason = "the transfer broke off"
+                except httpx.TransportError as error:
+                    reason = cause(error)
+                    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and _size(part) == before:
+                        raise ModelError(unreachable(self.source, self.url, error)) from error
+                failures = failures + 1 if _size(part) == before else 0
+                before = _size(part)
+                if failures >= MAX_FAILURES:
+                    raise ModelError(
+                        f"{self.source}: {reason} after {before / 1e6:,.1f} MB, {MAX_FAILURES} times: run the command "
+                        "again, and it goes on from there"
+                    )
+                time.sleep(WAIT_S * 2**failures)
+
+    def _transfer(self, http: httpx.Client, part: IO[bytes]) -> bool:
+        """Makes one request for what is missing; tells whether the file is whole."""
+        known = read_origin(self.target.parent)
+        begun = _size(part)
+        if begun and (known is None or known.url != self.url or not (known.etag or self.sha256)):
+            begun = _cut(part, 0)  # nothing says that the rest would fit
+        headers = {"Range": f"bytes={begun}-"} if begun else {}
+        if begun and known is not None and known.etag:
+            headers["If-Range"] = known.etag
+        with http.stream("GET", self.url, headers=headers) as response:
+            check_address(self.source, str(response.url))
+            found = _RANGE.fullmatch(response.headers.get("content-range", ""))
+            if response.status_code == 416 or (
+                response.status_code == 206 and (found is None or int(found[1]) != begun)
+            ):
+                _cut(part, 0)
+                return False
+            if response.status_code not in (200, 206):
+                raise_for(self.source, response)
+            begun = begun if response.status_code == 206 else _cut(part, 0)
+            total = int(found[2]) if found is not None else int(response.headers.get("content-length") or 0)
+            etag = response.headers.get("etag", "")
+            write_origin(
+                self.target.parent, FileOrigin(self.source, self.url, "" if etag.startswith("W/") else etag, total)
+            )
+            self._check_room(total - begun)
+            return self._take(response, part, begun, total)
+
+    def _take(self, response: httpx.Response, part: IO[bytes], begun: int, total: int) -> bool:
+        """Appends the body; tells whether it came to its end."""
+        done = begun
+        for chunk in response.iter_raw(_CHUNK_BYTES):
+            part.write(chunk)
+            done += len(chunk)
+            if begun == 0 and done >= len(_MAGIC) > done - len(chunk):
+                self._check_kind(part)
+            if self.progress is not None:
+                self.progress("download", done, max(total, done))
+        part.flush()
+        if total and done > total:
+            _cut(part, 0)
+        return done > 0 and done == (total or done)
+
+    def _check_kind(self, part: IO[bytes]) -> None:
+        part.flush()
+        part.seek(0)
+        first = part.read(len(_MAGIC))
+        if first != _MAGIC:
+            _cut(part, 0)
+            self.part.unlink()
+            raise ModelError(
+                f"{self.source} is no GGUF file (it begins with {first!r}): give the address of the file itself"
+            )
+
+    def _check_room(self, num_bytes: int) -> None:
+        free = shutil.disk_usage(self.target.parent).free
+        if num_bytes > free:
+            raise ModelError(
+                f"{self.source} needs {num_bytes / 1e9:.1f} GB more, and {self.target.parent} has {free / 1e9:.1f} GB "
+                "free: remove a model (bough models), or set BOUGH_CACHE to a folder on another disk"
+            )
+
+    def _accept(self, part: IO[bytes]) -> None:
+        """Gives the file its name if it is the one that was expected."""
+        part.flush()
+        os.fsync(part.fileno())
+        if self.sha256 is not None and (digest := file_sha256(self.part)) != self.sha256:
+            self.part.unlink()
+            raise ModelError(
+                f"{self.source}: what came has SHA-256 {digest}, and {self.sha256} was expected: nothing was kept"
+            )
+        os.replace(self.part, self.target)
+
+
+def client(token: str | None) -> httpx.Client:
+    """Returns an HTTP client for models: with the system's proxies, and `token` for the first host only."""
+    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    return httpx.Client(headers=headers, timeout=_TIMEOUT, follow_redirects=True, verify=_trusted())
+
+
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    """The system's certificates, which take a while to read."""
+    return httpx.create_ssl_context()
+
+
+def get_json(source: str, url: str, token: str | None) -> bytes:
+    """Returns what the URL answers. Raises ModelError."""
+    try:
+        with client(token) as http, http.stream("GET", url) as response:
+            check_address(source, str(response.url))
+            if response.status_code != 200:
+                raise_for(source, response)
+            body = bytearray()
+            for chunk in response.iter_bytes():
+                body += chunk
+                if len(body) > _MAX_TEXT_BYTES:
+                    raise ModelError(f"{source}: the answer of {url} is too long: check the address in HF_ENDPOINT")
+            return bytes(body)
+    except httpx.TransportError as error:
+        raise ModelError(unreachable(source, url, error)) from error
+
+
+def check_address(source: str, url: str) -> None:
+    """Raises ModelError if a file would come over a connection that others can change."""
+    address = urlsplit(url)
+    if address.scheme != "https" and address.hostname not in _LOOPBACK:
+        raise ModelError(f"{source}: {address.scheme}://{address.hostname} is not encrypted: give an https:// address")
+
+
+def raise_for(source: str, response: httpx.Response) -> None:
+    """Raises httpx.TransportError for an answer that may be another the next time, ModelError for others."""
+    status, host = response.status_code, response.url.host
+    if status == 429 or status >= 500:
+        raise httpx.RemoteProtocolError(f"{host} answered {status}")
+    advice = {
+        401: "it asks for a token: set HF_TOKEN to one of yours",
+        403: "access is not granted: ask for it on the model's page, and set HF_TOKEN",
+        404: "there is no such model or file: check the name; one that is private needs HF_TOKEN",
+    }.get(status, "check the address")
+    raise ModelError(f"{source}: {host} answered {status}: {advice}")
+
+
+def unreachable(source: str, url: str, error: httpx.TransportError) -> str:
+    """The line that says that there is no way to a host."""
+    return (
+        f"{source} cannot be fetched: {urlsplit(url).hostname} cannot be reached ({cause(error)}). Check the network "
+        "and HTTPS_PROXY, or copy the model here and give its path: --model path/to/model.gguf"
+    )
+
+
+def cause(error: Exception) -> str:
+    """The reason of a failed connection, in few words."""
+    text = str(error) or type(error).__name__
+    return re.sub(r"^\[(Errno|SSL)[^\]]*\] *", "", text)
+
+
+def _size(part: IO[bytes]) -> int:
+    part.flush()
+    return os.fstat(part.fileno()).st_size
+
+
+def _cut(part: IO[bytes], size: int) -> int:
+    part.flush()
+    part.truncate(size)
+    return size

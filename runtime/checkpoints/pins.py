@@ -1,0 +1,106 @@
+"""Pins: the commit and the hashes of the first time that a model was fetched, which are those of all times; and where
+a single file comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ..protocol.errors import ModelError
+from .fetch import default_cache
+
+
+class PinnedFile(msgspec.Struct, frozen=True):
+    """A file's hash, and by what it is seen that it cannot have changed since: size in bytes, and time in ns."""
+
+    sha256: str
+    num_bytes: int
+    modified_ns: int
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """The commit that a name stands for, or the URL, and its files by path in the folder."""
+
+    revision: str
+    files: dict[str, PinnedFile]
+
+
+class FileOrigin(msgspec.Struct, frozen=True):
+    """Source of the file beside it. `source` is what the user named; `etag` and `num_bytes` are the server's,
+    and must still be the same when a transfer is taken up again."""
+
+    source: str
+    url: str
+    etag: str = ""
+    num_bytes: int = 0
+
+
+def pin_place(name: str) -> Path:
+    """Returns the file that the pin of a name is in."""
+    return default_cache() / "pins" / f"{name.replace('/', '--')}.json"
+
+
+def pinned(path: Path) -> PinnedFile:
+    """Hashes a file as it is now."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        status = os.fstat(file.fileno())
+    return PinnedFile(digest, status.st_size, status.st_mtime_ns)
+
+
+def looked_at(path: Path, known: PinnedFile, *, verify: bool) -> PinnedFile:
+    """The file as it is now; it is hashed only if `verify` asks for it, or its size or time has changed."""
+    status = path.stat()
+    same = (known.num_bytes, known.modified_ns) == (status.st_size, status.st_mtime_ns)
+    return known if same and not verify else pinned(path)
+
+
+def read_pin(place: Path) -> Pin | None:
+    """Reads a pin; None if there is none. Raises ModelError: it cannot be read, which is no reason to trust anew."""
+    try:
+        return msgspec.json.decode(place.read_bytes(), type=Pin)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelError(f"{place}: the pinned revision cannot be read: {error}") from error
+
+
+def write_pin(place: Path, pin: Pin) -> None:
+    """Writes it whole or not at all. Raises ModelError."""
+    content: Any = msgspec.json.format(msgspec.json.encode(pin), indent=1)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as file:
+            file.write(content)
+        os.replace(file.name, place)
+    except OSError as error:
+        raise ModelError(f"{place}: the revision cannot be pinned: {error.strerror}") from error
+
+
+def read_origin(folder: Path) -> FileOrigin | None:
+    """Reads where the file in a folder comes from; None if nothing says so."""
+    try:
+        return msgspec.json.decode((folder / "origin.json").read_bytes(), type=FileOrigin)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write_origin(folder: Path, origin: FileOrigin) -> None:
+    """Writes where the file in a folder comes from. Raises OSError."""
+    scratch = folder / ".origin"
+    scratch.write_bytes(msgspec.json.encode(origin))
+    os.replace(scratch, folder / "origin.json")
+
+
+def slug(source: str) -> str:
+    """Returns a folder's name for a source: readable, and another for each."""
+    readable = PurePosixPath(urlsplit(source).path).stem if source.startswith(("https://", "http://")) else source
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "--", readable)[:120].lstrip(".")
+    return f"{plain}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"

@@ -1,0 +1,53 @@
+"""Stop patterns of an engine: compiled on a thread of their own, by turns, and each key's effort for searching."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future
+from functools import partial
+
+from ...constrain.workers.turns import FairThreads
+from ...radix import tenant_of
+from ..protocol.stop_pattern import SearchBudget, StopPattern
+
+MAX_KEPT = 256
+MAX_KEYS = 1024
+
+
+class StopPatterns:
+    """Compiles each pattern once, and keeps those that were used last. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._compiled: OrderedDict[tuple[str, str], Future[StopPattern]] = OrderedDict()  # by tenant and source
+        self._budgets: OrderedDict[str, SearchBudget] = OrderedDict()
+        self._thread = FairThreads("stop-patterns", 1)
+
+    def compile(self, source: str, tenant: str = "") -> Future[StopPattern]:
+        """The pattern, soon; its `result` raises RequestError if it cannot be used."""
+        place = tenant, source
+        found = self._compiled.get(place)
+        if found is None:
+            found = self._compiled[place] = self._thread.submit(tenant, partial(StopPattern, source))
+            if len(self._compiled) > MAX_KEPT:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(place)
+        return found
+
+    def abandon(self, pattern: Future[StopPattern]) -> None:
+        """Does not begin to compile a pattern for which nobody waits any more."""
+        if pattern.cancel():
+            self._compiled = OrderedDict((place, kept) for place, kept in self._compiled.items() if kept is not pattern)
+
+    def budget(self, namespace: str) -> SearchBudget:
+        """The effort left to the key that a namespace belongs to."""
+        key = tenant_of(namespace)
+        found = self._budgets.get(key)
+        if found is None:
+            found = self._budgets[key] = SearchBudget()
+            if len(self._budgets) > MAX_KEYS:
+                self._budgets.popitem(last=False)
+        self._budgets.move_to_end(key)
+        return found
+
+    def close(self) -> None:
+        self._thread.close()

@@ -1,0 +1,143 @@
+"""Memory of the host that this process can still take: the least that the machine, cgroups and rlimits leave it."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+_UNKNOWN = 4 << 30
+"""Bytes, on a system that does not tell: what any machine that runs a language model has."""
+
+_RLIMITS = (("RLIMIT_AS", resource.RLIMIT_AS, "VmSize"), ("RLIMIT_DATA", resource.RLIMIT_DATA, "VmData"))
+"""Limits of a process, each with the line of /proc/self/status that counts against it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """Bytes that can be taken, and who sets that bound: "the machine", a cgroup's file, or a limit of the process."""
+
+    num_bytes: int
+    bound: str = "the machine"
+
+    def __str__(self) -> str:
+        return f"{self.num_bytes:,} are free" + ("" if self.bound == "the machine" else f" (by {self.bound})")
+
+
+def free_memory(root: Path = Path("/")) -> FreeMemory:
+    """Returns what can be taken before the first bound is reached. `root` is where proc and cgroups are mounted.
+
+    A bound that cannot be read is taken for none.
+    """
+    free = [FreeMemory(_available(root)), *_in_cgroups(root), *_within_rlimits(root)]
+    return min(free, key=lambda one: one.num_bytes)
+
+
+def _available(root: Path) -> int:
+    """Bytes that the machine has for new processes without swapping."""
+    kilobytes = _fields(root / "proc/meminfo").get("MemAvailable")
+    return _UNKNOWN if kilobytes is None else kilobytes * 1024
+
+
+# Limits of the process
+
+
+def _within_rlimits(root: Path) -> Iterator[FreeMemory]:
+    """Yields what the process's own limits leave: they count addresses, whether or not there is memory behind them."""
+    used = _fields(root / "proc/self/status")
+    for name, number, counted in _RLIMITS:
+        limit, _ = resource.getrlimit(number)
+        if limit != resource.RLIM_INFINITY:
+            yield FreeMemory(max(limit - used.get(counted, 0) * 1024, 0), name)
+
+
+# Control groups
+
+
+def _in_cgroups(root: Path) -> Iterator[FreeMemory]:
+    """Yields what is left in each control group that this process is in: its own, and all that hold it."""
+    paths = _cgroup_paths(root)
+    for mount, base, version in _cgroup_mounts(root):
+        path = paths.get(version)
+        if path is None:
+            continue
+        # A container often sees its own group as the root of the mount, while its path is told from outside.
+        inside = path.relative_to(base) if path.is_relative_to(base) else PurePosixPath()
+        parts = [part for part in inside.parts if part not in ("/", "..")]
+        read = _left_in_v2 if version == 2 else _left_in_v1
+        for depth in range(len(parts), -1, -1):
+            yield from read(mount.joinpath(*parts[:depth]))
+
+
+def _cgroup_paths(root: Path) -> dict[int, PurePosixPath]:
+    """The memory cgroup of this process in the hierarchies of version 1 and 2, as far as there are any."""
+    paths: dict[int, PurePosixPath] = {}
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            paths[2] = PurePosixPath(path)
+        elif "memory" in controllers.split(","):
+            paths[1] = PurePosixPath(path)
+    return paths
+
+
+def _cgroup_mounts(root: Path) -> Iterator[tuple[Path, PurePosixPath, int]]:
+    """Yields where hierarchies that may bound memory are mounted, the group that is the root there, and the version."""
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, described = before.split(), after.split()
+        if len(fields) < 5 or not described:
+            continue
+        mount = root / fields[4].lstrip("/")
+        if described[0] == "cgroup2":
+            yield mount, PurePosixPath(fields[3]), 2
+        elif described[0] == "cgroup" and "memory" in described[-1].split(","):
+            yield mount, PurePosixPath(fields[3]), 1
+
+
+def _left_in_v2(group: Path) -> Iterator[FreeMemory]:
+    """`memory.high` counts as well: beyond it the group is slowed until it stands still."""
+    used = _number(group / "memory.current")
+    if used is None:
+        return
+    stat = _fields(group / "memory.stat")
+    used -= stat.get("inactive_file", 0) + stat.get("slab_reclaimable", 0)
+    for name in ("memory.max", "memory.high"):
+        limit = _number(group / name)
+        if limit is not None:
+            yield FreeMemory(max(limit - max(used, 0), 0), str(group / name))
+
+
+def _left_in_v1(group: Path) -> Iterator[FreeMemory]:
+    used, limit = _number(group / "memory.usage_in_bytes"), _number(group / "memory.limit_in_bytes")
+    if used is not None and limit is not None:
+        used -= _fields(group / "memory.stat").get("total_inactive_file", 0)
+        yield FreeMemory(max(limit - max(used, 0), 0), str(group / "memory.limit_in_bytes"))
+
+
+# Files of the kernel
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    """The number that is all of a file; None for "max", and if there is none."""
+    text = _text(path).strip()
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Numbers by name, of lines such as "MemAvailable:  1234 kB" and "inactive_file 1234"."""
+    found: dict[str, int] = {}
+    for line in _text(path).splitlines():
+        words = line.replace(":", " ", 1).split()
+        if len(words) >= 2 and words[1].isascii() and words[1].isdigit():
+            found[words[0]] = int(words[1])
+    return found

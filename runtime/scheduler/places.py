@@ -1,0 +1,49 @@
+"""Places for requests that wait or run: so many in all, which tenants share; one more is refused."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from ...radix import EQUAL, Weights
+from ..protocol.errors import OverloadedError
+
+SHARE_OF_LEFT = 8
+"""Requests that a key of weight 1 may have for each place that is left (dynamic thresholds; Choudhury and Hahne,
+IEEE/ACM ToN 6(2), 1998). One that floods leaves a ninth of all places to the others."""
+
+RESERVED = 1 / 64
+FEW = 8
+"""So many of all places are left to keys with few requests."""
+
+
+class Places:
+    """Counts the requests of each tenant. Without a `total` there is always room. `weights` are shares, 1
+    for others."""
+
+    def __init__(self, total: int | None, weights: Weights = EQUAL) -> None:
+        self.num_taken = 0
+        self._weights = weights
+        self._total = total
+        self._of: Counter[str] = Counter()
+
+    def check(self, tenant: str) -> None:
+        """Raises OverloadedError: all places are taken, or all that are this tenant's."""
+        if self._total is None:
+            return
+        left, own = self._total - self.num_taken, self._of[tenant]
+        if left <= 0:
+            raise OverloadedError(f"{self.num_taken} requests are waiting or running, which is the limit")
+        left -= math.ceil(self._total * RESERVED)
+        if tenant and own >= max(FEW, SHARE_OF_LEFT * self._weights.get(tenant, 1) * left):
+            raise OverloadedError(f"{own} requests of this key are waiting or running; what is left is for other keys")
+
+    def take(self, tenant: str) -> None:
+        self.num_taken += 1
+        self._of[tenant] += 1
+
+    def give_back(self, tenant: str) -> None:
+        self.num_taken -= 1
+        self._of[tenant] -= 1
+        if not self._of[tenant]:
+            del self._of[tenant]

@@ -1,0 +1,103 @@
+"""The door of the engine: refuses what it has no place for before any work is done, and says when to come again."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ...radix import EQUAL, Weights
+from ...runtime.protocol.errors import OverloadedError
+from ...runtime.scheduler.places import Places
+from ..errors import ApiError, to_api_error
+
+LONGEST_WAIT_S = 60.0
+"""Official clients do not heed what is longer."""
+
+JITTER = 0.2
+"""Share by which waits differ, so that those who were refused together do not come again together."""
+
+REMEMBERED_ENDS = 64
+"""Generations that ended last, by which the pace is measured."""
+
+ASK_AGAIN_S = 1.0
+"""Time after which the engine, which refused one, is asked again: it has the last word, since a generation may be over
+that a slow reader has not read."""
+
+
+class Door:
+    """Counts the generations that are in the engine, as far as the server knows them. Used on the event loop only.
+
+    total     what the engine takes; None: not known
+    weights   shares of keys, by name; 1 for others
+    """
+
+    def __init__(
+        self,
+        total: int | None,
+        weights: Weights = EQUAL,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._places = Places(total, weights)
+        self._clock = clock
+        self._draw = draw
+        self._ends = deque([clock()], REMEMBERED_ENDS)
+        self._ask_at = clock()
+
+    def check(self, tenant: str) -> None:
+        """Raises ApiError, with a time to wait: the engine, which is full, would refuse one more of the tenant's."""
+        if self._clock() >= self._ask_at:
+            return
+        try:
+            self._places.check(tenant)
+        except OverloadedError as error:
+            raise self._answer(error) from error
+
+    @contextmanager
+    def prepared(self, tenant: str) -> Iterator[None]:
+        """Holds a place while a generation is made ready. Raises ApiError as `check` does."""
+        self.check(tenant)
+        with self._place(tenant):
+            yield
+
+    @contextmanager
+    def running(self, tenant: str) -> Iterator[None]:
+        """Holds the place of a generation while it is in the engine."""
+        refused = False
+        try:
+            with self._place(tenant):
+                yield
+        except OverloadedError:
+            refused = True
+            raise
+        finally:
+            if not refused:
+                self._ends.append(self._clock())
+
+    def refused(self, error: OverloadedError) -> ApiError:
+        """Takes note that the engine has refused one, and returns the answer."""
+        self._ask_at = self._clock() + ASK_AGAIN_S
+        return self._answer(error)
+
+    def _answer(self, error: OverloadedError) -> ApiError:
+        answer = to_api_error(error)
+        answer.retry_after_s = self._wait_s()
+        return answer
+
+    def _wait_s(self) -> float:
+        """Seconds in which what is in the engine now ends, at the pace of the last ends."""
+        pace = (len(self._ends) - 1) / max(self._clock() - self._ends[0], 1e-3)
+        wait_s = min(self._places.num_taken / pace, LONGEST_WAIT_S / (1 + JITTER)) if pace else 1.0
+        return max(wait_s * (1 + JITTER * (2 * self._draw() - 1)), 1.0)
+
+    @contextmanager
+    def _place(self, tenant: str) -> Iterator[None]:
+        self._places.take(tenant)
+        try:
+            yield
+        finally:
+            self._places.give_back(tenant)

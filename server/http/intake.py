@@ -1,0 +1,129 @@
+"""Messages, cut out of what a connection sends before h11 sees it: heads checked and whole, chunks joined.
+
+h11 takes milliseconds for a few kilobytes of tiny chunks or headers, and seconds for a header of blanks that ends in a
+character that it refuses. What it is given from here takes it no longer than its size tells. It also takes a line feed
+alone for the end of a line, which gateways before it may not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ..errors import ApiError
+from .security import MAX_HEADER_BYTES, MAX_HEADERS
+
+MAX_LINE_BYTES = 256
+"""Length of the line before a chunk, extensions included."""
+MAX_TRAILER_BYTES = 4 << 10
+SPARE_BYTES = 16 << 10
+"""Bytes of lines before chunks beyond a quarter of what is in them: 3,000 chunks of a byte, or any number of 24."""
+
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_BEFORE_CHUNK = re.compile(rb"\r\n([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n]*)?\r\n")
+
+
+class Intake:
+    """Bytes that have arrived and were not handed on. A head comes first, then its body, then the next head.
+
+    left       bytes to come of the body, or of the chunk that is under way
+    spare      four times the bytes that lines before chunks may yet have
+    """
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._left = 0
+        self._spare = 0
+        self._chunked = False
+        self._trails = False
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def receive(self, data: bytes) -> None:
+        self._held += data
+
+    def rest(self) -> bytes:
+        """Takes all that is left, which is of no message."""
+        return self._take(len(self._held))
+
+    def head(self) -> bytes:
+        """Takes the head of a request; empty if it has not all arrived. Raises ApiError: it is refused."""
+        end = self._held.find(b"\r\n\r\n", 0, MAX_HEADER_BYTES + 4)
+        head = self._held[: end + 4] if end >= 0 else self._held
+        num_lines = head.count(b"\n")
+        if (end < 0 and len(head) > MAX_HEADER_BYTES) or num_lines > MAX_HEADERS + 2:  # first line, empty line
+            raise ApiError(413, "request_too_large", f"At most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes.")
+        if _is_broken(head):
+            raise ApiError(400, "invalid_request", "A control character, or half an end of line, in the headers.")
+        return b"" if end < 0 else self._take(end + 4)
+
+    def begin_body(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Has a body follow, as the headers of its request say, which h11 has found to be in order."""
+        values = dict(headers)
+        self._chunked, self._trails, self._left = b"transfer-encoding" in values, False, 0
+        if self._chunked:
+            self._spare = 4 * SPARE_BYTES
+            self._held[:0] = b"\r\n"  # each chunk follows on the end of a line
+        else:
+            self._left = int(values.get(b"content-length", b"0"))
+
+    def body(self) -> bytes:
+        """Takes what there is of the body. Raises ApiError: its chunks are refused."""
+        if self._chunked:
+            return self._chunks()
+        part = self._take(min(self._left, len(self._held)))
+        self._left -= len(part)
+        return part
+
+    def _chunks(self) -> bytes:
+        """Takes the chunks that there are as a single one, and the end without trailers."""
+        held, place, parts = self._held, 0, list[bytearray]()
+        while not self._trails:
+            if self._left:
+                part = held[place : place + self._left]
+                parts.append(part)
+                place += len(part)
+                self._left -= len(part)
+            if self._left or place == len(held):
+                break
+            if (found := _BEFORE_CHUNK.match(held, place, place + MAX_LINE_BYTES)) is None:
+                if len(held) - place >= MAX_LINE_BYTES or held.find(b"\n", place + 2) >= 0 or held[place] != ord("\r"):
+                    raise _bad_chunk()
+                break
+            self._left = int(found[1], 16)
+            self._trails = self._left == 0
+            place = found.end() - 2 * self._trails  # the end of the last line, too, is that of the trailers
+        self._take(place)
+        data = b"".join(parts)
+        self._spare += len(data) - 4 * (place - len(data))
+        if self._spare < 0:
+            raise ApiError(400, "invalid_request", "The body is sent in chunks that are too small.")
+        data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        return data + b"0\r\n\r\n" if self._trails and self._take_trailers() else data
+
+    def _take_trailers(self) -> bool:
+        """Drops the trailers; returns false if they have not all arrived."""
+        end = self._held.find(b"\r\n\r\n", 0, MAX_TRAILER_BYTES)
+        trailers = self._held[: end + 4] if end >= 0 else self._held
+        if len(trailers) > MAX_TRAILER_BYTES or _is_broken(trailers):
+            raise _bad_chunk()
+        if end >= 0:
+            self._take(end + 4)
+        return end >= 0
+
+    def _take(self, num_bytes: int) -> bytes:
+        taken = bytes(self._held[:num_bytes])
+        del self._held[:num_bytes]
+        return taken
+
+
+def _is_broken(lines: bytearray) -> bool:
+    """Returns true if there is a control character, or a line feed or carriage return without the other."""
+    num_ends = lines.count(b"\r\n")
+    returns = lines.count(b"\r") - lines.endswith(b"\r")  # its line feed may come yet
+    return lines.count(b"\n") != num_ends or returns != num_ends or _CONTROL.search(lines) is not None
+
+
+def _bad_chunk() -> ApiError:
+    return ApiError(400, "invalid_request", "The body's chunks are not as they should be (RFC 9112, 7.1).")

@@ -1,0 +1,33 @@
+"""Child processes do not get secrets, and end with their parent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bough.constrain import GrammarCompiler, JsonSchema, Vocabulary
+from bough.constrain.workers.child import child_environment
+
+SECRET = (
+    "BOUGH_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "GITHUB_TOKEN",
+    "DB_PASSWORD", "MY_CREDENTIALS", "azure_client_secret", "APIKEY", "SSH_PRIVATE_KEY",
+)  # fmt: skip
+PLAIN = ("PATH", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "KEYBOARD", "BOUGH_CACHE", "PYTHONPATH", "XDG_SECRETARY")
+
+
+def test_secrets_are_known_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*SECRET, *PLAIN):
+        monkeypatch.setenv(name, "value")
+    assert set(SECRET).isdisjoint(child_environment())
+    assert child_environment().keys() >= set(PLAIN)
+    assert set(SECRET) & child_environment(keep=("HF_TOKEN",)).keys() == {"HF_TOKEN"}
+
+
+def test_a_worker_has_none(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-hidden")
+    compiler = GrammarCompiler(vocabulary)
+    compiler.compile(JsonSchema('{"anyOf": [{"type": "integer", "minimum": 3}, {"type": "string"}]}'))
+    (process_id,) = compiler.process_ids
+    assert b"sk-hidden" not in Path(f"/proc/{process_id}/environ").read_bytes()
+    compiler.close()

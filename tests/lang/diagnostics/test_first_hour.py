@@ -1,0 +1,165 @@
+"""Mistakes of the first hour: each message has the line that made it, and says what to write instead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bough
+from bough import MockBackend, function, gen, select
+
+HERE = Path(__file__).name
+
+
+def body(record: Callable[[Any], Any]) -> Callable[[], Any]:
+    """A run of a program whose body is `record`."""
+    return lambda: function(record).run(backend=MockBackend())
+
+
+def add(s: Any, what: Any) -> Any:
+    s += what
+    return s
+
+
+def appended(make: Callable[[], Any]) -> Callable[[], Any]:
+    """The same of a body that appends one thing."""
+    return body(lambda s: add(s, make()))
+
+
+def text_of(s: Any, text: Any) -> None:
+    s += text
+
+
+program: Any = function(text_of)
+
+
+async def read_in_a_coroutine(s: Any) -> None:
+    s += "x" + gen("a")
+    s["a"]
+
+
+def generates(s: Any) -> Any:
+    s += "x" + gen("answer")
+    return s
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    # where to run
+    "no backend": (lambda: program.run("x"), "pass backend=bough.LocalBackend()"),
+    "a backend's name": (lambda: program.run("x", backend="smollm2"), "use backend=bough.LocalBackend('smollm2')"),
+    "a backend's class": (lambda: program.run("x", backend=bough.MockBackend), "make one, backend=bough.MockBackend("),
+    "a default's name": (lambda: bough.set_default_backend("m"), "bough.LocalBackend('m')"),  # type: ignore[arg-type]
+    "a server without scheme": (lambda: bough.HttpBackend("127.0.0.1:9100"), "http://host:port"),
+    "no such model": (lambda: bough.LocalBackend("llama3"), "give a path, or a name of the hub, owner/model"),
+    "no such folder": (lambda: bough.LocalBackend("/no/such/folder"), "give a path"),
+    "layers on a GPU": (lambda: bough.LocalBackend(gpu_layers=3), "device='cuda'"),
+    "a name from elsewhere": (lambda: bough.LocalBackend(n_ctx=4096), "that is max_model_len"),
+    "a sampling option for an engine": (lambda: bough.LocalBackend(temperature=0), "given to run, bind or gen"),
+    "an engine's option misspelt": (lambda: bough.LocalBackend(max_num_seq=3), "did you mean 'max_num_seqs'?"),
+    "a fraction over 1": (lambda: bough.LocalBackend(memory_fraction=5), "must be in (0, 1]"),
+    # how to call
+    "an argument is missing": (lambda: program.run(backend=MockBackend()), "call it as text_of.run(text=...)"),
+    "too many arguments": (lambda: program.run(1, 2, backend=MockBackend()), "call it as text_of.run(text=...)"),
+    "a body without a state": (
+        lambda: function(lambda x: None).run("hello", backend=MockBackend()),
+        "its first parameter, 'x', is the state",
+    ),
+    "a body without parameters": (lambda: function(lambda: None), "needs a first parameter, for the state: def"),
+    "an option misspelt": (
+        lambda: program.run("x", temprature=0, backend=MockBackend()),
+        "did you mean 'temperature'?",
+    ),
+    "stream where it is none": (
+        lambda: program.run_batch(["x"], stream=True, backend=MockBackend()),
+        "only run(stream=True) has it",
+    ),
+    "a model for a run": (
+        lambda: program.run("x", model="m", backend=MockBackend()),
+        "backend=bough.LocalBackend(model)",
+    ),
+    # generations that are not appended
+    "printed": (lambda: print(gen("a")), "then read s['a']"),
+    "made a text": (lambda: str(select("a", ["x", "y"])), "then read s['a']"),
+    "in an f-string": (appended(lambda: f"x {gen('a')}"), 's += "..." + expression + "..."'),
+    "never appended": (lambda: body(lambda s: gen("a"))()["a"], "nothing was appended to this state"),
+    "added, not appended": (body(lambda s: s + gen("a")), "appended to with s += ..."),
+    "a branch that is added to": (body(lambda s: [one + gen("a") for one in s.fork(2)]), "appended to with s += ..."),
+    # options
+    "an option of gen misspelt": (appended(lambda: gen("a", max_token=3)), "did you mean 'max_tokens'?"),  # type: ignore
+    "two names": (appended(lambda: gen("a", "b")), "type must be a type, such as int"),
+    "a number as text": (appended(lambda: gen("a", temperature="0")), "temperature must be a number"),  # type: ignore
+    "a temperature below 0": (appended(lambda: gen("a", temperature=-1)), "temperature must be at least 0"),
+    "no tokens": (appended(lambda: gen("a", max_tokens=0)), "max_tokens must be at least 1"),
+    "a pattern that ends early": (appended(lambda: gen("a", regex="[0-9")), "unclosed character class"),
+    "a back-reference": (appended(lambda: gen("a", regex=r"(a)\1")), "backreferences are not supported"),
+    "a kind that is none": (appended(lambda: gen("a", schema={"type": "strng"})), "type must be one of null, boolean"),
+    "a schema elsewhere": (
+        appended(lambda: gen("a", schema={"$ref": "https://x.test/a.json"})),
+        "remote ones are not read",
+    ),
+    "a schema without values": (
+        appended(lambda: gen("a", schema={"type": "integer", "minimum": 5, "maximum": 3})),
+        "no finite value satisfies",
+    ),
+    "two constraints": (appended(lambda: gen("a", int, choices=["1"])), "cannot be combined"),  # type: ignore
+    "nothing to choose": (appended(lambda: select("a", [])), "got none"),
+    "numbers to choose": (appended(lambda: select("a", [1, 2])), "write '1'"),  # type: ignore[list-item]
+    "a choice twice": (appended(lambda: select("a", ["x", "x"])), "is there twice"),
+    "a tool by name": (appended(lambda: bough.tool("search")), "bough.use(name, 'search', argument=...)"),  # type: ignore
+    # what is appended
+    "nothing": (appended(lambda: None), "without `s +=`"),
+    "a number": (appended(lambda: 5), "write str(5)"),
+    "a message as a dict": (appended(lambda: {"role": "user", "content": "x"}), "a message is bough.user(text)"),
+    "a dict": (appended(lambda: {"a": 1}), "json.dumps(...)"),
+    "a message in a message": (appended(lambda: bough.user(bough.assistant("x"))), "s += bough.user_end()"),
+    "a message that is not ended": (
+        body(lambda s: (add(s, bough.user_begin()), add(s, bough.assistant("x")))),
+        "end that first, s += bough.user_end()",
+    ),
+    # what is read
+    "a variable misspelt": (body(lambda s: generates(s)["anwser"]), "did you mean 'answer'?"),
+    "a variable as an attribute": (body(lambda s: generates(s).answer), "read the variable with s['answer']"),
+    "a branch's variable": (
+        body(lambda s: (add(s.fork(1)[0], "x" + gen("a")), s["a"])),
+        "a branch that was forked has it, so join it first",
+    ),
+    "a read in a coroutine": (
+        lambda: asyncio.run(function(read_in_a_coroutine).arun(backend=MockBackend())),
+        "await s.aget(name)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_message_has_the_line_and_the_next_step(mistake: str) -> None:
+    make, step = MISTAKES[mistake]
+    with pytest.raises((bough.BoughError, TypeError, AttributeError)) as caught:
+        make()
+    said = str(caught.value)
+    assert step in said
+    assert f"{HERE}:" in said, said
+    assert f"{HERE}:0" not in said
+
+
+def test_of_what_a_body_does_wrong_itself_nothing_is_changed() -> None:
+    def wrong(s: Any) -> None:
+        s += "Age " + 5  # type: ignore[operator]
+
+    with pytest.raises(TypeError) as caught:
+        function(wrong).run(backend=MockBackend())
+    assert str(caught.value) == 'can only concatenate str (not "int") to str'
+
+
+def test_the_message_of_an_error_stays_without_the_line() -> None:
+    with pytest.raises(bough.RequestError) as caught:
+        gen("a", temperature=-1)
+    assert caught.value.message == "temperature must be at least 0, got -1"
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(bough.ProgramError, match=r"at http://127\.0\.0\.1:9/: .*is `bough serve` running there\?"):
+        function(generates).run(backend=bough.HttpBackend("http://127.0.0.1:9"))

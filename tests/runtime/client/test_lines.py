@@ -1,0 +1,77 @@
+"""Lines for a disk that is full, or a reader that is gone: what is lost is counted."""
+
+from __future__ import annotations
+
+import errno
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bough.runtime.client.lines import LineWriter
+
+FULL_DISK = """
+import resource, sys
+from bough.cli.streams import repair_streams
+from bough.runtime.client.lines import LineWriter
+
+def room(num_bytes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+if sys.argv[1] == "forgiving":
+    repair_streams()
+lines = LineWriter(dropped="{} lines were dropped".format)
+room(25)
+for number in range(7):
+    lines.write(f"line {number:04}")  # ten bytes each, with its end
+lines.flush()
+room(resource.RLIM_INFINITY)
+for number in range(7, 9):
+    lines.write(f"line {number:04}")
+lines.flush()
+"""
+
+
+class Disk(io.StringIO):
+    full = True
+
+    def write(self, text: str) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+def test_lost_lines_are_counted_also_where_their_count_was_lost() -> None:
+    disk = Disk()
+    lines = LineWriter(disk, dropped="{} lines were dropped".format)
+    for number in range(5):
+        lines.write(f"line {number}")
+        lines.flush()
+    disk.full = False
+    lines.write("line 5")
+    lines.write("line 6")
+    lines.flush()
+    assert disk.getvalue().splitlines() == ["5 lines were dropped", "line 5", "line 6"]
+
+
+@pytest.mark.parametrize("stream", ["plain", "forgiving"])
+def test_a_line_that_was_cut_by_a_full_disk_ends_before_the_next(tmp_path: Path, stream: str) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as log:
+        subprocess.run([sys.executable, "-P", "-c", FULL_DISK, stream], stderr=log, timeout=60, check=True)
+    assert path.read_text().splitlines() == [
+        "line 0000", "line 0001", "line ", "5 lines were dropped", "line 0007", "line 0008",
+    ]  # fmt: skip
+
+
+def test_a_process_without_standard_error_loses_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    lines = LineWriter(dropped="{} lines were dropped".format)
+    lines.write("line 0")
+    lines.flush()
+    monkeypatch.setattr("sys.stderr", told := io.StringIO())
+    lines.write("line 1")
+    lines.flush()
+    assert told.getvalue().splitlines() == ["1 lines were dropped", "line 1"]

@@ -1,0 +1,206 @@
+"""Shares of tenants: who floods the engine harms the others by no more than their equal part."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bough.runtime.protocol.config import SchedulerLimits
+from bough.runtime.scheduler.shares import divide
+
+from .test_scheduler import Simulation, sequence
+
+
+@given(st.integers(0, 12), st.dictionaries(st.sampled_from("abcd"), st.integers(0, 12), max_size=4))
+def test_nobody_can_get_more_without_taking_from_who_has_less(total: int, wanted: dict[str, int]) -> None:
+    given_ = divide(total, wanted)
+    assert given_.keys() == wanted.keys()
+    possible = itertools.product(*(range(want + 1) for want in wanted.values()))
+    best = max((sorted(each) for each in possible if sum(each) <= total), default=[])
+    assert sorted(given_.values()) == best
+    assert all(given_[name] <= want for name, want in wanted.items())
+
+
+WEIGHTS = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 100), max_size=4)
+
+
+@given(st.integers(0, 300), st.dictionaries(st.sampled_from("abcd"), st.integers(0, 200), max_size=4), WEIGHTS)
+def test_parts_are_in_proportion_to_weights(total: int, wanted: dict[str, int], weights: dict[str, int]) -> None:
+    """A tenant that wants more has no less for each of its parts than any other, but for a token lost to rounding for
+    each tenant."""
+    given_ = divide(total, wanted, weights)
+    assert sum(given_.values()) == min(total, sum(wanted.values()))
+    assert all(0 <= given_[name] <= want for name, want in wanted.items())
+    for short in (name for name, want in wanted.items() if given_[name] < want):
+        least = (given_[short] + 1) / weights.get(short, 1)
+        assert all((part - len(wanted)) / weights.get(name, 1) <= least for name, part in given_.items())
+
+
+def flooded(
+    num_tenants: int,
+    *,
+    prompt: int,
+    answer: int,
+    num_each: int = 40,
+    weights: dict[str, int] | None = None,
+    **limits: int,
+) -> Simulation:
+    bounds = SchedulerLimits(hold_back=10_000, **limits)
+    simulation = Simulation(num_pages=4096, page_size=4, limits=bounds, weights=weights or {})
+    for index in range(num_tenants * num_each):
+        name, number = f"key{index % num_tenants}", index // num_tenants
+        simulation.add(sequence(f"{name} {number}", [index % 3] * prompt, index, namespace=name), answer)
+    return simulation
+
+
+@pytest.mark.parametrize("num_tenants", [1, 2, 7])
+def test_a_newcomer_waits_for_no_seat(num_tenants: int) -> None:
+    simulation = flooded(num_tenants, prompt=6, answer=200, max_num_seqs=8, max_batch_tokens=64)
+    for _ in range(6):
+        simulation.step()
+    assert len(simulation.scheduler.running) == 8
+    simulation.add(sequence("quiet", [1, 2, 1], 10_000, namespace="quiet"), 3)
+    works = [simulation.step() for _ in range(3)]
+    assert all("quiet" in [work.sequence.id for work in work] for work in works)
+    assert "quiet" in simulation.done
+    assert simulation.scheduler.num_retractions <= 1 + (num_tenants > 1) * num_tenants
+
+
+@pytest.mark.parametrize("num_tenants", [1, 3])
+def test_a_prompt_shares_the_tokens_of_each_step(num_tenants: int) -> None:
+    """However long the prompts are that came before."""
+    simulation = flooded(num_tenants, prompt=1000, answer=4, num_each=8, max_num_seqs=8, max_batch_tokens=64)
+    for _ in range(4):
+        simulation.step()
+    simulation.add(sequence("quiet", [1] * 60, 10_000, namespace="quiet"), 1)
+    part = 64 // (num_tenants + 1) - 8
+    steps = 0
+    while "quiet" not in simulation.done:
+        assert sum(work.num_tokens for work in simulation.step()) == 64
+        steps += 1
+    assert steps <= -(-60 // part) + 1
+
+
+def test_a_short_prompt_leaves_the_rest_of_its_part() -> None:
+    simulation = flooded(1, prompt=1000, answer=4, num_each=2, max_num_seqs=8, max_batch_tokens=64)
+    simulation.step()
+    simulation.add(sequence("quiet", [1] * 5, 10_000, namespace="quiet"), 1)
+    assert {work.sequence.id: work.num_tokens for work in simulation.step()} == {"key0 0": 59, "quiet": 5}
+
+
+def test_tenants_that_want_all_get_the_same() -> None:
+    simulation = flooded(3, prompt=5, answer=30, num_each=60, max_num_seqs=9, max_batch_tokens=64)
+    computed: Counter[str] = Counter()
+    for _ in range(100):
+        for work in simulation.step():
+            computed[work.sequence.tenant] += work.num_tokens
+        seats = Counter(one.tenant for one in simulation.scheduler.running)
+        assert len(set(seats.values())) <= 1
+    assert min(computed.values()) >= 0.9 * max(computed.values())
+
+
+def test_seats_and_tokens_are_in_proportion_to_weights() -> None:
+    """Long prompts, so that the tokens of a step are what is short, and later the seats."""
+    weights = {"key0": 3, "key1": 2}
+    simulation = flooded(3, prompt=100, answer=30, num_each=80, weights=weights, max_num_seqs=12, max_batch_tokens=72)
+    for _ in range(10):
+        simulation.step()
+    computed: Counter[str] = Counter()
+    seats: Counter[str] = Counter()
+    for _ in range(150):
+        for work in simulation.step():
+            computed[work.sequence.tenant] += work.num_tokens
+        seats.update(one.tenant for one in simulation.scheduler.running)
+    for name, part in (("key0", 3 / 6), ("key1", 2 / 6), ("key2", 1 / 6)):
+        assert computed[name] / computed.total() == pytest.approx(part, abs=0.04)
+        assert seats[name] / seats.total() == pytest.approx(part, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("num_tenants", "weights", "max_num_seqs"), [(4, {"key0": 7, "key1": 3}, 9), (5, {}, 8)], ids=["weights", "equal"]
+)
+def test_tenants_do_not_put_each_other_back_in_turn(
+    num_tenants: int, weights: dict[str, int], max_num_seqs: int
+) -> None:
+    simulation = flooded(
+        num_tenants, prompt=5, answer=400, num_each=10, weights=weights, max_num_seqs=max_num_seqs, max_batch_tokens=64
+    )
+    for _ in range(50):
+        simulation.step()
+    before = simulation.scheduler.num_retractions
+    for _ in range(100):
+        simulation.step()
+    assert simulation.scheduler.num_retractions == before
+
+
+def test_pages_are_given_up_to_who_has_fewer() -> None:
+    limits = SchedulerLimits(max_num_seqs=8, max_batch_tokens=256, hold_back=10_000)
+    simulation = Simulation(num_pages=40, page_size=4, limits=limits, sharing=False)
+    for index in range(4):
+        simulation.add(sequence(str(index), [index % 3] * 30, index, namespace="large"), 8)
+    simulation.step()
+    assert len(simulation.scheduler.running) == 4
+    simulation.add(sequence("quiet", [1] * 40, 10_000, namespace="quiet"), 4)
+    assert "quiet" in [work.sequence.id for work in simulation.step()]
+    simulation.run()
+    assert len(simulation.done) == 5
+    simulation.assert_all_free()
+
+
+def test_the_first_to_arrive_is_never_put_back_for_others() -> None:
+    limits = SchedulerLimits(max_num_seqs=8, max_batch_tokens=128)
+    simulation = Simulation(num_pages=64, page_size=4, limits=limits, sharing=False)
+    simulation.add(sequence("first", [1] * 100, 0, namespace="large"), 60)
+    simulation.step()
+    steps = 0
+    while "first" not in simulation.done:
+        for number in range(3):
+            simulation.add(sequence(f"{steps} {number}", [2] * 30, 1 + steps, namespace=f"key{number}"), 20)
+        simulation.step()
+        steps += 1
+        assert steps < 80
+    assert simulation.scheduler.num_retractions > 0
+    assert simulation.done["first"].standing.retractions == 0
+
+
+def test_within_a_tenant_priority_orders_and_between_tenants_it_does_not() -> None:
+    simulation = Simulation(num_pages=256, limits=SchedulerLimits(max_num_seqs=2, max_batch_tokens=64))
+    for index in range(6):
+        item = sequence(f"urgent {index}", [1, 2], index, namespace="pushy")
+        item.standing.priority = -5
+        simulation.add(item, 50)
+    late = sequence("late", [2, 1], 50, namespace="patient")
+    late.standing.priority = 9
+    simulation.add(late, 4)
+    assert [work.sequence.id for work in simulation.step()] == ["urgent 0", "late"]
+
+
+@pytest.mark.parametrize("window", [2, 256])
+def test_a_low_priority_goes_first_once_it_has_waited_long(window: int) -> None:
+    """Though more urgent ones of its key keep coming, and would fill the window."""
+    limits = SchedulerLimits(max_num_seqs=1, max_batch_tokens=64, max_passes=8, window=window)
+    simulation = Simulation(num_pages=256, page_size=1, limits=limits)
+    late = sequence("late", [2, 1], 0, namespace="key")
+    late.standing.priority = 9
+    steps = 0
+    simulation.add(late, 1)
+    while "late" not in simulation.done:
+        for number in range(3):
+            item = sequence(f"{steps} {number}", [1, 2], 1 + steps, namespace="key")
+            item.standing.priority = -5
+            simulation.add(item, 1)
+        simulation.step()
+        steps += 1
+        assert steps <= limits.max_passes + 2
+    assert steps > limits.max_passes / 2  # before that, priority counted
+
+
+def test_more_keys_than_tokens_of_a_step_do_not_stop_each_other() -> None:
+    """All seats are taken by prompts, and each of the many who wait is due a part of the step, too."""
+    simulation = flooded(40, prompt=30, answer=2, num_each=1, max_num_seqs=4, max_batch_tokens=16)
+    simulation.run(max_steps=40 * 32)
+    assert len(simulation.done) == 40
