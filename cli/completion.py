@@ -163,7 +163,7 @@ _bough() {{
 {places}
     esac
 }}
-compdef _bough bough
+if [[ "${{funcstack[1]}}" == _bough ]]; then _bough "$@"; else compdef _bough bough; fi
 """
 
 
