@@ -1,4 +1,4 @@
-"""The words of the language: what a program's author imports."""
+"""The functions of the language: what a program's author imports."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def function(func: Callable[..., Result], num_api_spec_tokens: int | None = None
 @overload
 def function(func: None = None, num_api_spec_tokens: int | None = None) -> _Decorator: ...
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
-    """Makes a program of a function whose first parameter is the state.
+    """Turns a function whose first parameter is the state into a program.
 
-    num_api_spec_tokens   on an API that keeps no state: so many tokens are asked for at once, from which the
-                          generations that follow are taken as far as they agree
+    num_api_spec_tokens   on an API without state: extra tokens requested at once, which later generations use as far as
+                          they match
 
     >>> @bough.function
     ... def greet(s, name):
@@ -102,19 +102,19 @@ def gen(
 @located  # type: ignore[misc]  # the second place has two names
 @in_places(SGLANG_ORDER, GenOptions)
 def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any, **options: Any) -> Generate | Choose:
-    """Generates text and keeps it as the variable `name`. What is left out is the run's default.
+    """Generates text and keeps it as the variable `name`. Options left out have the run's defaults.
 
-    type, dtype, schema   a type: the text is of that form and `s[name]` is a value of it. int, float, bool, str, an
-                     Enum, Literal, dataclass, TypedDict, Pydantic model, list[...], ... It may stand second, without
-                     its name; an int there is `max_tokens`
+    type, dtype, schema   a type: the text has its format and `s[name]` is a value of it. int, float, bool, str, an
+                     Enum, Literal, dataclass, TypedDict, Pydantic model, list[...], ... May be the second positional
+                     argument; an int there is `max_tokens`
     json_schema      the same; a JSON Schema as dict or text gives the JSON text (parse it with `s.json(name)`)
-    regex            the text matches the pattern as a whole; with a type, only the value's type is taken from that
+    regex            the text matches the whole pattern; an additional type only converts the value
     ebnf, grammar    a context-free grammar in Lark's notation; `grammar` also takes JsonSchema, Regex, Choice, Lark ...
     choices          one of these: the same as `select`
-    retries          a value that is not of the type, or that `check` refuses, is asked for again so many times: the
-                     model sees why, and the text goes on with the answer that is right
-    check            a function (or tool) of the value: it is refused if that raises ValueError or AssertionError (a
-                     tool: anything), or returns False
+    retries          a value that is not of the type, or that `check` rejects, is generated again up to this many times:
+                     the model sees why, and the text continues with the accepted answer
+    check            a function (or tool) of the value, which rejects it by returning False or raising ValueError or
+                     AssertionError (a tool: any exception)
     timeout_s        seconds after which the program fails
     placed           further options in the order of SGLang's `gen`
 
@@ -192,13 +192,13 @@ def select(
 
 
 def image(source: str | Path | bytes) -> Picture:
-    """An image, by path or content. Backends that take text only refuse it when it is appended."""
+    """An image, by path or content. Text-only backends refuse it when it is appended."""
     return Picture(source if isinstance(source, bytes) else str(source))
 
 
 @located
 def video(path: str | Path, num_frames: int) -> Picture:
-    """A number of frames of a video. No backend takes one yet: it is refused when it is appended."""
+    """A number of frames of a video. No backend supports it yet: it is refused when it is appended."""
     if type(num_frames) is not int or num_frames < 1:
         raise RequestError(f"num_frames must be at least 1, got {num_frames!r}", param="num_frames")
     return Picture(str(path))
@@ -250,15 +250,15 @@ def assistant_end() -> Expression:
 
 
 def flush_cache(backend: Backend | None = None) -> bool:
-    """Empties the backend's prefix cache; False (and nothing done) if it is in use."""
+    """Empties the backend's prefix cache; does nothing and returns False if it is in use."""
     return resolve_backend(backend).flush_cache()
 
 
 def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
-    """Returns what the backend says of itself: its version, model, settings and counters.
+    """Returns the backend's description of itself: version, model, settings and counters.
 
     Raises:
-        UnsupportedError: it says nothing.
+        UnsupportedError: it has none.
     """
     chosen = resolve_backend(backend)
     ask = getattr(chosen, "server_info", None)
