@@ -142,7 +142,7 @@ def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any
             raise RequestError("choices cannot be combined with another constraint", param="choices")
         if retries is not None or check is not None:
             param = "check" if retries is None else "retries"
-            raise RequestError(f"{param} is not for choices, of which one is always right", param=param)
+            raise RequestError(f"{param} cannot be used with choices, of which one is always right", param=param)
         return select(name, choices, options.get("temperature") or 0.0, method)
     constraint, convert, kind = _constraint(constraints)
     if check is not None:
@@ -178,7 +178,7 @@ def select(
         given = f"got {wrong[0]!r} among them" if wrong else "got none"
         if wrong and wrong[0]:
             given += f": write {str(wrong[0])!r}, or gen(name, Literal[...]) for choices that are read back as numbers"
-        raise RequestError(f"choices must be a list of texts that are not empty, {given}", param="choices")
+        raise RequestError(f"choices must be a list of non-empty texts, {given}", param="choices")
     if len(set(choices)) < len(choices):
         twice = next(choice for choice in choices if choices.count(choice) > 1)
         raise RequestError(f"choices must differ from each other: {twice!r} is there twice", param="choices")
@@ -263,7 +263,7 @@ def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
     chosen = resolve_backend(backend)
     ask = getattr(chosen, "server_info", None)
     if ask is None:
-        raise UnsupportedError(f"{type(chosen).__name__} has nothing to say of itself", param="backend")
+        raise UnsupportedError(f"{type(chosen).__name__} has no information about itself", param="backend")
     return cast(dict[str, Any], ask())
 
 
@@ -272,7 +272,7 @@ def _message(role: str, expression: str | Expression | None) -> Expression:
         expression = ""
     if not isinstance(expression, str | Expression):
         raise ProgramError(
-            f"a message holds text and expressions, got {type(expression).__name__}",
+            f"a message contains text and expressions, got {type(expression).__name__}",
             code="invalid_program",
             place=caller(),
         )
@@ -285,7 +285,7 @@ def _checked_check(check: object) -> Callable[[Any], object] | None:
     if not callable(check):
         raise wrong_kind("check", "a function of the value", check)
     if waits(check):
-        raise RequestError("check must be a plain function: nobody would await a coroutine", param="check")
+        raise RequestError("check must be a plain function: a coroutine would never be awaited", param="check")
     return check
 
 

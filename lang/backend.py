@@ -114,7 +114,7 @@ def checked_backend(backend: Backend) -> Backend:
 
 def _no_backend(given: object) -> RequestError:
     if isinstance(given, type):
-        advice = f"that is a class: make one, backend=bough.{given.__name__}(...)"
+        advice = f"that is a class: create an instance, backend=bough.{given.__name__}(...)"
     elif isinstance(given, str):
         kind = "HttpBackend" if given.startswith(("http://", "https://")) else "LocalBackend"
         advice = f"use backend=bough.{kind}({given!r})"

@@ -260,7 +260,7 @@ def _record(branch: Branch, record: Record, variables: Variables, here: Place) -
         if branch.open_role != role:
             there = f"in a {role} message" if role else "outside of any message"
             raise ProgramError(
-                f"a when or repeat_until that begins {there} must end there, too: close in it what it opens",
+                f"a when or repeat_until that begins {there} must end there, too: close inside it what it opens",
                 code="invalid_program",
                 place=here,
             )
@@ -312,9 +312,7 @@ def _only_slot(branch: Branch, name: str, here: Place) -> Slot:
     slots = entry.slots if isinstance(entry, Kept) else (entry,)
     if len(slots) != 1 or not isinstance(slots[0], Slot):
         reason = "is generated in several places" if len(slots) > 1 else "is not generated"
-        raise ProgramError(
-            f"how often {name!r} was made cannot be asked: it {reason}", code="invalid_program", place=here
-        )
+        raise ProgramError(f"times() cannot count {name!r}: it {reason}", code="invalid_program", place=here)
     return slots[0]
 
 

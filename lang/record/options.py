@@ -120,7 +120,7 @@ def by_name(word: str, order: Sequence[str], placed: Sequence[Any], named: Mappi
         TypeError: there are more than places, or one is given twice.
     """
     if len(placed) > len(order):
-        raise TypeError(f"{word}() takes no more than {len(order)} options by place, got {len(placed)}")
+        raise TypeError(f"{word}() takes at most {len(order)} options by position, got {len(placed)}")
     options = dict(zip(order, placed, strict=False))
     if twice := options.keys() & named.keys():
         raise TypeError(f"{word}() got multiple values for argument {min(twice)!r}")
@@ -137,7 +137,7 @@ def clean_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in options:
         if name not in OPTION_NAMES:
             meant = nearest(name, OPTION_NAMES)
-            raise TypeError(f"there is no option {name!r}{meant}; there are {', '.join(sorted(OPTION_NAMES))}")
+            raise TypeError(f"there is no option {name!r}{meant}; the options are {', '.join(sorted(OPTION_NAMES))}")
     fields = {name: checked_option(name, value) for name, value in options.items() if value is not None}
     if "max_new_tokens" in fields:
         if "max_tokens" in fields:

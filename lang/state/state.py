@@ -45,7 +45,7 @@ _MEANT = {
         for name in ("gen", "gen_int", "gen_string", "select", "use", "when", "repeat_until", "image", "video")
     },
     "var": "that is bough.var(name), or s.ref(name)",
-    "join": "the group that s.fork(...) gives is joined, branches.join()",
+    "join": "join the group that s.fork(...) returns: branches.join()",
     "run": "a program is run, f.run(...), not its state",
 }
 """Likely meanings of attributes that do not exist."""
@@ -80,7 +80,7 @@ class State(Generic[Result]):
     def __format__(self, spec: str) -> str:
         if current.get() is not None:
             raise ProgramError(
-                "a state cannot stand in an f-string: read a variable of it with s[name], or all text with s.text()",
+                "a state cannot be used in an f-string: read a variable of it with s[name], or all text with s.text()",
                 code="invalid_program",
                 place=caller(),
             )
@@ -307,7 +307,7 @@ class State(Generic[Result]):
         if index is not None:
             elements = elements_of(entry)
             if type(index) is not int or not -len(elements) <= index < len(elements):
-                of = f"it has {len(elements)}" if elements else "it is no list that a join has gathered"
+                of = f"it has {len(elements)}" if elements else "it is not a list collected by a join"
                 raise ProgramError(f"{name!r} has no element {index!r}: {of}", code="unknown_variable", place=caller())
             entry = elements[index]
         if entry is None:

@@ -152,7 +152,7 @@ def _schema_of_type(kind: Any) -> dict[str, Any]:
     try:
         schema = described(kind).schema
     except TypeError as error:
-        raise RequestError(f"{kind!r} describes no JSON object: {error}", param="parameters") from error
+        raise RequestError(f"{kind!r} does not describe a JSON object: {error}", param="parameters") from error
     reference = schema.get("$ref", "").rpartition("/")[2]
     definitions = schema.get("$defs", {})
     return {**definitions[reference], "$defs": definitions} if reference in definitions else schema

@@ -195,7 +195,8 @@ def use(
     given = {**(arguments or {}), **more}
     if not isinstance(tool, str | Tool):
         raise RequestError(
-            f"use takes a tool made by @bough.tool, or the name of a server's; got {type(tool).__name__}", param="tool"
+            f"use takes a tool made with @bough.tool, or the name of a tool on the server; got {type(tool).__name__}",
+            param="tool",
         )
     timeout_s = checked_timeout(timeout_s)
     known = None if isinstance(tool, str) else tool
@@ -220,7 +221,7 @@ def _readers(function: Callable[..., Any], name: str) -> dict[str, _Reader]:
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise RequestError(
-                f"the parameter {parameter.name!r} of tool {name!r} cannot be given by name alone", param=parameter.name
+                f"the parameter {parameter.name!r} of tool {name!r} cannot be passed by name", param=parameter.name
             )
         found[parameter.name] = _reader(name, parameter, kinds.get(parameter.name, Any))
     return found
@@ -234,7 +235,7 @@ def _reader(tool_name: str, parameter: inspect.Parameter, kind: Any) -> _Reader:
             schema.setdefault("default", as_json(parameter.default))
     except (TypeError, ValueError) as error:
         raise RequestError(
-            f"the parameter {parameter.name!r} of tool {tool_name!r} is of no JSON type: {error}", param=parameter.name
+            f"the parameter {parameter.name!r} of tool {tool_name!r} has no JSON type: {error}", param=parameter.name
         ) from error
     definitions = schema.pop("$defs", {})
     return _Reader(schema, definitions, convert, required)
