@@ -16,7 +16,7 @@ from mkdocs.structure.pages import Page
 ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
 ESCAPED = re.compile(r"^\|.*\\\|.*$", re.MULTILINE)
-"""Rows with a bar in code, which GitHub wants escaped and the site does not."""
+"""Table rows with an escaped bar in code: GitHub needs the backslash, the site would show it."""
 HELP = re.compile(r"^```console\n\$ bough (.*--help)\n```$", re.MULTILINE)
 
 
