@@ -231,7 +231,7 @@ REFUSED = frozenset({
     "session_params", "structural_tag", "suffix", "thinking", "thinking_token_budget", "token_ids_logprob",
     "truncate_prompt_tokens", "truncation_side", "use_beam_search", "vllm_xargs", "watermark", "web_search_options",
 })  # fmt: skip
-"""Known fields that would change the output and are not offered: anything but an empty value is an error."""
+"""Known fields that would change the output and are not supported: anything but an empty value is an error."""
 
 
 # Responses
