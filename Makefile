@@ -35,7 +35,7 @@ demo: model  ## run a small program and write its timeline to demo.html
 	$(BIN)/bough run examples/demo.py --timeline demo.html
 
 test: $(DEV) $(OLDEST) model  ## run all tests
-	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadfile
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-gpu: $(DEV)  ## on a machine with a GPU: the tests of the kernels, compiled, and of the engine there
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "torch sees no CUDA device")'
