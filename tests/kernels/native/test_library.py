@@ -20,9 +20,8 @@ from ...support.tiny_model import write_tiny_model
 ANSWERS = """
 import sys
 from bough import LLM, SamplingParams
-params = [SamplingParams(max_tokens=12, logprobs=3, seed=seed, ignore_eos=True, **options) for seed, options in enumerate(
-    [{"temperature": 0}, {"temperature": 1, "top_p": 0.7}, {"temperature": 1.5, "top_k": 9}, {"temperature": 1, "min_p": 0.1}]
-)]
+draws = [{"temperature": 0}, {"top_p": 0.7}, {"temperature": 1.5, "top_k": 9}, {"min_p": 0.1}]
+params = [SamplingParams(max_tokens=12, logprobs=3, seed=1, ignore_eos=True, **options) for options in draws]
 prompts = [("What a key has in common with another, " * 6)[: 20 + 60 * number] for number in range(4)]
 for kind, kv in (("int8", "auto"), ("int4", "int8"), ("w8a8", "int8"), ("w8a8", "auto")):
     llm = LLM(sys.argv[1], quantization=kind, kv_cache_dtype=kv, num_pages=2000, max_batch_tokens=48)
