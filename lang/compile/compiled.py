@@ -94,7 +94,7 @@ class CompiledProgram:
         try:
             return cls(msgspec.json.decode(text, type=Template), tools=tools)
         except msgspec.DecodeError as error:
-            raise RequestError(f"this is no compiled program: {error}", param="program") from error
+            raise RequestError(f"this is not a compiled program: {error}", param="program") from error
 
     def save(self, path: str | Path) -> None:
         """Writes it as a file."""
@@ -248,9 +248,9 @@ class CompiledProgram:
 _HINTS = {
     **dict.fromkeys(
         OPTION_NAMES,
-        "{name} is a sampling option, and part of what is compiled: give it to {program}.compile({name}=...)",
+        "{name} is a sampling option, which is part of the compiled program: pass it to {program}.compile({name}=...)",
     ),
-    "trace": "a compiled program keeps no timeline: use {program}.run(trace=True)",
+    "trace": "a compiled program has no timeline: use {program}.run(trace=True)",
     "stream": "use the method stream() of the compiled program",
 }
 
@@ -295,5 +295,5 @@ def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
             plain[name] = as_json(value)
         except (TypeError, ValueError) as error:
-            raise RequestError(f"{name} is no JSON value: {error}", param=name) from error
+            raise RequestError(f"{name} is not a JSON value: {error}", param=name) from error
     return plain

@@ -84,15 +84,15 @@ class Attempts:
         branch.session.refuse_checks(here)
         if recorder.in_block:
             raise ProgramError(
-                "retries cannot be used in a when or repeat_until: the check is made between two requests, and a block "
-                "is one; repeat_until with a condition asks again inside of a request",
+                "retries cannot be used in a when or repeat_until: the check runs between two requests, and a block is "
+                "part of one; use repeat_until with a condition instead",
                 code="invalid_program",
                 param="retries",
                 place=here,
             )
         if merge_options(branch.defaults, item.options).n > 1:
             raise ProgramError(
-                "retries ask again for one value: leave out n, or use s.fork_samples(expression, n)",
+                "retries apply to a single value: leave out n, or use s.fork_samples(expression, n)",
                 code="invalid_program",
                 param="retries",
                 place=here,
@@ -169,7 +169,7 @@ class Attempts:
     def _give_up(self, text: str, reason: str, cause: Exception) -> None:
         branch = self.branch
         error = ProgramError(
-            f"{self.name!r} was not right in {self.number} attempts: {reason}; the last one is {text!r}",
+            f"{self.name!r} was rejected in {self.number} attempts: {reason}; the last one was {text!r}",
             code="invalid_output",
             place=self.place,
             branch=branch.id,

@@ -91,7 +91,7 @@ class Awaited:
         """
         for called, what, place in self._called:
             if called.is_unused and called is not result:
-                message = f"{what} was neither appended nor read from, so that it did nothing: write s += {what}"
+                message = f"{what} was neither appended nor read from, so it did nothing: write s += {what}"
                 warnings.warn_explicit(message, UserWarning, place.file, place.line)
         self._called = []
         idle = [made for made in self._made if _is_idle(made.coroutine) and not _has_task(made.coroutine)]
@@ -105,8 +105,8 @@ class Awaited:
             kind = "coroutine" if inspect.iscoroutine(result) else "generator"
             code = inspect.unwrap(body).__code__
             raise ProgramError(
-                f"{body.__name__} returned a {kind} that nobody runs: a program's body is a plain function or an "
-                "`async def`, also behind decorators of its own",
+                f"{body.__name__} returned a {kind} that never runs: a program's body must be a plain function or an "
+                "`async def`, even with decorators",
                 code="invalid_program",
                 place=Place(code.co_filename, code.co_firstlineno, code.co_name),
             )
@@ -118,7 +118,7 @@ def _never_awaited(made: _Expected, in_coroutine: bool) -> ProgramError:
         reads = made.what.startswith("s.aget")
         advice = "a plain function reads with s[name]" if reads else f"make the body an `async def`, and {advice}"
     return ProgramError(
-        f"{made.what} was never awaited, so that it did nothing: {advice}", code="invalid_program", place=made.place
+        f"{made.what} was never awaited, so it did nothing: {advice}", code="invalid_program", place=made.place
     )
 
 
@@ -197,4 +197,4 @@ def _abandon(child: _Body) -> None:
     if not child.dead:
         if inspect.iscoroutine(outcome):
             outcome.close()
-        raise RuntimeError("a program's body went on to wait although it was being thrown away")
+        raise RuntimeError("a program's body kept waiting although it was being discarded")

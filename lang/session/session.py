@@ -467,8 +467,7 @@ class Session:
             raise UnsupportedError(f"{type(self.backend).__name__} cannot use tools", param="tools", place=place())
         if self.outbox.tools.setdefault(tool.name, tool) is not tool:
             raise ProgramError(
-                f"the program uses two tools of the name {tool.name!r}: give one of them another, with "
-                "@bough.tool(name=...)",
+                f"the program uses two tools named {tool.name!r}: rename one of them with @bough.tool(name=...)",
                 code="invalid_program",
                 place=place(),
             )
@@ -525,7 +524,7 @@ class Session:
             if not submission.ended:
                 submission.begun = submission.ended = True
                 self.tally.usage += self.arrivals.used_in(submission)
-                error = error or BackendError("the backend's answer ended in the middle", code="broken_stream")
+                error = error or BackendError("the backend's answer broke off", code="broken_stream")
                 if self.error is not None or not isinstance(error, BoughError):
                     self._fail(error)
                 elif not (submission.cancels and error.code == "state_not_found"):

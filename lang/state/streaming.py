@@ -158,7 +158,7 @@ def value_stream(branch: Branch, name: str) -> Stream[Any]:
         yield from _until_known(branch, name)
         entry = branch.look_up(name)
         if not isinstance(entry, Slot) or entry.kind is None:
-            message = f"{name!r} is no typed value, which would have parts: ask for one with gen({name!r}, Type)"
+            message = f"{name!r} is not a typed value, so it has no parts: ask for one with gen({name!r}, Type)"
             raise ProgramError(message, code="invalid_program", place=caller())
         yield from _walk_values(branch, entry)
 

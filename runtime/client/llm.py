@@ -1,4 +1,4 @@
-"""The offline API, in the shape that users of this field know: `LLM(model).generate(prompts, SamplingParams(...))`."""
+"""The offline API, in its usual shape: `LLM(model).generate(prompts, SamplingParams(...))`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CompletionOutput:
 
 @dataclass
 class PromptOutput:
-    """A prompt with its completions so far; all of them are there when `finished`."""
+    """A prompt with its completions so far; they are complete when `finished`."""
 
     request_id: str
     prompt: str | None
@@ -72,14 +72,14 @@ class LLM:
     >>> llm.generate("The capital of France is", SamplingParams(max_tokens=1))[0].outputs[0].text   # doctest: +SKIP
     ' Paris'
 
-    gpu_memory_utilization   share of the free memory that the KV cache may take (of the device that is used)
+    gpu_memory_utilization   share of the device's free memory for the KV cache
     block_size               tokens of a KV page
     num_gpu_blocks_override  KV pages
 
     Further keywords are fields of `EngineConfig`.
 
     Raises:
-        RequestError: an option that is not supported, by name.
+        RequestError: an option is not supported; the error names it.
         ModelError: the model cannot be loaded.
     """
 
@@ -142,7 +142,7 @@ class LLM:
         grammar: GrammarSpec | Sequence[GrammarSpec | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[PromptOutput]:
-        """Completions of all prompts, in their order, computed together.
+        """Returns the completions of all prompts, in order, computed together.
 
         A prompt is a text, a list of token ids, or {"prompt": text} / {"prompt_token_ids": ids}.
 
@@ -173,7 +173,7 @@ class LLM:
         grammar: GrammarSpec | Sequence[GrammarSpec | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[PromptOutput]:
-        """Answers to one conversation, or to each of several."""
+        """Returns answers to one conversation, or to each of several."""
         chats = [messages] if not messages or isinstance(messages[0], dict) else list(messages)
         prompts = [
             self._engine.tokenizer.encode_chat(
@@ -201,7 +201,7 @@ class LLM:
         priority: int = 0,
         stream: bool = True,
     ) -> None:
-        """Queues a request; `step` moves it on. Without `stream`, outputs are filled when they end, which costs less.
+        """Queues a request; `step` advances it. Without `stream`, outputs are filled only at the end, which costs less.
 
         Raises:
             RequestError: the request is wrong.
@@ -233,7 +233,7 @@ class LLM:
             raise
 
     def step(self) -> list[PromptOutput]:
-        """Runs one forward pass; returns the requests that it changed."""
+        """Runs one forward pass; returns the requests that made progress."""
         if self._engine.idle:
             self._engine.wait_for_grammar(timeout_s=0.05)
         self._engine.step()
@@ -244,7 +244,7 @@ class LLM:
         return bool(self._live)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
-        """Ends requests; unknown ids are ignored."""
+        """Aborts requests; unknown ids are ignored."""
         for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
             self._changed.pop(request_id, None)
             if (result := self._live.pop(request_id, None)) is not None:

@@ -243,7 +243,7 @@ def _size(event: ProgramEvent) -> int:
 
 def _too_slow(num_bytes: int) -> ErrorInfo:
     message = (
-        f"{num_bytes} bytes waited for a reader who did not take them: the work was stopped, and what waited was "
+        f"{num_bytes} bytes were waiting for a client that did not read them: the work was stopped, and they were "
         "dropped"
     )
     return ErrorInfo(code="reader_too_slow", message=message)

@@ -133,12 +133,15 @@ class Programs:
 
     def _put(self, name: str, template: Template, num_bytes: int = 0) -> None:
         if not _NAME.fullmatch(name):
-            raise invalid("name", "a program's name has 1 to 64 letters, digits, '_', '-' and '.', and no digit first")
+            raise invalid(
+                "name",
+                "a program's name has 1 to 64 letters, digits, '_', '-' and '.', and does not begin with a digit",
+            )
         if name not in self._templates and len(self._templates) >= MAX_DEPLOYED:
             raise ApiError(409, "too_many_programs", f"No more than {MAX_DEPLOYED} programs can be deployed.")
         others = sum(size for other, size in self._num_bytes.items() if other != name)
         if others + num_bytes > MAX_DEPLOYED_BYTES:
-            message = f"The programs that are deployed may have {MAX_DEPLOYED_BYTES >> 20} MiB in all."
+            message = f"Deployed programs may total {MAX_DEPLOYED_BYTES >> 20} MiB."
             raise ApiError(409, "too_many_programs", message)
         self._templates[name] = msgspec.structs.replace(template, name=name)
         self._num_bytes[name] = num_bytes

@@ -113,8 +113,8 @@ def test_a_source_without_a_key_opens_nothing(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("variable", "told"),
     [
-        ("team sk-0123456789abcdeg", "a second key with the name of an earlier one"),
-        ("other sk-0123456789abcdef", "the key of an earlier line, too"),
+        ("team sk-0123456789abcdeg", "the name of an earlier key"),
+        ("other sk-0123456789abcdef", "the same key as on an earlier line"),
     ],
 )
 def test_a_key_stands_in_one_source_once(

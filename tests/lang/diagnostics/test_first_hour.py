@@ -51,7 +51,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     # where to run
     "no backend": (lambda: program.run("x"), "pass backend=bough.LocalBackend()"),
     "a backend's name": (lambda: program.run("x", backend="smollm2"), "use backend=bough.LocalBackend('smollm2')"),
-    "a backend's class": (lambda: program.run("x", backend=bough.MockBackend), "make one, backend=bough.MockBackend("),
+    "a backend's class": (
+        lambda: program.run("x", backend=bough.MockBackend),
+        "create an instance, backend=bough.MockBackend(",
+    ),
     "a default's name": (lambda: bough.set_default_backend("m"), "bough.LocalBackend('m')"),  # type: ignore[arg-type]
     "a server without scheme": (
         lambda: bough.HttpBackend("127.0.0.1:9100"),
@@ -128,7 +131,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a variable as an attribute": (body(lambda s: generates(s).answer), "read the variable with s['answer']"),
     "a branch's variable": (
         body(lambda s: (add(s.fork(1)[0], "x" + gen("a")), s["a"])),
-        "a branch that was forked has it, so join it first",
+        "a forked branch has it, so join that first",
     ),
     "a read in a coroutine": (
         lambda: asyncio.run(function(read_in_a_coroutine).arun(backend=MockBackend())),

@@ -81,7 +81,7 @@ def test_outside_of_a_message_the_line_is_begun_again() -> None:
 
 def test_after_the_last_attempt_the_program_fails_on_the_line() -> None:
     backend = MockBackend({"person": YOUNG})
-    with pytest.raises(ProgramError, match="not right in 3 attempts: age: must be at least 18") as caught:
+    with pytest.raises(ProgramError, match="rejected in 3 attempts: age: must be at least 18") as caught:
         function(ask).run(backend=backend)
     assert caught.value.code == "invalid_output"
     assert caught.value.place is not None and caught.value.place.function == "ask"

@@ -190,7 +190,7 @@ def test_a_redirect_within_what_is_safe_is_followed(hub: HubServer) -> None:
 def test_no_other_server_leads_to_this_machine() -> None:
     check_address("m", "http://127.0.0.1:8000/x", local=True)
     for address in ("http://127.0.0.1:8000/x", "https://localhost/x", "http://[::1]/x"):
-        with pytest.raises(ModelError, match="its server redirects to .*, this machine: nothing was fetched"):
+        with pytest.raises(ModelError, match=r"its server redirects to .*, this machine: nothing was fetched"):
             check_address("m", address, local=False)
 
 
@@ -201,13 +201,13 @@ def test_no_token_goes_over_a_connection_that_others_can_read(monkeypatch: pytes
     monkeypatch.setattr("httpx.HTTPTransport.handle_request", sends)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("HF_ENDPOINT", "http://example.org")
-    with pytest.raises(ModelError, match="HF_ENDPOINT: http://example.org is not encrypted"):
+    with pytest.raises(ModelError, match=r"HF_ENDPOINT: http://example\.org is not encrypted"):
         fetch_file(SOURCE)
 
 
 def test_names_that_would_control_the_terminal_are_no_files(hub: HubServer) -> None:
     hub.files = {"\x1b[2Jtiny-Q4_K_M.gguf": CONTENT, "tiny-Q8_0.gguf": CONTENT}
-    with pytest.raises(ModelError, match="has no file Q4_K_M: it has tiny-Q8_0.gguf$"):
+    with pytest.raises(ModelError, match=r"has no file Q4_K_M: it has tiny-Q8_0\.gguf$"):
         fetch_file(SOURCE)
 
 

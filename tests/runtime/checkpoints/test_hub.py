@@ -158,7 +158,8 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_load_unpinned(
     ("name", "expected"),
     [
         ("some/model", True), ("some/model@main", True), (f"some/model@{FIRST}", True), ("some/model@refs/pr/1", True),
-        ("model", False), ("a/b/c", False), ("../model", False), ("a/..", False), ("-a/b", False), ("a/.b", False), ("./model", False), ("/some/model", False),
+        ("model", False), ("a/b/c", False), ("../model", False), ("a/..", False), ("-a/b", False),
+        ("a/.b", False), ("./model", False), ("/some/model", False),
         ("some/model@", False), ("some/model@a b", False), ("some/mod\u00e9l", False), ("~/model", False),
     ],
 )  # fmt: skip

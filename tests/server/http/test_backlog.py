@@ -87,7 +87,7 @@ def test_too_much_that_waits_stops_the_program_and_says_so() -> None:
     (last,) = asyncio.run(read())
     assert isinstance(last, Failed)
     assert last.error.code == "reader_too_slow"
-    assert "did not take them" in last.error.message
+    assert "did not read them" in last.error.message
     assert source.left
 
 
@@ -153,7 +153,7 @@ def test_parts_that_nobody_takes_stop_what_makes_them() -> None:
         for _ in range(2000):
             await asyncio.sleep(0)
         assert parts.num_made < 200
-        with pytest.raises(EngineError, match="did not take them") as caught:
+        with pytest.raises(EngineError, match="did not read them") as caught:
             await anext(ahead)
         assert caught.value.code == "reader_too_slow"
         await ahead.aclose()

@@ -105,7 +105,7 @@ def test_bad_arguments_are_refused_by_name(start: Start, body: Any, param: str, 
 @pytest.mark.parametrize(
     ("name", "made", "message"),
     [
-        ("9lives", template(), "no digit first"),
+        ("9lives", template(), "not begin with a digit"),
         ("a" * 65, template(), "1 to 64"),
         ("multiply", template(ops=(Text(0, (Hole("other"),)),)), "no parameter for the hole 'other'"),
         ("multiply", template(ops=(Text(0, ("x",)),) * 5000), "at most 4096"),
