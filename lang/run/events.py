@@ -39,7 +39,8 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
     def text(self, name: str | None = None) -> TextStream:
         """The texts alone, as they come: what generations add to the program's own line, or to the variable `name`.
 
-        What branches of a fork generate is told by name only. A value that is asked for with retries comes whole.
+        What branches of a fork generate is told by name only. A value that is asked for with retries comes whole, once
+        it is right.
 
         >>> for text in capital.stream("France").text():
         ...     print(text, end="")
@@ -56,6 +57,10 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
         if self._run is None:
             raise ProgramError("the stream has not begun: there is no state yet", code="invalid_program")
         return self._run.state
+
+    def is_attempt(self, event: Delta) -> bool:
+        """Tells whether the text is of a value that is not known to be right yet, and comes again when it is."""
+        return self._run is not None and event.branch in self._run.session.body.trials
 
     def __next__(self) -> ProgramEvent:
         if in_body():
@@ -133,8 +138,15 @@ class TextStream(Iterator[str], AsyncIterator[str]):
     def _text_in(self, event: ProgramEvent) -> str:
         if not isinstance(event, Delta):
             return ""
-        wanted = event.branch == 0 if self._name is None else event.name.partition("#")[0] == self._name
-        return event.text if wanted else ""
+        if self._name is None:
+            return event.text if event.branch == 0 else ""
+        return event.text if _variable_of(event) == self._name and not self._events.is_attempt(event) else ""
+
+
+def _variable_of(event: Delta) -> str:
+    """Returns the variable's name: the second "x" of a branch is sent as "x#2"."""
+    name, mark, number = event.name.rpartition("#")
+    return name if mark and number.isdigit() else event.name
 
 
 def _events(run: Run) -> Generator[ProgramEvent, None, None]:

@@ -269,7 +269,8 @@ class TaskDriver:
         with session.changed:
             if not done() and threading.get_ident() == self._thread and on_a_loop():
                 raise ProgramError(
-                    "this would block the event loop: in a coroutine, read with `await s.aget(name)`",
+                    "this would block the event loop: in a coroutine, read with `await s.aget(name)`, or wait for all "
+                    "that was asked for with `await s.asettle()`",
                     code="invalid_program",
                     place=caller(),
                 )

@@ -31,6 +31,7 @@ class Asker(Protocol):
     defaults: Mapping[str, Any]
     open_role: str | None
     isolated: bool
+    restarts: bool
     attempts: Attempts | None
 
     @property
@@ -90,6 +91,14 @@ class Attempts:
                 param="retries",
                 place=here,
             )
+        if branch.restarts:
+            raise ProgramError(
+                "retries cannot be used in a branch of s.fork(retries=...): what is begun anew there would not be "
+                "checked again; leave out one of the two",
+                code="invalid_program",
+                param="retries",
+                place=here,
+            )
         if merge_options(branch.defaults, item.options).n > 1:
             raise ProgramError(
                 "retries ask again for one value: leave out n, or use s.fork_samples(expression, n)",
@@ -103,6 +112,7 @@ class Attempts:
         slot = _record(branch, item, item.name, child, here)
         found = cls(branch, item, slot.variable, child, here, slot)
         branch.session.body.attempts.append(found)
+        branch.session.body.trials.add(child)
         return found
 
     @property
@@ -128,7 +138,7 @@ class Attempts:
         text = self.slot.value.text
         try:
             self.slot.convert(text)
-        except (ValueError, LookupError) as error:
+        except ValueError as error:
             reason = reason_of(error)
             self.branch.session.tally.refused[self.child, self.slot.name] = reason
             if self.number <= (self.item.retries or 0):

@@ -53,6 +53,7 @@ class Branch:
     closed        why nothing more can be appended
     loops         those that are being recorded: what they carry from turn to turn
     isolated      if it fails, the others go on
+    restarts      it may be begun anew: a fork above it has `retries`
     attempts      at the value that it has asked for last, if that is not known to be right yet
     """
 
@@ -66,6 +67,7 @@ class Branch:
         self.closed = ""
         self.cancelled = False
         self.isolated = False
+        self.restarts = False
         self.attempts: Attempts | None = None
         self.loops: list[dict[str, Kept]] = []
         self._set_here: set[str] = set()
@@ -391,6 +393,7 @@ class Branch:
             child.transcript, child._forked_at = list(self.marks), len(self.marks)
             child.open_role = self.open_role
             child.isolated = isolated
+            child.restarts = self.restarts or retries > 0
             children.append(child)
         self._forked += children
         return children

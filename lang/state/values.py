@@ -33,7 +33,7 @@ class RunReading:
     def of_kind(self, branch: Branch, name: str, value: Any, kind: Any) -> Any:
         try:
             return read_as(value, kind)
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError) as error:
             raise _not_of(name, value, kind, str(error)) from error
 
     def text(self, branch: Branch, entry: Slot | Kept) -> str:
@@ -89,7 +89,7 @@ def as_kind(branch: Branch, name: str, value: Any, kind: Any) -> Any:
 
 
 def read_as(value: Any, kind: Any) -> Any:
-    """The value as one of the type `kind`. Raises ValueError, TypeError or LookupError."""
+    """The value as one of the type `kind`. Raises ValueError or TypeError."""
     return _of_text(value, kind) if isinstance(value, str) else _of_value(value, kind)
 
 
@@ -144,7 +144,7 @@ def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
     """A value's text, converted; with several samples, the list of them. Raises as `read`."""
     try:
         return convert(value.text) if value.samples is None else [convert(text) for text in value.samples]
-    except (ValueError, LookupError) as error:
+    except ValueError as error:
         raise ProgramError(
             f"{slot.name!r} is not of the type asked for: {reason_of(error)}; its text is {value.text!r} "
             f"and it ended by {value.finish_reason!r}",

@@ -65,9 +65,16 @@ def _typed(kind: Any) -> Typed:
         return Typed(Regex("True|False"), _to_bool)
     options = bare_options(kind)
     if options is not None:
-        return Typed(Choice(tuple(options)), options.__getitem__)
+        return Typed(Choice(tuple(options)), functools.partial(_member, options))
     one = described(kind)
     return Typed(_ordered(_closed(one.schema)), one.read)
+
+
+def _member(options: Mapping[str, Any], text: str) -> Any:
+    """Raises ValueError if it is none."""
+    if text not in options:
+        raise ValueError(f"{text[:40]!r} is none of {', '.join(map(repr, options))}")
+    return options[text]
 
 
 def _to_bool(text: str) -> bool:
