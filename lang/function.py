@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 from ..runtime.protocol.errors import BoughError
 from .backend import Backend, resolve_backend
 from .diagnostics.errors import ProgramError
-from .diagnostics.located import located
-from .diagnostics.source_lines import caller, users_only
+from .diagnostics.located import located, users_lines
+from .diagnostics.source_lines import caller
 from .record.options import OPTION_NAMES, checked_flag, checked_timeout, clean_options, nearest, wrong_kind
 from .run.batch import Maker, States, alist, count_at_once, on_loop, on_threads, split_item
 from .run.events import EventStream
@@ -135,12 +135,8 @@ class Function(Generic[Result]):
         Raises:
             ProgramError: the program is wrong, or failed; it names the line.
         """
-        __tracebackhide__ = True  # notebooks leave this frame out, and the others that are not the user's are taken out
-        try:
+        with users_lines:
             return self._run(self._call(args, kwargs), stream=stream)
-        except BoughError as error:
-            error.__traceback__ = users_only(error.__traceback__)
-            raise
 
     def _run(self, call: Invocation, *, stream: bool) -> State[Result]:
         on_loop = in_body()
@@ -171,7 +167,8 @@ class Function(Generic[Result]):
 
         >>> state = await capital.arun("France")
         """
-        return Run(self._call(args, kwargs), TaskDriver()).aexecute()
+        with users_lines:
+            return Run(self._call(args, kwargs), TaskDriver()).aexecute()
 
     def stream(self, *args: Any, **kwargs: Any) -> EventStream[Result]:
         """Runs the program: Delta, Value, ... as they come, for `for` and `async for`. Leaving early stops it.
@@ -179,7 +176,8 @@ class Function(Generic[Result]):
         >>> for text in capital.stream("France").text():
         ...     print(text, end="")
         """
-        return EventStream(self._call(args, kwargs, log=True))
+        with users_lines:
+            return EventStream(self._call(args, kwargs, log=True))
 
     astream = stream
 
@@ -203,6 +201,7 @@ class Function(Generic[Result]):
         generator_style: Literal[True],
         **kwargs: Any,
     ) -> Generator[State[Result], None, None]: ...
+    @users_lines
     def run_batch(
         self,
         batch: Sequence[Any],
@@ -242,7 +241,8 @@ class Function(Generic[Result]):
         **kwargs: Any,
     ) -> list[State[Result]]:
         """`run_batch` for tasks. `num_threads` says how many run at once; none gets a thread."""
-        make, num_items = self._split_batch(batch, kwargs)
+        with users_lines:
+            make, num_items = self._split_batch(batch, kwargs)
         return await alist(make, num_items, count_at_once(num_threads), progress_bar=progress_bar)
 
     def _split_batch(self, batch: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Maker, int]:
@@ -261,6 +261,7 @@ class Function(Generic[Result]):
 
         return make, len(items)
 
+    @users_lines
     def compile(self, optimisations: Collection[str] | None = None, /, **known: Any) -> CompiledProgram:
         """The program as data, with holes for the arguments that are not `known`: to print, save, estimate, deploy.
 
@@ -279,6 +280,7 @@ class Function(Generic[Result]):
         options = {name: arguments.pop(name) for name in list(arguments) if self._is_option(name)}
         return compile_body(self.body, arguments, clean_options(options), optimisations=optimisations)
 
+    @users_lines
     def explain(self, *, tokenizer: Encoder | None = None, **known: Any) -> str:
         """Explains what a run with these arguments will do and cost at most: its instructions, calls one by one, the
         longest chain of calls that wait for each other, and what is shared. Nothing is generated; the body runs with
@@ -299,6 +301,7 @@ class Function(Generic[Result]):
         """`compile`, as SGLang calls it: print what it returns to see the instructions. Needs no backend."""
         return self.compile(**known)
 
+    @users_lines
     def cache(self, backend: Backend | None = None) -> None:
         """Has the backend compute what all runs begin with: the text up to the first argument that is not bound.
 

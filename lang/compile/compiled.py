@@ -20,6 +20,7 @@ from ...runtime.templates.results import Results
 from ...runtime.tools.registry import ToolCall
 from ..backend import Backend, resolve_backend
 from ..diagnostics.errors import ProgramError
+from ..diagnostics.located import users_lines
 from ..observe import otel as observe
 from ..record.options import OPTION_NAMES, checked_timeout
 from ..run.batch import count_at_once, split_item
@@ -112,6 +113,7 @@ class CompiledProgram:
 
     # Running
 
+    @users_lines
     def run(
         self,
         *args: Any,
@@ -143,14 +145,16 @@ class CompiledProgram:
         **arguments: Any,
     ) -> Any:
         """`run` for tasks; cancelling the task stops the program."""
-        filled = self._filled(args, arguments, namespace, timeout_s)
-        if filled.generates:
-            arun = observe.arun(self.name, resolve_backend(backend), filled.program, self.tools)
-            async with aclosing(arun) as events:
-                async for event in events:
-                    filled.take(event)
-        return filled.result()
+        with users_lines:
+            filled = self._filled(args, arguments, namespace, timeout_s)
+            if filled.generates:
+                arun = observe.arun(self.name, resolve_backend(backend), filled.program, self.tools)
+                async with aclosing(arun) as events:
+                    async for event in events:
+                        filled.take(event)
+            return filled.result()
 
+    @users_lines
     def run_batch(
         self,
         batch: Sequence[Any],
@@ -200,9 +204,10 @@ class CompiledProgram:
         **arguments: Any,
     ) -> Iterator[ProgramEvent]:
         """Runs it, and yields Delta, Value, ... as they come. Leaving early stops it."""
-        filled = self._filled(args, arguments, namespace, timeout_s, deltas=True)
-        with closing(observe.run(self.name, resolve_backend(backend), filled.program, self.tools)) as events:
-            yield from events
+        with users_lines:
+            filled = self._filled(args, arguments, namespace, timeout_s, deltas=True)
+            with closing(observe.run(self.name, resolve_backend(backend), filled.program, self.tools)) as events:
+                yield from events
 
     def _filled(
         self,

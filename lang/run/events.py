@@ -9,6 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from ...runtime.protocol.program import Delta, ProgramEvent
 from ..diagnostics.errors import ProgramError
+from ..diagnostics.located import users_lines
 from ..session.body import in_body, wait_for
 from ..state.state import State
 from .run import Invocation, PullDriver, Run, TaskDriver
@@ -62,6 +63,7 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
         """Tells whether the text is of a value that is not known to be right yet, and comes again when it is."""
         return self._run is not None and event.branch in self._run.session.body.trials
 
+    @users_lines
     def __next__(self) -> ProgramEvent:
         if in_body():
             event = wait_for(self._anext_or_none())
@@ -76,7 +78,8 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
     async def __anext__(self) -> ProgramEvent:
         if self._aevents is None:
             self._aevents = _aevents(self._begin(TaskDriver(), Run.start_task))
-        return await anext(self._aevents)
+        with users_lines:
+            return await anext(self._aevents)
 
     def close(self) -> None:
         """Stops the program, if it is still running."""
@@ -123,6 +126,7 @@ class TextStream(Iterator[str], AsyncIterator[str]):
         self._events = events
         self._name = name
 
+    @users_lines
     def __next__(self) -> str:
         while True:
             text = self._text_in(next(self._events))
@@ -130,10 +134,11 @@ class TextStream(Iterator[str], AsyncIterator[str]):
                 return text
 
     async def __anext__(self) -> str:
-        while True:
-            text = self._text_in(await anext(self._events))
-            if text:
-                return text
+        with users_lines:
+            while True:
+                text = self._text_in(await anext(self._events))
+                if text:
+                    return text
 
     def _text_in(self, event: ProgramEvent) -> str:
         if not isinstance(event, Delta):

@@ -186,12 +186,13 @@ class Attempts:
         )
         error.__cause__ = cause
         self._end()
+        with branch.session.changed:  # who reads it hears the same
+            self.slot.failure, self.slot.values = error, []
         if not branch.isolated:
             raise error
         branch.recorder.add(OpNode(Cancel(branch.id), self.place))
         with branch.session.changed:
             branch.session.arrivals.fail(branch.id, error)
-            self.slot.failure, self.slot.values = error, []
 
     def _end(self) -> None:
         branch = self.branch

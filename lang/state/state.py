@@ -13,7 +13,7 @@ import msgspec
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.request import Usage
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import add_line
+from ..diagnostics.located import add_line, users_lines
 from ..diagnostics.source_lines import caller
 from ..observe.timelines.timeline import Timeline
 from ..record.expression import Expression, Generate, RoleClose, RoleOpen, Series, items_of
@@ -230,6 +230,7 @@ class State(Generic[Result]):
 
     # Variables
 
+    @users_lines
     def __getitem__(self, name: str) -> Any:
         """The variable's value, of the type that its `gen` asked for. Sends what is recorded, and waits.
 
@@ -241,6 +242,7 @@ class State(Generic[Result]):
     def get(self, name: str, kind: type[Kind]) -> Kind: ...
     @overload
     def get(self, name: str, kind: object = None) -> Any: ...
+    @users_lines
     def get(self, name: str, kind: object = None) -> Any:
         """The same as a value of the type `kind`, which type checkers know: text is read as it if it is none yet.
 
@@ -269,9 +271,10 @@ class State(Generic[Result]):
         return coroutine
 
     async def _aget(self, name: str, kind: object) -> Any:
-        await self._begin()
-        value = await streaming.aread(self._branch, name)
-        return value if kind is None else reader.as_kind(self._branch, name, value, kind)
+        with users_lines:
+            await self._begin()
+            value = await streaming.aread(self._branch, name)
+            return value if kind is None else reader.as_kind(self._branch, name, value, kind)
 
     async def _begin(self) -> None:
         """Begins what must begin before it can be read from: a call of another program."""
@@ -280,6 +283,7 @@ class State(Generic[Result]):
         """Sets a variable: a Python value, or a reference. Sends nothing."""
         self._branch.assign(name, value)
 
+    @users_lines
     def history(self, name: str) -> list[Any]:
         """All values of the generations called `name` that this branch has made, in order: of all turns of a loop."""
         return reader.history(self._branch, name)
@@ -288,6 +292,7 @@ class State(Generic[Result]):
         branch = self._branch
         return name in branch.variables or (branch.attempts is not None and branch.attempts.name == name)
 
+    @users_lines
     def values(self) -> dict[str, Any]:
         """All variables of this branch, read. After the program has failed: those that had come."""
         return reader.values(self._branch)
@@ -314,12 +319,14 @@ class State(Generic[Result]):
             raise ProgramError(f"branch {index} has no {name!r}", code="unknown_variable", place=caller())
         return Reference(name, entry, self._branch.session)
 
+    @users_lines
     def json(self, name: str) -> Any:
         """The variable's text, parsed as JSON: for values under a schema that was given as dict or text."""
         return reader.read(self._branch, reader.known(self._branch, name), msgspec.json.decode)
 
     # What is known about it
 
+    @users_lines
     def text(self) -> str:
         """The whole text of this branch, the chat template's included. Waits for all that is recorded.
 
@@ -327,15 +334,18 @@ class State(Generic[Result]):
         """
         return streaming.text(self._branch)
 
+    @users_lines
     def messages(self) -> list[dict[str, str]]:
         """The chat so far, as role and content. Waits for all that is in it; after the program has failed: what had
         come."""
         return streaming.messages(self._branch)
 
+    @users_lines
     def get_meta_info(self, name: str) -> dict[str, Any]:
         """Returns how a value came about: finish reason, tokens, seconds, log-probabilities if they were asked for."""
         return reader.meta_info(self._branch, reader.known(self._branch, name))
 
+    @users_lines
     def probabilities(self, name: str) -> dict[str, float]:
         """The probability of each choice of a select.
 
@@ -384,6 +394,7 @@ class State(Generic[Result]):
         slot.streamed = True
         return streaming.slot_stream(branch, slot)
 
+    @users_lines
     def sync(self) -> None:
         """Sends what is recorded, and waits until all of it is done."""
         reader.sync(self._branch)
@@ -395,10 +406,11 @@ class State(Generic[Result]):
 
     async def _asettle(self) -> None:
         session = self._branch.session
-        await asettle(session)
-        session.send()
-        await session.await_until(lambda: session.quiet)
-        session.raise_error()
+        with users_lines:
+            await asettle(session)
+            session.send()
+            await session.await_until(lambda: session.quiet)
+            session.raise_error()
 
     def error(self) -> BaseException | None:
         """Returns what the program failed with, or None. Waits for the end, but not in the body itself."""
@@ -412,6 +424,7 @@ class State(Generic[Result]):
         """Tokens of all requests that have ended; of one that has failed, those of the values that had come."""
         return self._branch.session.tally.usage
 
+    @users_lines
     def timeline(self) -> Timeline:
         """Returns where each token came from, and when. The program must have been run with `trace=True`."""
         session = self._branch.session

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from ...constrain.json_text.partial import PartialReader
 from ...constrain.spec import JsonSchema
 from ..diagnostics.errors import ProgramError
+from ..diagnostics.located import users_lines
 from ..diagnostics.source_lines import caller
 from ..record.expression import RoleClose, RoleOpen
 from ..record.variables import Block, Derived, Kept, Slot, Submission, marks_of
@@ -131,6 +132,7 @@ class Stream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self._session = session
         self._walk = walk
 
+    @users_lines
     def __next__(self) -> Item:
         for item in self._walk:
             if not isinstance(item, Wait):
@@ -139,10 +141,11 @@ class Stream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         raise StopIteration
 
     async def __anext__(self) -> Item:
-        for item in self._walk:
-            if not isinstance(item, Wait):
-                return item
-            await self._session.await_until(item.done)
+        with users_lines:
+            for item in self._walk:
+                if not isinstance(item, Wait):
+                    return item
+                await self._session.await_until(item.done)
         raise StopAsyncIteration
 
 

@@ -146,7 +146,7 @@ def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
         return convert(value.text) if value.samples is None else [convert(text) for text in value.samples]
     except ValueError as error:
         raise ProgramError(
-            f"{slot.name!r} is not of the type asked for: {reason_of(error)}; its text is {value.text!r} "
+            f"{slot.variable!r} is not of the type asked for: {reason_of(error)}; its text is {value.text!r} "
             f"and it ended by {value.finish_reason!r}",
             code="invalid_output",
             place=slot.place,
