@@ -150,8 +150,7 @@ def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any
         convert = checked(convert, check, any_error=isinstance(check, Tool))
     if retries is not None and convert is str:
         raise RequestError(
-            "retries asks again for a value that is not right, but any text is: give a type, or check=a function of the "
-            "value",
+            "retries asks again for a value that is not right, but any text is: give a type, or check=a function of it",
             param="retries",
         )
     check_constraint(constraint, "regex" if "regex" in constraints else next(iter(constraints), "grammar"))

@@ -31,7 +31,6 @@ class Asker(Protocol):
     defaults: Mapping[str, Any]
     open_role: str | None
     isolated: bool
-    restarts: bool
     attempts: Attempts | None
 
     @property
@@ -91,7 +90,7 @@ class Attempts:
                 param="retries",
                 place=here,
             )
-        if branch.restarts:
+        if branch.session.arrivals.may_restart(branch.id):
             raise ProgramError(
                 "retries cannot be used in a branch of s.fork(retries=...): what is begun anew there would not be "
                 "checked again; leave out one of the two",

@@ -53,7 +53,6 @@ class Branch:
     closed        why nothing more can be appended
     loops         those that are being recorded: what they carry from turn to turn
     isolated      if it fails, the others go on
-    restarts      it may be begun anew: a fork above it has `retries`
     attempts      at the value that it has asked for last, if that is not known to be right yet
     """
 
@@ -67,7 +66,6 @@ class Branch:
         self.closed = ""
         self.cancelled = False
         self.isolated = False
-        self.restarts = False
         self.attempts: Attempts | None = None
         self.loops: list[dict[str, Kept]] = []
         self._set_here: set[str] = set()
@@ -385,7 +383,7 @@ class Branch:
         recorder = self.recorder
         ids = recorder.new_branches(count)
         recorder.add(OpNode(Fork(self.id, ids, isolated, retries), place()))
-        self.session.arrivals.add_branches(self.id, ids)
+        self.session.arrivals.add_branches(self.id, ids, restart=retries > 0)
         children = []
         for branch_id in ids:
             child = Branch(self.session, self.defaults, branch_id)
@@ -393,7 +391,6 @@ class Branch:
             child.transcript, child._forked_at = list(self.marks), len(self.marks)
             child.open_role = self.open_role
             child.isolated = isolated
-            child.restarts = self.restarts or retries > 0
             children.append(child)
         self._forked += children
         return children

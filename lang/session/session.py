@@ -122,6 +122,7 @@ class Arrivals:
         self._recorder = recorder
         self._slots: dict[tuple[int, str], Slot] = {}
         self._parents: dict[int, int] = {}
+        self._restarted: set[int] = set()
         self._failures: dict[int, ProgramError] = {}
         self.texts: dict[int, str] = {}
         self._texts_at: dict[int, int] = {}
@@ -136,8 +137,14 @@ class Arrivals:
             slot.failure = self.failure_of(slot.branch)
             self._slots[slot.branch, slot.name] = slot
 
-    def add_branches(self, parent: int, children: Iterable[int]) -> None:
+    def add_branches(self, parent: int, children: Iterable[int], *, restart: bool = False) -> None:
+        """Takes note of a fork; `restart`: one of these that fails begins anew."""
         self._parents.update(dict.fromkeys(children, parent))
+        self._restarted.update(children if restart else ())
+
+    def may_restart(self, branch: int) -> bool:
+        """Tells whether the branch, or one that it was forked from, may begin anew."""
+        return any(line in self._restarted for line in self._ancestry(branch))
 
     def take(self, event: ProgramEvent) -> None:
         """Takes in what is about a value."""

@@ -198,7 +198,7 @@ def test_checks_of_users_and_tools(check: Any, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "error"), [(lambda text: text.no_such_method(), AttributeError), (lambda text: {}["nope"], KeyError)]
+    ("check", "error"), [(lambda text: text.no_such_method(), AttributeError), (lambda text: {"a": 1}["nope"], KeyError)]
 )
 @pytest.mark.parametrize("retries", [None, 3])
 def test_a_mistake_in_a_check_is_no_refusal(check: Any, error: Any, retries: int | None) -> None:
@@ -207,7 +207,7 @@ def test_a_mistake_in_a_check_is_no_refusal(check: Any, error: Any, retries: int
         return s["v"]
 
     backend = MockBackend()
-    with pytest.raises(error, match="no_such_method|nope"):
+    with pytest.raises(error, match=r"no_such_method|nope"):
         function(body).run(backend=backend)
     assert len(backend.requests) == 1
 
