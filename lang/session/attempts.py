@@ -156,8 +156,10 @@ class Attempts:
         if not first:
             recorder.add_text(branch.id, (self.slot,), self.place)
         branch.marks.append(self.slot)
-        if branch.session.settings.log and self.slot.value is not None:
-            branch.session.tally.log.append(Delta(branch.id, self.name, self.slot.value.text))
+        value = self.slot.value
+        if branch.session.settings.log and value is not None:
+            answer = Delta(branch.id, self.name, value.text, value.logprobs or (), value.token_texts)
+            branch.session.tally.log.append(answer)
         self._end()
 
     def _ask_again(self, reason: str) -> None:

@@ -469,16 +469,12 @@ class State(Generic[Result]):
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for async programs and for tasks that watch one.
 
-        With `return_meta_data`, each piece of the variable's text comes with what is known of the value so far; all of
-        it (`get_meta_info`) comes last, with an empty text.
+        With `return_meta_data`, each piece of the variable's text comes with what is known of the value so far: with
+        `return_logprob`, of all tokens so far `output_token_logprobs` and their number, as far as the backend tells
+        them while it generates. The last piece comes with all of it (`get_meta_info`).
         """
         if not return_meta_data:
             return streaming.text_stream(self._branch, var_name)
         if var_name is None:
             raise ProgramError("return_meta_data needs the name of a variable", param="var_name", place=caller())
-        return self._with_meta_info(var_name)
-
-    async def _with_meta_info(self, name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        async for piece in streaming.text_stream(self._branch, name):
-            yield piece, {"id": self._branch.session.id, "finish_reason": None}
-        yield "", self.get_meta_info(name)
+        return streaming.described_stream(self._branch, var_name)

@@ -21,6 +21,7 @@ from ..types.annotations import described
 from ..types.checks import reason_of
 from ..types.schema import typed
 from ..types.texts import from_text
+from .meta_info import info_so_far
 from .meta_info import meta_info as describe
 
 
@@ -358,6 +359,14 @@ def shown(branch: Branch, name: str) -> str:
 
 
 # What is known about values
+
+
+def meta_info_so_far(branch: Branch, entry: Entry) -> dict[str, Any]:
+    """Returns what is known of a value while its text comes. Waits for nothing."""
+    session = branch.session
+    with session.changed:
+        logprobs, texts = session.arrivals.logprobs_of(entry) if isinstance(entry, Slot) else ((), {})
+    return info_so_far(session.id, logprobs, texts)
 
 
 def meta_info(branch: Branch, entry: Entry) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,22 @@ def test_a_limit_that_no_value_keeps_is_refused_with_the_line(local: LocalBacken
             assert line == body.__code__.co_firstlineno + 2
         with pytest.raises(BackendError, match="max_tokens=3 is too small for any value"):
             function(body).compile().run(backend=http)
+
+
+def test_pieces_come_with_log_probabilities_as_in_process(local: LocalBackend, url: str) -> None:
+    body = function(lambda s: s.__iadd__("The capital of France is" + gen("city", max_tokens=8)))
+
+    async def pieces(backend: Any) -> list[tuple[str, dict[str, Any]]]:
+        state = body.run(backend=backend, temperature=0, return_logprob=True, stream=True)
+        return [item async for item in state.text_async_iter("city", return_meta_data=True)]
+
+    with HttpBackend(url) as http:
+        found, wanted = (asyncio.run(pieces(backend)) for backend in (http, local))
+    assert "".join(text for text, _ in found) == "".join(text for text, _ in wanted)
+    for items in (found, wanted):
+        assert len(items) > 1 and all(text for text, _ in items)
+        assert all(meta["output_token_logprobs_length"] == meta["completion_tokens"] > 0 for _, meta in items)
+    assert found[-1][1]["output_token_logprobs"] == wanted[-1][1]["output_token_logprobs"]
 
 
 def test_completions_and_scores_come_out_as_in_process(local: LocalBackend, url: str) -> None:

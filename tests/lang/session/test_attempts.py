@@ -198,7 +198,8 @@ def test_checks_of_users_and_tools(check: Any, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "error"), [(lambda text: text.no_such_method(), AttributeError), (lambda text: {"a": 1}["nope"], KeyError)]
+    ("check", "error"),
+    [(lambda text: text.no_such_method(), AttributeError), (lambda text: {"a": 1}["nope"], KeyError)],
 )
 @pytest.mark.parametrize("retries", [None, 3])
 def test_a_mistake_in_a_check_is_no_refusal(check: Any, error: Any, retries: int | None) -> None:
