@@ -16,7 +16,7 @@ from .record.options import OPTION_NAMES, checked_flag, checked_timeout, clean_o
 from .run.batch import Maker, States, alist, count_at_once, on_loop, on_threads, split_item
 from .run.events import EventStream
 from .run.run import Invocation, PullDriver, Run, TaskDriver
-from .session.body import Scope, current, in_body, wait_for
+from .session.body import Promised, Scope, current, in_body, wait_for
 from .session.branch import Branch
 from .session.loops import on_a_loop, run_blocking
 from .session.session import Settings
@@ -168,7 +168,8 @@ class Function(Generic[Result]):
         >>> state = await capital.arun("France")
         """
         with users_lines:
-            return Run(self._call(args, kwargs), TaskDriver()).aexecute()
+            running = Run(self._call(args, kwargs), TaskDriver()).aexecute()
+            return Promised(running, f"await {self.__name__}.arun(...)")
 
     def stream(self, *args: Any, **kwargs: Any) -> EventStream[Result]:
         """Runs the program: Delta, Value, ... as they come, for `for` and `async for`. Leaving early stops it.

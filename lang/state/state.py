@@ -20,7 +20,7 @@ from ..record.expression import Expression, Generate, RoleClose, RoleOpen, Serie
 from ..record.options import SamplingOptions, clean_options, wrong_kind
 from ..record.variables import Entry, elements_of
 from ..session.attempts import asettle
-from ..session.body import current
+from ..session.body import Promised, current
 from ..session.branch import Branch, Reference
 from ..session.samples import cancel, samples_of
 from ..types.schema import check_constraint, typed
@@ -261,7 +261,8 @@ class State(Generic[Result]):
     def aget(self, name: str, kind: object = None) -> Coroutine[Any, Any, Any]: ...
     def aget(self, name: str, kind: object = None) -> Coroutine[Any, Any, Any]:
         """The same for async programs: `await s.aget("x")`."""
-        return self._watched(self._aget(name, kind), f"s.aget({name!r})")
+        promised = Promised(self._aget(name, kind), f"await s.aget({name!r}), or in a plain function s[{name!r}]")
+        return self._watched(promised, f"s.aget({name!r})")
 
     def _watched(self, coroutine: Coroutine[Any, Any, Kind], what: str) -> Coroutine[Any, Any, Kind]:
         """`coroutine`, which somebody in the program's body must await."""
@@ -402,7 +403,7 @@ class State(Generic[Result]):
 
     def asettle(self) -> Coroutine[Any, Any, None]:
         """`sync` for async programs. After it, nothing that is read from here has to wait."""
-        return self._watched(self._asettle(), "s.asettle()")
+        return self._watched(Promised(self._asettle(), "await s.asettle()"), "s.asettle()")
 
     async def _asettle(self) -> None:
         session = self._branch.session
