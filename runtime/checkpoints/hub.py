@@ -84,8 +84,11 @@ def _download(name: str, revision: str | None, shown: str) -> Path:
     try:
         return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=_PATTERNS))
     except Exception as error:  # network, authentication and storage errors have no common base
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"no folder {shown!r}, and the hub could not be used: {reason}") from error
+        reason = str(error).splitlines()[0].removeprefix("Got: ") if str(error) else type(error).__name__
+        raise ModelError(
+            f"no folder {shown!r}, and the hub could not be used: {reason}: check the name and the network, or fetch "
+            "it elsewhere and give its folder"
+        ) from error
 
 
 def _checked(name: str, folder: Path, pin: Pin, place: Path, *, verify: bool) -> dict[str, PinnedFile]:
