@@ -139,7 +139,8 @@ def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any
     cleaned = clean_options(options)
     if choices is not None:
         if constraints:
-            raise RequestError("choices cannot be combined with another constraint", param="choices")
+            other = next(iter(constraints))
+            raise RequestError(f"choices cannot be combined with {other}: leave one of the two out", param="choices")
         if retries is not None or check is not None:
             param = "check" if retries is None else "retries"
             raise RequestError(f"{param} cannot be used with choices, of which one is always right", param=param)
@@ -147,6 +148,11 @@ def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any
     constraint, convert, kind = _constraint(constraints)
     if check is not None:
         convert = checked(convert, check, any_error=isinstance(check, Tool))
+    if retries is not None and convert is str:
+        raise RequestError(
+            "retries asks again for a value that is not right, but any text is: give a type, or check=a function of it",
+            param="retries",
+        )
     check_constraint(constraint, "regex" if "regex" in constraints else next(iter(constraints), "grammar"))
     if "regex" not in constraints and (numeral := numeral_of(kind, cleaned)) is not None:
         constraint, cleaned = numeral.grammar, with_stop(cleaned, numeral)

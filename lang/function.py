@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 from ..runtime.protocol.errors import BoughError
 from .backend import Backend, resolve_backend
 from .diagnostics.errors import ProgramError
-from .diagnostics.located import located
-from .diagnostics.source_lines import caller, users_only
+from .diagnostics.located import located, users_lines
+from .diagnostics.source_lines import caller
 from .record.options import OPTION_NAMES, checked_flag, checked_timeout, clean_options, nearest, wrong_kind
 from .run.batch import Maker, States, alist, count_at_once, on_loop, on_threads, split_item
 from .run.events import EventStream
 from .run.run import Invocation, PullDriver, Run, TaskDriver
-from .session.body import Scope, current, in_body, wait_for
+from .session.body import Promised, Scope, current, in_body, wait_for
 from .session.branch import Branch
 from .session.loops import on_a_loop, run_blocking
 from .session.session import Settings
@@ -134,12 +134,8 @@ class Function(Generic[Result]):
         Raises:
             ProgramError: the program is wrong, or failed; the error names the line.
         """
-        __tracebackhide__ = True  # notebooks leave this frame out, and the others that are not the user's are taken out
-        try:
+        with users_lines:
             return self._run(self._call(args, kwargs), stream=stream)
-        except BoughError as error:
-            error.__traceback__ = users_only(error.__traceback__)
-            raise
 
     def _run(self, call: Invocation, *, stream: bool) -> State[Result]:
         on_loop = in_body()
@@ -170,7 +166,9 @@ class Function(Generic[Result]):
 
         >>> state = await capital.arun("France")
         """
-        return Run(self._call(args, kwargs), TaskDriver()).aexecute()
+        with users_lines:
+            running = Run(self._call(args, kwargs), TaskDriver()).aexecute()
+            return Promised(running, f"await {self.__name__}.arun(...)")
 
     def stream(self, *args: Any, **kwargs: Any) -> EventStream[Result]:
         """Runs the program and yields its events (Delta, Value, ...) for `for` and `async for`. Leaving early stops it.
@@ -178,7 +176,8 @@ class Function(Generic[Result]):
         >>> for text in capital.stream("France").text():
         ...     print(text, end="")
         """
-        return EventStream(self._call(args, kwargs, log=True))
+        with users_lines:
+            return EventStream(self._call(args, kwargs, log=True))
 
     astream = stream
 
@@ -202,6 +201,7 @@ class Function(Generic[Result]):
         generator_style: Literal[True],
         **kwargs: Any,
     ) -> Generator[State[Result], None, None]: ...
+    @users_lines
     def run_batch(
         self,
         batch: Sequence[Any],
@@ -241,7 +241,8 @@ class Function(Generic[Result]):
         **kwargs: Any,
     ) -> list[State[Result]]:
         """`run_batch` for async code. `num_threads` limits how many run at once; no threads are used."""
-        make, num_items = self._split_batch(batch, kwargs)
+        with users_lines:
+            make, num_items = self._split_batch(batch, kwargs)
         return await alist(make, num_items, count_at_once(num_threads), progress_bar=progress_bar)
 
     def _split_batch(self, batch: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Maker, int]:
@@ -260,6 +261,7 @@ class Function(Generic[Result]):
 
         return make, len(items)
 
+    @users_lines
     def compile(self, optimisations: Collection[str] | None = None, /, **known: Any) -> CompiledProgram:
         """Compiles the program to data, with placeholders for the arguments that are not `known`: to print, save,
         estimate, deploy.
@@ -279,6 +281,7 @@ class Function(Generic[Result]):
         options = {name: arguments.pop(name) for name in list(arguments) if self._is_option(name)}
         return compile_body(self.body, arguments, clean_options(options), optimisations=optimisations)
 
+    @users_lines
     def explain(self, *, tokenizer: Encoder | None = None, **known: Any) -> str:
         """Explains what a run with these arguments will do and its maximum cost: instructions, each call, the longest
         chain of dependent calls, and shared text. Nothing is generated; the body runs with placeholders for unknown
@@ -299,6 +302,7 @@ class Function(Generic[Result]):
         """SGLang's name for `compile`: print the result to see the instructions. Needs no backend."""
         return self.compile(**known)
 
+    @users_lines
     def cache(self, backend: Backend | None = None) -> None:
         """Makes the backend compute the common beginning of all runs: the text up to the first unbound argument.
 

@@ -239,7 +239,7 @@ def _read(value: ResultValue, form: _Form) -> Returned:
             return text
         try:
             return form.convert(text) if isinstance(text, str) else [form.convert(sample) for sample in text]
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError) as error:
             raise ValueError(
                 f"{value.ref.name!r} is not of the type asked for: {error}; its text is {text!r}"
             ) from error

@@ -9,13 +9,14 @@ import contextlib
 import inspect
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import greenlet
 
 from ..diagnostics.errors import ProgramError
+from ..diagnostics.located import users_lines
 from ..diagnostics.source_lines import Place, caller
 
 Result = TypeVar("Result")
@@ -56,6 +57,45 @@ class Called(Protocol):
 
     @property
     def is_unused(self) -> bool: ...
+
+
+class Promised(Coroutine[Any, Any, Result]):
+    """A coroutine that says what to write when it is taken for its result.
+
+    >>> Promised(s._aget("city", None), "await s.aget('city')")
+    """
+
+    __slots__ = ("_advice", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Result], advice: str) -> None:
+        self._coroutine = coroutine
+        self._advice = advice
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        return self._coroutine.__await__()
+
+    @users_lines
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    @users_lines
+    def throw(self, *exception: Any) -> Any:
+        return self._coroutine.throw(*exception)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("cr_", "__")):  # what asyncio and inspect ask coroutines for
+            return getattr(self._coroutine, name)
+        raise AttributeError(f"this was not awaited, and has no {name!r}: write {self._advice}")
+
+    def _refuse(self, *_: object) -> NoReturn:
+        self._coroutine.close()  # otherwise Python warns, too
+        message = f"this was not awaited, and has no value yet: write {self._advice}"
+        raise ProgramError(message, code="invalid_program", place=caller())
+
+    __getitem__ = __iter__ = __add__ = __radd__ = __lt__ = __gt__ = __int__ = __float__ = _refuse
 
 
 class _Expected(NamedTuple):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -385,7 +384,7 @@ class Branch:
         recorder = self.recorder
         ids = recorder.new_branches(count)
         recorder.add(OpNode(Fork(self.id, ids, isolated, retries), place()))
-        self.session.arrivals.add_branches(self.id, ids)
+        self.session.arrivals.add_branches(self.id, ids, restart=retries > 0)
         children = []
         for branch_id in ids:
             child = Branch(self.session, self.defaults, branch_id)
@@ -465,9 +464,9 @@ def _is_constant(value: object) -> bool:
 def _named(value: object) -> str:
     """Names what was to be appended, and what may have been meant."""
     kind = type(value).__name__
-    if inspect.iscoroutine(value):
+    if isinstance(value, Coroutine):
         value.close()
-        return f"a {kind} that was not awaited: await it, or in a plain function read with s[name]"
+        return "a coroutine that was not awaited: await it, or in a plain function read with s[name]"
     if value is None:
         return f"{kind}: a function that appends by itself is called without `s +=`"
     if isinstance(value, int | float):

@@ -13,14 +13,14 @@ import msgspec
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.request import Usage
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import add_line
+from ..diagnostics.located import add_line, users_lines
 from ..diagnostics.source_lines import caller
 from ..observe.timelines.timeline import Timeline
 from ..record.expression import Expression, Generate, RoleClose, RoleOpen, Series, items_of
 from ..record.options import SamplingOptions, clean_options, wrong_kind
 from ..record.variables import Entry, elements_of
 from ..session.attempts import asettle
-from ..session.body import current
+from ..session.body import Promised, current
 from ..session.branch import Branch, Reference
 from ..session.samples import cancel, samples_of
 from ..types.schema import check_constraint, typed
@@ -230,6 +230,7 @@ class State(Generic[Result]):
 
     # Variables
 
+    @users_lines
     def __getitem__(self, name: str) -> Any:
         """The variable's value, of the type that its `gen` asked for. Sends what is recorded, and waits.
 
@@ -241,6 +242,7 @@ class State(Generic[Result]):
     def get(self, name: str, kind: type[Kind]) -> Kind: ...
     @overload
     def get(self, name: str, kind: object = None) -> Any: ...
+    @users_lines
     def get(self, name: str, kind: object = None) -> Any:
         """The same as a value of the type `kind`, visible to type checkers: text and dicts are converted to it.
 
@@ -259,7 +261,8 @@ class State(Generic[Result]):
     def aget(self, name: str, kind: object = None) -> Coroutine[Any, Any, Any]: ...
     def aget(self, name: str, kind: object = None) -> Coroutine[Any, Any, Any]:
         """The variable's value, in async programs: `await s.aget("x")`."""
-        return self._watched(self._aget(name, kind), f"s.aget({name!r})")
+        promised = Promised(self._aget(name, kind), f"await s.aget({name!r}), or in a plain function s[{name!r}]")
+        return self._watched(promised, f"s.aget({name!r})")
 
     def _watched(self, coroutine: Coroutine[Any, Any, Kind], what: str) -> Coroutine[Any, Any, Kind]:
         """`coroutine`, which somebody in the program's body must await."""
@@ -269,9 +272,10 @@ class State(Generic[Result]):
         return coroutine
 
     async def _aget(self, name: str, kind: object) -> Any:
-        await self._begin()
-        value = await streaming.aread(self._branch, name)
-        return value if kind is None else reader.as_kind(self._branch, name, value, kind)
+        with users_lines:
+            await self._begin()
+            value = await streaming.aread(self._branch, name)
+            return value if kind is None else reader.as_kind(self._branch, name, value, kind)
 
     async def _begin(self) -> None:
         """Begins what must begin before it can be read from: a call of another program."""
@@ -280,6 +284,7 @@ class State(Generic[Result]):
         """Sets a variable: a Python value, or a reference. Sends nothing."""
         self._branch.assign(name, value)
 
+    @users_lines
     def history(self, name: str) -> list[Any]:
         """All values of the generations called `name` in this branch, in order: of all turns of a loop."""
         return reader.history(self._branch, name)
@@ -288,6 +293,7 @@ class State(Generic[Result]):
         branch = self._branch
         return name in branch.variables or (branch.attempts is not None and branch.attempts.name == name)
 
+    @users_lines
     def values(self) -> dict[str, Any]:
         """The values of all variables of this branch. After the program has failed: those that had arrived."""
         return reader.values(self._branch)
@@ -314,12 +320,14 @@ class State(Generic[Result]):
             raise ProgramError(f"branch {index} has no {name!r}", code="unknown_variable", place=caller())
         return Reference(name, entry, self._branch.session)
 
+    @users_lines
     def json(self, name: str) -> Any:
         """The variable's text, parsed as JSON: for values under a schema given as dict or text."""
         return reader.read(self._branch, reader.known(self._branch, name), msgspec.json.decode)
 
     # What is known about it
 
+    @users_lines
     def text(self) -> str:
         """The whole text of this branch, including the chat template's. Waits for everything recorded.
 
@@ -327,14 +335,17 @@ class State(Generic[Result]):
         """
         return streaming.text(self._branch)
 
+    @users_lines
     def messages(self) -> list[dict[str, str]]:
         """The chat so far, as role and content. Waits for all of it; after the program has failed: what had arrived."""
         return streaming.messages(self._branch)
 
+    @users_lines
     def get_meta_info(self, name: str) -> dict[str, Any]:
         """Returns metadata of a value: finish reason, tokens, seconds, and log-probabilities if requested."""
         return reader.meta_info(self._branch, reader.known(self._branch, name))
 
+    @users_lines
     def probabilities(self, name: str) -> dict[str, float]:
         """The probability of each choice of a select.
 
@@ -383,6 +394,7 @@ class State(Generic[Result]):
         slot.streamed = True
         return streaming.slot_stream(branch, slot)
 
+    @users_lines
     def sync(self) -> None:
         """Sends what is recorded, and waits for it to finish."""
         reader.sync(self._branch)
@@ -390,14 +402,15 @@ class State(Generic[Result]):
 
     def asettle(self) -> Coroutine[Any, Any, None]:
         """`sync` for async programs. Afterwards, reading from this state does not wait."""
-        return self._watched(self._asettle(), "s.asettle()")
+        return self._watched(Promised(self._asettle(), "await s.asettle()"), "s.asettle()")
 
     async def _asettle(self) -> None:
         session = self._branch.session
-        await asettle(session)
-        session.send()
-        await session.await_until(lambda: session.quiet)
-        session.raise_error()
+        with users_lines:
+            await asettle(session)
+            session.send()
+            await session.await_until(lambda: session.quiet)
+            session.raise_error()
 
     def error(self) -> BaseException | None:
         """Returns the error that ended the program, or None. Waits for the end, except in the body itself."""
@@ -411,6 +424,7 @@ class State(Generic[Result]):
         """Tokens of all finished requests; for a failed one, those of the values that had arrived."""
         return self._branch.session.tally.usage
 
+    @users_lines
     def timeline(self) -> Timeline:
         """Returns the origin and time of each token. The program must have been run with `trace=True`."""
         session = self._branch.session
@@ -455,16 +469,12 @@ class State(Generic[Result]):
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for async programs and for tasks that watch one.
 
-        With `return_meta_data`, each piece of the variable's text comes with the metadata known so far; the complete
-        metadata (`get_meta_info`) comes last, with an empty text.
+        With `return_meta_data`, each piece of the variable's text comes with the metadata known so far: with
+        `return_logprob`, the `output_token_logprobs` of all tokens and their number, as far as the backend reports them
+        while it generates. The last piece comes with the complete metadata (`get_meta_info`).
         """
         if not return_meta_data:
             return streaming.text_stream(self._branch, var_name)
         if var_name is None:
             raise ProgramError("return_meta_data needs the name of a variable", param="var_name", place=caller())
-        return self._with_meta_info(var_name)
-
-    async def _with_meta_info(self, name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        async for piece in streaming.text_stream(self._branch, name):
-            yield piece, {"id": self._branch.session.id, "finish_reason": None}
-        yield "", self.get_meta_info(name)
+        return streaming.described_stream(self._branch, var_name)

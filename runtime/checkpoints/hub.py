@@ -89,7 +89,7 @@ def _download(name: str, revision: str | None, shown: str) -> Path:
     try:
         return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=_PATTERNS))
     except Exception as error:  # network, authentication and storage errors have no common base
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0].removeprefix("Got: ") if str(error) else type(error).__name__
         raise ModelError(
             f"no folder {shown!r}, and the hub could not be used ({reason}): check the name and the network, or copy "
             "the model here and give its folder"

@@ -180,12 +180,19 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     spec_tokens: Int = 0
 
 
-class Delta(msgspec.Struct, frozen=True, tag="delta"):
-    """Text that was just added to the value `name`."""
+class Delta(msgspec.Struct, frozen=True, tag="delta", omit_defaults=True):
+    """Text that was just added to the value `name`.
+
+    Where log-probabilities are asked for, `logprobs` are those of the tokens since the value's last Delta, as far as an
+    engine makes them; `token_texts` are the texts of all tokens in them. Those of tokens whose text is held back come
+    with that text, or with the Value.
+    """
 
     branch: int
     name: str
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    token_texts: dict[int, str] = {}
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, tag="value"):

@@ -37,6 +37,16 @@ def text_of(s: Any, text: Any) -> None:
 program: Any = function(text_of)
 
 
+async def state_not_awaited() -> Any:
+    running: Any = function(read_in_a_coroutine).arun(backend=MockBackend())
+    return running["a"]
+
+
+async def value_not_awaited(s: Any) -> Any:
+    s += "x" + gen("a")
+    return s.aget("a") + "y"
+
+
 async def read_in_a_coroutine(s: Any) -> None:
     s += "x" + gen("a")
     s["a"]
@@ -105,13 +115,13 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a kind that is none": (appended(lambda: gen("a", schema={"type": "strng"})), "type must be one of null, boolean"),
     "a schema elsewhere": (
         appended(lambda: gen("a", schema={"$ref": "https://x.test/a.json"})),
-        "remote ones are not read",
+        "remote ones are not read: put what it names under $defs",
     ),
     "a schema without values": (
         appended(lambda: gen("a", schema={"type": "integer", "minimum": 5, "maximum": 3})),
         "no finite value satisfies",
     ),
-    "two constraints": (appended(lambda: gen("a", int, choices=["1"])), "cannot be combined"),  # type: ignore
+    "two constraints": (appended(lambda: gen("a", int, choices=["1"])), "leave one of the two out"),  # type: ignore
     "nothing to choose": (appended(lambda: select("a", [])), "got none"),
     "numbers to choose": (appended(lambda: select("a", [1, 2])), "write '1'"),  # type: ignore[list-item]
     "a choice twice": (appended(lambda: select("a", ["x", "x"])), "is there twice"),
@@ -132,6 +142,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a branch's variable": (
         body(lambda s: (add(s.fork(1)[0], "x" + gen("a")), s["a"])),
         "a forked branch has it, so join that first",
+    ),
+    "a state that was not awaited": (
+        lambda: asyncio.run(state_not_awaited()),
+        "write await read_in_a_coroutine.arun(...)",
+    ),
+    "a value that was not awaited": (
+        lambda: asyncio.run(function(value_not_awaited).arun(backend=MockBackend())),
+        "write await s.aget('a'), or in a plain function s['a']",
     ),
     "a read in a coroutine": (
         lambda: asyncio.run(function(read_in_a_coroutine).arun(backend=MockBackend())),

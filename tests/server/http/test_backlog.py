@@ -12,6 +12,7 @@ import pytest
 
 from bough.runtime.protocol.errors import EngineError
 from bough.runtime.protocol.program import Assign, Delta, Done, Failed, Program, ProgramEvent, Skipped, Value
+from bough.runtime.protocol.request import TokenLogprob
 from bough.server.http.backlog import MAX_WAITING_BYTES, Ahead, Backlog, Budget
 
 from ..conftest import Running, Start
@@ -74,6 +75,35 @@ def test_deltas_that_wait_grow_together_and_nothing_passes_what_is_no_delta() ->
     assert "".join(other) == whole[1]
     assert rest[-3:] == [value("v"), Delta(0, "x", "afterwards"), Done()]
     assert len(rest) < 10
+
+
+def test_deltas_that_grow_together_keep_their_log_probabilities() -> None:
+    def scored(number: int) -> Delta:
+        return Delta(0, "x", f"{number} ", (TokenLogprob(number, -1.0, ((number, -1.0),)),), {number: f"{number} "})
+
+    async def read() -> list[ProgramEvent]:
+        backlog = Backlog(Source([scored(0), *map(scored, range(1, 200)), Delta(0, "x", "."), Done()])())
+        return [await settled(backlog), *[event async for event in backlog]]
+
+    first, *rest = asyncio.run(read())
+    deltas = [event for event in (first, *rest) if isinstance(event, Delta)]
+    assert len(deltas) < 10
+    assert [entry.token for delta in deltas for entry in delta.logprobs] == list(range(200))
+    assert {token for delta in deltas for token in delta.token_texts} == set(range(200))
+    assert "".join(delta.text for delta in deltas).endswith("198 199 .")
+
+
+def test_log_probabilities_that_wait_are_counted() -> None:
+    scored = Delta(0, "x", "a", tuple(TokenLogprob(number, -1.0) for number in range(100)), {})
+    source = Source(scored for _ in range(10_000))
+
+    async def read() -> ProgramEvent:
+        backlog = Backlog(source(), max_bytes=100_000)
+        await settled(backlog)
+        return await anext(backlog)
+
+    failed = asyncio.run(read())
+    assert isinstance(failed, Failed) and failed.error.code == "reader_too_slow"
 
 
 def test_too_much_that_waits_stops_the_program_and_says_so() -> None:
