@@ -73,8 +73,12 @@ def pull(
     """
     model = MODELS.get(name)
     if model is None:
-        listed = f"; there is {', '.join(MODELS)}, organisation/name[:FILE.gguf], or the https:// address of a file"
-        raise ModelError(f"no model {name!r} to pull{did_you_mean(name, MODELS) or listed}")
+        if hint := did_you_mean(name, MODELS):
+            raise ModelError(f"no model {name!r} to pull{hint}")
+        known = ", ".join(MODELS)
+        raise ModelError(
+            f"no model {name!r} to pull; there is {known}, organisation/name[:FILE.gguf], or the https:// address of a file"
+        )
     target = (user_path(cache_dir) if cache_dir else default_cache()) / name / "model.gguf"
     for known in (target, installed_file(model)):
         if known is not None and _is_expected(model, known, verify=verify):
