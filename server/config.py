@@ -10,12 +10,6 @@ _ABOVE_0 = (
     "body_timeout_s", "header_timeout_s", "send_timeout_s", "request_timeout_s", "ping_interval_s",
 )  # fmt: skip
 _AT_LEAST = {"max_body_bytes": 1, "max_connections": 1, "max_sequences": 1, "drain_delay_s": 0, "drain_timeout_s": 0}
-_OPTIONS = {
-    "max_body_bytes": "--max-body-bytes",
-    "request_timeout_s": "--request-timeout",
-    "drain_timeout_s": "--drain-timeout",
-    "port": "--port",
-}
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,7 +99,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise self._wrong(name, f"at least {least}")
         if not 0 <= self.port <= 65535:
             raise self._wrong("port", "0 to 65535")
+        if self.served_model_name is not None and not self.served_model_name.strip():
+            raise RequestError("served_model_name must not be empty: leave it out", param="served_model_name")
 
     def _wrong(self, name: str, bounds: str) -> RequestError:
-        shown = f"{_OPTIONS[name]} ({name})" if name in _OPTIONS else name
-        return RequestError(f"{shown} must be {bounds}, got {getattr(self, name)}", param=name)
+        return RequestError(f"{name} must be {bounds}, got {getattr(self, name)}", param=name)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
 from ...constrain.spec import GrammarSpec
-from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.errors import RequestError, did_you_mean
 from ...runtime.protocol.sampling_params import SamplingParams
 
 Word = TypeVar("Word", bound=Callable[..., Any])
@@ -271,10 +271,7 @@ def wrong_kind(name: str, what: str, value: object) -> RequestError:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """ ": did you mean 'x'?" for a name that is nearly one of `names`, otherwise nothing."""
-    import difflib  # noqa: PLC0415  only for a mistake
-
-    found = difflib.get_close_matches(name, [other for other in names if isinstance(other, str)], n=1)
-    return f": did you mean {found[0]!r}?" if found else ""
+    return did_you_mean(name, names, shown=repr)
 
 
 def _whole(value: object) -> int:

@@ -14,7 +14,7 @@ import msgspec
 from ...constrain.spec import GrammarSpec
 from ..engine.engine import Engine
 from ..load.start import start_engine
-from ..protocol.config import EngineConfig
+from ..protocol.config import EngineConfig, our_value
 from ..protocol.counters import EngineStats
 from ..protocol.errors import RequestError, to_exception
 from ..protocol.request import FinishReason, Request, RequestOutput, TokenLogprob, Usage
@@ -26,7 +26,6 @@ Messages = Sequence[dict[str, Any]]
 
 MAX_PROMPTS = 1 << 20
 
-_QUANTIZATIONS = (None, "fp8", "int8", "w8a8", "int4")
 _ONLY_ONE_DEVICE = "one device serves the whole model; run one engine a device instead"
 
 
@@ -101,10 +100,7 @@ class LLM:
         trust_remote_code: bool = False,
         **options: Any,
     ) -> None:
-        if quantization == "gguf":  # a GGUF file says so itself
-            quantization = None
         for name, value, supported, reason in (
-            ("quantization", quantization, _QUANTIZATIONS, "AWQ, GPTQ, FP8 and GGUF checkpoints need no option"),
             ("tensor_parallel_size", tensor_parallel_size, (1,), _ONLY_ONE_DEVICE),
             ("pipeline_parallel_size", pipeline_parallel_size, (1,), _ONLY_ONE_DEVICE),
             ("swap_space", swap_space, (0,), "what is preempted stays in the prefix cache or is computed again"),
@@ -113,13 +109,14 @@ class LLM:
             if value not in supported:
                 raise RequestError(f"{name}={value!r} is not supported: {reason}", code="unsupported_value", param=name)
         renamed = {
-            "quantization": quantization,
+            "quantization": our_value("quantization", quantization),
             "cuda_graphs": False if enforce_eager else None,
             "memory_fraction": gpu_memory_utilization,
             "page_size": block_size,
             "num_pages": num_gpu_blocks_override,
             "max_batch_tokens": max_num_batched_tokens,
         }
+        options = {name: our_value(name, value) for name, value in options.items()}
         options |= {name: value for name, value in renamed.items() if value is not None}
         unknown = options.keys() - set(EngineConfig.__struct_fields__)
         if unknown:
@@ -129,7 +126,7 @@ class LLM:
             )
         # The caller's own list of prompts is nothing to be protected from.
         options = {"max_waiting": MAX_PROMPTS} | options
-        self._config = _config(options | {"model": os.fspath(model), "dtype": dtype})
+        self._config = _config(options | {"model": os.fspath(model), "dtype": our_value("dtype", dtype)})
         self._engine: Engine = start_engine(self._config)
         self._live: dict[str, PromptOutput] = {}
         self._changed: dict[str, PromptOutput] = {}

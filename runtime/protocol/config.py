@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 
 from .errors import RequestError
 
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+
 MAX_WEIGHT = 100
 MAX_RESTARTS = 1000
+
+
+VALUES: Mapping[str, Mapping[str, str]] = {
+    "dtype": {"half": "float16", "float": "float32", "fp16": "float16", "bf16": "bfloat16"},
+    "kv_cache_dtype": {"fp8": "fp8_e4m3", "half": "float16", "fp16": "float16", "bf16": "bfloat16"},
+    "quantization": {"w8a8_int8": "w8a8", "w8a8_fp8": "fp8"},
+}
+"""Values of settings as vLLM and SGLang spell them, and ours."""
+
+
+def our_value(name: str, value: Any) -> Any:
+    """Returns our spelling of a setting's value."""
+    return VALUES.get(name, {}).get(value, value) if isinstance(value, str) else value
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,7 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_cache_dtype          dtype of keys and values: "auto" is that of the activations, or 16-bit codes with the
                             "native" attention_backend; "fp8_e4m3" (GPU) and "int8" ("native") hold twice as much
     quantization            format of the layers' weights: "fp8", "int8", "w8a8", "int4"; unset: the checkpoint's own;
-                            "awq", "gptq": the checkpoint's own, but refuse any other format
+                            "awq", "gptq", "gguf": the checkpoint's own, but refuse any other format
     device                  "auto", "cpu", "cuda", "cuda:1", ...
     max_model_len           maximum tokens of prompt and completion; unset: the model's context length
     max_num_seqs            maximum sequences running at once; unset: 64 on the CPU, 256 on a GPU
@@ -55,7 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str = "smollm2-135m"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "int8"] = "auto"
-    quantization: Literal["fp8", "int8", "w8a8", "int4", "awq", "gptq"] | None = None
+    quantization: Literal["fp8", "int8", "w8a8", "int4", "awq", "gptq", "gguf"] | None = None
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -98,6 +115,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RequestError(f"{name} must be at least 1, got {value}", param=name)
+        if not _DEVICE.fullmatch(self.device):
+            message = f"device must be auto, cpu, cuda or cuda:0, cuda:1, ...; got {self.device!r}"
+            raise RequestError(message, param="device")
         for tenant, weight in self.tenant_weights.items():
             if not 1 <= weight <= MAX_WEIGHT:
                 message = f"the weight of {tenant!r} must be 1 to {MAX_WEIGHT}, got {weight}"
@@ -110,7 +130,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.memory_fraction is not None and not 0.0 < self.memory_fraction <= 1.0:
             raise RequestError(
-                f"memory_fraction must be in (0, 1], got {self.memory_fraction}", param="memory_fraction"
+                f"memory_fraction must be above 0 and at most 1, got {self.memory_fraction}", param="memory_fraction"
             )
 
     def limits(self, device: str) -> SchedulerLimits:
@@ -135,10 +155,10 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def __post_init__(self) -> None:
         if not 0 <= self.restarts <= MAX_RESTARTS:
-            message = f"--restart (restarts) must be 0 to {MAX_RESTARTS}, got {self.restarts}"
+            message = f"restarts must be 0 to {MAX_RESTARTS}, got {self.restarts}"
             raise RequestError(message, param="restarts")
         if not self.stuck_timeout_s > 0.0:
-            message = f"--stuck-timeout (stuck_timeout_s) must be above 0, got {self.stuck_timeout_s}"
+            message = f"stuck_timeout_s must be above 0, got {self.stuck_timeout_s}"
             raise RequestError(message, param="stuck_timeout_s")
 
 

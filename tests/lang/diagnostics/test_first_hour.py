@@ -66,14 +66,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "create an instance, backend=bough.MockBackend(",
     ),
     "a default's name": (lambda: bough.set_default_backend("m"), "bough.LocalBackend('m')"),  # type: ignore[arg-type]
-    "a server without scheme": (lambda: bough.HttpBackend("127.0.0.1:9100"), "http://host:port"),
+    "a server without scheme": (
+        lambda: bough.HttpBackend("127.0.0.1:9100"),
+        "an address such as http://127.0.0.1:8000",
+    ),
     "no such model": (lambda: bough.LocalBackend("llama3"), "give a path, or a name of the hub, owner/model"),
     "no such folder": (lambda: bough.LocalBackend("/no/such/folder"), "give a path"),
     "layers on a GPU": (lambda: bough.LocalBackend(gpu_layers=3), "device='cuda'"),
     "a name from elsewhere": (lambda: bough.LocalBackend(n_ctx=4096), "that is max_model_len"),
     "a sampling option for an engine": (lambda: bough.LocalBackend(temperature=0), "given to run, bind or gen"),
     "an engine's option misspelt": (lambda: bough.LocalBackend(max_num_seq=3), "did you mean 'max_num_seqs'?"),
-    "a fraction over 1": (lambda: bough.LocalBackend(memory_fraction=5), "must be in (0, 1]"),
+    "a fraction over 1": (lambda: bough.LocalBackend(memory_fraction=5), "must be above 0 and at most 1"),
     # how to call
     "an argument is missing": (lambda: program.run(backend=MockBackend()), "call it as text_of.run(text=...)"),
     "too many arguments": (lambda: program.run(1, 2, backend=MockBackend()), "call it as text_of.run(text=...)"),
@@ -182,5 +185,7 @@ def test_the_message_of_an_error_stays_without_the_line() -> None:
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    with pytest.raises(bough.ProgramError, match=r"at http://127\.0\.0\.1:9/: .*is `bough serve` running there\?"):
+    with pytest.raises(
+        bough.ProgramError, match=r"at http://127\.0\.0\.1:9 cannot be reached \(.*\): start it with `bough serve`"
+    ):
         function(generates).run(backend=bough.HttpBackend("http://127.0.0.1:9"))
