@@ -75,9 +75,10 @@ def pull(
     if model is None:
         if hint := did_you_mean(name, MODELS):
             raise ModelError(f"no model {name!r} to pull{hint}")
+        names = ", ".join(MODELS)
         raise ModelError(
-            f"no model {name!r} to pull; there is {', '.join(MODELS)}, organisation/name[:FILE.gguf], or the https:// "
-            "address of a file"
+            f"no model {name!r} to pull; there is {names}, organisation/name[:FILE.gguf], or the https:// address of "
+            "a file"
         )
     target = (user_path(cache_dir) if cache_dir else default_cache()) / name / "model.gguf"
     for known in (target, installed_file(model)):

@@ -117,7 +117,7 @@ def test_tracebacks_have_the_users_lines(way: str) -> None:
 
 @pytest.mark.parametrize("way", ["run_batch", "run beside", "run_batch on threads"])
 def test_who_reads_later_hears_why_the_program_failed(way: str) -> None:
-    with pytest.raises(bough.ProgramError, match="'v' was not right in 2 attempts: age: too young"):
+    with pytest.raises(bough.ProgramError, match="'v' was rejected in 2 attempts: age: too young"):
         WAYS[way]()
 
 

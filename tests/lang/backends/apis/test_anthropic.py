@@ -192,7 +192,7 @@ def test_branches_ask_again_each_for_itself(api: Any) -> None:
 
 def test_after_the_last_attempt_the_api_is_left_alone(api: Any) -> None:
     server, backend = api(saying(YOUNG))
-    with pytest.raises(ProgramError, match="not right in 3 attempts: age: must be at least 18") as caught:
+    with pytest.raises(ProgramError, match="rejected in 3 attempts: age: must be at least 18") as caught:
         function(lambda s: s.__iadd__(user("?") + assistant(gen("p", Adult, retries=2)))).run(backend=backend)
     assert (caught.value.code, len(server.bodies)) == ("invalid_output", 3)
 
