@@ -21,6 +21,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                             "native" attention_backend; "fp8_e4m3" (GPU) and "int8" ("native") hold twice as much
     quantization            format of the layers' weights: "fp8", "int8", "w8a8", "int4"; unset: as the checkpoint has
                             them; "awq", "gptq": the same, but refuse a checkpoint in another format
+    activations             inputs of products with the "native" attention_backend: "int8", or "mixed": 16 bits where they
+                            are far above the others of their token, 8 elsewhere; "auto": "mixed", but "int8" with
+                            quantization "w8a8", which has no other
     device                  "auto", "cpu", "cuda", "cuda:1", ...
     max_model_len           most tokens of prompt and completion; unset: what the model was made for
     max_num_seqs            sequences that run at once; unset: 64 on the CPU, 256 on a GPU
@@ -43,7 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                             verified in one forward pass, where that saves time ("native"); "off": never. The output is
                             the same
     attention_backend       "auto": Triton kernels on a GPU. On a CPU "native", the library in C, for quantised models
-                            of the Llama family if dtype is "auto" too: it rounds activations to 8 bits. For all other
+                            of the Llama family if dtype is "auto" too: it rounds activations. For all other
                             models, and where the library was not built, torch
     overlap                 launch a pass before the one before it is read (GPU)
     cuda_graphs             replay decode steps as graphs (GPU)
@@ -56,6 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "int8"] = "auto"
     quantization: Literal["fp8", "int8", "w8a8", "int4", "awq", "gptq"] | None = None
+    activations: Literal["auto", "int8", "mixed"] = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
