@@ -73,7 +73,7 @@ class Model(ctypes.Structure):
         ("intermediate", ctypes.c_int32),
         ("vocab", ctypes.c_int32),
         ("num_positions", ctypes.c_int32),
-        ("is_coarse", ctypes.c_int32),
+        ("has_rests", ctypes.c_int32),
         ("unused", ctypes.c_int32),
         ("norm_eps", ctypes.c_float),
         ("scale", ctypes.c_float),

@@ -101,7 +101,7 @@ def native_engine(
         backend="native",
         instructions=instruction_set(decoder.library.lanes),
         weights=config.quantization or stored_format(path),
-        activations="int8" if decoder.struct.is_coarse or config.quantization == "w8a8" else "int8/16",
+        activations="int8/16" if decoder.struct.has_rests else "int8",
         kv_cache="int8" if kv_bits == 8 else "12-bit",
     )
     runner = NativeRunner(decoder, num_pages, page_size, kv_bits)
@@ -131,7 +131,7 @@ def native_target(config: EngineConfig) -> NativeTarget:
     threads = Threads(library, num_threads())
     return NativeTarget(
         *(library, threads, config.quantization, config.max_model_len),
-        is_coarse=config.activations == "int8",
+        has_rests=config.activations == "mixed",
         claim=claim_host,
     )
 

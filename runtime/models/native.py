@@ -53,7 +53,7 @@ class NativeTarget:
 
     quantization    one of KINDS, which the layers' weights are rounded to; None: they stay as the checkpoint has them
     max_position    tokens of a context at most; None: what the model was made for
-    is_coarse       activations have 8 bits, also where they are far above the others of their token
+    has_rests       activations far above the others of their token have 16 bits
     claim           called with the bytes that the decoder takes before it takes any; raises ModelError for too many
     """
 
@@ -61,7 +61,7 @@ class NativeTarget:
     threads: Threads
     quantization: str | None = None
     max_position: int | None = None
-    is_coarse: bool = False
+    has_rests: bool = False
     claim: Callable[[int], None] = lambda num_bytes: None
 
     def num_positions(self, config: ModelConfig) -> int:
@@ -199,7 +199,7 @@ def load_native(
         intermediate=config.intermediate_size,
         vocab=config.vocab_size,
         num_positions=num_positions,
-        is_coarse=target.is_coarse,
+        has_rests=target.has_rests,
         norm_eps=config.norm_eps,
         scale=config.head_dim**-0.5,
         cos=loader.keep(cos),

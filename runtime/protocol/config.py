@@ -21,9 +21,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                             "native" attention_backend; "fp8_e4m3" (GPU) and "int8" ("native") hold twice as much
     quantization            format of the layers' weights: "fp8", "int8", "w8a8", "int4"; unset: as the checkpoint has
                             them; "awq", "gptq": the same, but refuse a checkpoint in another format
-    activations             inputs of products with the "native" attention_backend: "int8", or "mixed": 16 bits where they
-                            are far above the others of their token, 8 elsewhere; "auto": "mixed", but "int8" with
-                            quantization "w8a8", which has no other
+    activations             inputs of products with the "native" attention_backend: "int8" ("auto"), or "mixed": 16 bits
+                            where they are far above the others of their token, which is closer to float32, and some
+                            percent slower
     device                  "auto", "cpu", "cuda", "cuda:1", ...
     max_model_len           most tokens of prompt and completion; unset: what the model was made for
     max_num_seqs            sequences that run at once; unset: 64 on the CPU, 256 on a GPU

@@ -27,9 +27,9 @@ enum { OWN_ROWS = 16, MOST_OWN_ROWS = 256, OWN_PANELS = 2 };
 /* Which groups get rests (rounded.h): of what goes into queries, keys and values, and into gate and up, those whose scales,
  * squared, are above so many times their row's mean; of what comes out of the activation, those whose scales are above that
  * part of the hidden state's root mean square. Chosen by what they lose: docs/decisions/0036-rests-of-rounding.md. */
-#define QKV_SHARE 6.0f
-#define GATE_SHARE 8.0f
-#define DOWN_SHARE 0.003f
+#define QKV_SHARE 3.0f
+#define GATE_SHARE 6.0f
+#define DOWN_SHARE 0.002f
 
 /* Logits get the rests of groups that are above such a share, too, but only in panels whose largest is at most so far below
  * their row's largest, and in at most one of so many panels. */
@@ -597,11 +597,12 @@ static void lay_out(forward *f, arena *memory, int32_t num_threads, int64_t num_
     f->query_scales = arena_alloc(memory, num_tokens * model->num_heads * 4);
     f->narrow = arena_alloc(memory, num_tokens * model->num_heads * dim);
     f->query_sums = arena_alloc(memory, num_tokens * model->num_heads * 4);
-    f->last = f->input = arena_alloc_rows(memory, rows, &model->layers->query, !model->is_coarse);
+    f->last = f->input = arena_alloc_rows(memory, rows, &model->layers->query, model->has_rests);
     if (f->input.form == IN_BLOCKS) f->input.form = IN_ROWS;
     f->last.form = form_for(&model->head);
+    if (f->last.form != IN_GROUPS) f->last.rests = 0;
     f->attended = arena_alloc_rows(memory, num_tokens, &model->layers->out, 0);
-    f->expanded = arena_alloc_rows(memory, num_tokens, &model->layers->down, !model->is_coarse);
+    f->expanded = arena_alloc_rows(memory, num_tokens, &model->layers->down, model->has_rests);
     f->limits = arena_alloc(memory, rows * 4);
     f->most_blocks = (rows + BLOCK_OF_ROWS - 1) / BLOCK_OF_ROWS;
     f->most_groups = most_of(model->hidden, model->intermediate) / BOUGH_GROUP;
