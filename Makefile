@@ -31,11 +31,11 @@ OLDEST := $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' '-')),$(VENV)/tr
 help:     ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-demo: model  ## run a small program and write its timeline to demo.html
+demo: $(DEV) model  ## run a small program and write its timeline to demo.html
 	$(BIN)/bough run examples/demo.py --timeline demo.html
 
 test: $(DEV) $(OLDEST) model  ## run all tests
-	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadfile
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-gpu: $(DEV)  ## on a machine with a GPU: the tests of the kernels, compiled, and of the engine there
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "torch sees no CUDA device")'
@@ -108,13 +108,13 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("bough needs Python 3.11 or newer; $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# torch comes first, by itself: which build fits is a question of the machine, not of pyproject.toml.
 $(USE): | $(BIN)/python
-	$(BIN)/python scripts/install_torch.py
 	$(PIP) --editable .
 	@rm -f $(VENV)/.stamp-use-*; touch $@
 
+# torch comes first, by itself: which build fits is a question of the machine, not of pyproject.toml.
 $(DEV): $(USE)
+	$(BIN)/python scripts/install_torch.py
 	$(PIP) --editable '.[dev]'
 	@rm -f $(VENV)/.stamp-dev-*; touch $@
 

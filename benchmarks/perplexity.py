@@ -35,6 +35,7 @@ from ..runtime.runner.native_runner import NativeRunner
 from ..runtime.runner.runner import Batch, LogitsRunner
 from ..runtime.runner.torch_runner import ModelRunner
 from ..runtime.tokenizer.load import load_tokenizer
+from .harness.arguments import BenchmarkParser
 from .harness.report import table
 from .workloads.prose import PASSAGE, TEXTS
 
@@ -204,7 +205,19 @@ def _mean_bits(loaded: LoadedModel) -> float:
 
 def lines(results: Sequence[WeightQuality]) -> str:
     """One line a kind."""
-    heads = ("weights", "bits", "perplexity", "ratio", "bits/token", "same token", "KL, nats", "mean", "p99", "most", "s")
+    heads = (
+        "weights",
+        "bits",
+        "perplexity",
+        "ratio",
+        "bits/token",
+        "same token",
+        "KL, nats",
+        "mean",
+        "p99",
+        "most",
+        "s",
+    )
     rows = [
         (
             *(each.kind, f"{each.bits:.2f}", f"{each.perplexity:.3f}", f"{each.ratio:.4f}"),
@@ -229,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bough bench perplexity", description=__doc__)
+    parser = BenchmarkParser(prog="bough bench perplexity", description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=[*KINDS, _STORED, _BFLOAT16, *_NATIVES])
     parser.add_argument("--texts", nargs="+", default=["prose"], choices=TEXTS, help="default: prose")

@@ -6,6 +6,8 @@ import argparse
 import importlib
 from types import ModuleType
 
+from ..runtime.protocol.errors import BoughError
+
 _BENCHMARKS = {
     "programs": "ten multi-call workloads: hit rate, throughput, latency, with the cache off and on",
     "throughput": "the server at 16 concurrent requests against transformers, one by one",
@@ -37,9 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def module_of(name: str) -> ModuleType:
-    """Imports the benchmark `name`: a module of benchmarks/, or the module of that name in a folder of that name."""
+    """Imports the benchmark `name`: a module of benchmarks/, or the module of that name in a folder of that name.
+
+    Raises:
+        BoughError: it needs torch or transformers, which is not installed.
+    """
     path = _IN_FOLDERS.get(name, name)
-    return importlib.import_module(f"bough.benchmarks.{path}")
+    try:
+        return importlib.import_module(f"bough.benchmarks.{path}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        message = f'benchmark {name} needs {error.name}, which is not installed: pip install "bough[{error.name}]"'
+        raise BoughError(message) from None
 
 
 def run(arguments: argparse.Namespace) -> int:

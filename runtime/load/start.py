@@ -14,8 +14,9 @@ from ..checkpoints.locate import locate
 from ..engine.engine import Engine
 from ..protocol.config import EngineConfig
 from ..protocol.errors import ModelError
+from ..runner.host import may_have_gpu
 from ..runner.host_memory import free_memory
-from .load_native import load_gguf_engine
+from .load_native import load_gguf_engine, obstacle_to_native
 
 Progress = Callable[[str, int, int], None]
 
@@ -35,11 +36,43 @@ def start_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     with _without_collections(), _within_memory():
         config = _as_stored(config, progress)
         engine = load_gguf_engine(config, progress)
-        if engine is None:
-            from .load_torch import load_engine  # noqa: PLC0415  pulls torch
+        return engine if engine is not None else _load_torch(config)(config, progress)
 
-            engine = load_engine(config, progress)
-    return engine
+
+def _load_torch(config: EngineConfig) -> Callable[[EngineConfig, Progress | None], Engine]:
+    """Imports what loads models on torch.
+
+    Raises:
+        ModelError: torch is not installed.
+    """
+    try:
+        from .load_torch import load_engine  # noqa: PLC0415  pulls torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModelError(_why_torch(config)) from None
+    return load_engine
+
+
+def _why_torch(config: EngineConfig) -> str:
+    """Names what torch is needed for, and the extra that brings it."""
+    if config.device.startswith("cuda"):
+        return f'device {config.device} needs torch, which is not installed: pip install "bough[gpu]"'
+    if config.device == "auto" and may_have_gpu():
+        return (
+            'this machine has an NVIDIA GPU, which needs torch: pip install "bough[gpu]", or insist on the processor '
+            'with --device cpu (device="cpu")'
+        )
+    obstacle = obstacle_to_native(config, "cpu")
+    if config.attention_backend not in ("auto", "native"):
+        what = f"attention_backend {config.attention_backend}"
+    elif obstacle is None:
+        what = f"{config.model}, not a GGUF file of the Llama family with quantised weights,"
+    elif obstacle.param == "attention_backend":
+        what = "a bough without its CPU library (an x86 processor with AVX2, and a C compiler when it was installed)"
+    else:
+        what = f"{obstacle.param} {getattr(config, obstacle.param or '')}"
+    return f'{what} needs torch, which is not installed: pip install "bough[torch]"'
 
 
 def _as_stored(config: EngineConfig, progress: Progress | None) -> EngineConfig:
@@ -49,10 +82,10 @@ def _as_stored(config: EngineConfig, progress: Progress | None) -> EngineConfig:
         ModelError: it is in another format.
     """
     wanted = config.quantization
-    if wanted not in ("awq", "gptq"):
+    if wanted not in ("awq", "gptq", "gguf"):
         return config
     path = locate(config.model, progress=progress)
-    found = read_facts(path).weights if path.is_dir() else "GGUF"
+    found = read_facts(path).weights if path.is_dir() else "gguf"
     if found != wanted:
         raise ModelError(
             f"quantization {wanted} was asked for, but the weights of {config.model} are {found}: leave it out to take "

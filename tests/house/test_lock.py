@@ -83,7 +83,8 @@ def test_nothing_says_where_it_was_resolved(repository: Path) -> None:
 def test_torch_is_left_to_the_machine(
     project: dict[str, Any], script: Any, locked: dict[str, list[Requirement]]
 ) -> None:
-    assert any(line.startswith("torch") for line in project["dependencies"])
+    assert not any(line.startswith("torch") for line in project["dependencies"])  # the CPU library needs none
+    assert any(line.startswith("torch") for line in project["optional-dependencies"]["torch"])
     assert not any(line.startswith(("torch", "bough")) for line in script.requirements(project))
     assert not {name for name in locked if name in LEFT_OUT or name.startswith("nvidia")}
 

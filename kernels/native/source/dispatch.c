@@ -23,8 +23,10 @@ static const bough_variant *find(void) {
     const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                        __builtin_cpu_supports("avx512vnni");
+    const int avxvnni = avx2 && has_avxvnni();
     if (wanted && !strcmp(wanted, "avx2")) found = avx2 ? &bough_avx2 : 0;
-    else found = avx512 ? &bough_avx512 : avx2 && has_avxvnni() ? &bough_avxvnni : avx2 ? &bough_avx2 : 0;
+    else if (wanted && !strcmp(wanted, "avxvnni")) found = avxvnni ? &bough_avxvnni : 0;
+    else found = avx512 ? &bough_avx512 : avxvnni ? &bough_avxvnni : avx2 ? &bough_avx2 : 0;
 #endif
     return found;
 }

@@ -193,9 +193,12 @@ static void expand_stage(const forward *f, int32_t thread, const bough_weight *g
 
 /* NaN where squares are too large to be added. */
 INLINE float norm_factor(const float *x, int32_t size, float eps) {
-    vf squares = vf_zero();
-    for (int32_t i = 0; i < size; i += LANES) squares = vf_fma(vf_load(x + i), vf_load(x + i), squares);
-    const float sum = vf_sum(squares);
+    vf squares[16 / LANES] = {vf_zero()};
+    for (int32_t i = 0; i < size; i += LANES) {
+        vf *own = squares + i / LANES % (16 / LANES);
+        *own = vf_fma(vf_load(x + i), vf_load(x + i), *own);
+    }
+    const float sum = vf_sum(vf_folded(squares));
     return isfinite(sum) ? 1.0f / sqrtf(sum / (float)size + eps) : NAN;
 }
 

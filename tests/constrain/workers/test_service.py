@@ -287,6 +287,14 @@ def test_native_code_that_panics_fails_its_own_task(compiler: GrammarCompiler) -
     assert compiler.compile(heavy())
 
 
+def wait_for_end_of_threads(before: set[threading.Thread]) -> None:
+    """Those that wait for the end of a process end a moment after it."""
+    deadline = time.monotonic() + 5
+    while not set(threading.enumerate()) <= before:
+        assert time.monotonic() < deadline, set(threading.enumerate()) - before
+        time.sleep(0.01)
+
+
 def test_close_leaves_nothing_behind(vocabulary: Vocabulary) -> None:
     threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     compiler = GrammarCompiler(vocabulary)
@@ -301,7 +309,7 @@ def test_close_leaves_nothing_behind(vocabulary: Vocabulary) -> None:
         with pytest.raises(GrammarError, match="closed"):
             future.result(timeout=5)
     assert not any(exists(process_id) for process_id in processes)
-    assert set(threading.enumerate()) <= threads
+    wait_for_end_of_threads(threads)
     assert len(os.listdir("/proc/self/fd")) <= files
 
 
@@ -315,10 +323,7 @@ def test_a_compiler_that_nobody_has_any_more_leaves_nothing_behind(vocabulary: V
     gc.collect()
     assert processes
     assert not any(exists(process_id) for process_id in processes)
-    deadline = time.monotonic() + 5
-    while not set(threading.enumerate()) <= threads and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert set(threading.enumerate()) <= threads
+    wait_for_end_of_threads(threads)
 
 
 def test_a_process_that_died_while_idle_is_replaced(compiler: GrammarCompiler) -> None:

@@ -15,6 +15,21 @@ from bough.kernels.native import library
 from bough.kernels.native.library import Library, load_library
 from bough.kernels.native.threads import Threads
 
+from ...support.tiny_model import write_tiny_model
+
+ANSWERS = """
+import sys
+from bough import LLM, SamplingParams
+draws = [{"temperature": 0}, {"top_p": 0.7}, {"temperature": 1.5, "top_k": 9}, {"min_p": 0.1}]
+params = [SamplingParams(max_tokens=12, logprobs=3, seed=1, ignore_eos=True, **options) for options in draws]
+prompts = [("What a key has in common with another, " * 6)[: 20 + 60 * number] for number in range(4)]
+for kind, kv in (("int8", "auto"), ("int4", "int8"), ("w8a8", "int8"), ("w8a8", "auto")):
+    llm = LLM(sys.argv[1], quantization=kind, kv_cache_dtype=kv, num_pages=2000, max_batch_tokens=48)
+    answers = llm.generate(prompts, params, use_tqdm=False)
+    print(kind, kv, [(answer.outputs[0].token_ids, answer.outputs[0].logprobs) for answer in answers])
+    llm.close()
+"""
+
 
 def test_it_was_built_where_it_can_be() -> None:
     if sys.platform != "linux" or platform.machine() != "x86_64" or not (shutil.which("cc") or shutil.which("gcc")):
@@ -52,6 +67,25 @@ def test_threads_begin_and_end(native_library: Library) -> None:
         assert len(os.listdir("/proc/self/task")) == before + num - 1
         del threads
         assert len(os.listdir("/proc/self/task")) == before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("native_library")
+def test_all_variants_compute_the_same_bits(tmp_path: Path) -> None:
+    """Compares each form of weights and caches: an answer does not depend on the processor."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    variants = ["", "avx2", *(["avxvnni"] if "avx_vnni" in flags else [])]
+    model = write_tiny_model(tmp_path, hidden_size=192, intermediate_size=320, head_dim=64, num_key_value_heads=1)
+    command = [sys.executable, "-P", "-c", ANSWERS, str(model)]
+    said = []
+    for variant in variants:
+        environment = os.environ | {"BOUGH_CPU": variant}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.splitlines())
+    assert len(said[0]) == 4
+    for variant, lines in zip(variants, said, strict=True):
+        assert lines == said[0], variant
 
 
 @pytest.mark.slow

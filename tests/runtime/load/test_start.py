@@ -59,6 +59,31 @@ def test_what_takes_long_to_import_is_not_imported(default_model: Path) -> None:
     assert (result.returncode, result.stdout.strip()) == (0, ""), result.stderr
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"device": "cuda"}, ["device cuda needs torch", "bough[gpu]"]),
+        ({}, ["an NVIDIA GPU", "bough[gpu]", "--device cpu"]),
+        ({"device": "cpu", "attention_backend": "torch"}, ["attention_backend torch needs torch", "bough[torch]"]),
+        ({"device": "cpu", "dtype": "float32"}, ["dtype float32 needs torch", "bough[torch]"]),
+        ({"device": "cpu"}, ["not a GGUF file", "needs torch, which is not installed", "bough[torch]"]),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("native_library")
+def test_what_needs_torch_names_the_extra(
+    settings: dict[str, Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "bough.runtime.load.load_torch")
+    for module in (start, native_loading):
+        monkeypatch.setattr(module, "may_have_gpu", lambda: "device" not in settings)
+    config = EngineConfig(model=str(write_tiny_model(tmp_path)), **settings)  # a folder of float weights
+    with pytest.raises(ModelError) as refused:
+        start_engine(config)
+    assert all(word in refused.value.message for word in words), refused.value.message
+
+
 @pytest.mark.model
 @pytest.mark.usefixtures("native_library")
 def test_both_ways_lead_to_the_same_engine(default_model: Path) -> None:

@@ -56,7 +56,9 @@ def case(native_library: Library) -> Case:
 def test_logits_are_closer_to_exact_ones(case: Case) -> None:
     tokens = np.random.default_rng(0).integers(0, case.config.vocab_size, NUM_TOKENS)
     sequence = Sequence(tokens, np.arange(NUM_TOKENS))
-    shape = KVShape(case.config.num_layers, NUM_TOKENS, 1, case.config.num_kv_heads, case.config.head_dim, torch.float64)
+    shape = KVShape(
+        case.config.num_layers, NUM_TOKENS, 1, case.config.num_kv_heads, case.config.head_dim, torch.float64
+    )
     attention = TorchAttention(shape)
     attention.plan(make_batch([sequence], [NUM_TOKENS]).attention)
     with torch.inference_mode():

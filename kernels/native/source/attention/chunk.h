@@ -211,7 +211,7 @@ INLINE vf see(const int is_whole, const readers *by, int r, float *scores) {
 /* Turns scores into weights, 2^(score * factor - top), and these into products with their values' scales, the largest of
  * which is `most`; returns the weights' sum. NaN of a key's scale that is seen is in the sum, and of a value's in `most`. */
 INLINE vf weigh(const int is_whole, const readers *by, int r, const chunk *c, float *scores, float factor, float top, vf *most) {
-    vf sum = vf_zero();
+    vf sums[16 / LANES] = {vf_zero()};
     *most = vf_zero();
 #pragma GCC unroll 8
     for (int i = 0; i < CHUNK; i += LANES) {
@@ -222,11 +222,12 @@ INLINE vf weigh(const int is_whole, const readers *by, int r, const chunk *c, fl
             weight = vf_within(weight, by->first[r] - i, by->last[r] - i, 0.0f);
             product = vf_within(product, by->first[r] - i, by->last[r] - i, 0.0f);
         }
-        sum = vf_add(sum, weight);
+        vf *sum = sums + i / LANES % (16 / LANES);
+        *sum = vf_add(*sum, weight);
         *most = vf_max_size(*most, product);
         vf_store(scores + i, product);
     }
-    return sum;
+    return vf_folded(sums);
 }
 
 /* Codes of these products, by `inverse`. */

@@ -43,14 +43,16 @@ static int32_t find_largest(const float *x, int32_t num, int *finite) {
 
 /* The sum of e^(x - top) of `num` numbers, none of which is more than `top`; those 87 and more below it count as 1e-38. */
 static double sum_exp(const float *x, int32_t num, float top) {
-    enum { BLOCK = 64 * LANES }; /* numbers that are added in float32 */
+    enum { BLOCK = 1024, PARTS = 16 / LANES }; /* BLOCK: numbers that are added in float32 */
+    const int32_t whole = num / 16 * 16;
     double total = 0.0;
-    int32_t start = 0;
-    for (; start + LANES <= num; start += BLOCK) {
-        vf sum = vf_zero();
-        for (int32_t i = start; i + LANES <= num && i < start + BLOCK; i += LANES) sum = vf_add(sum, vf_exp(vf_sub(vf_load(x + i), vf_set(top))));
-        total += vf_sum(sum);
+    for (int32_t start = 0; start < whole; start += BLOCK) {
+        vf sums[PARTS] = {vf_zero()};
+        for (int32_t i = start; i < whole && i < start + BLOCK; i += 16)
+            for (int part = 0; part < PARTS; part++)
+                sums[part] = vf_add(sums[part], vf_exp(vf_sub(vf_load(x + i + part * LANES), vf_set(top))));
+        total += vf_sum(vf_folded(sums));
     }
-    for (int32_t i = num / LANES * LANES; i < num; i++) total += exp((double)x[i] - top);
+    for (int32_t i = whole; i < num; i++) total += exp((double)x[i] - top);
     return total;
 }

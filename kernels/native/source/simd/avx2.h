@@ -20,7 +20,6 @@ INLINE vf vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }
 INLINE vf vf_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
 INLINE vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 INLINE vf vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
-INLINE vf vf_inverse(vf a) { return _mm256_rcp_ps(a); } /* roughly: to 2^-11 in all variants */
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
@@ -28,6 +27,8 @@ INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
 INLINE vf vf_max_size(vf a, vf b) { return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(b))); }
 INLINE vf vf_abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 INLINE vf vf_round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+/* Sums are of 16 lanes in all variants, added in one order: lane j and lane j + 8 first. */
+INLINE vf vf_folded(const vf sums[16 / LANES]) { return vf_add(sums[0], sums[1]); }
 INLINE float vf_sum(vf a) {
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     x = _mm_add_ps(x, _mm_movehl_ps(x, x));

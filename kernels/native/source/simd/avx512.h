@@ -20,7 +20,6 @@ INLINE vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
 INLINE vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 INLINE vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
-INLINE vf vf_inverse(vf a) { return _mm512_rcp14_ps(a); } /* roughly: to 2^-11 in all variants */
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
@@ -28,7 +27,14 @@ INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 INLINE vf vf_max_size(vf a, vf b) { return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b))); }
 INLINE vf vf_abs(vf a) { return _mm512_abs_ps(a); }
 INLINE vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-INLINE float vf_sum(vf a) { return _mm512_reduce_add_ps(a); }
+/* Sums are of 16 lanes in all variants, added in one order: lane j and lane j + 8 first. */
+INLINE vf vf_folded(const vf sums[16 / LANES]) { return sums[0]; }
+INLINE float vf_sum(vf a) {
+    const __m256 y = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
 INLINE float vf_largest(vf a) { return _mm512_reduce_max_ps(a); }
 INLINE float vf_largest_size(vf a) {
     const uint32_t bits = _mm512_reduce_max_epu32(_mm512_castps_si512(a));
@@ -39,7 +45,8 @@ INLINE float vf_largest_size(vf a) {
 INLINE int vf_all_finite(vf a) { return _mm512_cmp_ps_mask(vf_abs(a), vf_set(INFINITY), _CMP_LT_OQ) == 0xffff; }
 /* The first lane in which they are equal, or LANES. */
 INLINE int vf_first_equal(vf a, vf b) { return __builtin_ctz(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ) | 1 << LANES); }
-INLINE vf vf_fraction(vf a) { return _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF); } /* a - floor(a) */
+/* Not _mm512_reduce_ps, which also rounds the difference down. */
+INLINE vf vf_fraction(vf a) { return vf_sub(a, _mm512_roundscale_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)); }
 INLINE vf vf_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); } /* a * 2^floor(n) */
 /* `a` in lanes `start` .. `stop` (half open, any integers), `other` elsewhere. */
 INLINE vf vf_within(vf a, int32_t start, int32_t stop, float other) {
@@ -138,11 +145,12 @@ INLINE vi sums_of_all(const vi fours[LANES / 4]) {
 
 /* Lane r: the sum, or the largest number, of vector r of four. */
 INLINE vf vf_sum_of(const vf v[4]) {
-    const vf a = vf_add(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
-    const vf b = vf_add(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
-    const vf c = vf_add(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-    const vf d = vf_add(c, _mm512_shuffle_f32x4(c, c, 0xb1));
-    return vf_add(d, _mm512_shuffle_f32x4(d, d, 0x4e));
+    const vf a = vf_add(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
+    const vf b = vf_add(_mm512_shuffle_f32x4(v[2], v[3], 0x44), _mm512_shuffle_f32x4(v[2], v[3], 0xee));
+    const vf c = vf_add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const vf d = vf_add(c, _mm512_permute_ps(c, 0x4e));
+    const vf e = vf_add(d, _mm512_shuffle_f32x4(d, d, 0xb1)); /* quarters 0 and 1: vectors 0 and 2; 2 and 3: 1 and 3 */
+    return _mm512_unpacklo_ps(e, _mm512_shuffle_f32x4(e, e, 0x4e));
 }
 INLINE vf vf_largest_of(const vf v[4]) {
     const vf a = vf_max(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));

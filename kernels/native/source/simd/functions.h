@@ -37,11 +37,10 @@ INLINE vf vf_exp2(vf x) {
 /* The same number, but NaN for infinity. */
 INLINE vf vf_or_nan(vf a) { return vf_fma(a, vf_zero(), a); }
 
-/* x / (1 + e^-x), the quotient by a step of Newton's, to 2^-22. */
+/* x / (1 + e^-x). A division, since the reciprocals that are estimates differ between processors. */
 INLINE vf vf_silu(vf x) {
     const vf y = vf_add(vf_set(1.0f), vf_exp2(vf_min(vf_mul(x, vf_set(-1.44269504f)), vf_set(125.0f))));
-    const vf about = vf_inverse(y);
-    return vf_mul(x, vf_mul(about, vf_sub(vf_set(2.0f), vf_mul(y, about))));
+    return vf_div(x, y);
 }
 
 /* Lanes 0 .. 3 of two vectors: the first and the second number at each of four places. */
