@@ -58,8 +58,8 @@ class WeightQuality:
     agreement         share of positions at which the most likely token is the reference's
     divergence        mean Kullback-Leibler divergence of its next-token distributions from the reference's, in nats
     bits              of a weight of the projections on average, scales included
-    mean, p99, most   distance of the log-probabilities of the text's tokens from the reference's: on average, in all but
-                      a hundredth of the tokens, and at most
+    mean, p99, most   distance of the log-probabilities of the text's tokens from the reference's: on average, in all
+                      but a hundredth of the tokens, and at most
     bits_per_token    the text's mean negative log-likelihood in bits
     """
 
