@@ -130,7 +130,7 @@ static void check_weights(void) {
 enum { LAYERS = 2, HIDDEN = 128, INTERMEDIATE = 192, VOCAB = 203, POSITIONS = 1200, SLOTS = 1800, WIDTH = 1200, PAGE = 4 };
 
 typedef struct {
-    int32_t format, heads, kv_heads, dim, bits, window, has_norms, threads;
+    int32_t format, heads, kv_heads, dim, bits, window, has_norms;
     int32_t lengths[4]; /* of prompts; the last is computed later and begins as the first one does */
 } setting;
 
@@ -259,12 +259,12 @@ static void check_sampling(int32_t vocab, float size) {
 
 int main(void) {
     static const setting settings[] = {
-        {BOUGH_BITS8 | BOUGH_WIDE, 4, 2, 64, 16, 0, 0, 1, {150, 130, 20, 85}},
-        {BOUGH_BITS8 | BOUGH_HADAMARD, 4, 1, 64, 8, 70, 1, 2, {140, 100, 70, 85}},
-        {BOUGH_BITS4, 2, 2, 96, 8, 0, 0, 2, {90, 82, 1, 81}},
-        {BOUGH_BITS8 | BOUGH_HADAMARD, 2, 1, 128, 8, 0, 0, 1, {90, 85, 70, 140}},
-        {BOUGH_BITS4 | BOUGH_MINIMUM, 2, 1, 32, 16, 0, 1, 2, {1100, 85, 5, 90}}, /* sums of parts are merged */
-        {BOUGH_BITS8 | BOUGH_WIDE, 1, 1, 64, 8, 0, 0, 2, {1090, 85, 5, 90}}};
+        {BOUGH_BITS8 | BOUGH_WIDE, 4, 2, 64, 16, 0, 0, {150, 130, 20, 85}},
+        {BOUGH_BITS8 | BOUGH_HADAMARD, 4, 1, 64, 8, 70, 1, {140, 100, 70, 85}},
+        {BOUGH_BITS4, 2, 2, 96, 8, 0, 0, {90, 82, 1, 81}},
+        {BOUGH_BITS8 | BOUGH_HADAMARD, 2, 1, 128, 8, 0, 0, {90, 85, 70, 140}},
+        {BOUGH_BITS4 | BOUGH_MINIMUM, 2, 1, 32, 16, 0, {120, 85, 5, 90}},
+        {BOUGH_BITS8 | BOUGH_WIDE, 1, 1, 64, 8, 0, 0, {1090, 85, 5, 90}}}; /* sums of parts are merged */
     hash = 0xcbf29ce484222325;
     fprintf(stderr, "%s\n", bough_lanes() ? bough_instructions() : "none");
     pool = bough_pool_create(2);

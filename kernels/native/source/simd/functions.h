@@ -21,8 +21,8 @@ INLINE vf vf_exp(vf x) {
     return vf_scale2(p, n);
 }
 
-/* 2^x for x <= 128, to 4 units in the last place; at least 2^-125, as denormal numbers are slow. The polynomial is minimax.
- * NaN of NaN, and of infinity: the second operand of a maximum is the result if either is NaN. */
+/* 2^x for x <= 127, to 4 units in the last place, and 2^127 above; at least 2^-125, as denormal numbers are slow. The
+ * polynomial is minimax. NaN of NaN, and of infinity: the second operand of a maximum is the result if either is NaN. */
 INLINE vf vf_exp2(vf x) {
     x = vf_max(vf_set(-125.0f), x);
     const vf r = vf_fraction(x);
@@ -32,7 +32,7 @@ INLINE vf vf_exp2(vf x) {
     p = vf_fma(p, r, vf_set(0.24015361070632935f));
     p = vf_fma(p, r, vf_set(0.6931530833244324f));
     p = vf_fma(p, r, vf_set(0.9999999403953552f));
-    return vf_scale2(p, x);
+    return vf_scale2(p, vf_min(vf_set(127.0f), x));
 }
 
 /* Bits of 2^(i / 32), less i in the bits above 2^47. */
