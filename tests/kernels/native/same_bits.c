@@ -263,7 +263,7 @@ int main(void) {
         {BOUGH_BITS8 | BOUGH_HADAMARD, 4, 1, 64, 8, 70, 1, {140, 100, 70, 85}},
         {BOUGH_BITS4, 2, 2, 96, 8, 0, 0, {90, 82, 1, 81}},
         {BOUGH_BITS8 | BOUGH_HADAMARD, 2, 1, 128, 8, 0, 0, {90, 85, 70, 140}},
-        {BOUGH_BITS4 | BOUGH_MINIMUM, 2, 1, 32, 16, 0, {120, 85, 5, 90}},
+        {BOUGH_BITS4 | BOUGH_MINIMUM, 2, 1, 32, 16, 0, 1, {120, 85, 5, 90}},
         {BOUGH_BITS8 | BOUGH_WIDE, 1, 1, 64, 8, 0, 0, {1090, 85, 5, 90}}}; /* sums of parts are merged */
     hash = 0xcbf29ce484222325;
     fprintf(stderr, "%s\n", bough_lanes() ? bough_instructions() : "none");
