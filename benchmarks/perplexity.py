@@ -33,6 +33,7 @@ from ..runtime.runner.native_runner import NativeRunner
 from ..runtime.runner.runner import Batch, LogitsRunner
 from ..runtime.runner.torch_runner import ModelRunner
 from ..runtime.tokenizer.load import load_tokenizer
+from .harness.arguments import BenchmarkParser
 from .harness.report import table
 from .workloads.prose import PASSAGE
 
@@ -199,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bough bench perplexity", description=__doc__)
+    parser = BenchmarkParser(prog="bough bench perplexity", description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=[*KINDS, _STORED, *_NATIVES])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -15,6 +15,7 @@ from ..runtime.client.local import LocalClient
 from ..runtime.protocol.config import EngineConfig
 from ..runtime.protocol.errors import BoughError
 from ..runtime.runner.host import num_threads
+from .harness.arguments import BenchmarkParser
 from .harness.measure import Measurement, best_hit_rate, measure
 from .harness.pictures import BLUE, GREY, ORANGE, PALE_BLUE, PALE_ORANGE, Chart, write_picture
 from .harness.report import describe_machine, now, table, write_json
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bough bench programs", description=__doc__)
+    parser = BenchmarkParser(prog="bough bench programs", description=__doc__)
     parser.add_argument("--model", default=EngineConfig().model, help="model to load (default: %(default)s)")
     parser.add_argument("--scale", type=float, default=1.0, help="size of the workloads; 1 takes about ten minutes")
     parser.add_argument("--quick", action="store_true", help=f"the same as --scale {_QUICK_SCALE}: about a minute")

@@ -19,6 +19,7 @@ from ..runtime.protocol.config import EngineConfig
 from ..runtime.protocol.errors import BoughError
 from ..runtime.protocol.request import Request, RequestOutput
 from ..runtime.protocol.sampling_params import SamplingParams
+from .harness.arguments import BenchmarkParser
 from .harness.report import write_json
 from .workloads.prompts import RESIDENT
 from .workloads.prose import PASSAGE
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bough.benchmarks.speculation", description=__doc__)
+    parser = BenchmarkParser(prog="python -m bough.benchmarks.speculation", description=__doc__)
     parser.add_argument("--model", default=EngineConfig().model)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])

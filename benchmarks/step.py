@@ -18,6 +18,7 @@ from ..runtime.protocol.request import Request
 from ..runtime.protocol.sampling_params import SamplingParams
 from ..runtime.runner import runner as passes
 from ..runtime.runner.runner import DirectPasses
+from .harness.arguments import BenchmarkParser
 from .harness.report import write_json
 
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -115,7 +116,7 @@ def measure(engine: Engine, watch: Stopwatch, params: SamplingParams, batch: int
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bough bench step", description=__doc__)
+    parser = BenchmarkParser(prog="bough bench step", description=__doc__)
     parser.add_argument("--model", default=EngineConfig().model, help="a name or a file (default: %(default)s)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64], help="sequences (default: %(default)s)")
     parser.add_argument("--sampling", nargs="+", choices=SAMPLING, default=list(SAMPLING), help="default: all")

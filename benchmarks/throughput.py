@@ -17,6 +17,7 @@ from ..runtime.models.load import locate, resolve_dtype
 from ..runtime.protocol.config import EngineConfig
 from ..runtime.protocol.errors import BoughError
 from ..runtime.tokenizer.load import load_tokenizer
+from .harness.arguments import BenchmarkParser
 from .harness.report import write_json
 from .harness.server_process import ServerProcess
 from .workloads.prose import Prose
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bough bench throughput", description=__doc__)
+    parser = BenchmarkParser(prog="bough bench throughput", description=__doc__)
     parser.add_argument("--model", default=EngineConfig().model, help="a GGUF model (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="of both (default: what the engine takes)")
     parser.add_argument("--rounds", type=int, default=3)

@@ -18,6 +18,7 @@ from ..kernels.attention.interface import SharedPrefix
 from ..kernels.attention.plan.tree_cost import H200, HeadShape, processor_loads, tile_costs
 from ..kernels.attention.plan.tree_plan import TreePlan, TreePlanner
 from ..kernels.attention.plan.work_list import PROGRAMS_PER_PROCESSOR
+from .harness.arguments import BenchmarkParser
 from .harness.report import table
 
 SHAPE = HeadShape(page_size=16, group=4, num_kv_heads=8, head_dim=128, kv_itemsize=2)
@@ -114,6 +115,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bough bench tree_costs", description=__doc__)
+    parser = BenchmarkParser(prog="bough bench tree_costs", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object a load")
     return parser

@@ -6,18 +6,19 @@ import argparse
 import contextlib
 import importlib
 import itertools
-import os
 import sys
-import tempfile
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from ..runtime.checkpoints.fetch import user_path
+from ..runtime.checkpoints.pins import write_whole
 from ..runtime.client.local import LocalClient
-from ..runtime.protocol.errors import RequestError
+from ..runtime.protocol.errors import RequestError, printable, reason
 from ..runtime.protocol.request import Finish, Request
 from ..runtime.protocol.sampling_params import SamplingParams
 from .parsing.options import add_engine_options, engine_config
@@ -25,9 +26,9 @@ from .parsing.parser import number, whole_number
 from .progress import LoadingBar
 
 _HELP = """\
-/system TEXT  set the system message, and start over    /save FILE  write the conversation to a file
-/reset        start over                                /load FILE  go on with one that was written
-/stats        show the engine's counters                /quit       leave, as Ctrl-D does"""
+/system TEXT  set the system message and start over     /save FILE  save the conversation to a file
+/reset        start over                                /load FILE  continue a saved conversation
+/stats        show the engine's counters                /quit       leave (or press Ctrl-D)"""
 
 _MAX_FILE_BYTES = 64 << 20
 _SHARE_OF_ANSWER = 8
@@ -65,37 +66,43 @@ class Conversation(msgspec.Struct, forbid_unknown_fields=True):
         """Writes the file whole or not at all. Raises OSError, or RequestError: something else is in it."""
         if path.exists():
             Conversation.load(path)
-        content = msgspec.json.format(msgspec.json.encode(self), indent=2)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content + b"\n")
-        os.replace(file.name, path)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     @classmethod
     def load(cls, path: Path) -> Conversation:
         """Reads a file that `save` wrote. Raises OSError, or RequestError: it is no such file."""
+        if path.exists() and not path.is_file():
+            raise RequestError(f"{path} is not a file: choose another one")
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise RequestError(f"{path} is too large for a conversation: choose another file")
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except msgspec.DecodeError as error:
-            raise RequestError(f"{path} holds no conversation of bough chat ({error}): choose another file") from None
+            raise RequestError(f"{path} is not a conversation saved by bough chat ({error}): choose another") from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument("--system", metavar="TEXT", help="the system message of a new conversation")
     parser.add_argument(
         "--temperature", type=number, metavar="X", default=0.6, help="0 is greedy (default: %(default)s)"
     )
     parser.add_argument(
         "--max-tokens", type=whole_number, metavar="N", default=512, help="longest answer (default: %(default)s)"
     )
-    parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
+    parser.add_argument("--load", metavar="FILE", help="continue a conversation that /save wrote")
     add_engine_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     config = engine_config(arguments)
+    SamplingParams(
+        max_tokens=arguments.max_tokens, temperature=arguments.temperature
+    )  # raises before a model is loaded
+    if arguments.max_tokens < 1:
+        raise RequestError(f"max_tokens must be at least 1, got {arguments.max_tokens}", param="max_tokens")
     loaded = _loaded(arguments.load) if arguments.load else None
+    if loaded is not None and arguments.system is not None and "system" not in getattr(arguments, "sources", {}):
+        raise RequestError("--system is for a new conversation: leave it out beside --load, or use /system later")
     with LoadingBar() as bar:
         client = LocalClient.load(config, bar)
     info = client.info
@@ -103,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # arrow keys and history at the prompt, where the system has it
     chat = Chat(client, arguments, loaded or Conversation(info.name, []))
-    if arguments.system and not chat.conversation.system:
+    if arguments.system and loaded is None:
         chat.conversation.reset(arguments.system)
     try:
         chat.talk()
@@ -115,9 +122,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _loaded(path: str) -> Conversation:
     """The conversation that the command line names. Raises RequestError."""
     try:
-        return Conversation.load(Path(path).expanduser())
+        return Conversation.load(user_path(path))
     except OSError as error:
-        raise RequestError(f"--load: {path} cannot be read ({error.strerror}): check the path", param="load") from error
+        raise RequestError(f"--load: {path} cannot be read ({reason(error)}): check the path") from error
+    except RequestError as error:
+        raise RequestError(f"--load: {error.message}") from error
 
 
 class Chat:
@@ -174,23 +183,28 @@ class Chat:
         if not name:
             print(f"(which file? {command} FILE)")
             return
-        path = Path(name).expanduser()
+        path = user_path(name)
         try:
             act(path)
         except RequestError as error:
-            print(f"({error.message})")
-        except OSError as error:
-            print(f"({path}: {error.strerror}: choose another file)")
+            print(f"({printable(error.message)})")
+        except (OSError, ValueError) as error:  # ValueError: no name of a file, or a text that is no Unicode
+            print(f"({printable(str(path))}: {reason(error)}: choose another file)")
         else:
             if command == "/save":
                 print(f"(saved: bough chat --load {path})")
 
     def _say(self, line: str) -> None:
-        """Answers a line, and remembers both; neither if there is no room for them."""
+        """Answers a line, and remembers both; neither if there is no room for them, or the model's template refuses
+        them."""
         talk = self.conversation
         before = talk.messages
         talk.messages = [*before, Message("user", line)]
-        prompt = self._fitted()
+        try:
+            prompt = self._fitted()
+        except RequestError as error:
+            print(f"(not sent: {printable(error.message)})")
+            prompt = None
         if prompt is None:
             talk.messages = before
             return
@@ -205,17 +219,15 @@ class Chat:
         prompt = self._encoded(talk.messages)
         if len(prompt) <= most:
             return prompt
-        said = len(talk.messages) - len(talk.system)
-        for count in range(2, said, 2):  # questions go with their answers
-            shorter = self._encoded(talk.without_oldest(count))
-            if len(shorter) <= most:
-                if not _agrees(
-                    f"The context is full ({len(prompt)} of {limit} tokens). Drop the oldest {count} messages?"
-                ):
-                    print("(not sent: /save FILE keeps the conversation, /reset starts over)")
-                    return None
-                talk.messages = talk.without_oldest(count)
-                return shorter
+        counts = range(2, len(talk.messages) - len(talk.system), 2)  # questions go with their answers
+        place = bisect_left(counts, True, key=lambda count: len(self._encoded(talk.without_oldest(count))) <= most)
+        if place < len(counts):
+            count = counts[place]
+            if not _agrees(f"The context is full ({len(prompt)} of {limit} tokens). Drop the oldest {count} messages?"):
+                print("(not sent: /save FILE keeps the conversation, /reset starts over)")
+                return None
+            talk.messages = talk.without_oldest(count)
+            return self._encoded(talk.messages)
         print(f"(not sent: this message takes {len(prompt)} of {limit} tokens: shorten it, or raise --max-model-len)")
         return None
 
@@ -232,7 +244,7 @@ class Chat:
         try:
             for output in self._client.stream(request):
                 first = first or time.monotonic()
-                print(output.text, end="", flush=True)
+                print(printable(output.text) if sys.stdout.isatty() else output.text, end="", flush=True)
                 text += output.text
                 finish = output.finish
         except KeyboardInterrupt:
@@ -258,7 +270,7 @@ def _agrees(question: str) -> bool:
 def _report(finish: Finish, seconds: float, first_s: float, limit: int) -> None:
     """Prints what an answer took: time, and how much of the prompt the cache had and the context holds."""
     if finish.error is not None:
-        print(f"({finish.error.message})")
+        print(f"({printable(finish.error.message)})")
         return
     usage = finish.usage
     rate = usage.completion_tokens / max(seconds, 1e-9)

@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=tuple(_SHELLS), help="whose script to print")
+    parser.add_argument("shell", metavar="SHELL", choices=tuple(_SHELLS), help="bash, zsh or fish")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _SETUP
 
@@ -163,7 +163,7 @@ _bough() {{
 {places}
     esac
 }}
-compdef _bough bough
+if [[ "${{funcstack[1]}}" == _bough ]]; then _bough "$@"; else compdef _bough bough; fi
 """
 
 

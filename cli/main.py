@@ -8,12 +8,13 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 
 from ..runtime.client.lines import log_to_stderr
-from ..runtime.protocol.errors import BoughError, ModelError, RequestError
+from ..runtime.protocol.errors import BoughError, ModelError, RequestError, printable, reason
 from .parsing.parser import CommandParser
 from .parsing.settings import CONFIG, Known, keys
-from .parsing.spellings import advice_for
+from .parsing.spellings import advice_for, our_text
 from .streams import drop_output, repair_streams
 
 COMMANDS = {
@@ -27,6 +28,9 @@ COMMANDS = {
     "bench": "measure: programs, throughput",
     "completion": "print a script that completes commands and options in a shell",
 }
+_OPTION_OF = {"base_url": "url", "restarts": "restart"}
+"""Options by the fields that they set, where the names differ by more than the unit."""
+
 _MANY_OPTIONS = 20  # more than anybody reads in a line of usage
 _WITHOUT_SETTINGS = frozenset({"bench", "completion"})
 
@@ -63,13 +67,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = module.run(parsed)
     except RequestError as error:
-        print(f"bough {parsed.command}: {_source(error, parsed)}{error.message}", file=sys.stderr)
+        print(f"bough {parsed.command}: {printable(_told(error, parsed))}", file=sys.stderr)
         return 2
     except BoughError as error:
-        print(f"bough {parsed.command}: {error.message}", file=sys.stderr)
+        print(f"bough {parsed.command}: {printable(error.message)}", file=sys.stderr)
         if not isinstance(error, ModelError):
             return 1
         return EXIT_MODEL if error.code == ModelError.code else 2  # an engine's process refused its settings
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"bough {parsed.command}: {printable(f'{error.filename}: {reason(error)}')}", file=sys.stderr)
+        return 1
     return status
 
 
@@ -89,7 +100,7 @@ def make_parser(commands: Collection[str] = tuple(COMMANDS)) -> CommandParser:
             importlib.import_module(f".{name}", __package__).add_arguments(command)
             if name not in _WITHOUT_SETTINGS:
                 for leaf in leaves(command):
-                    _add_settings(leaf, name)
+                    _add_settings(leaf, name, command)
     return parser
 
 
@@ -103,25 +114,38 @@ def leaves(parser: CommandParser) -> Iterator[CommandParser]:
             yield from leaves(child)
 
 
-def _add_settings(parser: CommandParser, command: str) -> None:
-    parser.add_argument(f"--{CONFIG}", metavar="FILE.toml", help="a file of options")
-    parser.known = Known(command, tuple(COMMANDS), _all_keys, advice_for)
+def _add_settings(parser: CommandParser, name: str, command: CommandParser) -> None:
+    """Has a parser of the command `name` take settings from a file and the environment."""
+    parser.add_argument(f"--{CONFIG}", metavar="FILE.toml", help="read options from a file")
+    parser.known = Known(name, tuple(COMMANDS), partial(_keys_of, command), _all_keys, advice_for, our_text)
     if len(parser.options) > _MANY_OPTIONS:
         parser.usage = f"{parser.prog} [OPTIONS] {parser.places}".rstrip()
     if not parser.epilog:
-        parser.epilog = _SETTINGS.format(command=command)
+        parser.epilog = _SETTINGS.format(command=name)
+
+
+def _keys_of(command: CommandParser) -> frozenset[str]:
+    return frozenset().union(*(keys(leaf) for leaf in leaves(command)))
 
 
 def _all_keys() -> frozenset[str]:
     """The keys of all commands' options: those that a file may have above its tables."""
-    return frozenset().union(*(keys(leaf) for leaf in leaves(make_parser())))
+    return _keys_of(make_parser())
 
 
-def _source(error: RequestError, parsed: argparse.Namespace) -> str:
-    """The source of the value that is to blame, if that was not the command line."""
-    sources = getattr(parsed, "sources", {})
-    names = (error.param or "", (error.param or "").removesuffix("_s"))
-    return next((f"{sources[name]}: " for name in names if name in sources), "")
+def _told(error: RequestError, parsed: argparse.Namespace) -> str:
+    """The error's line, with the option in place of the field that is to blame, or with the source of its value if that
+    was not the command line."""
+    field = error.param or ""
+    names = (_OPTION_OF.get(field, field), field.removesuffix("_s"))
+    name = next((name for name in names if getattr(parsed, name, None) is not None), "")
+    if not name:
+        return error.message
+    source = getattr(parsed, "sources", {}).get(name)
+    told = error.message.removeprefix(f"{field} ")
+    if source is not None:
+        return f"{source}: {told}"
+    return error.message if told == error.message else f"--{name.replace('_', '-')} {told}"
 
 
 def entry() -> int:
@@ -137,7 +161,7 @@ def entry() -> int:
         drop_output()
         return 141
     except OSError as error:
-        print(f"bough: {error}", file=sys.stderr)
+        print(f"bough: {reason(error)}", file=sys.stderr)
         drop_output()
         return 1
     return status

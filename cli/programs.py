@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.util
 import inspect
 import json
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..lang.diagnostics.source_lines import users_frames
 from ..lang.function import Function
-from ..lang.record.options import OPTION_NAMES
-from ..runtime.protocol.errors import BoughError, RequestError
+from ..lang.record.options import OPTION_NAMES, clean_options
+from ..runtime.protocol.errors import BoughError, RequestError, did_you_mean, reason
 
 _KINDS: Mapping[Any, str] = {
-    str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a JSON list",
+    str: "a string", int: "a whole number", float: "a number", bool: "true or false", list: "a JSON list",
     dict: "a JSON object",
 }  # fmt: skip
 
@@ -51,7 +50,8 @@ def load_file(path: Path) -> ModuleType:
             spec.loader.exec_module(module)
         except SyntaxError as error:
             text = f": {error.text.strip()}" if error.text else ""
-            line = f"{error.filename or path}:{error.lineno}: {error.msg}{text}"
+            place = f":{error.lineno}" if error.lineno is not None else ""
+            line = f"{error.filename or path}{place}: {error.msg}{text}"
             raise RequestError(line, param="program") from error
     return module
 
@@ -68,7 +68,8 @@ def find_program(module: ModuleType, name: str) -> Function:
         raise RequestError(f"{file} has no program: mark a function in it with @bough.function", param="program")
     if name:
         if name not in programs:
-            raise RequestError(f"{file} has no program {name!r}: it has {listing}", param="program")
+            hint = did_you_mean(name, programs, shown=lambda found: f"{Path(file or '').name}:{found}")
+            raise RequestError(f"{file} has no program {name!r}{hint or f': it has {listing}'}", param="program")
         return programs[name]
     if "main" in programs:
         return programs["main"]
@@ -78,15 +79,24 @@ def find_program(module: ModuleType, name: str) -> Function:
     return next(iter(programs.values()))
 
 
-def split_argument(text: str) -> tuple[str, str]:
-    """`name=value` of the command line; `@FILE` is the text of a file.
+def split_arguments(texts: Iterable[str]) -> dict[str, str]:
+    """Returns the values of `name=value` by name; that of `@FILE` is the text of a file.
 
     Raises:
-        RequestError: there is no "=", or no such file.
+        RequestError: there is no "=", or no such file, or a name is given twice.
     """
+    found: dict[str, str] = {}
+    for name, value in map(_split, texts):
+        if name in found:
+            raise RequestError(f"--arg {name} is given twice: leave one of them out", param="arg")
+        found[name] = value
+    return found
+
+
+def _split(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign or not name.isidentifier():
-        raise RequestError(f"--arg needs NAME=VALUE, got {text!r}", param="arg")
+        raise RequestError(f"--arg must be NAME=VALUE, got {text!r}", param="arg")
     if not value.startswith("@"):
         return name, value
     path = Path(value[1:])
@@ -96,7 +106,8 @@ def split_argument(text: str) -> tuple[str, str]:
     except FileNotFoundError:
         raise RequestError(f"--arg {name}: there is no file {path}{_nearby(path)}", param="arg") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--arg {name}: {path} cannot be read as text: {error}", param="arg") from error
+        why = f"{value!r} cannot be read as text ({reason(error)})"
+        raise RequestError(f"--arg {name}: {why}: name a text file behind the @", param="arg") from error
 
 
 def bound(program: Function[Any], given: Mapping[str, str], *, partial: bool = False) -> dict[str, Any]:
@@ -112,14 +123,24 @@ def bound(program: Function[Any], given: Mapping[str, str], *, partial: bool = F
     title = program.__name__
     for name in given:
         if name not in named | OPTION_NAMES and inspect.Parameter.VAR_KEYWORD not in kinds.values():
-            found = difflib.get_close_matches(name, named | OPTION_NAMES, n=1)
-            takes = f"did you mean --arg {found[0]}=...?" if found else f"it takes {', '.join(sorted(named)) or 'none'}"
-            raise RequestError(f"{title} has no argument {name!r}: {takes}", param="arg")
+            hint = did_you_mean(name, named | OPTION_NAMES, shown=lambda found: f"--arg {found}=...")
+            takes = hint or f": it takes {', '.join(sorted(named)) or 'none'}"
+            raise RequestError(f"{title} has no argument {name!r}{takes}", param="arg")
     needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty and name in named]
     missing = [name for name in needed if name not in {*given, *program.bound}]
     if missing and not partial:
         raise RequestError(f"{title} needs {' '.join(f'--arg {name}=...' for name in missing)}", param="arg")
-    return {name: _value(name, text, parameters.get(name), title) for name, text in given.items()}
+    values = {name: _value(name, text, parameters.get(name), title) for name, text in given.items()}
+    _check_options({name: value for name, value in values.items() if name in OPTION_NAMES - named})
+    return values
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raises RequestError for a sampling option that cannot be what --arg has for it."""
+    try:
+        clean_options(options)
+    except RequestError as error:
+        raise RequestError(f"--arg {error.message}", param="arg") from None
 
 
 @contextlib.contextmanager
@@ -156,7 +177,7 @@ def _value(name: str, text: str, parameter: inspect.Parameter | None, title: str
         return float(value)
     if type(value) is not kind:
         shown = text if len(text) <= 40 else f"{text[:37]}..."
-        raise RequestError(f"--arg {name}: {title} takes {_KINDS[kind]} there, got {shown!r}", param="arg")
+        raise RequestError(f"--arg {name} must be {_KINDS[kind]} for {title}, got {shown!r}", param="arg")
     return value
 
 
@@ -170,10 +191,11 @@ def _kind_of(parameter: inspect.Parameter | None) -> Any:
 
 
 def _nearby(path: Path) -> str:
-    """ ": did you mean ...?" if the folder has a file of nearly that name."""
+    """ ": did you mean ...?" if the folder has a file of nearly that name, its ending aside."""
+    if not path.parent.is_dir():
+        return f": there is no folder {path.parent} either"
     try:
-        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+        files = {entry.stem: str(entry) for entry in path.parent.iterdir() if entry.is_file()}
     except OSError:
-        return f": there is no folder {path.parent} either" if not path.parent.exists() else ""
-    found = difflib.get_close_matches(path.name, names, n=1)
-    return f": did you mean {path.parent / found[0]}?" if found else ": check the path"
+        files = {}
+    return did_you_mean(path.stem, files, shown=files.__getitem__) or ": check the path"

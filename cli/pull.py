@@ -1,4 +1,4 @@
-"""`bough pull`: puts a model into the cache folder, or checks the one that is there."""
+"""`bough pull`: downloads a model into the cache folder, or verifies the one that is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..runtime.checkpoints import fetch as pull
 from ..runtime.checkpoints.hub import fetch_from_hub, is_hub_name, is_remote_file
-from ..runtime.protocol.errors import RequestError
+from ..runtime.protocol.errors import RequestError, printable
 from .progress import LoadingBar
 
 _EXAMPLES = """\
@@ -20,15 +20,18 @@ examples:
   bough pull organisation/name                    a folder of safetensors (needs pip install huggingface_hub)
   bough pull https://example.org/model.gguf       a GGUF file from anywhere
 
-A transfer that broke off goes on where it ended. bough models lists what is here.
+An interrupted download resumes where it stopped. bough models lists the models on this machine.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", nargs="?", default="smollm2-135m", help="a name, a hub id, or an https address (default: %(default)s)"
+        "model",
+        nargs="?",
+        default="smollm2-135m",
+        help="a name, a hub id, or an https:// address (default: %(default)s)",
     )
-    parser.add_argument("--sha256", metavar="HEX", help="of the file that is to come; another one is refused")
+    parser.add_argument("--sha256", metavar="HEX", help="expected hash of the file; any other file is refused")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
 
@@ -37,10 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
     model, digest = arguments.model, arguments.sha256
     if digest is not None and not (is_remote_file(model) and re.fullmatch("[0-9a-fA-F]{64}", digest)):
         raise RequestError(
-            "--sha256 takes the 64 hexadecimal digits of one GGUF file: give its address, or ORG/NAME:FILE"
+            "--sha256 takes the 64 hexadecimal digits of one GGUF file: name it by address, or as ORG/NAME:FILE"
         )
+    if model and model not in pull.MODELS and pull.user_path(model).exists():
+        raise RequestError(f"{model} is on this machine already: use it with --model {model}")
     path = _pulled(model, digest.lower() if digest else None)
-    print(path)
+    print(printable(str(path)))
     print(f"ready: bough chat --model {model}", file=sys.stderr)
     return 0
 

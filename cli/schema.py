@@ -1,4 +1,4 @@
-"""`bough schema check`: what becomes of a JSON Schema, and which values it lets through; without a model."""
+"""`bough schema check`: shows how a JSON Schema is enforced and which values it accepts, without a model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..constrain.accepting import Refusal, walk
 from ..constrain.json_schema.parse import checked_formats
 from ..constrain.json_schema.validate import violations
 from ..constrain.vocabulary.adapters import byte_vocabulary
-from ..runtime.checkpoints import fetch as pull
-from ..runtime.protocol.errors import RequestError
+from ..runtime.checkpoints.locate import locate
+from ..runtime.protocol.errors import RequestError, reason
 from ..runtime.tokenizer.load import load_tokenizer
 
 _PIECES = re.compile(r'"(?:[^"\\]|\\.)*"|[ \t\n\r]+|[,:]')
@@ -27,17 +27,17 @@ _AROUND = 40
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    text = "tell whether a schema can be enforced, how, and which values it lets through"
+    text = "show whether a schema can be enforced, how, and which values it accepts"
     check = actions.add_parser("check", help=text, description=text[0].upper() + text[1:] + ".")
-    check.add_argument("schema", metavar="SCHEMA.json", help="the schema (-: standard input)")
-    check.add_argument("instances", nargs="*", metavar="INSTANCE.json", help="values to try")
+    check.add_argument("schema", metavar="SCHEMA.json", help="the schema; - reads standard input")
+    check.add_argument("instances", nargs="*", default=[], metavar="INSTANCE.json", help="values to check against it")
     check.add_argument("--policy", choices=("exact", "best_effort"), default="exact", help="(default: %(default)s)")
     check.add_argument("--order", choices=("any", "schema"), default="any", help="of properties (default: %(default)s)")
     check.add_argument(
         "--tokenizer",
         "--model",
         metavar="SOURCE",
-        help="whose tokens to use: a name that `bough pull` knows, a folder, or a .gguf file (default: single bytes)",
+        help="the model whose tokens to use, as --model of `bough serve` takes it (default: single bytes)",
     )
     check.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -182,11 +182,11 @@ def _read(path: str) -> str:
     try:
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} cannot be read: {error}", param="schema") from error
+        raise RequestError(f"{path} cannot be read ({reason(error)}): check the path", param="schema") from error
 
 
 def _vocabulary(source: str | None) -> Vocabulary:
     if source is None:
         return byte_vocabulary()
-    tokenizer = load_tokenizer(source if Path(source).exists() else pull.pull(source))
+    tokenizer = load_tokenizer(locate(source))
     return tokenizer.vocabulary(tokenizer.vocab_size)

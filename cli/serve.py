@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..runtime.checkpoints.fetch import user_path
 from ..runtime.client.spawn import spawn_engine
 from ..runtime.protocol.config import EngineConfig, SupervisorConfig
-from ..runtime.protocol.errors import RequestError
+from ..runtime.protocol.errors import RequestError, reason
 from ..server.config import ApiKey, ServerConfig
 from ..server.http.keys import parse_keys, read_keys
 from ..server.programs.private_tools import PrivateTool
@@ -38,60 +39,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole_number,
         metavar="N",
         default=defaults.port,
-        help="0 picks a free one (default: %(default)s)",
+        help="port to listen on; 0 picks a free one (default: %(default)s)",
     )
-    group.add_argument("--served-model-name", metavar="NAME", help="name of the model for clients (default: its own)")
-    group.add_argument("--api-key-file", metavar="FILE", help="API keys, one a line, with their rights and limits")
+    group.add_argument("--served-model-name", metavar="NAME", help="the model's name for clients (default: its own)")
+    group.add_argument("--api-key-file", metavar="FILE", help="API keys, one per line, with their rights and limits")
     group.add_argument(
         "--allow-public-without-key",
         action="store_true",
-        help="listen on an address that other machines can reach although no API key is set",
+        help="listen on an address that other machines can reach even though no API key is set",
     )
     group.add_argument(
         "--max-body-bytes",
         type=whole_number,
         metavar="N",
         default=defaults.max_body_bytes,
-        help="largest request body (default: %(default)s)",
+        help="size limit of a request body (default: %(default)s)",
     )
     group.add_argument(
         "--request-timeout",
         type=number,
         default=defaults.request_timeout_s,
         metavar="SECONDS",
-        help="time limit of a generation, including its wait in the queue (default: %(default)s)",
+        help="time limit of a generation, its wait in the queue included (default: %(default)s)",
     )
     group.add_argument(
         "--drain-timeout",
         type=number,
         default=defaults.drain_timeout_s,
         metavar="SECONDS",
-        help="time that running requests get to finish after SIGTERM (default: %(default)s)",
+        help="time that running requests have to finish after SIGTERM (default: %(default)s)",
     )
     group.add_argument(
         "--restart",
         type=whole_number,
         default=watch.restarts,
         metavar="N",
-        help="restart an engine that has died, at most N times in 10 minutes (default: %(default)s)",
+        help="restart an engine that dies, at most N times in 10 minutes (default: %(default)s)",
     )
     group.add_argument(
         "--stuck-timeout",
         type=number,
         default=watch.stuck_timeout_s,
         metavar="SECONDS",
-        help="time without progress after which the engine is ended (default: %(default)s)",
+        help="time without progress after which the engine is killed (default: %(default)s)",
     )
     group.add_argument(
         "--request-log",
         action=argparse.BooleanOptionalAction,
         default=defaults.request_log,
-        help="write one line of JSON per request to standard error",
+        help="log one line of JSON per request to standard error",
     )
     group.add_argument(
         "--strict-params",
         action="store_true",
-        help="refuse requests with unknown fields, which are otherwise ignored and counted in /metrics",
+        help="reject requests with unknown fields; without it they are ignored, and counted in /metrics",
     )
     group.add_argument(
         "--program",
@@ -105,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE.py",
-        help="offer the tools in a file to all programs; can be repeated",
+        help="make the tools in a file available to all programs; can be repeated",
     )
     add_engine_options(parser)
 
@@ -185,9 +186,13 @@ def _keys(path: str | None) -> tuple[ApiKey, ...]:
             if not keys:
                 raise ValueError("there is no key in it; unset it to start without one")
         source = "--api-key-file"
-        return keys if path is None else (*keys, *read_keys(path, keys))
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{source}: {error}", param="api_key_file") from error
+        return keys if path is None else (*keys, *read_keys(user_path(path), keys))
+    except OSError as error:
+        raise RequestError(f"{source}: {path} cannot be read ({reason(error)}): check its path and rights") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{source}: {path} is no text file: it must have one API key per line") from error
+    except ValueError as error:
+        raise RequestError(f"{source}: {error}") from error
 
 
 def server_config(arguments: argparse.Namespace) -> ServerConfig:

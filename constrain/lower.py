@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 import regex
@@ -123,3 +124,50 @@ def lower_loosely(spec: JsonSchema) -> Lowered:
     lowered = lower(msgspec.structs.replace(spec, schema=json.dumps(kept)))
     receipt = Receipt(mode="best_effort", enforced=tuple(kept), checked=("",))
     return msgspec.structs.replace(lowered, receipt=receipt)
+
+
+# Schemas of types, of which other threads than the compiler's write the grammar
+
+MAX_LOWERED_CHARS = 4096
+MAX_LOWERED_DEPTH = 16
+MAX_LOWERED_PATTERN_CHARS = 256
+MAX_LOWERED_COUNT = 1024
+
+_LOWERED = frozenset(
+    {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
+    | {"type", "enum", "const", "properties", "required", "items", "prefixItems", "additionalProperties", "anyOf"}
+    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems"}
+    | {"pattern", "format", "contentEncoding", "$defs", "definitions", "$ref"}
+)
+"""Keywords of schemas of types. Each is about one place only: writing its grammar takes no search."""
+
+
+def lower_if_plain(spec: JsonSchema) -> Lowered | None:
+    """The schema's grammar, if writing it is certain to take little time: some 5 ms for each 1,000 characters. Raises
+    GrammarError."""
+    schema = parse_schema(spec.schema)
+    return lower(spec) if len(spec.schema) <= MAX_LOWERED_CHARS and _is_plain(schema) else None
+
+
+def _is_plain(schema: Any) -> bool:
+    """Tells whether writing its grammar is certain to take little time."""
+    stack: list[tuple[Any, int]] = [(schema, 0)]
+    while stack:
+        node, depth = stack.pop()
+        if not isinstance(node, dict):
+            continue
+        if depth > MAX_LOWERED_DEPTH or not node.keys() <= _LOWERED:
+            return False
+        pattern = node.get("pattern", "")
+        if len(pattern) > MAX_LOWERED_PATTERN_CHARS or "(?" in pattern:
+            return False
+        if any(node.get(name, 0) > MAX_LOWERED_COUNT for name in ("minLength", "maxLength", "minItems", "maxItems")):
+            return False
+        for name in ("properties", "$defs", "definitions"):
+            stack += ((child, depth + 1) for child in node.get(name, {}).values())
+        for name in ("anyOf", "prefixItems"):
+            stack += ((child, depth + 1) for child in node.get(name, ()))
+        items = node.get("items")
+        stack += ((child, depth + 1) for child in (items if isinstance(items, list) else [items]))
+        stack.append((node.get("additionalProperties"), depth + 1))
+    return True

@@ -11,12 +11,12 @@ class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema", forbid_unknown_
     """A JSON value that validates against a JSON Schema.
 
     schema            the schema's JSON text
-    property_order    "any": an object's properties come in any order, after `,` and `:` may be one space, and integers
-                      may be written `1.0`. "schema": in the order of the schema's own text, in the layout of
-                      `json.dumps`, each number in one way: the grammar forces most of the text
-    policy            "exact": what no mask can enforce, but nearly all values keep, is checked on the finished value;
-                      the rest is refused by name. "best_effort": no valid schema is refused; what cannot be enforced
-                      is checked, and a value that fails is returned with what it violates
+    property_order    "any": an object's properties come in any order, `,` and `:` may be followed by one space, and
+                      integers may be written `1.0`. "schema": in the order of the schema's own text, in the layout of
+                      `json.dumps`, with one form per number: the grammar forces most of the text
+    policy            "exact": conditions that no mask can enforce, but nearly all values satisfy, are checked on the
+                      finished value; others are refused by name. "best_effort": no valid schema is refused; what
+                      cannot be enforced is checked, and a value that fails is returned with its violations
     """
 
     schema: str
@@ -25,13 +25,13 @@ class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema", forbid_unknown_
 
 
 class Regex(msgspec.Struct, frozen=True, tag="regex", forbid_unknown_fields=True):
-    """A text that matches `pattern` as a whole."""
+    """A text that matches the whole `pattern`."""
 
     pattern: str
 
 
 class Choice(msgspec.Struct, frozen=True, tag="choice", forbid_unknown_fields=True):
-    """One of `options`, to the letter."""
+    """Exactly one of `options`."""
 
     options: tuple[str, ...]
 
@@ -49,7 +49,7 @@ class Gbnf(msgspec.Struct, frozen=True, tag="gbnf", forbid_unknown_fields=True):
 
 
 class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A marked part of a text: `begin`, then what `content` allows (None: any text), then `end`."""
+    """A tagged segment of a text: `begin`, then what `content` allows (None: any text), then `end`."""
 
     begin: str
     content: JsonSchema | Regex | Choice | Lark | Gbnf | None
@@ -59,13 +59,13 @@ class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 class Structural(msgspec.Struct, frozen=True, tag="structural", forbid_unknown_fields=True, omit_defaults=True):
     """Free text in which each trigger begins one of `tags`.
 
-    triggers        texts, each the beginning of some tag's `begin`; where one appears, one of those tags follows
-    tags            what may follow
-    at_least_one    the text must hold a tag
-    stop_after_first    nothing follows the first tag
+    triggers        texts, each a prefix of some tag's `begin`; where one appears, one of those tags must follow
+    tags            the tags that may follow
+    at_least_one    the text must contain a tag
+    stop_after_first    the text ends after the first tag
     free_text       False: nothing but tags (one after another)
-    reasoning_end   text that closes a reasoning section: nothing is constrained until it has appeared (None: none)
-    then            what the whole text after the reasoning section must be instead of `tags`
+    reasoning_end   text that closes a reasoning section: nothing is constrained before it (None: none)
+    then            constraint of the whole text after the reasoning section, instead of `tags`
     """
 
     tags: tuple[Tag, ...] = ()

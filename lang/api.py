@@ -1,4 +1,4 @@
-"""The words of the language: what a program's author imports."""
+"""The functions of the language: what a program's author imports."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def function(func: Callable[..., Result], num_api_spec_tokens: int | None = None
 @overload
 def function(func: None = None, num_api_spec_tokens: int | None = None) -> _Decorator: ...
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
-    """Makes a program of a function whose first parameter is the state.
+    """Turns a function whose first parameter is the state into a program.
 
-    num_api_spec_tokens   on an API that keeps no state: so many tokens are asked for at once, from which the
-                          generations that follow are taken as far as they agree
+    num_api_spec_tokens   on an API without state: extra tokens requested at once, which later generations use as far as
+                          they match
 
     >>> @bough.function
     ... def greet(s, name):
@@ -102,19 +102,19 @@ def gen(
 @located  # type: ignore[misc]  # the second place has two names
 @in_places(SGLANG_ORDER, GenOptions)
 def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any, **options: Any) -> Generate | Choose:
-    """Generates text and keeps it as the variable `name`. What is left out is the run's default.
+    """Generates text and keeps it as the variable `name`. Options left out have the run's defaults.
 
-    type, dtype, schema   a type: the text is of that form and `s[name]` is a value of it. int, float, bool, str, an
-                     Enum, Literal, dataclass, TypedDict, Pydantic model, list[...], ... It may stand second, without
-                     its name; an int there is `max_tokens`
+    type, dtype, schema   a type: the text has its format and `s[name]` is a value of it. int, float, bool, str, an
+                     Enum, Literal, dataclass, TypedDict, Pydantic model, list[...], ... May be the second positional
+                     argument; an int there is `max_tokens`
     json_schema      the same; a JSON Schema as dict or text gives the JSON text (parse it with `s.json(name)`)
-    regex            the text matches the pattern as a whole; with a type, only the value's type is taken from that
+    regex            the text matches the whole pattern; an additional type only converts the value
     ebnf, grammar    a context-free grammar in Lark's notation; `grammar` also takes JsonSchema, Regex, Choice, Lark ...
     choices          one of these: the same as `select`
-    retries          a value that is not of the type, or that `check` refuses, is asked for again so many times: the
-                     model sees why, and the text goes on with the answer that is right
-    check            a function (or tool) of the value: it is refused if that raises ValueError or AssertionError (a
-                     tool: anything), or returns False
+    retries          a value that is not of the type, or that `check` rejects, is generated again up to this many times:
+                     the model sees why, and the text continues with the accepted answer
+    check            a function (or tool) of the value, which rejects it by returning False or raising ValueError or
+                     AssertionError (a tool: any exception)
     timeout_s        seconds after which the program fails
     placed           further options in the order of SGLang's `gen`
 
@@ -139,14 +139,20 @@ def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any
     cleaned = clean_options(options)
     if choices is not None:
         if constraints:
-            raise RequestError("choices cannot be combined with another constraint", param="choices")
+            other = next(iter(constraints))
+            raise RequestError(f"choices cannot be combined with {other}: leave one of the two out", param="choices")
         if retries is not None or check is not None:
             param = "check" if retries is None else "retries"
-            raise RequestError(f"{param} is not for choices, of which one is always right", param=param)
+            raise RequestError(f"{param} cannot be used with choices, of which one is always right", param=param)
         return select(name, choices, options.get("temperature") or 0.0, method)
     constraint, convert, kind = _constraint(constraints)
     if check is not None:
         convert = checked(convert, check, any_error=isinstance(check, Tool))
+    if retries is not None and convert is str:
+        raise RequestError(
+            "retries asks again for a value that is not right, but any text is: give a type, or check=a function of it",
+            param="retries",
+        )
     check_constraint(constraint, "regex" if "regex" in constraints else next(iter(constraints), "grammar"))
     if "regex" not in constraints and (numeral := numeral_of(kind, cleaned)) is not None:
         constraint, cleaned = numeral.grammar, with_stop(cleaned, numeral)
@@ -178,7 +184,7 @@ def select(
         given = f"got {wrong[0]!r} among them" if wrong else "got none"
         if wrong and wrong[0]:
             given += f": write {str(wrong[0])!r}, or gen(name, Literal[...]) for choices that are read back as numbers"
-        raise RequestError(f"choices must be a list of texts that are not empty, {given}", param="choices")
+        raise RequestError(f"choices must be a list of non-empty texts, {given}", param="choices")
     if len(set(choices)) < len(choices):
         twice = next(choice for choice in choices if choices.count(choice) > 1)
         raise RequestError(f"choices must differ from each other: {twice!r} is there twice", param="choices")
@@ -192,13 +198,13 @@ def select(
 
 
 def image(source: str | Path | bytes) -> Picture:
-    """An image, by path or content. Backends that take text only refuse it when it is appended."""
+    """An image, by path or content. Text-only backends refuse it when it is appended."""
     return Picture(source if isinstance(source, bytes) else str(source))
 
 
 @located
 def video(path: str | Path, num_frames: int) -> Picture:
-    """A number of frames of a video. No backend takes one yet: it is refused when it is appended."""
+    """A number of frames of a video. No backend supports it yet: it is refused when it is appended."""
     if type(num_frames) is not int or num_frames < 1:
         raise RequestError(f"num_frames must be at least 1, got {num_frames!r}", param="num_frames")
     return Picture(str(path))
@@ -250,20 +256,20 @@ def assistant_end() -> Expression:
 
 
 def flush_cache(backend: Backend | None = None) -> bool:
-    """Empties the backend's prefix cache; False (and nothing done) if it is in use."""
+    """Empties the backend's prefix cache; does nothing and returns False if it is in use."""
     return resolve_backend(backend).flush_cache()
 
 
 def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
-    """Returns what the backend says of itself: its version, model, settings and counters.
+    """Returns the backend's description of itself: version, model, settings and counters.
 
     Raises:
-        UnsupportedError: it says nothing.
+        UnsupportedError: it has none.
     """
     chosen = resolve_backend(backend)
     ask = getattr(chosen, "server_info", None)
     if ask is None:
-        raise UnsupportedError(f"{type(chosen).__name__} has nothing to say of itself", param="backend")
+        raise UnsupportedError(f"{type(chosen).__name__} has no information about itself", param="backend")
     return cast(dict[str, Any], ask())
 
 
@@ -272,7 +278,7 @@ def _message(role: str, expression: str | Expression | None) -> Expression:
         expression = ""
     if not isinstance(expression, str | Expression):
         raise ProgramError(
-            f"a message holds text and expressions, got {type(expression).__name__}",
+            f"a message contains text and expressions, got {type(expression).__name__}",
             code="invalid_program",
             place=caller(),
         )
@@ -285,7 +291,7 @@ def _checked_check(check: object) -> Callable[[Any], object] | None:
     if not callable(check):
         raise wrong_kind("check", "a function of the value", check)
     if waits(check):
-        raise RequestError("check must be a plain function: nobody would await a coroutine", param="check")
+        raise RequestError("check must be a plain function: a coroutine would never be awaited", param="check")
     return check
 
 

@@ -1,4 +1,4 @@
-"""The seam to whatever runs programs, and the default one."""
+"""The interface to backends, which run programs, and the default backend."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .diagnostics.source_lines import caller
 class Backend(Protocol):
     """Runs programs. Safe to use from many threads.
 
-    `run` and `arun` begin when their first event is asked for, and end with Done or Failed; refusals are raised as
+    `run` and `arun` start when their first event is requested, and end with Done or Failed; refusals are raised as
     BoughError by that first step. Leaving an iterator early (`close`, `aclose`, cancellation) aborts the program.
     """
 
     @property
     def modalities(self) -> frozenset[str]:
-        """Kinds of content that a program may hold: "text", "image"."""
+        """Kinds of content that a program may contain: "text", "image"."""
         ...
 
     def run(self, program: Program, tools: Mapping[str, ToolCall] = ...) -> Iterator[ProgramEvent]:
@@ -37,7 +37,7 @@ class Backend(Protocol):
         """Forgets a kept program state. Unknown ids are ignored."""
 
     def flush_cache(self) -> bool:
-        """Empties the prefix cache; False (and nothing done) if it is in use."""
+        """Empties the prefix cache; does nothing and returns False if it is in use."""
         ...
 
     def close(self) -> None: ...
@@ -58,7 +58,7 @@ _used: ContextVar[Backend | None] = ContextVar("bough_used_backend", default=Non
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """Sets where programs of this process run that are given no backend, on whatever thread.
+    """Sets the backend of all programs of this process that name none, on any thread.
 
     >>> bough.set_default_backend(bough.LocalBackend())
     """
@@ -68,8 +68,8 @@ def set_default_backend(backend: Backend | None) -> None:
 
 @contextlib.contextmanager
 def use_backend(backend: Backend) -> Generator[Backend, None, None]:
-    """Programs that are given no backend run on this one until the block ends: those of the same thread or task, and
-    of tasks begun in it.
+    """Runs programs that name no backend on this one until the block ends: those of the same thread or task, and of
+    tasks started in it.
 
     >>> with bough.use_backend(bough.MockBackend({"city": "Paris"})):
     ...     state = capital.run("France")
@@ -114,7 +114,7 @@ def checked_backend(backend: Backend) -> Backend:
 
 def _no_backend(given: object) -> RequestError:
     if isinstance(given, type):
-        advice = f"that is a class: make one, backend=bough.{given.__name__}(...)"
+        advice = f"that is a class: create an instance, backend=bough.{given.__name__}(...)"
     elif isinstance(given, str):
         kind = "HttpBackend" if given.startswith(("http://", "https://")) else "LocalBackend"
         advice = f"use backend=bough.{kind}({given!r})"

@@ -35,11 +35,11 @@ Body = str | Expression | State[Any] | Callable[[State[Any]], object]
 
 
 def when(condition: Condition, then: Body, otherwise: Body | None = None) -> Expression:
-    """Does `then` if the condition holds, else `otherwise`. The engine decides: the program stays one request.
+    """Runs `then` if the condition holds, else `otherwise`. The engine decides: the program stays one request.
 
-    Each is text, an expression, or a function that is called once, while the program is recorded, with the state that
-    records into the block. If such a function records nothing, and returns text or an expression, that is appended. A
-    variable that only the block sets which was not done is None.
+    Each block is text, an expression, or a function that is called once, while the program is recorded, with the state
+    that records into the block. If such a function records nothing and returns text or an expression, that is appended.
+    A variable that is set only in the block that did not run is None.
 
     >>> s += bough.when(s.ref("language") == "de", "Antworte auf Deutsch.", "Answer in English.")
     >>> s += bough.when(bough.var("answer").contains("?"), lambda s: ask_again(s))
@@ -50,10 +50,10 @@ def when(condition: Condition, then: Body, otherwise: Body | None = None) -> Exp
 
 @located
 def repeat_until(condition: Condition, body: Body, at_most: int = 8) -> Expression:
-    """Does `body`, and again until the condition holds after it, `at_most` times in all. The program stays one request.
+    """Runs `body` until the condition holds after it, `at_most` times in all. The program stays one request.
 
-    The body is recorded once. What it refers to before it sets it anew is what the turn before has set. Afterwards
-    `s[name]` is the last value, and `s.history(name)` are those of all turns.
+    The body is recorded once. If it refers to a variable before setting it, it sees the value of the previous turn.
+    Afterwards `s[name]` is the last value, and `s.history(name)` lists those of all turns.
 
     >>> s += bough.repeat_until(bough.var("action") == "finish", step, at_most=6)
 
@@ -68,8 +68,8 @@ def repeat_until(condition: Condition, body: Body, at_most: int = 8) -> Expressi
 
 
 def var(name: str) -> Variable:
-    """A variable, looked up where this is used: in the condition of a loop, what its body sets. It can be compared for
-    conditions, and appended like `s.ref(name)`.
+    """A variable, looked up where it is used: in a loop's condition, the value that its body sets. It can be compared
+    in conditions, and appended like `s.ref(name)`.
 
     >>> bough.repeat_until((bough.var("score") >= 8) | (bough.times("score") == 3), improve)
     """
@@ -77,7 +77,7 @@ def var(name: str) -> Variable:
 
 
 def times(name: str) -> Operand:
-    """Number of times that the generation called `name` has been done."""
+    """Number of times that the generation called `name` has run."""
     return TimesOf(name)
 
 
@@ -153,8 +153,8 @@ class _Recorded:
 class WhenBlock(Control):
     """One of two blocks.
 
-    A variable that they set differently holds either afterwards; if one of them does not set it and nothing was there
-    before, it is None.
+    A variable that they set differently holds either value afterwards; if only one of them sets it, and it had no value
+    before, it may be None.
     """
 
     condition: Condition
@@ -169,7 +169,7 @@ class WhenBlock(Control):
 class RepeatBlock(Control):
     """A block that is executed until the condition holds after it.
 
-    What it refers to before it sets it anew is what the turn before has set.
+    If it refers to a variable before setting it, it sees the value of the previous turn.
     """
 
     body: Record
@@ -260,7 +260,7 @@ def _record(branch: Branch, record: Record, variables: Variables, here: Place) -
         if branch.open_role != role:
             there = f"in a {role} message" if role else "outside of any message"
             raise ProgramError(
-                f"a when or repeat_until that begins {there} must end there, too: close in it what it opens",
+                f"a when or repeat_until that begins {there} must end there, too: close inside it what it opens",
                 code="invalid_program",
                 place=here,
             )
@@ -312,9 +312,7 @@ def _only_slot(branch: Branch, name: str, here: Place) -> Slot:
     slots = entry.slots if isinstance(entry, Kept) else (entry,)
     if len(slots) != 1 or not isinstance(slots[0], Slot):
         reason = "is generated in several places" if len(slots) > 1 else "is not generated"
-        raise ProgramError(
-            f"how often {name!r} was made cannot be asked: it {reason}", code="invalid_program", place=here
-        )
+        raise ProgramError(f"times() cannot count {name!r}: it {reason}", code="invalid_program", place=here)
     return slots[0]
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 from ..runtime.protocol.errors import BoughError
 from .backend import Backend, resolve_backend
 from .diagnostics.errors import ProgramError
-from .diagnostics.located import located
-from .diagnostics.source_lines import caller, users_only
+from .diagnostics.located import located, users_lines
+from .diagnostics.source_lines import caller
 from .record.options import OPTION_NAMES, checked_flag, checked_timeout, clean_options, nearest, wrong_kind
 from .run.batch import Maker, States, alist, count_at_once, on_loop, on_threads, split_item
 from .run.events import EventStream
 from .run.run import Invocation, PullDriver, Run, TaskDriver
-from .session.body import Scope, current, in_body, wait_for
+from .session.body import Promised, Scope, current, in_body, wait_for
 from .session.branch import Branch
 from .session.loops import on_a_loop, run_blocking
 from .session.session import Settings
@@ -39,15 +39,15 @@ _RESERVED = ("backend", "stream", "trace", "namespace", "timeout_s")
 
 
 class Function(Generic[Result]):
-    """A program: `run` calls its body with a fresh state and the arguments given.
+    """A program: `run` calls its body with a new state and the given arguments.
 
     Keyword arguments that are sampling options (`temperature`, `max_tokens`, ...; see `SamplingOptions`) become the
-    defaults of all generations in it; a parameter of the body with such a name comes first. All forms of `run` take
+    defaults of all generations in it, unless the body has a parameter of that name. All forms of `run` take
 
-    backend     where to run; the default backend if it is left out
+    backend     where to run; by default the default backend
     trace       keep what `State.timeline` needs
-    namespace   cached prefixes are shared only within one
-    timeout_s   of the whole program, from its start to its end
+    namespace   cached prefixes are shared only within a namespace
+    timeout_s   limit for the whole program, from start to end
 
     >>> @bough.function
     ... def capital(s, country):
@@ -98,7 +98,7 @@ class Function(Generic[Result]):
         return f"<function {self.body.__qualname__}>"
 
     def bind(self, **kwargs: Any) -> Self:
-        """The same program with some arguments or sampling defaults filled in; those of a call come first."""
+        """The same program with some arguments or sampling defaults filled in; a call overrides them."""
         return type(self)(self.body, {**self.bound, **kwargs}, num_api_spec_tokens=self.num_api_spec_tokens)
 
     @overload
@@ -106,12 +106,11 @@ class Function(Generic[Result]):
     @overload
     def __call__(self, *args: Any, **kwargs: Any) -> State[Result]: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program, as `run` does; if its body is a coroutine function, as `arun` does.
+        """Runs the program like `run`, or like `arun` if its body is a coroutine function.
 
-        Inside the body of another program it can be used in two more ways: with that program's state as first argument
-        it records there, and returns what the body returns; `s += other(topic)` does the same. Otherwise the other
-        program runs on its own, with the caller's backend and sampling defaults, when something is read from it, or
-        when it is awaited.
+        Inside the body of another program there are two more uses: with that program's state as first argument, it
+        records there and returns what the body returns; `s += other(topic)` does the same. Otherwise it runs
+        separately, with the caller's backend and sampling defaults, when something is read from it or it is awaited.
         """
         if args and isinstance(args[0], State):
             result = self.body(*args, **{**self.bound, **kwargs})
@@ -125,22 +124,18 @@ class Function(Generic[Result]):
 
     @property
     def is_async(self) -> bool:
-        """Its body is a coroutine function."""
+        """Tells whether the body is a coroutine function."""
         return inspect.iscoroutinefunction(self.body)
 
     def run(self, *args: Any, stream: bool = False, **kwargs: Any) -> State[Result]:
-        """Runs the program and waits for its end. With `stream=True` it runs beside the caller, and this returns at
-        once: a plain body on a thread of its own, a coroutine function on an event loop that the process has for them.
+        """Runs the program and waits for it to end. With `stream=True` this returns at once, while the program runs in
+        the background: a plain body on its own thread, a coroutine function on an event loop that the process keeps.
 
         Raises:
-            ProgramError: the program is wrong, or failed; it names the line.
+            ProgramError: the program is wrong, or failed; the error names the line.
         """
-        __tracebackhide__ = True  # notebooks leave this frame out, and the others that are not the user's are taken out
-        try:
+        with users_lines:
             return self._run(self._call(args, kwargs), stream=stream)
-        except BoughError as error:
-            error.__traceback__ = users_only(error.__traceback__)
-            raise
 
     def _run(self, call: Invocation, *, stream: bool) -> State[Result]:
         on_loop = in_body()
@@ -165,21 +160,24 @@ class Function(Generic[Result]):
         return run_blocking(Run(call, TaskDriver()).aexecute())
 
     def arun(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, State[Result]]:
-        """`run` for tasks; cancelling the task stops the program. The body may be a coroutine function.
+        """Runs the program in async code; cancelling the task stops it. The body may be a coroutine function.
 
-        A plain body runs on the event loop's own thread, too, and gives way to others whenever it reads.
+        A plain body runs on the event loop's own thread, too, and yields to other tasks whenever it reads.
 
         >>> state = await capital.arun("France")
         """
-        return Run(self._call(args, kwargs), TaskDriver()).aexecute()
+        with users_lines:
+            running = Run(self._call(args, kwargs), TaskDriver()).aexecute()
+            return Promised(running, f"await {self.__name__}.arun(...)")
 
     def stream(self, *args: Any, **kwargs: Any) -> EventStream[Result]:
-        """Runs the program: Delta, Value, ... as they come, for `for` and `async for`. Leaving early stops it.
+        """Runs the program and yields its events (Delta, Value, ...) for `for` and `async for`. Leaving early stops it.
 
         >>> for text in capital.stream("France").text():
         ...     print(text, end="")
         """
-        return EventStream(self._call(args, kwargs, log=True))
+        with users_lines:
+            return EventStream(self._call(args, kwargs, log=True))
 
     astream = stream
 
@@ -203,6 +201,7 @@ class Function(Generic[Result]):
         generator_style: Literal[True],
         **kwargs: Any,
     ) -> Generator[State[Result], None, None]: ...
+    @users_lines
     def run_batch(
         self,
         batch: Sequence[Any],
@@ -212,15 +211,15 @@ class Function(Generic[Result]):
         generator_style: bool = False,
         **kwargs: Any,
     ) -> list[State[Result]] | Generator[State[Result], None, None]:
-        """Runs the program for each item, a dict or tuple of arguments, many at once. States in order. Where a program
-        has one parameter, an item may be its value: `f.run_batch(["France", "Japan"])`.
+        """Runs the program for each item, a dict or tuple of arguments, many at once. Returns the states in order.
+        If the program has one parameter, an item may be its value: `f.run_batch(["France", "Japan"])`.
 
-        With "auto" the bodies take turns on one event loop: each gives way to others whenever it reads. Those that
-        block in other ways (time.sleep, requests, files) hold up all others; with a number, at most so many run at
-        once, each plain body on a thread of its own.
+        With `num_threads="auto"` the bodies take turns on one event loop: each yields to the others whenever it reads.
+        A body that blocks in other ways (time.sleep, requests, files) blocks all others; with a number, that many
+        bodies run at once, each plain body on its own thread.
 
-        A run that fails spoils no other: its state's `error()` says why, and reading from it raises that.
-        `generator_style` gives the states as they are done, still in order. `kwargs` are those of `run`.
+        A failed run does not affect the others: its state's `error()` says why, and reading from it raises the error.
+        `generator_style` yields the states as they finish, still in order. `kwargs` are those of `run`.
 
         >>> states = capital.run_batch([{"country": "France"}, {"country": "Japan"}], temperature=0)
         """
@@ -241,8 +240,9 @@ class Function(Generic[Result]):
         progress_bar: bool = False,
         **kwargs: Any,
     ) -> list[State[Result]]:
-        """`run_batch` for tasks. `num_threads` says how many run at once; none gets a thread."""
-        make, num_items = self._split_batch(batch, kwargs)
+        """`run_batch` for async code. `num_threads` limits how many run at once; no threads are used."""
+        with users_lines:
+            make, num_items = self._split_batch(batch, kwargs)
         return await alist(make, num_items, count_at_once(num_threads), progress_bar=progress_bar)
 
     def _split_batch(self, batch: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Maker, int]:
@@ -261,17 +261,19 @@ class Function(Generic[Result]):
 
         return make, len(items)
 
+    @users_lines
     def compile(self, optimisations: Collection[str] | None = None, /, **known: Any) -> CompiledProgram:
-        """The program as data, with holes for the arguments that are not `known`: to print, save, estimate, deploy.
+        """Compiles the program to data, with placeholders for the arguments that are not `known`: to print, save,
+        estimate, deploy.
 
-        The body runs once, with placeholders. It may use loops and conditions in Python as long as they do not depend
-        on what is not known yet; what the engine can decide is written with `when` and `repeat_until`. `optimisations`
-        names those to apply (of "unread", "overlap", "prefixes"); all by default.
+        The body runs once, with placeholders. Its Python loops and conditions must not depend on values that are not
+        known yet; write those that the engine can decide with `when` and `repeat_until`. `optimisations` lists those to
+        apply ("unread", "overlap", "prefixes"); by default all.
 
         >>> print(capital.compile(temperature=0))
 
         Raises:
-            CompileError: the body looks at a value that is known only when it runs; it names the line.
+            CompileError: the body inspects a value that is known only when it runs; the error names the line.
         """
         from .compile.build import compile_body  # noqa: PLC0415  the compiler, once it is asked for
 
@@ -279,10 +281,11 @@ class Function(Generic[Result]):
         options = {name: arguments.pop(name) for name in list(arguments) if self._is_option(name)}
         return compile_body(self.body, arguments, clean_options(options), optimisations=optimisations)
 
+    @users_lines
     def explain(self, *, tokenizer: Encoder | None = None, **known: Any) -> str:
-        """Explains what a run with these arguments will do and cost at most: its instructions, calls one by one, the
-        longest chain of calls that wait for each other, and what is shared. Nothing is generated; the body runs with
-        placeholders for what is not known. If that is not possible: the line, the reason, and what comes before it.
+        """Explains what a run with these arguments will do and its maximum cost: instructions, each call, the longest
+        chain of dependent calls, and shared text. Nothing is generated; the body runs with placeholders for unknown
+        values. If the program cannot be compiled: the line, the reason, and what comes before it.
 
         With the model's tokenizer (`LLM.tokenizer`, `load_tokenizer(path)`), tokens are counted exactly.
 
@@ -296,13 +299,14 @@ class Function(Generic[Result]):
         return explain(self.body.__name__, self.body, bound, arguments, clean_options(options), tokenizer)
 
     def trace(self, *, backend: Backend | None = None, **known: Any) -> CompiledProgram:
-        """`compile`, as SGLang calls it: print what it returns to see the instructions. Needs no backend."""
+        """SGLang's name for `compile`: print the result to see the instructions. Needs no backend."""
         return self.compile(**known)
 
+    @users_lines
     def cache(self, backend: Backend | None = None) -> None:
-        """Has the backend compute what all runs begin with: the text up to the first argument that is not bound.
+        """Makes the backend compute the common beginning of all runs: the text up to the first unbound argument.
 
-        The body runs with placeholders, as far as it does not look at them.
+        The body runs with placeholders, up to where it inspects one.
         """
         from .compile.prefix import cache_prefix  # noqa: PLC0415  the compiler, once it is asked for
 

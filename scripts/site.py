@@ -15,6 +15,8 @@ from mkdocs.structure.pages import Page
 
 ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
+ESCAPED = re.compile(r"^\|.*\\\|.*$", re.MULTILINE)
+"""Table rows with an escaped bar in code: GitHub needs the backslash, the site would show it."""
 HELP = re.compile(r"^```console\n\$ bough (.*--help)\n```$", re.MULTILINE)
 
 
@@ -43,7 +45,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = _place(Path(source).parent / link[1], config)
         return posixpath.relpath(target, here or ".") if target is not None else link[1]
 
-    return HELP.sub(lambda block: _answered(block[1]), LINK.sub(moved, markdown))
+    rows = ESCAPED.sub(lambda row: row[0].replace(r"\|", "|"), LINK.sub(moved, markdown))
+    return HELP.sub(lambda block: _answered(block[1]), rows)
 
 
 def _place(target: Path, config: MkDocsConfig) -> str | None:

@@ -193,7 +193,7 @@ class Routes:
         body, size = await self._service.read(request, DetokenizeBody)
         most = TOKENIZED_CONTEXTS * self._client.info.max_model_len
         if len(body.tokens) > most:
-            raise invalid("tokens", f"at most {most} tokens can be written at a time", code="array_above_max_length")
+            raise invalid("tokens", f"at most {most} tokens can be decoded at a time", code="array_above_max_length")
         return await self._service.beside(request, partial(self._detokenized, body), size=size)
 
     def _detokenized(self, body: DetokenizeBody) -> Response:
@@ -292,7 +292,7 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal starts the drain; the second ends it."""
         if self._drains_since is None:
-            logger.info("%s: finishing what runs; a second signal ends it", signal.Signals(sig).name)
+            logger.info("%s: finishing running requests; a second signal exits at once", signal.Signals(sig).name)
             self._lifecycle.drain(self._drain_delay_s + self._drain_timeout_s)
             self._drains_since = time.monotonic()
         else:

@@ -10,24 +10,18 @@ _ABOVE_0 = (
     "body_timeout_s", "header_timeout_s", "send_timeout_s", "request_timeout_s", "ping_interval_s",
 )  # fmt: skip
 _AT_LEAST = {"max_body_bytes": 1, "max_connections": 1, "max_sequences": 1, "drain_delay_s": 0, "drain_timeout_s": 0}
-_OPTIONS = {
-    "max_body_bytes": "--max-body-bytes",
-    "request_timeout_s": "--request-timeout",
-    "drain_timeout_s": "--drain-timeout",
-    "port": "--port",
-}
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of the requests of a key; None: there is none.
+    """Limits of the requests of a key; None: no limit.
 
-    requests_per_minute   that begin
-    tokens_per_minute     of prompts and answers; a request begins while some are left, and is counted when it ends
-    concurrent_requests   under way
-    body_bytes            of the bodies of requests under way
+    requests_per_minute   requests started
+    tokens_per_minute     tokens of prompts and answers; a request starts while some are left, and counts at its end
+    concurrent_requests   running requests
+    body_bytes            total size of the bodies of running requests
     tools                 names of tools that its programs may call
     programs              names of deployed programs that it may call
-    expires               seconds since 1970 from which on it opens nothing
+    expires               expiry, in seconds since 1970
     """
 
     requests_per_minute: int | None = None
@@ -40,11 +34,11 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key that opens the server. Only its SHA-256 is kept.
+    """An API key of the server. Only its SHA-256 is kept.
 
     `name` separates the keys' prefix caches and program states, so two keys never share one. `admin` keys may also
-    change the server's state, and `metrics` keys, as admins, see what all callers together do. `urgent` keys may send a
-    `priority` below 0. `weight` is how many shares of the engine it has.
+    change the server's state; `metrics` keys, like admins, see the activity of all callers. `urgent` keys may send a
+    `priority` below 0. `weight` is the key's share of the engine.
     """
 
     name: str
@@ -59,20 +53,20 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a server.
 
-    host, port              where to listen; port 0 takes a free one
-    served_model_name       what clients call the model; None: the model's own name, which is accepted always
-    keys                    who may use the server; empty: everyone who reaches it, which must be this machine only
-    open_without_key        allow other addresses than loopback without a key
-    max_body_bytes          of a request's body
-    body_timeout_s          in which a body must have arrived
-    header_timeout_s        in which a request's headers must have arrived
-    send_timeout_s          in which a client must take 2 kB a second of what waits for it, or all
-    max_connections         at a time; None: as many as there are descriptors for
-    request_timeout_s       of a generation, queueing included
-    max_sequences           generations of one HTTP request: prompts times n
-    ping_interval_s         of silence, after which a stream sends a comment that keeps the connection open
-    drain_delay_s           after SIGTERM, in which the server says it is not ready but still listens
-    drain_timeout_s         then, in which running requests may finish
+    host, port              address to listen on; port 0 chooses a free one
+    served_model_name       name of the model for clients; None: the model's own name, which is always accepted
+    keys                    keys that may use the server; empty: anyone who can connect, only from this machine
+    open_without_key        allow addresses other than loopback without a key
+    max_body_bytes          maximum size of a request's body
+    body_timeout_s          time limit for receiving a body
+    header_timeout_s        time limit for receiving a request's headers
+    send_timeout_s          time in which a client must read 2 kB a second of the data waiting for it, or all of it
+    max_connections         maximum open connections; None: as many as the file descriptors allow
+    request_timeout_s       time limit of a generation, queueing included
+    max_sequences           maximum generations of one HTTP request: prompts times n
+    ping_interval_s         seconds of silence after which a stream sends a comment that keeps the connection open
+    drain_delay_s           time after SIGTERM in which the server reports itself not ready but still listens
+    drain_timeout_s         time after that in which running requests may finish
     strict_params           refuse unknown fields instead of counting them
     request_log             log a line of JSON for each request
     """
@@ -105,7 +99,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise self._wrong(name, f"at least {least}")
         if not 0 <= self.port <= 65535:
             raise self._wrong("port", "0 to 65535")
+        if self.served_model_name is not None and not self.served_model_name.strip():
+            raise RequestError("served_model_name must not be empty: leave it out", param="served_model_name")
 
     def _wrong(self, name: str, bounds: str) -> RequestError:
-        shown = f"{_OPTIONS[name]} ({name})" if name in _OPTIONS else name
-        return RequestError(f"{shown} must be {bounds}, got {getattr(self, name)}", param=name)
+        return RequestError(f"{name} must be {bounds}, got {getattr(self, name)}", param=name)

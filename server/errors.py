@@ -11,7 +11,7 @@ import msgspec
 from ..constrain.errors import REFUSALS, GrammarError
 from ..runtime.protocol.errors import BoughError, ErrorInfo, RequestError
 
-INTERNAL_MESSAGE = "The server failed to process the request. Please name the x-request-id when you report it."
+INTERNAL_MESSAGE = "The server failed to process the request. Please include the x-request-id in a report."
 
 LONGEST_WAIT_S = 60.0
 """Longest wait that is asked for where it is a guess: official clients heed no longer one."""

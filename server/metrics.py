@@ -94,18 +94,18 @@ class ServerMetrics:
                 yield from _family(f"bough_{name}", kind, _HELP[name], (([("reason", k)], n) for k, n in value.items()))
             else:
                 yield from _family(f"bough_{name}", kind, _HELP[name], [([], value)])
-        help_text = "Share of the KV pages that running requests hold."
+        help_text = "Share of the KV pages held by running requests."
         yield from _family("bough_kv_cache_usage_ratio", "gauge", help_text, [([], kv_usage(stats))])
         for name, histogram in {**self._latencies, **self._lengths, "event_loop_lag_seconds": self.loop_lag}.items():
             yield from histogram.lines(f"bough_{name}", _HELP[name], ())
         responses = (([("path", path), ("status", str(code))], n) for (path, code), n in sorted(self.responses.items()))
         yield from _family("bough_http_responses_total", "counter", "Answers by path and status.", responses)
         failed = (([("code", code)], n) for code, n in sorted(self.failed_streams.items()))
-        help_text = "Streams that had begun, with status 200, and ended with an error, by its code."
+        help_text = "Streams that failed after they had begun with status 200, by error code."
         yield from _family("bough_streams_failed_total", "counter", help_text, failed)
-        help_text = "Fields of bodies that were not known and so ignored."
+        help_text = "Unknown body fields, which were ignored."
         yield from _family("bough_unknown_fields_total", "counter", help_text, [([], self.unknown_fields)])
-        help_text = "Clients that went away before their answer was complete."
+        help_text = "Clients that disconnected before their answer was complete."
         yield from _family("bough_disconnects_total", "counter", help_text, [([], self.disconnects)])
 
     def _alias_lines(self, stats: EngineStats, model: str) -> Iterator[str]:
@@ -120,11 +120,11 @@ class ServerMetrics:
 
 def _key_lines(keys: Sequence[KeyUse]) -> Iterator[str]:
     requests = (([("key", key.name)], key.num_requests) for key in keys)
-    yield from _family("bough_key_requests_total", "counter", "Requests taken, by key.", requests)
+    yield from _family("bough_key_requests_total", "counter", "Requests accepted, by key.", requests)
     refused = (
         ([("key", key.name), ("limit", limit)], count) for key in keys for limit, count in sorted(key.refused.items())
     )
-    yield from _family("bough_key_refused_total", "counter", "Requests past a limit of their key.", refused)
+    yield from _family("bough_key_refused_total", "counter", "Requests refused by a limit of their key.", refused)
     tokens = (
         ([("key", key.name), ("kind", kind)], getattr(key.used, f"{kind}_tokens"))
         for key in keys
@@ -169,15 +169,15 @@ def _aliases(stats: EngineStats) -> dict[str, tuple[str, float]]:
 
 
 _HELP = {
-    "up": "1 while the engine takes requests; 0 while it is stuck, or being started again.",
-    "restarts_total": "How often the engine's process was started again.",
-    "running": "Requests that run now.",
-    "waiting": "Requests in the queue now.",
-    "states": "Program states kept between stretches now.",
-    "num_pages": "KV pages in all.",
-    "free_pages": "KV pages that hold nothing.",
-    "cached_pages": "KV pages of the prefix cache that nothing in use needs.",
-    "locked_pages": "KV pages that something in use needs, in the prefix cache or not.",
+    "up": "1 while the engine accepts requests; 0 while it is stuck or restarting.",
+    "restarts_total": "Restarts of the engine's process.",
+    "running": "Running requests.",
+    "waiting": "Requests in the queue.",
+    "states": "Program states kept between segments.",
+    "num_pages": "All KV pages.",
+    "free_pages": "Free KV pages.",
+    "cached_pages": "KV pages of the prefix cache that can be evicted.",
+    "locked_pages": "KV pages in use, in the prefix cache or not.",
     "steps_total": "Forward passes.",
     "requests_total": "Requests taken.",
     "programs_total": "Programs taken.",
@@ -187,24 +187,24 @@ _HELP = {
     "computed_tokens_total": "Tokens that went through the model.",
     "generated_tokens_total": "Tokens generated.",
     "forced_tokens_total": "Generated tokens that a grammar forced.",
-    "guessed_tokens_total": "Tokens guessed from the text so far, and verified.",
-    "right_guesses_total": "Guessed tokens that were right.",
-    "retried_passes_total": "Passes made again in parts, since memory ran out.",
-    "preemptions_total": "Running requests that were put back.",
+    "guessed_tokens_total": "Tokens drafted from the text so far, and verified.",
+    "right_guesses_total": "Drafted tokens that were right.",
+    "retried_passes_total": "Parts of passes repeated after running out of memory.",
+    "preemptions_total": "Running requests that were retracted.",
     "evicted_tokens_total": "Tokens evicted from the prefix cache.",
     "grammars_compiled_total": "Grammars compiled.",
-    "grammar_cache_hits_total": "Grammars found compiled.",
+    "grammar_cache_hits_total": "Compiled grammars found in the cache.",
     "step_seconds_total": "Time in steps.",
     "forward_seconds_total": "Time in forward passes.",
     "mask_seconds_total": "Time spent waiting for grammar masks.",
-    "sample_seconds_total": "Time spent drawing tokens.",
+    "sample_seconds_total": "Time spent sampling tokens.",
     "time_to_first_token_seconds": "From arrival to the first token.",
     "time_per_output_token_seconds": "Mean time between the tokens of a request.",
     "request_queue_seconds": "From arrival to admission.",
     "request_seconds": "From arrival to the last token.",
     "request_prompt_tokens": "Prompt tokens of a request.",
     "request_completion_tokens": "Generated tokens of a request.",
-    "event_loop_lag_seconds": "How late the server's event loop came to what was due, looked at 50 times a second.",
+    "event_loop_lag_seconds": "Lag of the server's event loop, sampled 50 times a second.",
 }
 
 

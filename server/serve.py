@@ -51,10 +51,14 @@ def serve(
         check_bind(config)
         listener = bind(config.host, config.port)
     except ValueError as error:
-        print(f"bough: {error}", file=sys.stderr)
+        print(f"bough serve: {error}", file=sys.stderr)
         return EXIT_USAGE
     except OSError as error:
-        print(f"bough: cannot listen on {config.host}:{config.port}: {error.strerror or error}", file=sys.stderr)
+        print(
+            f"bough serve: cannot listen on {config.host}:{config.port} ({error.strerror or error}): give another "
+            "--host or --port; --port 0 picks a free one",
+            file=sys.stderr,
+        )
         return EXIT_PORT_IN_USE
     # The engine loads in a process of its own meanwhile.
     threading.Thread(target=importlib.import_module, args=(".app", __package__), daemon=True).start()

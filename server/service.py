@@ -99,7 +99,7 @@ class Service:
         threads = self._large if large else self._small
         may_wait = large or threads.busy
         if may_wait and (threads.num_waiting() >= MAX_WAITING or threads.num_waiting(caller) >= MAX_WAITING // 2):
-            raise ApiError(503, "engine_overloaded", "Too many requests wait to be read. Try again later.")
+            raise ApiError(503, "engine_overloaded", "Too many requests are waiting to be parsed. Try again later.")
         done = asyncio.wrap_future(threads.submit(caller, work))
         return await self.attend(request, done) if may_wait else await done
 

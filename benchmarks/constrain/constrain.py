@@ -16,6 +16,7 @@ from ...runtime.client.llm import LLM
 from ...runtime.models.load import locate
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.tokenizer.load import load_tokenizer
+from ..harness.arguments import BenchmarkParser
 from ..harness.pictures import write_picture
 from ..harness.report import describe_machine, machine_line, now, versions, write_json, write_text
 from ..peers.environments import PeerError
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bough bench constrain", description=__doc__)
+    parser = BenchmarkParser(prog="bough bench constrain", description=__doc__)
     parser.add_argument("--model", default=EngineConfig().model, help="whose tokens, and what generates")
     parser.add_argument("--sections", default=",".join(SECTIONS), help="default: %(default)s")
     parser.add_argument("--suite", type=Path, default=suite_folder(), help="draft2020-12 of the official suite")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..harness.arguments import BenchmarkParser
 from ..harness.child import Child, GoneError, python_command
 from ..harness.report import describe_machine, now, nvidia_smi, write_json, write_text
 from ..harness.shapes import SHAPES
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bough bench gpu", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = BenchmarkParser(prog="bough bench gpu", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", default="gpu.json", metavar="FILE", help="all numbers, as JSON (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=520.0, metavar="SECONDS", help="default: %(default)g")
     parser.add_argument("--sections", default="C,K,M", help="C ceilings, K kernels, M whole models (default: all)")

@@ -20,6 +20,7 @@ from ...runtime.models.load import locate
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.errors import BoughError
 from ...runtime.tokenizer.load import load_tokenizer
+from ..harness.arguments import BenchmarkParser
 from ..harness.models import write_light_model
 from ..harness.pictures import BLUE, GREEN, ORANGE, PALE_BLUE, Chart, write_picture
 from ..harness.report import describe_machine, now, table, versions, write_json, write_text
@@ -230,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     description, _, more = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(prog="bough bench language", description=description, epilog=more)
+    parser = BenchmarkParser(prog="bough bench language", description=description, epilog=more)
     parser.add_argument("--model", default=EngineConfig().model, help="model to serve (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one round of small programs: one to two minutes, not ten")
     parser.add_argument("--only", action="append", choices=[*WORKLOADS, "contests"], help="this one (may be repeated)")

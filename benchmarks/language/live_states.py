@@ -23,6 +23,7 @@ from ...lang.function import AsyncFunction, Function
 from ...lang.state.state import State
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.program import Done, Gen, Program, ProgramEvent, Value
+from ..harness.arguments import BenchmarkParser
 from ..harness.report import table, write_json
 
 GOAL_BYTES = 20 * 1024
@@ -117,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bough bench live_states", description=__doc__)
+    parser = BenchmarkParser(prog="bough bench live_states", description=__doc__)
     parser.add_argument(
         "--states", type=int, default=10_000, help="programs that wait at a time (default: %(default)s)"
     )

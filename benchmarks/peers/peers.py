@@ -19,6 +19,7 @@ from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.errors import BoughError
 from ...runtime.runner.host import num_threads
 from ...runtime.tokenizer.load import load_tokenizer
+from ..harness.arguments import BenchmarkParser
 from ..harness.report import describe_machine, now, versions, write_json, write_text
 from ..workloads.prompts import QUICK, Prompts, Sizes, workloads
 from .contest import PeerRun, measure_peer, measure_quality_of_ours
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     description, _, more = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(prog="bough bench peers", description=description, epilog=more)
+    parser = BenchmarkParser(prog="bough bench peers", description=description, epilog=more)
     parser.add_argument("--model", default=EngineConfig().model, help="a GGUF model (default: %(default)s)")
     parser.add_argument("--peers", type=_peers, default=list(KINDS), help=f"of {','.join(KINDS)} (default: all)")
     chosen = "those whose names contain one of these words, such as batch,JSON; also "

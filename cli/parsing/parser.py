@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from .settings import Known, SettingError, Settings, collect, take
+from ...runtime.protocol.errors import did_you_mean
+from .settings import Known, SettingError, Settings, collect, must_be, take
 
-_COMMAND = "COMMAND"
 _SYNONYMS = {
     "download": "pull", "fetch": "pull", "install": "pull", "generate": "run", "list": "models", "ls": "models",
     "rm": "models", "server": "serve", "show": "models", "start": "serve", "talk": "chat",
 }  # fmt: skip
 """Commands of other programs, and ours that does the same."""
+
+_ACTIONS = {
+    "delete": "remove", "describe": "info", "get": "info", "ls": "list", "rm": "remove", "show": "info",
+    "uninstall": "remove", "validate": "check",
+}  # fmt: skip
+"""The same of what stands after a command."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -65,19 +70,20 @@ class CommandParser(argparse.ArgumentParser):
         """Ends the process with status 2 after one line."""
         missing = re.fullmatch(r"the following arguments are required: (.+)", message)
         if missing is not None:
-            message = self._missing(missing[1])
+            message = self._missing(missing[1].split(", "))
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
-    def _missing(self, names: str) -> str:
-        if _COMMAND in names or "ACTION" in names:
-            action = next(one for one in self._actions if isinstance(one, argparse._SubParsersAction))
-            return f"{names} is missing: {self.prog} {{{'|'.join(action.choices)}}} ({self.prog} --help says more)"
-        return f"{names} is missing: {self.prog} {self.places} ({self.prog} --help lists the options)"
+    def _missing(self, names: list[str]) -> str:
+        action = next(one for one in self._actions if names[0] in (one.metavar, one.dest))
+        if action.choices:
+            return f"{names[0]} is missing: {self.prog} {{{'|'.join(action.choices)}}} ({self.prog} --help says more)"
+        return f"{names[0]} is missing: {self.prog} {self.places} ({self.prog} --help lists the options)"
 
     @property
     def places(self) -> str:
         """Returns what the command takes besides options."""
-        return " ".join(str(one.metavar or one.dest) for one in self._get_positional_actions())
+        shown = ((str(one.metavar or one.dest), one.nargs) for one in self._get_positional_actions())
+        return " ".join(f"[{name} ...]" if nargs in ("*", "...") else name for name, nargs in shown)
 
     def _explained(self, error: argparse.ArgumentError) -> str:
         """The line for an argument that does not fit."""
@@ -91,6 +97,8 @@ class CommandParser(argparse.ArgumentParser):
         if (wrong := re.match("ignored explicit argument (.+)", message)) is not None:
             others = " or ".join(action.option_strings)
             return f"{name} takes no value, got {wrong[1]}: write {others}"
+        if (other := re.match(r"not allowed with argument (\S+)", message)) is not None:
+            return f"{name} cannot stand beside {other[1]}: leave one of them out"
         if (wrong := re.match(r"invalid choice: (.+?) \(choose from", message, re.DOTALL)) is not None:
             return self._wrong_choice(action, name, wrong[1].strip("'\""))
         return f"{name} {message}"
@@ -98,11 +106,11 @@ class CommandParser(argparse.ArgumentParser):
     def _wrong_choice(self, action: argparse.Action, name: str, value: str) -> str:
         choices = [str(choice) for choice in action.choices or ()]
         if isinstance(action, argparse._SubParsersAction):
-            meant = _SYNONYMS.get(value, "")
-            found = [meant] if meant in choices else difflib.get_close_matches(value, choices, n=1)
-            hint = f"did you mean {self.prog} {found[0]}?" if found else f"there is {', '.join(choices)}"
-            return f"there is no command {value!r}: {hint} ({self.prog} --help says what each does)"
-        return f"{name} must be {one_of(choices)}, got {value!r}{did_you_mean(value, choices)}"
+            meant = [name for name in (_SYNONYMS.get(value), _ACTIONS.get(value)) if name in choices]
+            hint = did_you_mean(meant[0] if meant else value, choices, shown=lambda found: f"{self.prog} {found}")
+            listed = hint or f": there is {', '.join(choices)}"
+            return f"there is no command {value!r}{listed} ({self.prog} --help says what each does)"
+        return f"{name} {must_be(choices, value)}"
 
     def _unknown(self, left: list[str]) -> str:
         """The line for words that nothing takes."""
@@ -120,17 +128,6 @@ class CommandParser(argparse.ArgumentParser):
     def _action_of(self, name: str | None) -> argparse.Action | None:
         names = ((one, ("/".join(one.option_strings), one.metavar, one.dest)) for one in self._actions)
         return next((one for one, shown in names if name in shown), None)
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Returns ": did you mean NAME?" for a name that is nearly one of `names`, otherwise nothing."""
-    found = difflib.get_close_matches(name, sorted(names), n=1)
-    return f": did you mean {found[0]}?" if found else ""
-
-
-def one_of(choices: Sequence[str]) -> str:
-    """Returns the choices as a list in words."""
-    return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
 
 
 def whole_number(text: str) -> int:

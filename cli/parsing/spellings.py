@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from ...runtime.protocol.config import VALUES, our_value
 from .settings import SettingError
 
 
@@ -74,13 +75,7 @@ SPELLINGS: tuple[Spelling, ...] = (
     Spelling(("--log-level", "--uvicorn-log-level"), advice=_LOG),
 )  # fmt: skip
 
-VALUES: Mapping[str, Mapping[str, str]] = {
-    "--dtype": {"half": "float16", "float": "float32", "fp16": "float16", "bf16": "bfloat16"},
-    "--kv-cache-dtype": {"fp8": "fp8_e4m3", "half": "float16", "fp16": "float16", "bf16": "bfloat16"},
-    "--quantization": {"w8a8_int8": "w8a8", "w8a8_fp8": "fp8"},
-}
-"""Values of our options that other engines spell otherwise."""
-
+_RESPELT = frozenset(f"--{name.replace('_', '-')}" for name in VALUES)
 _BY_NAME = {name: spelling for spelling in SPELLINGS for name in spelling.names}
 
 
@@ -91,6 +86,11 @@ def translate(words: list[str], options: frozenset[str]) -> list[str]:
         SettingError: an option is not supported; the message says what to do instead.
     """
     return list(_translated(iter(words), options))
+
+
+def our_text(option: str, value: str) -> str:
+    """Returns our spelling of the value of an option, `--name`."""
+    return str(our_value(option.removeprefix("--").replace("-", "_"), value))
 
 
 def advice_for(key: str) -> str:
@@ -113,12 +113,12 @@ def _translated(words: Iterator[str], options: frozenset[str]) -> Iterator[str]:
         spelling = None if name in options else _BY_NAME.get(name)
         if spelling is not None:
             yield from _replaced(name, spelling, value if sign else None, words, options)
-        elif name in VALUES and name in options:
+        elif name in _RESPELT and name in options:
             if not sign:
                 value = next(words, "")
-                yield from (name, VALUES[name].get(value, value)) if value else (name,)
+                yield from (name, our_text(name, value)) if value else (name,)
             else:
-                yield f"{name}={VALUES[name].get(value, value)}"
+                yield f"{name}={our_text(name, value)}"
         else:
             yield word
 

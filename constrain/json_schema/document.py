@@ -242,7 +242,9 @@ class Document:
         if resource not in ("", base):
             if resource not in self._targets and not self._load(resource):
                 raise InvalidSchemaError(
-                    f"reference {reference!r} leads out of the schema; remote ones are not read", path=where
+                    f"reference {reference!r} leads out of the schema; remote ones are not read: put what it names "
+                    "under $defs",
+                    path=where,
                 )
             base, home = resource, self._targets[resource]
         if fragment and not fragment.startswith("/"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -48,7 +49,7 @@ class HttpBackend:
         self, base_url: str, api_key: str | None = None, *, timeout_s: float = 600.0, verify: str | None = None
     ) -> None:
         with at_line():
-            base = _base_of(base_url)
+            base = server_url(base_url)
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise RequestError("an api_key has visible ASCII characters only", param="api_key")
         self._options: dict[str, Any] = {
@@ -75,7 +76,7 @@ class HttpBackend:
                 for part in response.iter_bytes():
                     yield from events.feed(part)
         except httpx.HTTPError as error:
-            raise _broken(error) from error
+            raise unreachable(error) from error
         yield events.last()
 
     async def arun(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> AsyncIterator[ProgramEvent]:
@@ -90,7 +91,7 @@ class HttpBackend:
                         for event in events.feed(part):
                             yield event
         except httpx.HTTPError as error:
-            raise _broken(error) from error
+            raise unreachable(error) from error
         yield events.last()
 
     def drop(self, program_id: str) -> None:
@@ -124,7 +125,7 @@ class HttpBackend:
         try:
             response = self._client.request(method, path, json=json)
         except httpx.HTTPError as error:
-            raise _broken(error) from error
+            raise unreachable(error) from error
         if response.is_error and response.status_code != ignored:
             raise _refusal(response.status_code, response.content[:MAX_ERROR_BYTES])
         return response
@@ -224,13 +225,15 @@ class _ServerError(msgspec.Struct):
 _SERVER_ERROR = json_decoder(_ServerError)
 
 
-def _base_of(url: str) -> httpx.URL:
+def server_url(url: str) -> httpx.URL:
+    """Reads a server's address; `/v1` behind it is left out. Raises RequestError: it is none."""
     try:
         base = httpx.URL(url.rstrip("/").removesuffix("/v1"))
-    except httpx.InvalidURL as error:
-        raise RequestError(f"{url!r} is no URL: {error}", param="base_url") from None
-    if base.scheme not in ("http", "https") or not base.host:
-        raise RequestError(f"base_url must be as http://host:port, got {url!r}", param="base_url")
+        usable = base.scheme in ("http", "https") and bool(base.host) and (base.port is None or 0 < base.port < 1 << 16)
+    except httpx.InvalidURL:
+        usable = False
+    if not usable:
+        raise RequestError(f"base_url must be an address such as http://127.0.0.1:8000, got {url!r}", param="base_url")
     return base
 
 
@@ -252,14 +255,16 @@ def _refusal(status: int, body: bytes) -> BackendError:
     return BackendError(message, code=code, param=detail.param, status=status, retryable=status in _RETRYABLE)
 
 
-def _broken(error: httpx.HTTPError) -> BackendError:
-    reason = str(error) or type(error).__name__
+def unreachable(error: httpx.HTTPError) -> BackendError:
+    """Returns the error for a server that cannot be reached, or is no longer."""
+    reason = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
     try:
-        where = f" at {error.request.url.copy_with(path='/', query=None)}"
+        where = f" at {str(error.request.url.copy_with(path='/', query=None)).rstrip('/')}"
     except RuntimeError:  # it has none
         where = ""
-    advice = ": is `bough serve` running there?" if isinstance(error, httpx.ConnectError) else ""
-    message = f"the server cannot be reached{where}: {reason}{advice}"
+    connecting = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+    advice = ": start it with `bough serve`, or check the address" if connecting else ""
+    message = f"the server{where} cannot be reached ({reason}){advice}"
     return BackendError(message, code="connection_error", retryable=True)
 
 

@@ -80,7 +80,7 @@ def _check_passes(body: Callable[..., Any], optimisations: Any) -> None:
         unknown = [name for name in optimisations if name not in PASSES]
         if not unknown:
             return
-        wrong = f"there is no optimisation {unknown[0]!r}; there are {there}"
+        wrong = f"there is no optimisation {unknown[0]!r}; the optimisations are {there}"
     elif optimisations is None:
         return
     else:
@@ -145,8 +145,8 @@ def _may_be_none(kind: Any) -> bool:
 
 def _refusal(title: str, name: str, place: Place | None) -> CompileError:
     return CompileError(
-        f"what is done depends on whether the argument {name!r} is None, which is not known when the program is "
-        f"compiled: pass it as known, {title}.compile({name}=...), or let it be a text that may be empty",
+        f"the body depends on whether the argument {name!r} is None, which is not known when the program is "
+        f"compiled: pass its value, {title}.compile({name}=...), or use a text that may be empty",
         place=place,
         param=name,
     )

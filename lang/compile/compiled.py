@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from ...runtime.programs.room import check_room
 from ...runtime.protocol.errors import BoughError, RequestError
 from ...runtime.protocol.program import Failed, Gen, Program, ProgramEvent, Select, Use, walk
 from ...runtime.protocol.template import Result, Template
@@ -20,6 +21,7 @@ from ...runtime.templates.results import Results
 from ...runtime.tools.registry import ToolCall
 from ..backend import Backend, resolve_backend
 from ..diagnostics.errors import ProgramError
+from ..diagnostics.located import users_lines
 from ..observe import otel as observe
 from ..record.options import OPTION_NAMES, checked_timeout
 from ..run.batch import count_at_once, split_item
@@ -94,7 +96,7 @@ class CompiledProgram:
         try:
             return cls(msgspec.json.decode(text, type=Template), tools=tools)
         except msgspec.DecodeError as error:
-            raise RequestError(f"this is no compiled program: {error}", param="program") from error
+            raise RequestError(f"this is not a compiled program: {error}", param="program") from error
 
     def save(self, path: str | Path) -> None:
         """Writes it as a file."""
@@ -112,6 +114,7 @@ class CompiledProgram:
 
     # Running
 
+    @users_lines
     def run(
         self,
         *args: Any,
@@ -129,7 +132,7 @@ class CompiledProgram:
         """
         filled = self._filled(args, arguments, namespace, timeout_s)
         if filled.generates:
-            with closing(observe.run(self.name, resolve_backend(backend), filled.program, self.tools)) as events:
+            with closing(observe.run(self.name, filled.backend_of(backend), filled.program, self.tools)) as events:
                 for event in events:
                     filled.take(event)
         return filled.result()
@@ -143,14 +146,16 @@ class CompiledProgram:
         **arguments: Any,
     ) -> Any:
         """`run` for tasks; cancelling the task stops the program."""
-        filled = self._filled(args, arguments, namespace, timeout_s)
-        if filled.generates:
-            arun = observe.arun(self.name, resolve_backend(backend), filled.program, self.tools)
-            async with aclosing(arun) as events:
-                async for event in events:
-                    filled.take(event)
-        return filled.result()
+        with users_lines:
+            filled = self._filled(args, arguments, namespace, timeout_s)
+            if filled.generates:
+                arun = observe.arun(self.name, filled.backend_of(backend), filled.program, self.tools)
+                async with aclosing(arun) as events:
+                    async for event in events:
+                        filled.take(event)
+            return filled.result()
 
+    @users_lines
     def run_batch(
         self,
         batch: Sequence[Any],
@@ -200,9 +205,10 @@ class CompiledProgram:
         **arguments: Any,
     ) -> Iterator[ProgramEvent]:
         """Runs it, and yields Delta, Value, ... as they come. Leaving early stops it."""
-        filled = self._filled(args, arguments, namespace, timeout_s, deltas=True)
-        with closing(observe.run(self.name, resolve_backend(backend), filled.program, self.tools)) as events:
-            yield from events
+        with users_lines:
+            filled = self._filled(args, arguments, namespace, timeout_s, deltas=True)
+            with closing(observe.run(self.name, filled.backend_of(backend), filled.program, self.tools)) as events:
+                yield from events
 
     def _filled(
         self,
@@ -248,9 +254,9 @@ class CompiledProgram:
 _HINTS = {
     **dict.fromkeys(
         OPTION_NAMES,
-        "{name} is a sampling option, and part of what is compiled: give it to {program}.compile({name}=...)",
+        "{name} is a sampling option, which is part of the compiled program: pass it to {program}.compile({name}=...)",
     ),
-    "trace": "a compiled program keeps no timeline: use {program}.run(trace=True)",
+    "trace": "a compiled program has no timeline: use {program}.run(trace=True)",
     "stream": "use the method stream() of the compiled program",
 }
 
@@ -268,6 +274,18 @@ class _Filled:
     def generates(self) -> bool:
         """There is something to be generated: text alone is not worth a request, as in any program."""
         return any(isinstance(op, Gen | Select | Use) for op in walk(self.program.ops))
+
+    def backend_of(self, given: Backend | None) -> Backend:
+        """Returns where to run it.
+
+        Raises:
+            RequestError: a limit of tokens has no room for any value. Other backends tell when they get the program.
+        """
+        backend = resolve_backend(given)
+        tokenizer = getattr(backend, "tokenizer", None)
+        if tokenizer is not None:
+            check_room(self.program.ops, tokenizer)
+        return backend
 
     def take(self, event: ProgramEvent) -> None:
         if isinstance(event, Failed):
@@ -295,5 +313,5 @@ def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
             plain[name] = as_json(value)
         except (TypeError, ValueError) as error:
-            raise RequestError(f"{name} is no JSON value: {error}", param=name) from error
+            raise RequestError(f"{name} is not a JSON value: {error}", param=name) from error
     return plain

@@ -70,10 +70,10 @@ def _whole(plain: Template, template: Template, start: Sequence[Op], tokenizer: 
     holes = sorted({part.name for op in walk(ops) for part in parts_in(op) if isinstance(part, Hole)})
     yield from _bill(bill, tokenizer)
     if holes:
-        yield f"not counted     the text of {', '.join(holes)}: give it with its value"
+        yield f"not counted     the text of {', '.join(holes)}: pass a value to count it"
     before, after = _size(plain.ops), _size(ops)
     if after < before:
-        yield f"optimised       {before - after} of {before} instructions are saved: not needed, or common to branches"
+        yield f"optimised       {before - after} of {before} instructions removed: not needed, or common to branches"
     yield from _shares(bill, start, tokenizer)
 
 
@@ -99,9 +99,9 @@ def _partly(
     start = Template(name=title, parameters=tuple(parameters_of(body, known)), ops=ops, result=ResultConstant("null"))
     missing = [one.name for one in parameters_of(body, known) if one.default is None]
     if missing:
-        yield f"Not given here: {', '.join(missing)}. With a value it may be possible."
-    yield "It runs all the same: a request ends where Python needs a value, and the next one goes on from there."
-    yield "Up to that line it records"
+        yield f"No value for: {', '.join(missing)}. With one, the program may compile."
+    yield "It runs anyway: a request ends where Python needs a value, and the next one continues from there."
+    yield "Up to that line it records:"
     yield from listing(start).splitlines()[1:-1]
     yield ""
     bill = itemise(ops, tokenizer)
@@ -117,14 +117,14 @@ def _bill(bill: Bill, tokenizer: Encoder | None) -> Iterator[str]:
     about = "" if cost.counted else "about "
     share = cost.reused_tokens / cost.prompt_tokens if cost.prompt_tokens else 0.0
     yield (
-        f"prompt tokens   {about}{cost.prompt_tokens:,} at most; {cost.computed_tokens:,} are computed, {share:.0%} "
-        "come from the cache"
+        f"prompt tokens   {about}{cost.prompt_tokens:,} at most; {cost.computed_tokens:,} computed, {share:.0%} from "
+        "the cache"
     )
     yield f"generated       {cost.generated_tokens:,} tokens at most"
     chain = " > ".join(f"{name} x{times}" if times > 1 else name for name, times in bill.chain)
     yield f"longest chain   {_number(cost.critical_calls, 'call')}, {cost.critical_tokens:,} tokens: {chain}"
     if tokenizer is None:
-        yield "counted         from the length of the text, since the model's tokenizer is not here"
+        yield "estimated       from the length of the text: the model's tokenizer is not available"
 
 
 def _shares(bill: Bill, start: Sequence[Op], tokenizer: Encoder | None) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _shares(bill: Bill, start: Sequence[Op], tokenizer: Encoder | None) -> Itera
     first = tuple(constant_start(start))
     num_tokens = itemise(first, tokenizer).uncovered_tokens if first else 0
     if num_tokens:
-        yield f"shared          {about}{num_tokens:,} tokens with which all its runs begin, whatever the arguments"
+        yield f"shared          {about}{num_tokens:,} tokens at the start of every run, whatever the arguments"
 
 
 def _row(item: Item) -> tuple[str, ...]:
@@ -149,8 +149,8 @@ def _row(item: Item) -> tuple[str, ...]:
 
 
 def _calls(cost: Cost) -> str:
-    tools = f" and {_number(cost.tool_calls, 'use')} of tools" if cost.tool_calls else ""
-    return f"{_number(cost.calls, 'call')} of the model{tools} at most"
+    tools = f" and {_number(cost.tool_calls, 'tool call')}" if cost.tool_calls else ""
+    return f"at most {_number(cost.calls, 'model call')}{tools}"
 
 
 def _number(number: int, noun: str) -> str:

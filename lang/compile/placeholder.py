@@ -185,17 +185,17 @@ class Marks:
         match unknown.source:
             case Hole():
                 return (
-                    f"{unknown.what} is given in another form than `str` writes it, and cannot stand in text: take a "
-                    f"str in its place, or {self.advice(unknown)}"
+                    f"{unknown.what} has a text that differs from its `str`, so it cannot appear in text: use a str "
+                    f"instead, or {self.advice(unknown)}"
                 )
             case ChoiceShare():
-                return f"{unknown.what} can be returned, alone or in a text, but not stand in what the model reads"
+                return f"{unknown.what} can be returned, alone or in a text, but cannot be part of the prompt"
             case Derived():
-                return f"{unknown.what} is a part of what is generated: it can be returned, but not stand in text"
+                return f"{unknown.what} is part of a generated value: it can be returned, but cannot appear in text"
             case _:
                 return (
-                    f"{unknown.what} is generated in another form than `str` writes it, and cannot stand in text: "
-                    "append s.ref(name) for the text as it was generated"
+                    f"{unknown.what} has a text that differs from its `str`, so it cannot appear in text: append "
+                    "s.ref(name) for the generated text"
                 )
 
     def advice(self, unknown: Unknown) -> str:
@@ -203,7 +203,7 @@ class Marks:
         if not isinstance(unknown.source, Hole):
             return "use bough.when or bough.repeat_until"
         name = unknown.source.name.partition("/")[0]
-        return f"pass it as known, {self.title}.compile({name}=...)"
+        return f"pass its value, {self.title}.compile({name}=...)"
 
 
 def clean(text: str) -> str:

@@ -159,9 +159,7 @@ class _ResultReader:
             case Derived(slot=slot, convert=Separated() as separated):
                 return self._of_slot(slot, _form(slot, kind, separated))
             case Derived(slot=slot):
-                raise CompileError(
-                    f"only a part of {slot.name!r} is a result: return the whole of it", place=slot.place
-                )
+                raise CompileError(f"only part of {slot.name!r} is a result: return the whole of it", place=slot.place)
 
     def _of_kept(self, kept: Kept, kind: object) -> Returned:
         """Returns the form of what a block may have set; None if it has not."""
@@ -241,7 +239,7 @@ def _read(value: ResultValue, form: _Form) -> Returned:
             return text
         try:
             return form.convert(text) if isinstance(text, str) else [form.convert(sample) for sample in text]
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError) as error:
             raise ValueError(
                 f"{value.ref.name!r} is not of the type asked for: {error}; its text is {text!r}"
             ) from error
@@ -275,7 +273,7 @@ def _constant(value: Any) -> Returned:
     try:
         data = ResultConstant(json.dumps(as_json(value), ensure_ascii=False))
     except (TypeError, ValueError) as error:
-        raise CompileError(f"the program returns {type(value).__name__}, which is no JSON value: {error}") from error
+        raise CompileError(f"the program returns {type(value).__name__}, which is not a JSON value: {error}") from error
     return Returned(data, _NOTHING, lambda *_: value)
 
 

@@ -58,7 +58,8 @@ def _default(parameter: inspect.Parameter) -> str:
         return json.dumps(as_json(parameter.default), ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise CompileError(
-            f"the default of {parameter.name!r} is no JSON value: give the argument to compile()", param=parameter.name
+            f"the default of {parameter.name!r} is not a JSON value: pass the argument to compile()",
+            param=parameter.name,
         ) from error
 
 

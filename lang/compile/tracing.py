@@ -162,8 +162,8 @@ def _check_marks(ops: Iterable[Op], places: Iterable[Place]) -> None:
     for op, place in zip(walk(ops), places, strict=True):
         if has_marks(msgspec.json.encode(op, enc_hook=str)):
             raise CompileError(
-                "a value that is not known yet can stand in text, in a tool's arguments and in conditions, but not in "
-                "options, choices or constraints, nor inside of JSON: give the argument to compile()",
+                "a value that is not known yet can be used in text, in a tool's arguments and in conditions, but not "
+                "in options, choices or constraints, nor inside JSON: pass the argument to compile()",
                 place=place,
             )
 
@@ -244,12 +244,12 @@ class _TracingSession(Session):
         _refuse("cancelling a branch")
 
     def send(self) -> None:
-        """Nothing is sent; who waits for it is told so."""
+        """Sends nothing; `wait` reports that."""
 
     def refuse_checks(self, here: Place) -> None:
         raise CompileError(
-            "retries= and check= are for programs that Python runs: a compiled program is data, which holds no check; "
-            "leave them out, or ask again with bough.repeat_until",
+            "retries= and check= need Python, but a compiled program is data: leave them out, or repeat with "
+            "bough.repeat_until",
             place=here,
         )
 
@@ -306,7 +306,7 @@ class _Never:
 
 def _refuse(what: str) -> NoReturn:
     raise CompileError(
-        f"{what} is not possible while the program is compiled: only what the engine can decide is, "
-        "with bough.when and bough.repeat_until",
+        f"{what} is not possible while the program is compiled: use bough.when and bough.repeat_until for what the "
+        "engine can decide",
         place=caller(),
     )

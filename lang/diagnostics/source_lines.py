@@ -13,6 +13,7 @@ _ROOT = __name__.partition(".")[0]
 _OURS = tuple(f"{_ROOT}.{layer}" for layer in ("lang", "runtime", "constrain", "cli"))
 _STANDARD = os.path.dirname(contextlib.__file__) + os.sep
 _INSTALLED = os.path.join(_STANDARD, "site-packages") + os.sep
+_PACKAGES = f"{os.sep}site-packages{os.sep}"
 _BOUNDARIES = frozenset({f"{_ROOT}.lang.run.run", f"{_ROOT}.lang.compile.tracing"})
 """The modules that call a program's body."""
 
@@ -89,6 +90,17 @@ def users_only(traceback: TracebackType | None) -> TracebackType | None:
     for frame, line in reversed(kept):
         last = TracebackType(last, frame, frame.f_lasti, line)
     return last
+
+
+def is_raised_by_user(error: BaseException) -> bool:
+    """Tells whether the user's own code has raised the error, or a package that it calls."""
+    for frame, _ in reversed(list(walk_tb(error.__traceback__))):
+        file = frame.f_code.co_filename
+        if _module(frame).partition(".")[0] == _ROOT:
+            return False
+        if _PACKAGES not in file and not file.startswith((_STANDARD, "<frozen ")):
+            return True
+    return False
 
 
 def _module(frame: FrameType) -> str:

@@ -1,4 +1,4 @@
-"""The switch that has programs make OpenTelemetry spans. Off, it costs nothing and imports nothing."""
+"""The switch for OpenTelemetry spans of programs. When off, it costs nothing and imports nothing."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ switch = Switch()
 
 
 class Observation:
-    """Observation that `observe` has switched on, until `stop` or the end of a `with`."""
+    """An observation started by `observe`, until `stop` or the end of a `with`."""
 
     def stop(self) -> None:
-        """Programs that begin from now on are not observed."""
+        """Stops observing: programs that start from now on are not observed."""
         switch.begin = switch.headers = None
 
     def __enter__(self) -> Self:
@@ -66,12 +66,12 @@ class Observation:
 
 
 def observe(tracer_provider: TracerProvider | None = None, *, content: bool = False) -> Observation:
-    """Has all programs that begin from now on make OpenTelemetry spans: one for each run, and below it one for each
-    generation, select and call of a tool, named as the GenAI conventions say. A run's span is below that which is
-    current where the run begins. Needs `pip install "bough[otel]"`.
+    """Makes all programs that start from now on emit OpenTelemetry spans: one per run, with a child span for each
+    generation, select and tool call, named by the GenAI conventions. The parent of a run's span is the span that is
+    current where the run starts. Needs `pip install "bough[otel]"`.
 
-    tracer_provider   where the spans go; None: the global one
-    content           generated texts, and what tools get and give, are recorded too; they may be private
+    tracer_provider   where the spans go; None: the global provider
+    content           also record generated texts, and arguments and results of tools; they may be private
 
     >>> bough.observe(provider)
 

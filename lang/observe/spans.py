@@ -126,7 +126,7 @@ class ProgramSpans:
                 self._span.add_event("branch failed", {"bough.branch": branch, "error.type": error.code})
             case BranchRestarted(branch=branch, attempt=attempt, error=error):
                 attributes: Attributes = {"bough.branch": branch, "bough.attempt": attempt, "error.type": error.code}
-                self._span.add_event("branch begun anew", attributes)
+                self._span.add_event("branch restarted", attributes)
             case Done(usage=usage, requests=num_requests):
                 self._usage += usage
                 self._num_requests += num_requests

@@ -20,7 +20,7 @@ Logprob = Sequence[Any]
 
 @dataclass
 class ChoicesDecision:
-    """The choice, and what it was compared by."""
+    """The choice, and the scores that decided it."""
 
     decision: str
     meta_info: dict[str, Any] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class ChoicesDecision:
 
 @dataclass(frozen=True)
 class ChoicesSamplingMethod:
-    """A way to choose. In a program the engine goes it; called, it decides between log-probabilities that are there.
+    """A method of choosing. In a program the engine applies it; called directly, it decides by given log-probabilities.
 
     >>> s += select("word", ["organ", "organism"], choices_method=greedy_token_selection)
     """

@@ -137,7 +137,7 @@ class Match(Condition):
         if isinstance(text, float):
             text = as_text(text)
         if not isinstance(text, str | runtime.Ref | runtime.Hole):
-            raise ProgramError("matches() asks about a text: this is a count", code="invalid_program", place=caller())
+            raise ProgramError("matches() needs a text: this is a count", code="invalid_program", place=caller())
         return runtime.Matches(text, self.pattern)
 
 

@@ -30,8 +30,8 @@ class Expression:
 
     def __str__(self) -> str:
         raise ProgramError(
-            f"{self._said()} has no text yet, so it cannot stand in an f-string, be printed or made a text: append it "
-            f'in the body of a @bough.function, s += "..." + expression + "...", and then {self._read()}',
+            f"{self._said()} has no text yet, so it cannot be used in an f-string, printed or converted to str: append "
+            f'it in the body of a @bough.function, s += "..." + expression + "...", and then {self._read()}',
             code="invalid_program",
             place=caller(),
         )

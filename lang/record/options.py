@@ -1,4 +1,4 @@
-"""Options as users give them: names, types, errors, and how those of a `gen` go over those of the whole run."""
+"""Options as users give them: names, types, errors, and how those of a `gen` override those of the whole run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
 from ...constrain.spec import GrammarSpec
-from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.errors import RequestError, did_you_mean
 from ...runtime.protocol.sampling_params import SamplingParams
 
 Word = TypeVar("Word", bound=Callable[..., Any])
@@ -17,11 +17,11 @@ _ANYHOW, _BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.K
 
 
 class TokenOptions(TypedDict, total=False):
-    """Options of choosing tokens, all but how many; what is left out or None is the run's default.
+    """Sampling options other than the number of tokens; an option that is left out or None has the run's default.
 
-    `SamplingParams` says what each means. `return_logprob` asks for the log-probability of each token and
-    `top_logprobs_num` for so many alternatives; `logprobs` is both in one. `return_text_in_logprobs` may be given, but
-    the tokens' texts are always there. `logprob_start_len` may be -1: log-probabilities are those of generated tokens.
+    `SamplingParams` describes each. `return_logprob` requests the log-probability of each token, and
+    `top_logprobs_num` that many alternatives; `logprobs` is both in one. `return_text_in_logprobs` is accepted, but the
+    tokens' texts are always included. `logprob_start_len` may be -1: log-probabilities are those of generated tokens.
     """
 
     max_new_tokens: int | None
@@ -51,13 +51,13 @@ class TokenOptions(TypedDict, total=False):
 
 
 class SamplingOptions(TokenOptions, total=False):
-    """Options of sampling; `max_new_tokens` is another name of `max_tokens`."""
+    """Sampling options; `max_new_tokens` is an alias of `max_tokens`."""
 
     max_tokens: int | None
 
 
 class TypedOptions(SamplingOptions, total=False):
-    """Options of a generation whose type is given."""
+    """Options of a generation with a given type."""
 
     retries: int | None
     check: Callable[[Any], object] | None
@@ -66,7 +66,7 @@ class TypedOptions(SamplingOptions, total=False):
 
 
 class GenOptions(TokenOptions, total=False):
-    """Options of `gen` by name: those of sampling, and what the text must conform to."""
+    """Options of `gen` by name: sampling options and constraints."""
 
     type: object
     dtype: object
@@ -83,7 +83,7 @@ class GenOptions(TokenOptions, total=False):
 
 
 class RunOptions(SamplingOptions, total=False):
-    """Options of `run`. `use_thread` may be given for SGLang's sake: no state has a thread of its own."""
+    """Options of `run`. `use_thread` is accepted for compatibility with SGLang: no state has its own thread."""
 
     use_thread: bool | None
 
@@ -120,7 +120,7 @@ def by_name(word: str, order: Sequence[str], placed: Sequence[Any], named: Mappi
         TypeError: there are more than places, or one is given twice.
     """
     if len(placed) > len(order):
-        raise TypeError(f"{word}() takes no more than {len(order)} options by place, got {len(placed)}")
+        raise TypeError(f"{word}() takes at most {len(order)} options by position, got {len(placed)}")
     options = dict(zip(order, placed, strict=False))
     if twice := options.keys() & named.keys():
         raise TypeError(f"{word}() got multiple values for argument {min(twice)!r}")
@@ -137,7 +137,7 @@ def clean_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in options:
         if name not in OPTION_NAMES:
             meant = nearest(name, OPTION_NAMES)
-            raise TypeError(f"there is no option {name!r}{meant}; there are {', '.join(sorted(OPTION_NAMES))}")
+            raise TypeError(f"there is no option {name!r}{meant}; the options are {', '.join(sorted(OPTION_NAMES))}")
     fields = {name: checked_option(name, value) for name, value in options.items() if value is not None}
     if "max_new_tokens" in fields:
         if "max_tokens" in fields:
@@ -271,10 +271,7 @@ def wrong_kind(name: str, what: str, value: object) -> RequestError:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """ ": did you mean 'x'?" for a name that is nearly one of `names`, otherwise nothing."""
-    import difflib  # noqa: PLC0415  only for a mistake
-
-    found = difflib.get_close_matches(name, [other for other in names if isinstance(other, str)], n=1)
-    return f": did you mean {found[0]!r}?" if found else ""
+    return did_you_mean(name, names, shown=repr)
 
 
 def _whole(value: object) -> int:

@@ -65,17 +65,17 @@ class Reasoned(Expression):
 
 
 def separate_reasoning(expression: str | Expression | None = None, model_type: str | None = None) -> Expression:
-    """Makes two variables of each generation in `expression`: `s[name]` is the answer, and
-    `s[f"{name}_reasoning_content"]` what the model reasoned before it ("" if it did not).
+    """Splits each generation in `expression` into two variables: `s[name]` is the answer, and
+    `s[f"{name}_reasoning_content"]` the reasoning before it ("" if there is none).
 
-    model_type   the marks around the reasoning; None: `<think>` and `</think>`
+    model_type   determines the markers around the reasoning; None: `<think>` and `</think>`
 
-    A constraint of the generation applies to the answer. The branch goes on with all that was written.
+    A constraint of the generation applies to the answer. The branch continues with the whole text.
 
     >>> s += assistant(separate_reasoning(gen("answer", max_tokens=512), model_type="qwen3"))
 
     Raises:
-        RequestError: there is no such model type.
+        RequestError: the model type is unknown.
     """
     style = _STYLES.get(model_type) if model_type is not None else _Style(THINK)
     if style is None:

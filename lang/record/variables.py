@@ -231,7 +231,7 @@ def marks_of(name: str, entry: Entry) -> tuple[Piece, ...]:
             )
         case Derived():
             raise ProgramError(
-                f"{name!r} is only a part of a generated text: read it with s[{name!r}], and append what you read",
+                f"{name!r} is only part of a generated text: read it with s[{name!r}], and append what you read",
                 code="invalid_program",
                 place=caller(),
             )

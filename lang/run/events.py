@@ -9,6 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from ...runtime.protocol.program import Delta, ProgramEvent
 from ..diagnostics.errors import ProgramError
+from ..diagnostics.located import users_lines
 from ..session.body import in_body, wait_for
 from ..state.state import State
 from .run import Invocation, PullDriver, Run, TaskDriver
@@ -39,7 +40,8 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
     def text(self, name: str | None = None) -> TextStream:
         """The texts alone, as they come: what generations add to the program's own line, or to the variable `name`.
 
-        What branches of a fork generate is told by name only. A value that is asked for with retries comes whole.
+        What branches of a fork generate is told by name only. A value that is asked for with retries comes whole, once
+        it is right.
 
         >>> for text in capital.stream("France").text():
         ...     print(text, end="")
@@ -57,6 +59,11 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
             raise ProgramError("the stream has not begun: there is no state yet", code="invalid_program")
         return self._run.state
 
+    def is_attempt(self, event: Delta) -> bool:
+        """Tells whether the text is of a value that is not known to be right yet, and comes again when it is."""
+        return self._run is not None and event.branch in self._run.session.body.trials
+
+    @users_lines
     def __next__(self) -> ProgramEvent:
         if in_body():
             event = wait_for(self._anext_or_none())
@@ -71,7 +78,8 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
     async def __anext__(self) -> ProgramEvent:
         if self._aevents is None:
             self._aevents = _aevents(self._begin(TaskDriver(), Run.start_task))
-        return await anext(self._aevents)
+        with users_lines:
+            return await anext(self._aevents)
 
     def close(self) -> None:
         """Stops the program, if it is still running."""
@@ -118,6 +126,7 @@ class TextStream(Iterator[str], AsyncIterator[str]):
         self._events = events
         self._name = name
 
+    @users_lines
     def __next__(self) -> str:
         while True:
             text = self._text_in(next(self._events))
@@ -125,16 +134,24 @@ class TextStream(Iterator[str], AsyncIterator[str]):
                 return text
 
     async def __anext__(self) -> str:
-        while True:
-            text = self._text_in(await anext(self._events))
-            if text:
-                return text
+        with users_lines:
+            while True:
+                text = self._text_in(await anext(self._events))
+                if text:
+                    return text
 
     def _text_in(self, event: ProgramEvent) -> str:
         if not isinstance(event, Delta):
             return ""
-        wanted = event.branch == 0 if self._name is None else event.name.partition("#")[0] == self._name
-        return event.text if wanted else ""
+        if self._name is None:
+            return event.text if event.branch == 0 else ""
+        return event.text if _variable_of(event) == self._name and not self._events.is_attempt(event) else ""
+
+
+def _variable_of(event: Delta) -> str:
+    """Returns the variable's name: the second "x" of a branch is sent as "x#2"."""
+    name, mark, number = event.name.rpartition("#")
+    return name if mark and number.isdigit() else event.name
 
 
 def _events(run: Run) -> Generator[ProgramEvent, None, None]:

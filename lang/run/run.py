@@ -18,7 +18,7 @@ from ...runtime.protocol.errors import BoughError
 from ...runtime.protocol.program import ProgramEvent
 from ..backend import Backend
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import add_line
+from ..diagnostics.located import add_line, users_lines
 from ..diagnostics.source_lines import caller
 from ..observe import otel
 from ..record.variables import Submission
@@ -88,7 +88,7 @@ class Run:
         """Does the same for a task. A body that is no coroutine function runs in a greenlet, so that it may wait."""
         assert isinstance(self._driver, TaskDriver)
         self._driver.attach()
-        with self.session.spans.current() if self.session.spans else contextlib.nullcontext():
+        with users_lines, self.session.spans.current() if self.session.spans else contextlib.nullcontext():
             try:
                 self._check()
                 if self._call.settings.timeout_s is None:
@@ -269,7 +269,8 @@ class TaskDriver:
         with session.changed:
             if not done() and threading.get_ident() == self._thread and on_a_loop():
                 raise ProgramError(
-                    "this would block the event loop: in a coroutine, read with `await s.aget(name)`",
+                    "this would block the event loop: in a coroutine, read with `await s.aget(name)`, or wait for all "
+                    "that was asked for with `await s.asettle()`",
                     code="invalid_program",
                     place=caller(),
                 )

@@ -84,15 +84,23 @@ class Attempts:
         branch.session.refuse_checks(here)
         if recorder.in_block:
             raise ProgramError(
-                "retries cannot be used in a when or repeat_until: the check is made between two requests, and a block "
-                "is one; repeat_until with a condition asks again inside of a request",
+                "retries cannot be used in a when or repeat_until: the check runs between two requests, and a block is "
+                "part of one; use repeat_until with a condition instead",
+                code="invalid_program",
+                param="retries",
+                place=here,
+            )
+        if branch.session.arrivals.may_restart(branch.id):
+            raise ProgramError(
+                "retries cannot be used in a branch of s.fork(retries=...): what is begun anew there would not be "
+                "checked again; leave out one of the two",
                 code="invalid_program",
                 param="retries",
                 place=here,
             )
         if merge_options(branch.defaults, item.options).n > 1:
             raise ProgramError(
-                "retries ask again for one value: leave out n, or use s.fork_samples(expression, n)",
+                "retries apply to a single value: leave out n, or use s.fork_samples(expression, n)",
                 code="invalid_program",
                 param="retries",
                 place=here,
@@ -103,6 +111,7 @@ class Attempts:
         slot = _record(branch, item, item.name, child, here)
         found = cls(branch, item, slot.variable, child, here, slot)
         branch.session.body.attempts.append(found)
+        branch.session.body.trials.add(child)
         return found
 
     @property
@@ -128,7 +137,7 @@ class Attempts:
         text = self.slot.value.text
         try:
             self.slot.convert(text)
-        except (ValueError, LookupError) as error:
+        except ValueError as error:
             reason = reason_of(error)
             self.branch.session.tally.refused[self.child, self.slot.name] = reason
             if self.number <= (self.item.retries or 0):
@@ -147,8 +156,10 @@ class Attempts:
         if not first:
             recorder.add_text(branch.id, (self.slot,), self.place)
         branch.marks.append(self.slot)
-        if branch.session.settings.log and self.slot.value is not None:
-            branch.session.tally.log.append(Delta(branch.id, self.name, self.slot.value.text))
+        value = self.slot.value
+        if branch.session.settings.log and value is not None:
+            answer = Delta(branch.id, self.name, value.text, value.logprobs or (), value.token_texts)
+            branch.session.tally.log.append(answer)
         self._end()
 
     def _ask_again(self, reason: str) -> None:
@@ -169,19 +180,20 @@ class Attempts:
     def _give_up(self, text: str, reason: str, cause: Exception) -> None:
         branch = self.branch
         error = ProgramError(
-            f"{self.name!r} was not right in {self.number} attempts: {reason}; the last one is {text!r}",
+            f"{self.name!r} was rejected in {self.number} attempts: {reason}; the last one was {text!r}",
             code="invalid_output",
             place=self.place,
             branch=branch.id,
         )
         error.__cause__ = cause
         self._end()
+        with branch.session.changed:  # who reads it hears the same
+            self.slot.failure, self.slot.values = error, []
         if not branch.isolated:
             raise error
         branch.recorder.add(OpNode(Cancel(branch.id), self.place))
         with branch.session.changed:
             branch.session.arrivals.fail(branch.id, error)
-            self.slot.failure, self.slot.values = error, []
 
     def _end(self) -> None:
         branch = self.branch

@@ -9,13 +9,14 @@ import contextlib
 import inspect
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import greenlet
 
 from ..diagnostics.errors import ProgramError
+from ..diagnostics.located import users_lines
 from ..diagnostics.source_lines import Place, caller
 
 Result = TypeVar("Result")
@@ -58,6 +59,45 @@ class Called(Protocol):
     def is_unused(self) -> bool: ...
 
 
+class Promised(Coroutine[Any, Any, Result]):
+    """A coroutine that says what to write when it is taken for its result.
+
+    >>> Promised(s._aget("city", None), "await s.aget('city')")
+    """
+
+    __slots__ = ("_advice", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Result], advice: str) -> None:
+        self._coroutine = coroutine
+        self._advice = advice
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        return self._coroutine.__await__()
+
+    @users_lines
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    @users_lines
+    def throw(self, *exception: Any) -> Any:
+        return self._coroutine.throw(*exception)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("cr_", "__")):  # what asyncio and inspect ask coroutines for
+            return getattr(self._coroutine, name)
+        raise AttributeError(f"this was not awaited, and has no {name!r}: write {self._advice}")
+
+    def _refuse(self, *_: object) -> NoReturn:
+        self._coroutine.close()  # otherwise Python warns, too
+        message = f"this was not awaited, and has no value yet: write {self._advice}"
+        raise ProgramError(message, code="invalid_program", place=caller())
+
+    __getitem__ = __iter__ = __add__ = __radd__ = __lt__ = __gt__ = __int__ = __float__ = _refuse
+
+
 class _Expected(NamedTuple):
     coroutine: Coroutine[Any, Any, Any]
     what: str
@@ -91,7 +131,7 @@ class Awaited:
         """
         for called, what, place in self._called:
             if called.is_unused and called is not result:
-                message = f"{what} was neither appended nor read from, so that it did nothing: write s += {what}"
+                message = f"{what} was neither appended nor read from, so it did nothing: write s += {what}"
                 warnings.warn_explicit(message, UserWarning, place.file, place.line)
         self._called = []
         idle = [made for made in self._made if _is_idle(made.coroutine) and not _has_task(made.coroutine)]
@@ -105,8 +145,8 @@ class Awaited:
             kind = "coroutine" if inspect.iscoroutine(result) else "generator"
             code = inspect.unwrap(body).__code__
             raise ProgramError(
-                f"{body.__name__} returned a {kind} that nobody runs: a program's body is a plain function or an "
-                "`async def`, also behind decorators of its own",
+                f"{body.__name__} returned a {kind} that never runs: a program's body must be a plain function or an "
+                "`async def`, even with decorators",
                 code="invalid_program",
                 place=Place(code.co_filename, code.co_firstlineno, code.co_name),
             )
@@ -118,7 +158,7 @@ def _never_awaited(made: _Expected, in_coroutine: bool) -> ProgramError:
         reads = made.what.startswith("s.aget")
         advice = "a plain function reads with s[name]" if reads else f"make the body an `async def`, and {advice}"
     return ProgramError(
-        f"{made.what} was never awaited, so that it did nothing: {advice}", code="invalid_program", place=made.place
+        f"{made.what} was never awaited, so it did nothing: {advice}", code="invalid_program", place=made.place
     )
 
 
@@ -197,4 +237,4 @@ def _abandon(child: _Body) -> None:
     if not child.dead:
         if inspect.iscoroutine(outcome):
             outcome.close()
-        raise RuntimeError("a program's body went on to wait although it was being thrown away")
+        raise RuntimeError("a program's body kept waiting although it was being discarded")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -209,7 +208,7 @@ class Branch:
                 return marks_of(name, self.look_up(name))
             case _:
                 raise ProgramError(
-                    f"a tool's argument can be made of texts and references, not of {type(item).__name__}",
+                    f"a tool's argument can contain texts and references, not {type(item).__name__}",
                     code="invalid_program",
                     place=place(),
                 )
@@ -277,7 +276,7 @@ class Branch:
         if reference.session is self.session:
             return reference.entry
         raise ProgramError(
-            f"{reference.name!r} belongs to another program: read it there, and append what it holds",
+            f"{reference.name!r} belongs to another program: read it there, and append its value",
             code="invalid_program",
             place=place(),
         )
@@ -302,7 +301,7 @@ class Branch:
         where = f" in branch {self.id}" if self.id else ""
         message = f"there is no variable {name!r}{where} (there are: {names})"
         if any(name in child.variables for child in self._forked):
-            return f"{message}: a branch that was forked has it, so join it first"
+            return f"{message}: a forked branch has it, so join that first"
         if nearest(name, self.variables):
             return message + nearest(name, self.variables)
         if self.session.body.ended and not self.transcript and not self.variables:
@@ -332,7 +331,7 @@ class Branch:
         view = copy.copy(self)
         view.variables = {name: entry for name, entry in self.variables.items() if before.get(name) is not entry}
         view.transcript, view._in_block = list(self.marks), None
-        view.closed = view.closed or "it was appended to another, which goes on"
+        view.closed = view.closed or "it was appended to another state, which continues"
         return view
 
     # Blocks
@@ -370,20 +369,22 @@ class Branch:
         refuse_unknown("count", count)
         if type(count) is not int or count < 1:
             raise ProgramError(
-                f"a fork needs at least one branch: fork takes their number, got {count!r}",
+                f"fork takes the number of branches, at least 1; got {count!r}",
                 code="invalid_program",
                 place=place(),
             )
         if type(retries) is not int or retries < 0 or (retries and not isolated):
             wrong = type(retries) is not int or retries < 0
             reason = (
-                f"at least 0, got {retries!r}" if wrong else "given with isolated=True: only then a branch fails alone"
+                f"at least 0, got {retries!r}"
+                if wrong
+                else "given with isolated=True: only then can a branch fail alone"
             )
             raise ProgramError(f"retries must be {reason}", code="invalid_program", param="retries", place=place())
         recorder = self.recorder
         ids = recorder.new_branches(count)
         recorder.add(OpNode(Fork(self.id, ids, isolated, retries), place()))
-        self.session.arrivals.add_branches(self.id, ids)
+        self.session.arrivals.add_branches(self.id, ids, restart=retries > 0)
         children = []
         for branch_id in ids:
             child = Branch(self.session, self.defaults, branch_id)
@@ -404,7 +405,7 @@ class Branch:
                 child.check_open()
             if mode == "append" and child.open_role != self.open_role:
                 raise ProgramError(
-                    f"branch {child.id} cannot be appended: a message is open in one of the two branches only",
+                    f"branch {child.id} cannot be appended: a message is open in only one of the two branches",
                     code="invalid_program",
                     place=place(),
                 )
@@ -463,9 +464,9 @@ def _is_constant(value: object) -> bool:
 def _named(value: object) -> str:
     """Names what was to be appended, and what may have been meant."""
     kind = type(value).__name__
-    if inspect.iscoroutine(value):
+    if isinstance(value, Coroutine):
         value.close()
-        return f"a {kind} that was not awaited: await it, or in a plain function read with s[name]"
+        return "a coroutine that was not awaited: await it, or in a plain function read with s[name]"
     if value is None:
         return f"{kind}: a function that appends by itself is called without `s +=`"
     if isinstance(value, int | float):

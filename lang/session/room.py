@@ -17,24 +17,17 @@ def sampling_of(item: Generate, defaults: Mapping[str, Any], backend: Backend, h
     """Returns the parameters of a generation.
 
     Raises:
-        ProgramError: no value of its type has room in `max_tokens`; only backends with the model's tokenizer tell.
+        ProgramError: no value of its type has room in `max_tokens`. Backends with the model's tokenizer tell here;
+            servers refuse the program.
     """
     sampling = merge_options(defaults, item.options)
-    if item.grammar is None or sampling.max_tokens is None or sampling.token_healing:
-        return sampling
     tokenizer = getattr(backend, "tokenizer", None)
-    if tokenizer is None:
+    if item.grammar is None or tokenizer is None:
         return sampling
-    from ..types.room import too_small  # noqa: PLC0415  once a type is asked for
+    from ...runtime.programs.room import refusal, too_small  # noqa: PLC0415  once a type is asked for
 
-    reason = too_small(item.grammar, sampling.max_tokens, tokenizer)
+    reason = too_small(item.grammar, sampling, tokenizer)
     if reason is not None:
         kind = getattr(item.kind, "__name__", None) or "its constraint"
-        raise ProgramError(
-            f"max_tokens={sampling.max_tokens} is too small for any value of {kind}: {reason}; give at least that, and "
-            "more for longer values",
-            code="invalid_value",
-            param="max_tokens",
-            place=here,
-        )
+        raise ProgramError(refusal(sampling, kind, reason), code="invalid_value", param="max_tokens", place=here)
     return sampling

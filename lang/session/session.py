@@ -8,7 +8,7 @@ import inspect
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -30,7 +30,7 @@ from ...runtime.protocol.program import (
     Value,
     walk,
 )
-from ...runtime.protocol.request import Usage
+from ...runtime.protocol.request import TokenLogprob, Usage
 from ...runtime.tools.registry import ToolCall
 from ..backend import Backend
 from ..diagnostics.errors import BackendError, ProgramError, UnsupportedError, explain, refused
@@ -122,6 +122,8 @@ class Arrivals:
         self._recorder = recorder
         self._slots: dict[tuple[int, str], Slot] = {}
         self._parents: dict[int, int] = {}
+        self._restarted: set[int] = set()
+        self._scored: dict[Slot, list[Delta]] = {}
         self._failures: dict[int, ProgramError] = {}
         self.texts: dict[int, str] = {}
         self._texts_at: dict[int, int] = {}
@@ -136,8 +138,14 @@ class Arrivals:
             slot.failure = self.failure_of(slot.branch)
             self._slots[slot.branch, slot.name] = slot
 
-    def add_branches(self, parent: int, children: Iterable[int]) -> None:
+    def add_branches(self, parent: int, children: Iterable[int], *, restart: bool = False) -> None:
+        """Takes note of a fork; `restart`: one of these that fails begins anew."""
         self._parents.update(dict.fromkeys(children, parent))
+        self._restarted.update(children if restart else ())
+
+    def may_restart(self, branch: int) -> bool:
+        """Tells whether the branch, or one that it was forked from, may begin anew."""
+        return any(line in self._restarted for line in self._ancestry(branch))
 
     def take(self, event: ProgramEvent) -> None:
         """Takes in what is about a value."""
@@ -149,11 +157,22 @@ class Arrivals:
         match event:
             case Delta(text=text):
                 slot.add_text(text)
+                if event.logprobs:
+                    self._scored.setdefault(slot, []).append(event)
             case Value():
+                self._scored.pop(slot, None)
                 slot.add_value(event)
                 self._num_events += 1
             case Skipped():
                 slot.skipped = True
+
+    def logprobs_of(self, slot: Slot) -> tuple[Sequence[TokenLogprob], Mapping[int, str]]:
+        """The log-probabilities of the tokens of its value that have come so far, and these tokens' texts."""
+        if slot.value is not None and not self._scored.get(slot):
+            return slot.value.logprobs or (), slot.value.token_texts
+        deltas = self._scored.get(slot, [])
+        texts = {token: text for delta in deltas for token, text in delta.token_texts.items()}
+        return [entry for delta in deltas for entry in delta.logprobs], texts
 
     def take_texts(self, index: int, texts: Mapping[int, str]) -> None:
         """Takes what the submission `index` says branches hold at its end, unless a later one has said it already."""
@@ -173,6 +192,7 @@ class Arrivals:
         """A branch begins anew: its values are void, but for so many of each as `kept` says."""
         self._num_events += 1
         for slot in self._below(branch):
+            self._scored.pop(slot, None)
             slot.restart(kept.get(slot.branch, {}).get(slot.name, 0))
 
     def failure_of(self, branch: int) -> ProgramError | None:
@@ -308,13 +328,15 @@ class Outbox:
 @dataclass(slots=True)
 class Body:
     """The program's body: the state that it appends to, the thread that it records on (0: none yet), whether it has
-    returned, what it awaits, and the values that are asked for until they are right."""
+    returned, what it awaits, the values that are asked for until they are right, and the branches that hold attempts at
+    them."""
 
     state: object = None
     thread: int = 0
     ended: bool = False
     awaited: Awaited = field(default_factory=Awaited)
     attempts: list[Pending] = field(default_factory=list)
+    trials: set[int] = field(default_factory=set)
 
 
 class Session:
@@ -467,8 +489,7 @@ class Session:
             raise UnsupportedError(f"{type(self.backend).__name__} cannot use tools", param="tools", place=place())
         if self.outbox.tools.setdefault(tool.name, tool) is not tool:
             raise ProgramError(
-                f"the program uses two tools of the name {tool.name!r}: give one of them another, with "
-                "@bough.tool(name=...)",
+                f"the program uses two tools named {tool.name!r}: rename one of them with @bough.tool(name=...)",
                 code="invalid_program",
                 place=place(),
             )
@@ -525,7 +546,7 @@ class Session:
             if not submission.ended:
                 submission.begun = submission.ended = True
                 self.tally.usage += self.arrivals.used_in(submission)
-                error = error or BackendError("the backend's answer ended in the middle", code="broken_stream")
+                error = error or BackendError("the backend's answer broke off", code="broken_stream")
                 if self.error is not None or not isinstance(error, BoughError):
                     self._fail(error)
                 elif not (submission.cancels and error.code == "state_not_found"):

@@ -11,6 +11,7 @@ from ..api import gen
 from ..backend import Backend
 from ..function import Function
 from ..state.state import State
+from ..state.streaming import described_stream
 
 Params = Mapping[str, Any]
 
@@ -104,23 +105,25 @@ async def agenerate(
 
 
 def _stream(backend: Backend, what: Asked) -> Iterator[dict[str, Any]]:
-    """The answer to one prompt as it comes: each dict has all text so far, the last one its `meta_info`."""
+    """The answer to one prompt as it comes: each dict has all text so far and what is known of it."""
     state = _COMPLETE.run(*_the_one(what), backend=backend, stream=True)
     text = ""
-    for piece in state.text_iter("text"):
+    for piece, info in described_stream(state._branch, "text"):
         text += piece
-        yield {"text": text, "meta_info": {"id": _id(state), "finish_reason": None}}
-    yield _results(state)[0]
+        yield {"text": text, "meta_info": info}
+    if not text:
+        yield _results(state)[0]
 
 
 async def _astream(backend: Backend, what: Asked) -> AsyncIterator[dict[str, Any]]:
     """The same for tasks."""
     state = _COMPLETE.run(*_the_one(what), backend=backend, stream=True)
     text = ""
-    async for piece in state.text_async_iter("text"):
+    async for piece, info in described_stream(state._branch, "text"):
         text += piece
-        yield {"text": text, "meta_info": {"id": _id(state), "finish_reason": None}}
-    yield _results(state)[0]
+        yield {"text": text, "meta_info": info}
+    if not text:
+        yield _results(state)[0]
 
 
 def _complete(s: State, prompt: str, options: dict[str, Any]) -> None:
@@ -149,10 +152,6 @@ def _answers(what: Asked, states: Sequence[State]) -> Any:
 def _results(state: State) -> list[dict[str, Any]]:
     info, texts = state.get_meta_info("text"), state["text"]
     return [{"text": text, "meta_info": info} for text in (texts if isinstance(texts, list) else [texts])]
-
-
-def _id(state: State) -> str:
-    return state._branch.session.id
 
 
 def _options(params: Params) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...runtime.protocol.config import EngineConfig
+from ...runtime.protocol.config import EngineConfig, our_value
 from ...runtime.protocol.errors import RequestError
 
 _RENAMED = {
@@ -21,10 +21,6 @@ _NEGATED = {
     "disable_cuda_graph": "cuda_graphs",
     "disable_overlap_schedule": "overlap",
     "disable_jump_forward": "jump_forward",
-}
-_SPELLINGS: dict[str, dict[Any, str]] = {
-    "dtype": {"half": "float16", "float": "float32"},
-    "quantization": {"w8a8_int8": "w8a8", "w8a8_fp8": "fp8"},
 }
 _ONE_DEVICE = "one device serves the whole model; run one server a device instead"
 _ONLY: dict[str, tuple[tuple[object, ...], str]] = {
@@ -101,7 +97,7 @@ def _engine_options(arguments: dict[str, Any]) -> dict[str, Any]:
         elif name in _NEGATED:
             fields[_NEGATED[name]] = not value
         elif value is not None:
-            fields[_RENAMED.get(name, name)] = _SPELLINGS.get(name, {}).get(value, value)
+            fields[_RENAMED.get(name, name)] = our_value(name, value)
     unknown = sorted(fields.keys() - set(EngineConfig.__struct_fields__))
     if unknown:
         raise RequestError(f"there is no argument {unknown[0]!r}", code="unsupported_parameter", param=unknown[0])

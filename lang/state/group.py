@@ -1,4 +1,4 @@
-"""The branches of a fork, together."""
+"""The branches of a fork, as a group."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Group(Generic[Branching]):
     def __iadd__(
         self, other: str | Expression | Sequence[str | Expression] | Callable[[int], str | Expression]
     ) -> Self:
-        """Appends to each branch: the same, one of a list for each, or what a function gives for its index."""
+        """Appends to each branch: the same, one item of a list each, or a function's result for its index."""
         if isinstance(other, Sequence | Iterator) and not isinstance(other, str):
             parts: Sequence[Any] = list(other)
         elif callable(other):
@@ -100,9 +100,9 @@ class Group(Generic[Branching]):
     def join(self, mode: str = "gather", *, errors: Literal["raise", "value"] = "raise") -> None:
         """Ends the branches. The variables that they have set become lists of the parent, in their order.
 
-        "append" also appends to the parent what each branch appended, in order, but for those that failed. With
-        `errors="value"`, the error of a branch that failed stands in the lists in its place; otherwise reading such a
-        list raises it.
+        "append" also appends to the parent what each branch appended, in order, except for failed branches. With
+        `errors="value"`, the lists contain the error of a failed branch in its place; otherwise reading such a list
+        raises it.
         """
         if mode not in _JOIN_MODES:
             raise ProgramError(f'mode must be "gather" or "append", got {mode!r}', param="mode", place=caller())

@@ -31,16 +31,27 @@ def meta_info(program_id: str, value: Value, choices: Sequence[str] | None = Non
         "e2e_latency": timings.queue_s + timings.prefill_s + timings.decode_s,
     }
     if value.logprobs is not None:
-        texts = value.token_texts
-        info["input_token_logprobs"] = []
-        info["output_token_logprobs"] = _entries(value.logprobs, texts)
-        info["output_token_logprobs_length"] = len(value.logprobs)
-        info["output_top_logprobs"] = [
-            [(logprob, token, texts.get(token)) for token, logprob in entry.top] for entry in value.logprobs
-        ]
+        info |= _of_tokens(value.logprobs, value.token_texts)
     if choices is not None:
         info |= _of_select(value, choices)
     return info
+
+
+def info_so_far(program_id: str, logprobs: Sequence[TokenLogprob], texts: Mapping[int, str]) -> dict[str, Any]:
+    """Describes a value that is being made: without log-probabilities, only by the program that makes it."""
+    info: dict[str, Any] = {"id": program_id, "finish_reason": None}
+    return info | {"completion_tokens": len(logprobs)} | _of_tokens(logprobs, texts) if logprobs else info
+
+
+def _of_tokens(logprobs: Sequence[TokenLogprob], texts: Mapping[int, str]) -> dict[str, Any]:
+    return {
+        "input_token_logprobs": [],
+        "output_token_logprobs": _entries(logprobs, texts),
+        "output_token_logprobs_length": len(logprobs),
+        "output_top_logprobs": [
+            [(logprob, token, texts.get(token)) for token, logprob in entry.top] for entry in logprobs
+        ],
+    }
 
 
 def _of_select(value: Value, choices: Sequence[str]) -> dict[str, Any]:

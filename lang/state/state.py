@@ -13,14 +13,14 @@ import msgspec
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.request import Usage
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import add_line
+from ..diagnostics.located import add_line, users_lines
 from ..diagnostics.source_lines import caller
 from ..observe.timelines.timeline import Timeline
 from ..record.expression import Expression, Generate, RoleClose, RoleOpen, Series, items_of
 from ..record.options import SamplingOptions, clean_options, wrong_kind
 from ..record.variables import Entry, elements_of
 from ..session.attempts import asettle
-from ..session.body import current
+from ..session.body import Promised, current
 from ..session.branch import Branch, Reference
 from ..session.samples import cancel, samples_of
 from ..types.schema import check_constraint, typed
@@ -45,7 +45,7 @@ _MEANT = {
         for name in ("gen", "gen_int", "gen_string", "select", "use", "when", "repeat_until", "image", "video")
     },
     "var": "that is bough.var(name), or s.ref(name)",
-    "join": "the group that s.fork(...) gives is joined, branches.join()",
+    "join": "join the group that s.fork(...) returns: branches.join()",
     "run": "a program is run, f.run(...), not its state",
 }
 """Likely meanings of attributes that do not exist."""
@@ -80,7 +80,7 @@ class State(Generic[Result]):
     def __format__(self, spec: str) -> str:
         if current.get() is not None:
             raise ProgramError(
-                "a state cannot stand in an f-string: read a variable of it with s[name], or all text with s.text()",
+                "a state cannot be used in an f-string: read a variable of it with s[name], or all text with s.text()",
                 code="invalid_program",
                 place=caller(),
             )
@@ -170,10 +170,10 @@ class State(Generic[Result]):
     def fork(
         self, size: int = 1, position_ids_offset: object = None, *, isolated: bool = False, retries: int = 0
     ) -> Group[State[Any]]:
-        """`size` branches that go on from here side by side. They share all that is cached.
+        """Creates `size` branches that continue from here in parallel. They share everything cached.
 
-        isolated   what fails in one of them ends that one only: reading its values raises why; see `Group.join`
-        retries    a branch that fails is begun anew so many times; needs `isolated`
+        isolated   a failure in a branch ends only that branch: reading its values raises the error; see `Group.join`
+        retries    a failing branch is restarted up to this many times; needs `isolated`
 
         >>> for branch, aspect in zip(s.fork(2), ("price", "quality")):
         ...     branch += f"The {aspect} is" + gen("note")
@@ -189,10 +189,10 @@ class State(Generic[Result]):
     def fork_samples(
         self, expression: str | Expression, n: int | None = None, *, isolated: bool = False
     ) -> Group[State[Any]]:
-        """`n` branches, each with a sample of its own of what `expression` generates, that go on from there.
+        """Creates `n` branches, each continuing from its own sample of what `expression` generates.
 
-        Without `n`, as many as the first generation in `expression` asks for by `n=`. A `seed` gives the same samples
-        as `gen(n=...)` with it does. After the join, the variable is the list of all samples.
+        Without `n`, as many as the first generation in `expression` requests with `n=`. With a `seed`, the samples are
+        those of `gen(n=...)`. After the join, the variable is the list of all samples.
 
         >>> ideas = s.fork_samples(assistant(gen("idea", temperature=0.9)), 4)
         >>> ideas += user("Rate this idea.") + assistant(gen("rating", int))
@@ -205,15 +205,15 @@ class State(Generic[Result]):
         return group
 
     def copy(self, position_ids_offset: object = None) -> State[Any]:
-        """A branch for text that this one shall not have. As a context manager it is joined when the block ends: the
-        variables that it has set become lists of one."""
+        """A branch for text that should not become part of this one. As a context manager it is joined when the block
+        ends: the variables that it has set become lists of one."""
         group = self.fork(1, position_ids_offset)
         group[0]._group = group
         return group[0]
 
     def cancel(self) -> None:
-        """Stops this branch and all that was forked from it, at once, whatever it waits for; also from another thread
-        or task than the body's. Values that have come stay; reading others raises a ProgramError, code "cancelled".
+        """Stops this branch and all branches forked from it at once, whatever they wait for; also from a thread or task
+        other than the body's. Values that have arrived stay; reading others raises a ProgramError, code "cancelled".
         """
         cancel(self._branch)
 
@@ -230,10 +230,11 @@ class State(Generic[Result]):
 
     # Variables
 
+    @users_lines
     def __getitem__(self, name: str) -> Any:
         """The variable's value, of the type that its `gen` asked for. Sends what is recorded, and waits.
 
-        After a join it is a list. With n > 1 it is a list of samples; the text goes on with the first.
+        After a join it is a list. With n > 1 it is a list of samples; the text continues with the first.
         """
         return reader.read(self._branch, reader.known(self._branch, name))
 
@@ -241,8 +242,9 @@ class State(Generic[Result]):
     def get(self, name: str, kind: type[Kind]) -> Kind: ...
     @overload
     def get(self, name: str, kind: object = None) -> Any: ...
+    @users_lines
     def get(self, name: str, kind: object = None) -> Any:
-        """The same as a value of the type `kind`, which type checkers know: text is read as it if it is none yet.
+        """The same as a value of the type `kind`, visible to type checkers: text and dicts are converted to it.
 
         >>> age = s.get("age", int) + 1
 
@@ -258,8 +260,9 @@ class State(Generic[Result]):
     @overload
     def aget(self, name: str, kind: object = None) -> Coroutine[Any, Any, Any]: ...
     def aget(self, name: str, kind: object = None) -> Coroutine[Any, Any, Any]:
-        """The same for async programs: `await s.aget("x")`."""
-        return self._watched(self._aget(name, kind), f"s.aget({name!r})")
+        """The variable's value, in async programs: `await s.aget("x")`."""
+        promised = Promised(self._aget(name, kind), f"await s.aget({name!r}), or in a plain function s[{name!r}]")
+        return self._watched(promised, f"s.aget({name!r})")
 
     def _watched(self, coroutine: Coroutine[Any, Any, Kind], what: str) -> Coroutine[Any, Any, Kind]:
         """`coroutine`, which somebody in the program's body must await."""
@@ -269,9 +272,10 @@ class State(Generic[Result]):
         return coroutine
 
     async def _aget(self, name: str, kind: object) -> Any:
-        await self._begin()
-        value = await streaming.aread(self._branch, name)
-        return value if kind is None else reader.as_kind(self._branch, name, value, kind)
+        with users_lines:
+            await self._begin()
+            value = await streaming.aread(self._branch, name)
+            return value if kind is None else reader.as_kind(self._branch, name, value, kind)
 
     async def _begin(self) -> None:
         """Begins what must begin before it can be read from: a call of another program."""
@@ -280,22 +284,24 @@ class State(Generic[Result]):
         """Sets a variable: a Python value, or a reference. Sends nothing."""
         self._branch.assign(name, value)
 
+    @users_lines
     def history(self, name: str) -> list[Any]:
-        """All values of the generations called `name` that this branch has made, in order: of all turns of a loop."""
+        """All values of the generations called `name` in this branch, in order: of all turns of a loop."""
         return reader.history(self._branch, name)
 
     def __contains__(self, name: object) -> bool:
         branch = self._branch
         return name in branch.variables or (branch.attempts is not None and branch.attempts.name == name)
 
+    @users_lines
     def values(self) -> dict[str, Any]:
-        """All variables of this branch, read. After the program has failed: those that had come."""
+        """The values of all variables of this branch. After the program has failed: those that had arrived."""
         return reader.values(self._branch)
 
     def ref(self, name: str, index: int | None = None) -> Reference:
-        """The variable's text, to be appended before it is there: reads nothing, so that all stays one request.
+        """The variable's text, to be appended before it exists: reads nothing, so everything stays one request.
 
-        `index` picks one of a list that a join has gathered.
+        `index` picks one value of a list that a join has collected.
 
         >>> s += "Summary: " + s.ref("summary")
         """
@@ -307,35 +313,39 @@ class State(Generic[Result]):
         if index is not None:
             elements = elements_of(entry)
             if type(index) is not int or not -len(elements) <= index < len(elements):
-                of = f"it has {len(elements)}" if elements else "it is no list that a join has gathered"
+                of = f"it has {len(elements)}" if elements else "it is not a list collected by a join"
                 raise ProgramError(f"{name!r} has no element {index!r}: {of}", code="unknown_variable", place=caller())
             entry = elements[index]
         if entry is None:
             raise ProgramError(f"branch {index} has no {name!r}", code="unknown_variable", place=caller())
         return Reference(name, entry, self._branch.session)
 
+    @users_lines
     def json(self, name: str) -> Any:
-        """The variable's text, parsed as JSON: for values under a schema that was given as dict or text."""
+        """The variable's text, parsed as JSON: for values under a schema given as dict or text."""
         return reader.read(self._branch, reader.known(self._branch, name), msgspec.json.decode)
 
     # What is known about it
 
+    @users_lines
     def text(self) -> str:
-        """The whole text of this branch, the chat template's included. Waits for all that is recorded.
+        """The whole text of this branch, including the chat template's. Waits for everything recorded.
 
-        After the program has failed: what had come, without the template's own.
+        After the program has failed: what had arrived, without the template's text.
         """
         return streaming.text(self._branch)
 
+    @users_lines
     def messages(self) -> list[dict[str, str]]:
-        """The chat so far, as role and content. Waits for all that is in it; after the program has failed: what had
-        come."""
+        """The chat so far, as role and content. Waits for all of it; after the program has failed: what had arrived."""
         return streaming.messages(self._branch)
 
+    @users_lines
     def get_meta_info(self, name: str) -> dict[str, Any]:
-        """Returns how a value came about: finish reason, tokens, seconds, log-probabilities if they were asked for."""
+        """Returns metadata of a value: finish reason, tokens, seconds, and log-probabilities if requested."""
         return reader.meta_info(self._branch, reader.known(self._branch, name))
 
+    @users_lines
     def probabilities(self, name: str) -> dict[str, float]:
         """The probability of each choice of a select.
 
@@ -357,9 +367,9 @@ class State(Generic[Result]):
     ) -> Stream[Any]:
         """Streams a variable, for `for` and `async for`: its text, or with `partial` its typed value.
 
-        A typed value comes as often as more of it is complete, as an object on which only that is set, and last as a
-        whole. `what` can be its type, too: then it is the latest value of that type, and in a program's body one is
-        asked for here and now (as `name`, with `options`) unless there is one that was not streamed yet.
+        A typed value is yielded each time more of it is complete, as an object with only the complete parts set, and
+        at the end as a whole. `what` can also be its type: then it is the latest value of that type, and in a
+        program's body a new one is requested (as `name`, with `options`) unless there is one not streamed yet.
 
         >>> for delta in s.stream("story"):
         ...     print(delta, end="")
@@ -384,24 +394,26 @@ class State(Generic[Result]):
         slot.streamed = True
         return streaming.slot_stream(branch, slot)
 
+    @users_lines
     def sync(self) -> None:
-        """Sends what is recorded, and waits until all of it is done."""
+        """Sends what is recorded, and waits for it to finish."""
         reader.sync(self._branch)
         self._branch.session.raise_error()
 
     def asettle(self) -> Coroutine[Any, Any, None]:
-        """`sync` for async programs. After it, nothing that is read from here has to wait."""
-        return self._watched(self._asettle(), "s.asettle()")
+        """`sync` for async programs. Afterwards, reading from this state does not wait."""
+        return self._watched(Promised(self._asettle(), "await s.asettle()"), "s.asettle()")
 
     async def _asettle(self) -> None:
         session = self._branch.session
-        await asettle(session)
-        session.send()
-        await session.await_until(lambda: session.quiet)
-        session.raise_error()
+        with users_lines:
+            await asettle(session)
+            session.send()
+            await session.await_until(lambda: session.quiet)
+            session.raise_error()
 
     def error(self) -> BaseException | None:
-        """Returns what the program failed with, or None. Waits for the end, but not in the body itself."""
+        """Returns the error that ended the program, or None. Waits for the end, except in the body itself."""
         session = self._branch.session
         if not session.records_here:
             reader.sync(self._branch)
@@ -409,11 +421,12 @@ class State(Generic[Result]):
 
     @property
     def usage(self) -> Usage:
-        """Tokens of all requests that have ended; of one that has failed, those of the values that had come."""
+        """Tokens of all finished requests; for a failed one, those of the values that had arrived."""
         return self._branch.session.tally.usage
 
+    @users_lines
     def timeline(self) -> Timeline:
-        """Returns where each token came from, and when. The program must have been run with `trace=True`."""
+        """Returns the origin and time of each token. The program must have been run with `trace=True`."""
         session = self._branch.session
         if not session.settings.trace:
             raise ProgramError(
@@ -442,7 +455,7 @@ class State(Generic[Result]):
         self[name] = value
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """The variable's text as it comes; without a name, all text of the branch but the chat template's."""
+        """The variable's text as it arrives; without a name, all text of the branch except the chat template's."""
         return streaming.text_stream(self._branch, var_name)
 
     @overload
@@ -456,16 +469,12 @@ class State(Generic[Result]):
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for async programs and for tasks that watch one.
 
-        With `return_meta_data`, each piece of the variable's text comes with what is known of the value so far; all of
-        it (`get_meta_info`) comes last, with an empty text.
+        With `return_meta_data`, each piece of the variable's text comes with the metadata known so far: with
+        `return_logprob`, the `output_token_logprobs` of all tokens and their number, as far as the backend reports them
+        while it generates. The last piece comes with the complete metadata (`get_meta_info`).
         """
         if not return_meta_data:
             return streaming.text_stream(self._branch, var_name)
         if var_name is None:
             raise ProgramError("return_meta_data needs the name of a variable", param="var_name", place=caller())
-        return self._with_meta_info(var_name)
-
-    async def _with_meta_info(self, name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        async for piece in streaming.text_stream(self._branch, name):
-            yield piece, {"id": self._branch.session.id, "finish_reason": None}
-        yield "", self.get_meta_info(name)
+        return streaming.described_stream(self._branch, var_name)

@@ -10,9 +10,10 @@ from typing import Any, Generic, TypeVar
 from ...constrain.json_text.partial import PartialReader
 from ...constrain.spec import JsonSchema
 from ..diagnostics.errors import ProgramError
+from ..diagnostics.located import users_lines
 from ..diagnostics.source_lines import caller
 from ..record.expression import RoleClose, RoleOpen
-from ..record.variables import Block, Derived, Kept, Slot, Submission, marks_of
+from ..record.variables import Block, Derived, Entry, Kept, Slot, Submission, marks_of
 from ..session.attempts import settling
 from ..session.branch import Branch
 from ..session.replay import Piece, Turn, text_of
@@ -21,6 +22,8 @@ from ..types.partial import shape_of
 from .values import (
     converted,
     line_of,
+    meta_info,
+    meta_info_so_far,
     outcome,
     over,
     raise_missing,
@@ -131,6 +134,7 @@ class Stream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self._session = session
         self._walk = walk
 
+    @users_lines
     def __next__(self) -> Item:
         for item in self._walk:
             if not isinstance(item, Wait):
@@ -139,16 +143,42 @@ class Stream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         raise StopIteration
 
     async def __anext__(self) -> Item:
-        for item in self._walk:
-            if not isinstance(item, Wait):
-                return item
-            await self._session.await_until(item.done)
+        with users_lines:
+            for item in self._walk:
+                if not isinstance(item, Wait):
+                    return item
+                await self._session.await_until(item.done)
         raise StopAsyncIteration
 
 
 def text_stream(branch: Branch, name: str | None) -> Stream[str]:
     """The text of a variable, or of a whole branch but for the chat template's."""
     return Stream(branch.session, _walk(branch, name))
+
+
+def described_stream(branch: Branch, name: str) -> Stream[tuple[str, dict[str, Any]]]:
+    """The text of a variable, each piece with what is known of the value by then. A piece is held back until the next
+    comes, so that the last one comes with all that there is to know."""
+
+    def walk() -> Iterator[Any]:
+        yield from _until_known(branch, name)
+        entry = branch.look_up(name)
+        held: list[tuple[str, dict[str, Any]]] = []
+        try:
+            for item in _walk_entry(branch, name, entry):
+                if isinstance(item, Wait):
+                    yield item
+                elif item:
+                    yield from held
+                    held = [(item, meta_info_so_far(branch, entry))]
+            yield from waits(branch, entry)
+        except ProgramError:
+            yield from held
+            raise
+        for text, _ in held:
+            yield text, meta_info(branch, entry)
+
+    return Stream(branch.session, walk())
 
 
 def value_stream(branch: Branch, name: str) -> Stream[Any]:
@@ -158,7 +188,7 @@ def value_stream(branch: Branch, name: str) -> Stream[Any]:
         yield from _until_known(branch, name)
         entry = branch.look_up(name)
         if not isinstance(entry, Slot) or entry.kind is None:
-            message = f"{name!r} is no typed value, which would have parts: ask for one with gen({name!r}, Type)"
+            message = f"{name!r} is not a typed value, so it has no parts: ask for one with gen({name!r}, Type)"
             raise ProgramError(message, code="invalid_program", place=caller())
         yield from _walk_values(branch, entry)
 
@@ -206,13 +236,7 @@ async def aread(branch: Branch, name: str) -> Any:
 def _walk(branch: Branch, name: str | None) -> Iterator[str | Wait]:
     if name is not None:
         yield from _until_known(branch, name)
-        entry = branch.look_up(name)
-        if isinstance(entry, Derived):  # which part of the text is whose is known at its end
-            yield from waits(branch, entry)
-            yield str(read(branch, entry))
-            return
-        for part in marks_of(name, entry):
-            yield from _walk_mark(branch, part)
+        yield from _walk_entry(branch, name, branch.look_up(name))
         return
     session, index, num_chars = branch.session, 0, 0
     yield from _attempts(session)
@@ -232,6 +256,15 @@ def _walk(branch: Branch, name: str | None) -> Iterator[str | Wait]:
         if session.may_send:
             return
         yield Wait(partial(_longer, branch, index), _nothing)
+
+
+def _walk_entry(branch: Branch, name: str, entry: Entry) -> Iterator[str | Wait]:
+    if isinstance(entry, Derived):  # which part of the text is whose is known at its end
+        yield from waits(branch, entry)
+        yield str(read(branch, entry))
+        return
+    for part in marks_of(name, entry):
+        yield from _walk_mark(branch, part)
 
 
 def _walk_values(branch: Branch, slot: Slot) -> Iterator[Any]:

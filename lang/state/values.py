@@ -21,6 +21,7 @@ from ..types.annotations import described
 from ..types.checks import reason_of
 from ..types.schema import typed
 from ..types.texts import from_text
+from .meta_info import info_so_far
 from .meta_info import meta_info as describe
 
 
@@ -33,7 +34,7 @@ class RunReading:
     def of_kind(self, branch: Branch, name: str, value: Any, kind: Any) -> Any:
         try:
             return read_as(value, kind)
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError) as error:
             raise _not_of(name, value, kind, str(error)) from error
 
     def text(self, branch: Branch, entry: Slot | Kept) -> str:
@@ -89,7 +90,7 @@ def as_kind(branch: Branch, name: str, value: Any, kind: Any) -> Any:
 
 
 def read_as(value: Any, kind: Any) -> Any:
-    """The value as one of the type `kind`. Raises ValueError, TypeError or LookupError."""
+    """The value as one of the type `kind`. Raises ValueError or TypeError."""
     return _of_text(value, kind) if isinstance(value, str) else _of_value(value, kind)
 
 
@@ -144,9 +145,9 @@ def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
     """A value's text, converted; with several samples, the list of them. Raises as `read`."""
     try:
         return convert(value.text) if value.samples is None else [convert(text) for text in value.samples]
-    except (ValueError, LookupError) as error:
+    except ValueError as error:
         raise ProgramError(
-            f"{slot.name!r} is not of the type asked for: {reason_of(error)}; its text is {value.text!r} "
+            f"{slot.variable!r} is not of the type asked for: {reason_of(error)}; its text is {value.text!r} "
             f"and it ended by {value.finish_reason!r}",
             code="invalid_output",
             place=slot.place,
@@ -358,6 +359,14 @@ def shown(branch: Branch, name: str) -> str:
 
 
 # What is known about values
+
+
+def meta_info_so_far(branch: Branch, entry: Entry) -> dict[str, Any]:
+    """Returns what is known of a value while its text comes. Waits for nothing."""
+    session = branch.session
+    with session.changed:
+        logprobs, texts = session.arrivals.logprobs_of(entry) if isinstance(entry, Slot) else ((), {})
+    return info_so_far(session.id, logprobs, texts)
 
 
 def meta_info(branch: Branch, entry: Entry) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tools that another service provides: calls of a URL."""
+"""Tools provided by a web service: requests to a URL."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def http_tool(
     timeout_s: float = _DEFAULT_TIMEOUT_S,
     max_chars: int = MAX_CHARS,
 ) -> Tool[..., str]:
-    """A tool that posts its arguments as JSON to `url`. What comes back is text, or JSON.
+    """Creates a tool that posts its arguments as JSON to `url`. The answer is text or JSON.
 
     parameters   JSON Schema of the arguments, or a dataclass, TypedDict or Pydantic model of them; None: any, as text
     headers      sent with each call, such as a key
     timeout_s    seconds for the whole call
-    max_chars    characters that the answer may have; more is an error
+    max_chars    maximum characters of the answer; more is an error
 
     Redirects are followed only within the same host.
 
     >>> weather = bough.http_tool("weather", "http://127.0.0.1:9000/weather", parameters=Place)
 
     Raises:
-        RequestError: the URL is none, or `parameters` describe no object.
+        RequestError: the URL is invalid, or `parameters` do not describe an object.
     """
     return _HttpTool(name, url, _schema_of(parameters), description, dict(headers or {}), timeout_s, max_chars)
 
@@ -152,7 +152,7 @@ def _schema_of_type(kind: Any) -> dict[str, Any]:
     try:
         schema = described(kind).schema
     except TypeError as error:
-        raise RequestError(f"{kind!r} describes no JSON object: {error}", param="parameters") from error
+        raise RequestError(f"{kind!r} does not describe a JSON object: {error}", param="parameters") from error
     reference = schema.get("$ref", "").rpartition("/")[2]
     definitions = schema.get("$defs", {})
     return {**definitions[reference], "$defs": definitions} if reference in definitions else schema

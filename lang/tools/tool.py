@@ -27,12 +27,12 @@ MAX_CHARS = 16_384
 
 
 class Tool(Generic[Params, Result]):
-    """A function that programs can call by name: `bough.use("observation", tool, ...)`. It is still callable.
+    """A function that programs can call by name: `bough.use("observation", tool, ...)`. It stays callable.
 
     name, description   what models and servers see
     parameters          JSON Schema of its arguments, from their annotations
-    timeout_s           seconds that a call may take; None: the engine's limit
-    max_chars           characters that it may return
+    timeout_s           maximum seconds of a call; None: the engine's limit
+    max_chars           maximum characters of its result
     """
 
     def __init__(
@@ -127,11 +127,11 @@ def tool(
     timeout_s: float | None = None,
     max_chars: int = MAX_CHARS,
 ) -> Any:
-    """Makes a tool of a function, sync or async. Its annotations say which arguments it takes, its docstring what it
-    does. It runs beside the engine, on another thread, while other programs go on.
+    """Turns a function, sync or async, into a tool. Its annotations declare its arguments, its docstring describes it.
+    It runs beside the engine, on another thread, while other programs continue.
 
     timeout_s   seconds after which a call fails; None: the engine's limit
-    max_chars   characters that it may return; more is an error
+    max_chars   maximum characters of its result; more is an error
 
     >>> @bough.tool(timeout_s=5)
     ... def search(query: str) -> str:
@@ -139,7 +139,7 @@ def tool(
     ...     return index[query]
 
     Raises:
-        RequestError: its parameters cannot be given by name, or are of no JSON type.
+        RequestError: its parameters cannot be passed by name, or have no JSON type.
     """
 
     def make(body: Callable[..., Any]) -> Tool[..., Any]:
@@ -181,21 +181,22 @@ def use(
     """Calls a tool while the program runs, appends what it returns and keeps it as the variable `name`.
 
     tool         a `@bough.tool`, or the name of one that the server has registered
-    arguments    by name, or as keywords: JSON values, references (`s.ref("x")`), texts with references in them
+    arguments    by name, or as keywords: JSON values, references (`s.ref("x")`), texts that contain references
     append       False: only keep the text
-    timeout_s    seconds; goes over the tool's own limit
+    timeout_s    seconds; overrides the tool's own limit
 
     >>> s += "Observation: " + bough.use("observation", search, query=s.ref("query")) + "\\n"
 
     Raises:
-        RequestError: the tool takes no such argument, or lacks one.
+        RequestError: an argument is unknown or missing.
     """
     if not isinstance(arguments, Mapping | None):
         raise wrong_kind("arguments", "a dict of arguments by name, or keywords", arguments)
     given = {**(arguments or {}), **more}
     if not isinstance(tool, str | Tool):
         raise RequestError(
-            f"use takes a tool made by @bough.tool, or the name of a server's; got {type(tool).__name__}", param="tool"
+            f"use takes a tool made with @bough.tool, or the name of a tool on the server; got {type(tool).__name__}",
+            param="tool",
         )
     timeout_s = checked_timeout(timeout_s)
     known = None if isinstance(tool, str) else tool
@@ -220,7 +221,7 @@ def _readers(function: Callable[..., Any], name: str) -> dict[str, _Reader]:
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise RequestError(
-                f"the parameter {parameter.name!r} of tool {name!r} cannot be given by name alone", param=parameter.name
+                f"the parameter {parameter.name!r} of tool {name!r} cannot be passed by name", param=parameter.name
             )
         found[parameter.name] = _reader(name, parameter, kinds.get(parameter.name, Any))
     return found
@@ -234,7 +235,7 @@ def _reader(tool_name: str, parameter: inspect.Parameter, kind: Any) -> _Reader:
             schema.setdefault("default", as_json(parameter.default))
     except (TypeError, ValueError) as error:
         raise RequestError(
-            f"the parameter {parameter.name!r} of tool {tool_name!r} is of no JSON type: {error}", param=parameter.name
+            f"the parameter {parameter.name!r} of tool {tool_name!r} has no JSON type: {error}", param=parameter.name
         ) from error
     definitions = schema.pop("$defs", {})
     return _Reader(schema, definitions, convert, required)

@@ -8,6 +8,7 @@ from typing import Any
 
 MAX_REASON_CHARS = 1000
 _MAX_PROBLEMS = 8
+_TRUTHS = ("bool", "bool_")  # numpy's, too, which checks of arrays return
 
 
 class CheckError(ValueError):
@@ -25,7 +26,7 @@ def checked(convert: Callable[[str], Any], check: Callable[[Any], object], *, an
             answer = check(value)
         except refusals as error:
             raise CheckError(reason_of(error)) from error
-        if answer is False:
+        if type(answer).__name__ in _TRUTHS and not answer:
             raise CheckError(f"the check {_named(check)} refuses it")
         return value
 

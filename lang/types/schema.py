@@ -7,14 +7,11 @@ import enum
 import functools
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from ...constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
 from ...runtime.protocol.errors import RequestError
 from .annotations import described
-
-if TYPE_CHECKING:
-    from ...constrain.lowered import Lowered
 
 INTEGER = r"-?(0|[1-9][0-9]{0,17})"
 NUMBER = r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?"
@@ -65,9 +62,16 @@ def _typed(kind: Any) -> Typed:
         return Typed(Regex("True|False"), _to_bool)
     options = bare_options(kind)
     if options is not None:
-        return Typed(Choice(tuple(options)), options.__getitem__)
+        return Typed(Choice(tuple(options)), functools.partial(_member, options))
     one = described(kind)
     return Typed(_ordered(_closed(one.schema)), one.read)
+
+
+def _member(options: Mapping[str, Any], text: str) -> Any:
+    """Raises ValueError if it is none."""
+    if text not in options:
+        raise ValueError(f"{text[:40]!r} is none of {', '.join(map(repr, options))}")
+    return options[text]
 
 
 def _to_bool(text: str) -> bool:
@@ -170,19 +174,6 @@ def alone(grammar: GrammarSpec | None, options: Mapping[str, Any]) -> tuple[Gram
 MAX_CHECKED_CHARS = 16_384
 """Length of a grammar in Lark's notation or of choices: longer ones take over 30 ms, and are left to the engine."""
 
-MAX_LOWERED_CHARS = 4096
-MAX_LOWERED_DEPTH = 16
-MAX_LOWERED_PATTERN_CHARS = 256
-MAX_LOWERED_COUNT = 1024
-
-_LOWERED = frozenset(
-    {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
-    | {"type", "enum", "const", "properties", "required", "items", "prefixItems", "additionalProperties", "anyOf"}
-    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems"}
-    | {"pattern", "format", "contentEncoding", "$defs", "definitions", "$ref"}
-)
-"""Keywords of schemas of types. Each is about one place only: writing its grammar takes no search."""
-
 
 def check_constraint(spec: GrammarSpec | None, param: str) -> None:
     """Refuses a constraint that no engine takes. What only compiling would tell is left to the engine.
@@ -249,42 +240,10 @@ def _reason(message: str) -> str:
 
 def _check_schema(spec: JsonSchema) -> None:
     from ...constrain.errors import UnsupportedKeywordError  # noqa: PLC0415
+    from ...constrain.lower import lower_if_plain  # noqa: PLC0415
 
     try:
-        lowered_if_plain(spec)
+        lower_if_plain(spec)
     except UnsupportedKeywordError:
         if spec.policy == "exact":
             raise
-
-
-def lowered_if_plain(spec: JsonSchema) -> Lowered | None:
-    """The schema's grammar, if writing it is certain to take little time. Raises GrammarError."""
-    from ...constrain.json_schema.parse import parse_schema  # noqa: PLC0415
-    from ...constrain.lower import lower  # noqa: PLC0415
-
-    schema = parse_schema(spec.schema)
-    return lower(spec) if len(spec.schema) <= MAX_LOWERED_CHARS and _is_plain(schema) else None
-
-
-def _is_plain(schema: Any) -> bool:
-    """Tells whether writing its grammar is certain to take little time."""
-    stack: list[tuple[Any, int]] = [(schema, 0)]
-    while stack:
-        node, depth = stack.pop()
-        if not isinstance(node, dict):
-            continue
-        if depth > MAX_LOWERED_DEPTH or not node.keys() <= _LOWERED:
-            return False
-        pattern = node.get("pattern", "")
-        if len(pattern) > MAX_LOWERED_PATTERN_CHARS or "(?" in pattern:
-            return False
-        if any(node.get(name, 0) > MAX_LOWERED_COUNT for name in ("minLength", "maxLength", "minItems", "maxItems")):
-            return False
-        for name in ("properties", "$defs", "definitions"):
-            stack += ((child, depth + 1) for child in node.get(name, {}).values())
-        for name in ("anyOf", "prefixItems"):
-            stack += ((child, depth + 1) for child in node.get(name, ()))
-        items = node.get("items")
-        stack += ((child, depth + 1) for child in (items if isinstance(items, list) else [items]))
-        stack.append((node.get("additionalProperties"), depth + 1))
-    return True

@@ -102,13 +102,13 @@ class Download:
     def _fill(self, part: IO[bytes]) -> None:
         """Fetches until the file is whole, going on where a transfer breaks off."""
         failures, before = 0, _size(part)
-        with client(self.token) as http:
+        with client(self.source, self.url, self.token) as http:
             while True:
                 try:
                     if self._transfer(http, part):
                         return
                     reason = "the transfer broke off"
-                except httpx.TransportError as error:
+                except httpx.RequestError as error:
                     reason = cause(error)
                     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and _size(part) == before:
                         raise ModelError(unreachable(self.source, self.url, error)) from error
@@ -131,7 +131,6 @@ class Download:
         if begun and known is not None and known.etag:
             headers["If-Range"] = known.etag
         with http.stream("GET", self.url, headers=headers) as response:
-            check_address(self.source, str(response.url))
             found = _RANGE.fullmatch(response.headers.get("content-range", ""))
             if response.status_code == 416 or (
                 response.status_code == 206 and (found is None or int(found[1]) != begun)
@@ -159,6 +158,8 @@ class Download:
                 self._check_kind(part)
             if self.progress is not None:
                 self.progress("download", done, max(total, done))
+            if done > total > 0:
+                break
         part.flush()
         if total and done > total:
             _cut(part, 0)
@@ -195,10 +196,17 @@ class Download:
         os.replace(self.part, self.target)
 
 
-def client(token: str | None) -> httpx.Client:
-    """Returns an HTTP client for models: with the system's proxies, and `token` for the first host only."""
+def client(source: str, url: str, token: str | None) -> httpx.Client:
+    """Returns an HTTP client for models: with the system's proxies, and `token` for the first host only. Every address,
+    also one that it is redirected to, is checked before anything is sent there."""
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    return httpx.Client(headers=headers, timeout=_TIMEOUT, follow_redirects=True, verify=_trusted())
+    local = urlsplit(url).hostname in _LOOPBACK
+
+    def check(request: httpx.Request) -> None:
+        check_address(source, str(request.url), local=local)
+
+    hooks = {"request": [check]}
+    return httpx.Client(headers=headers, timeout=_TIMEOUT, follow_redirects=True, verify=_trusted(), event_hooks=hooks)
 
 
 @functools.cache
@@ -210,8 +218,7 @@ def _trusted() -> ssl.SSLContext:
 def get_json(source: str, url: str, token: str | None) -> bytes:
     """Returns what the URL answers. Raises ModelError."""
     try:
-        with client(token) as http, http.stream("GET", url) as response:
-            check_address(source, str(response.url))
+        with client(source, url, token) as http, http.stream("GET", url) as response:
             if response.status_code != 200:
                 raise_for(source, response)
             body = bytearray()
@@ -220,19 +227,29 @@ def get_json(source: str, url: str, token: str | None) -> bytes:
                 if len(body) > _MAX_TEXT_BYTES:
                     raise ModelError(f"{source}: the answer of {url} is too long: check the address in HF_ENDPOINT")
             return bytes(body)
-    except httpx.TransportError as error:
+    except httpx.RequestError as error:
         raise ModelError(unreachable(source, url, error)) from error
 
 
-def check_address(source: str, url: str) -> None:
-    """Raises ModelError if a file would come over a connection that others can change."""
-    address = urlsplit(url)
-    if address.scheme != "https" and address.hostname not in _LOOPBACK:
+def check_address(source: str, url: str, *, local: bool = True) -> None:
+    """Raises ModelError if a file would come over a connection that others can change. Addresses of this machine need
+    no encryption; if not `local`, no other server may lead to them."""
+    try:
+        address = urlsplit(url)
+        usable = address.scheme in ("https", "http") and bool(address.hostname and httpx.URL(url))
+    except (ValueError, httpx.InvalidURL):
+        usable = False
+    if not usable:
+        raise ModelError(f"{source}: {url!r} is not an address: give one that begins with https://")
+    on_this_machine = address.hostname in _LOOPBACK
+    if on_this_machine and not local:
+        raise ModelError(f"{source}: its server redirects to {address.hostname}, this machine: nothing was fetched")
+    if address.scheme != "https" and not on_this_machine:
         raise ModelError(f"{source}: {address.scheme}://{address.hostname} is not encrypted: give an https:// address")
 
 
 def raise_for(source: str, response: httpx.Response) -> None:
-    """Raises httpx.TransportError for an answer that may be another the next time, ModelError for others."""
+    """Raises httpx.RequestError for an answer that may be another the next time, ModelError for others."""
     status, host = response.status_code, response.url.host
     if status == 429 or status >= 500:
         raise httpx.RemoteProtocolError(f"{host} answered {status}")
@@ -244,7 +261,7 @@ def raise_for(source: str, response: httpx.Response) -> None:
     raise ModelError(f"{source}: {host} answered {status}: {advice}")
 
 
-def unreachable(source: str, url: str, error: httpx.TransportError) -> str:
+def unreachable(source: str, url: str, error: httpx.RequestError) -> str:
     """The line that says that there is no way to a host."""
     return (
         f"{source} cannot be fetched: {urlsplit(url).hostname} cannot be reached ({cause(error)}). Check the network "

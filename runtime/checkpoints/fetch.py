@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ..protocol.errors import ModelError
+from ..protocol.errors import ModelError, did_you_mean
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total), in bytes
 
@@ -73,10 +73,14 @@ def pull(
     """
     model = MODELS.get(name)
     if model is None:
+        if hint := did_you_mean(name, MODELS):
+            raise ModelError(f"no model {name!r} to pull{hint}")
+        names = ", ".join(MODELS)
         raise ModelError(
-            f"no model {name!r} to pull; there is {', '.join(MODELS)}, organisation/name[:FILE.gguf], or a URL"
+            f"no model {name!r} to pull; there is {names}, organisation/name[:FILE.gguf], or the https:// address of "
+            "a file"
         )
-    target = (Path(cache_dir).expanduser() if cache_dir else default_cache()) / name / "model.gguf"
+    target = (user_path(cache_dir) if cache_dir else default_cache()) / name / "model.gguf"
     for known in (target, installed_file(model)):
         if known is not None and _is_expected(model, known, verify=verify):
             return known
@@ -114,7 +118,15 @@ def unwritable(folder: Path, error: OSError) -> str:
 def default_cache() -> Path:
     """Returns where models are kept: `$BOUGH_CACHE`, or `~/.cache/bough/models`."""
     named = os.environ.get("BOUGH_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "bough" / "models"
+    return user_path(named) if named else Path.home() / ".cache" / "bough" / "models"
+
+
+def user_path(path: str | Path) -> Path:
+    """Returns a path with `~` resolved; that of a user who does not exist is left as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def _is_expected(model: PackagedModel, path: Path, *, verify: bool) -> bool:

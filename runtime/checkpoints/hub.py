@@ -11,7 +11,7 @@ from pathlib import Path
 from ..protocol.errors import ModelError
 from .pins import Pin, PinnedFile, looked_at, pin_place, pinned, read_pin, write_pin
 
-_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]{1,200}))?", re.ASCII)
+_NAME = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]{1,200}))?", re.ASCII)
 HUB_FILE = re.compile(
     r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]{1,200}))?:(?P<wanted>\w[\w./-]{0,200})", re.ASCII
 )
@@ -23,12 +23,17 @@ _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]  # data fi
 
 def is_hub_name(name: str) -> bool:
     """Tells whether it is `organisation/name` or `organisation/name@revision`: a commit, a tag or a branch."""
-    return _NAME.fullmatch(name) is not None and not name.startswith((".", "/"))
+    return _NAME.fullmatch(name) is not None
 
 
 def is_remote_file(name: str) -> bool:
     """Tells whether it names one GGUF file elsewhere: of the hub, or by its address."""
     return is_url(name) or HUB_FILE.fullmatch(name) is not None
+
+
+def is_commit(revision: str) -> bool:
+    """Tells whether it is a commit's name in full."""
+    return _COMMIT.fullmatch(revision) is not None
 
 
 def is_url(name: str) -> bool:
@@ -57,7 +62,7 @@ def fetch_from_hub(name: str, *, verify: bool = False) -> Path:
     place = pin_place(name)
     pin = read_pin(place)
     folder = _download(match["name"], match["revision"] if pin is None else pin.revision, name)
-    commit = folder.name if _COMMIT.fullmatch(folder.name) else ""
+    commit = folder.name if is_commit(folder.name) else ""
     if pin is None:
         if not any(folder.rglob("*.safetensors")):
             raise ModelError(
@@ -84,8 +89,11 @@ def _download(name: str, revision: str | None, shown: str) -> Path:
     try:
         return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=_PATTERNS))
     except Exception as error:  # network, authentication and storage errors have no common base
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"no folder {shown!r}, and the hub could not be used: {reason}") from error
+        reason = str(error).splitlines()[0].removeprefix("Got: ") if str(error) else type(error).__name__
+        raise ModelError(
+            f"no folder {shown!r}, and the hub could not be used ({reason}): check the name and the network, or copy "
+            "the model here and give its folder"
+        ) from error
 
 
 def _checked(name: str, folder: Path, pin: Pin, place: Path, *, verify: bool) -> dict[str, PinnedFile]:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..protocol.errors import ModelError
-from .fetch import MODELS, default_cache, installed_file, unwritable
+from ..protocol.errors import ModelError, reason
+from .fetch import MODELS, default_cache, installed_file, unwritable, user_path
 from .gguf_file import GGUFFile
-from .hub import is_hub_name, is_remote_file
+from .hub import is_commit, is_hub_name, is_remote_file
 from .pins import Pin, pin_place, read_origin, read_pin, slug
 
 _MAX_HEADER_BYTES = 100 << 20
@@ -54,14 +54,18 @@ class Facts(NamedTuple):
 
 def places() -> list[CachedModel]:
     """Lists the models that are here, by name."""
-    return sorted({place.name: place for place in (*_named(), *_downloaded(), *_of_the_hub())}.values())
+    found: dict[str, CachedModel] = {}
+    for place in (*_named(), *_downloaded(), *_of_the_hub()):
+        if place.name not in found or not found[place.name].whole:
+            found[place.name] = place
+    return sorted(found.values())
 
 
 def find(name: str) -> CachedModel | None:
     """Finds a model that is here by its name, or by the path of its file or folder."""
     found = next((place for place in places() if place.name == name), None)
-    path = Path(name).expanduser()
-    if found is not None or not path.exists():
+    path = user_path(name)
+    if found is not None or not name or not path.exists():
         return found
     return CachedModel(name, path, "path")
 
@@ -73,11 +77,12 @@ def read_facts(path: Path) -> Facts:
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, ModelError):
             raise
-        raise ModelError(f"{path.name}: cannot be read as a model: {error}") from error
+        raise ModelError(f"{path.name}: cannot be read as a model: {reason(error)}") from error
 
 
 def remove(place: CachedModel) -> int:
-    """Removes a model's files from the disk, and returns how many bytes that were. Its pin stays.
+    """Removes a model's files from the disk, and returns how many bytes that were. Its pin stays, and so do other
+    commits of the same model in the cache of the hub's client.
 
     Raises:
         ModelError: they are not the cache's, or cannot be removed.
@@ -88,19 +93,44 @@ def remove(place: CachedModel) -> int:
     if place.owner == "path":
         raise ModelError(f"{place.name} is a path, not a name of the cache: remove it as you do other files")
     num_bytes = place.num_bytes
-    # The hub's client keeps the contents beside the folders of commits, which only lead to them.
-    folder = place.path.parents[1] if place.owner == "hub" else place.path.parent
+    folder = place.path if place.owner == "hub" else place.path.parent
+    if folder.is_symlink():
+        raise ModelError(f"{folder} is a link: remove it, and what it leads to, yourself")
     try:
-        shutil.rmtree(folder)
+        if place.owner == "hub":
+            _remove_commit(folder)
+        else:
+            shutil.rmtree(folder)
     except OSError as error:
         raise ModelError(unwritable(folder, error)) from error
     return num_bytes
 
 
-def pin_of(name: str) -> tuple[Path, Pin | None]:
-    """Returns the file that a name's pin is in, and the pin."""
-    place = pin_place(slug(name)) if is_remote_file(name) else pin_place(name)
-    return place, read_pin(place)
+def _remove_commit(snapshot: Path) -> None:
+    """Removes a commit from the cache of the hub's client, which keeps contents in `blobs` beside the commits' folders;
+    those lead to them. Raises OSError."""
+    model = snapshot.parents[1]
+    others = [path for path in _folders(snapshot.parent) if path != snapshot]
+    if not others:
+        shutil.rmtree(model)
+        return
+    used = {path.resolve() for other in others for path in other.rglob("*")}
+    blobs = (model / "blobs").resolve()
+    freed = {path.resolve() for path in snapshot.rglob("*") if path.is_symlink()} - used
+    shutil.rmtree(snapshot)
+    for path in freed:
+        if path.parent == blobs:
+            path.unlink(missing_ok=True)
+
+
+def place_of_pin(name: str) -> Path:
+    """Returns the file that a name's pin is in."""
+    return pin_place(slug(name)) if is_remote_file(name) else pin_place(name)
+
+
+def pin_of(name: str) -> Pin | None:
+    """Reads the pin of a name; None if there is none. Raises ModelError."""
+    return read_pin(place_of_pin(name))
 
 
 # Where models are
@@ -132,18 +162,26 @@ def _of_the_hub() -> Iterator[CachedModel]:
         if kind != "models" or not is_hub_name(name):
             continue
         for path in sorted((default_cache() / "pins").glob(f"{name.replace('/', '--')}*.json")):
-            pin = read_pin(path)
-            snapshot = folder / "snapshots" / (pin.revision if pin is not None else "")
             revision = path.stem.removeprefix(name.replace("/", "--"))
-            if pin is not None and pin.revision and snapshot.is_dir() and revision[:1] in ("", "@"):
-                yield CachedModel(name + revision, snapshot, "hub")
+            commit = _commit_of(path) if revision[:1] in ("", "@") else ""
+            if commit and (folder / "snapshots" / commit).is_dir():
+                yield CachedModel(name + revision, folder / "snapshots" / commit, "hub")
+
+
+def _commit_of(place: Path) -> str:
+    """The commit that a pin holds; "" where it cannot be read, which whoever loads the model is told."""
+    try:
+        pin = read_pin(place)
+    except ModelError:
+        return ""
+    return pin.revision if pin is not None and is_commit(pin.revision) else ""
 
 
 def _hub_cache() -> Path:
     named, home = os.environ.get("HF_HUB_CACHE"), os.environ.get("HF_HOME")
     if named:
-        return Path(named).expanduser()
-    return (Path(home).expanduser() if home else Path.home() / ".cache" / "huggingface") / "hub"
+        return user_path(named)
+    return (user_path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
 
 
 def _folders(path: Path) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..protocol.errors import ModelError
+from ..protocol.errors import ModelError, did_you_mean
 from . import fetch as pull
 from .hub import fetch_from_hub, is_hub_name, is_remote_file, is_url
 from .weights import Progress
@@ -16,7 +16,9 @@ def locate(source: str | Path, *, progress: Progress | None = None) -> Path:
     Raises:
         ModelError: there is no such model.
     """
-    path = Path(source).expanduser()
+    if not str(source):
+        raise ModelError("the model's name is empty: give a name, a folder or a .gguf file")
+    path = pull.user_path(source)
     if path.is_dir():
         return path
     if path.is_file():
@@ -33,16 +35,16 @@ def locate(source: str | Path, *, progress: Progress | None = None) -> Path:
 
         return fetch_file(name, progress=progress)
     known = ", ".join(pull.MODELS)
-    raise ModelError(
-        f"no model {name!r}: not a folder, a .gguf file, or a known model ({known}): give a path, or a name of the "
-        "hub, owner/model:FILE.gguf; bough models lists what is here"
+    hint = did_you_mean(name, pull.MODELS) or (
+        ": give a path, or a name of the hub, owner/model:FILE.gguf; bough models lists what is here"
     )
+    raise ModelError(f"no model {name!r}: not a folder, a .gguf file, or a known model ({known}){hint}")
 
 
 def model_name(source: str | Path, path: Path) -> str:
     """Returns the model's name: the given one, or its file's or folder's."""
     if is_url(str(source)):
         return path.stem
-    if path.exists() and Path(source).expanduser() == path:
+    if path.exists() and pull.user_path(source) == path:
         return path.stem if path.is_file() else path.resolve().name
     return str(source)

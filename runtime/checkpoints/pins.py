@@ -68,8 +68,14 @@ def read_pin(place: Path) -> Pin | None:
         return msgspec.json.decode(place.read_bytes(), type=Pin)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
-        raise ModelError(f"{place}: the pinned revision cannot be read: {error}") from error
+    except OSError as error:
+        raise ModelError(
+            f"{place}: the pinned revision cannot be read ({error.strerror}): check BOUGH_CACHE and its files' rights"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise ModelError(
+            f"{place}: the pinned revision cannot be read ({error}): remove this file to trust the next pull anew"
+        ) from error
 
 
 def write_pin(place: Path, pin: Pin) -> None:
@@ -77,11 +83,22 @@ def write_pin(place: Path, pin: Pin) -> None:
     content: Any = msgspec.json.format(msgspec.json.encode(pin), indent=1)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, place)
+        write_whole(place, content)
     except OSError as error:
         raise ModelError(f"{place}: the revision cannot be pinned: {error.strerror}") from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all. Raises OSError."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        scratch = Path(file.name)
+        try:
+            file.write(content)
+            file.flush()
+            os.replace(scratch, path)
+        except BaseException:
+            scratch.unlink(missing_ok=True)
+            raise
 
 
 def read_origin(folder: Path) -> FileOrigin | None:
@@ -94,9 +111,7 @@ def read_origin(folder: Path) -> FileOrigin | None:
 
 def write_origin(folder: Path, origin: FileOrigin) -> None:
     """Writes where the file in a folder comes from. Raises OSError."""
-    scratch = folder / ".origin"
-    scratch.write_bytes(msgspec.json.encode(origin))
-    os.replace(scratch, folder / "origin.json")
+    write_whole(folder / "origin.json", msgspec.json.encode(origin))
 
 
 def slug(source: str) -> str:

@@ -104,6 +104,9 @@ def _found(source: str) -> tuple[str, str, str, str | None]:
     """URL, revision, path and SHA-256, where the hub states one, of what is fetched for the first time."""
     if is_url(source):
         check_address(source, source)
+        if "@" in urlsplit(source).netloc:
+            host = urlsplit(source).hostname
+            raise ModelError(f"an address with a password would be written down: leave out what stands before @{host}")
         name = PurePosixPath(urlsplit(source).path).name
         if not name.endswith(".gguf"):
             raise ModelError(f"{source}: an address of a model ends in .gguf; give the one of the file itself")
@@ -123,7 +126,7 @@ def _found(source: str) -> tuple[str, str, str, str | None]:
 
 def _chosen(name: str, wanted: str, siblings: list[_Sibling]) -> _Sibling:
     """The one file that is meant. Raises ModelError: there is none, or there are several."""
-    files = {one.rfilename: one for one in siblings if one.rfilename.endswith(".gguf")}
+    files = {one.rfilename: one for one in siblings if one.rfilename.endswith(".gguf") and one.rfilename.isprintable()}
     if not files:
         raise ModelError(f"{name} has no GGUF files: leave out :{wanted} to take its safetensors")
     listing = ", ".join(list(files)[:_SHOWN]) + (", ..." if len(files) > _SHOWN else "")
@@ -150,9 +153,15 @@ def _resolved(source: str, revision: str, path: str) -> str:
 
 
 def _endpoint() -> str:
-    return (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
+    """The hub's address. Raises ModelError: HF_ENDPOINT is none, or its connection could be read by others."""
+    address = (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
+    check_address("HF_ENDPOINT", address)
+    return address
 
 
 def _token(source: str) -> str | None:
-    """The user's token for the hub, which no other address gets."""
-    return None if is_url(source) else os.environ.get("HF_TOKEN") or None
+    """The user's token for the hub, which no other address gets. Raises ModelError: it cannot be one."""
+    token = "" if is_url(source) else os.environ.get("HF_TOKEN", "").strip()
+    if not (token.isascii() and token.isprintable()):
+        raise ModelError("HF_TOKEN has characters that no token has: copy it again from the hub's settings")
+    return token or None

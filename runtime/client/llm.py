@@ -1,4 +1,4 @@
-"""The offline API, in the shape that users of this field know: `LLM(model).generate(prompts, SamplingParams(...))`."""
+"""The offline API, in its usual shape: `LLM(model).generate(prompts, SamplingParams(...))`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from ...constrain.spec import GrammarSpec
 from ..engine.engine import Engine
 from ..load.start import start_engine
-from ..protocol.config import EngineConfig
+from ..protocol.config import EngineConfig, our_value
 from ..protocol.counters import EngineStats
 from ..protocol.errors import RequestError, to_exception
 from ..protocol.request import FinishReason, Request, RequestOutput, TokenLogprob, Usage
@@ -26,7 +26,6 @@ Messages = Sequence[dict[str, Any]]
 
 MAX_PROMPTS = 1 << 20
 
-_QUANTIZATIONS = (None, "fp8", "int8", "w8a8", "int4")
 _ONLY_ONE_DEVICE = "one device serves the whole model; run one engine a device instead"
 
 
@@ -48,7 +47,7 @@ class CompletionOutput:
 
 @dataclass
 class PromptOutput:
-    """A prompt with its completions so far; all of them are there when `finished`."""
+    """A prompt with its completions so far; they are complete when `finished`."""
 
     request_id: str
     prompt: str | None
@@ -73,14 +72,14 @@ class LLM:
     >>> llm.generate("The capital of France is", SamplingParams(max_tokens=1))[0].outputs[0].text   # doctest: +SKIP
     ' Paris'
 
-    gpu_memory_utilization   share of the free memory that the KV cache may take (of the device that is used)
+    gpu_memory_utilization   share of the device's free memory for the KV cache
     block_size               tokens of a KV page
     num_gpu_blocks_override  KV pages
 
     Further keywords are fields of `EngineConfig`.
 
     Raises:
-        RequestError: an option that is not supported, by name.
+        RequestError: an option is not supported; the error names it.
         ModelError: the model cannot be loaded.
     """
 
@@ -101,10 +100,7 @@ class LLM:
         trust_remote_code: bool = False,
         **options: Any,
     ) -> None:
-        if quantization == "gguf":  # a GGUF file says so itself
-            quantization = None
         for name, value, supported, reason in (
-            ("quantization", quantization, _QUANTIZATIONS, "AWQ, GPTQ, FP8 and GGUF checkpoints need no option"),
             ("tensor_parallel_size", tensor_parallel_size, (1,), _ONLY_ONE_DEVICE),
             ("pipeline_parallel_size", pipeline_parallel_size, (1,), _ONLY_ONE_DEVICE),
             ("swap_space", swap_space, (0,), "what is preempted stays in the prefix cache or is computed again"),
@@ -113,13 +109,14 @@ class LLM:
             if value not in supported:
                 raise RequestError(f"{name}={value!r} is not supported: {reason}", code="unsupported_value", param=name)
         renamed = {
-            "quantization": quantization,
+            "quantization": our_value("quantization", quantization),
             "cuda_graphs": False if enforce_eager else None,
             "memory_fraction": gpu_memory_utilization,
             "page_size": block_size,
             "num_pages": num_gpu_blocks_override,
             "max_batch_tokens": max_num_batched_tokens,
         }
+        options = {name: our_value(name, value) for name, value in options.items()}
         options |= {name: value for name, value in renamed.items() if value is not None}
         unknown = options.keys() - set(EngineConfig.__struct_fields__)
         if unknown:
@@ -129,7 +126,7 @@ class LLM:
             )
         # The caller's own list of prompts is nothing to be protected from.
         options = {"max_waiting": MAX_PROMPTS} | options
-        self._config = _config(options | {"model": os.fspath(model), "dtype": dtype})
+        self._config = _config(options | {"model": os.fspath(model), "dtype": our_value("dtype", dtype)})
         self._engine: Engine = start_engine(self._config)
         self._live: dict[str, PromptOutput] = {}
         self._changed: dict[str, PromptOutput] = {}
@@ -145,7 +142,7 @@ class LLM:
         grammar: GrammarSpec | Sequence[GrammarSpec | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[PromptOutput]:
-        """Completions of all prompts, in their order, computed together.
+        """Returns the completions of all prompts, in order, computed together.
 
         A prompt is a text, a list of token ids, or {"prompt": text} / {"prompt_token_ids": ids}.
 
@@ -176,7 +173,7 @@ class LLM:
         grammar: GrammarSpec | Sequence[GrammarSpec | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[PromptOutput]:
-        """Answers to one conversation, or to each of several."""
+        """Returns answers to one conversation, or to each of several."""
         chats = [messages] if not messages or isinstance(messages[0], dict) else list(messages)
         prompts = [
             self._engine.tokenizer.encode_chat(
@@ -204,7 +201,7 @@ class LLM:
         priority: int = 0,
         stream: bool = True,
     ) -> None:
-        """Queues a request; `step` moves it on. Without `stream`, outputs are filled when they end, which costs less.
+        """Queues a request; `step` advances it. Without `stream`, outputs are filled only at the end, which costs less.
 
         Raises:
             RequestError: the request is wrong.
@@ -236,7 +233,7 @@ class LLM:
             raise
 
     def step(self) -> list[PromptOutput]:
-        """Runs one forward pass; returns the requests that it changed."""
+        """Runs one forward pass; returns the requests that made progress."""
         if self._engine.idle:
             self._engine.wait_for_grammar(timeout_s=0.05)
         self._engine.step()
@@ -247,7 +244,7 @@ class LLM:
         return bool(self._live)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
-        """Ends requests; unknown ids are ignored."""
+        """Aborts requests; unknown ids are ignored."""
         for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
             self._changed.pop(request_id, None)
             if (result := self._live.pop(request_id, None)) is not None:

@@ -82,10 +82,10 @@ def _as_stored(config: EngineConfig, progress: Progress | None) -> EngineConfig:
         ModelError: it is in another format.
     """
     wanted = config.quantization
-    if wanted not in ("awq", "gptq"):
+    if wanted not in ("awq", "gptq", "gguf"):
         return config
     path = locate(config.model, progress=progress)
-    found = read_facts(path).weights if path.is_dir() else "GGUF"
+    found = read_facts(path).weights if path.is_dir() else "gguf"
     if found != wanted:
         raise ModelError(
             f"quantization {wanted} was asked for, but the weights of {config.model} are {found}: leave it out to take "

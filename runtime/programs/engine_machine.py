@@ -207,6 +207,10 @@ class Call(Protocol):
     def take(self, index: int, output: RequestOutput) -> str:
         """Takes an event of the `index`-th request; returns text to stream."""
 
+    def untold(self) -> tuple[TokenLogprob, ...]:
+        """Returns the log-probabilities that are to be streamed and that it has not returned before."""
+        ...
+
     def end(self) -> Result: ...
 
 
@@ -245,6 +249,7 @@ class GenCall:
         self._samples = [_Sample() for _ in range(op.sampling.n)]
         self.healable = self._content.num_own_text_tokens if op.sampling.token_healing else 0
         self._num_taken_back = 0
+        self._num_told = 0
 
     def requests(self, make: MakeRequest) -> Iterator[tuple[Request, bool]]:
         seed = self._op.sampling.seed
@@ -263,6 +268,11 @@ class GenCall:
     def take(self, index: int, output: RequestOutput) -> str:
         self._samples[index].take(output)
         return output.text if index == 0 else ""
+
+    def untold(self) -> tuple[TokenLogprob, ...]:
+        logprobs = self._samples[0].logprobs
+        new, self._num_told = tuple(logprobs[self._num_told :]), len(logprobs)
+        return new
 
     def end(self) -> Result:
         first = self._samples[0]
@@ -359,6 +369,9 @@ class SelectCall:
             self._timings = output.finish.timings
         return ""
 
+    def untold(self) -> tuple[TokenLogprob, ...]:
+        return ()
+
     def end(self) -> Result:
         scores = score_choices(self._op.method, _values(self._conditional), _values(self._unconditional))
         best = max(range(len(scores)), key=scores.__getitem__)
@@ -405,11 +418,13 @@ class _Flight:
     attempts: tuple[int, ...]
     kept: list[str] = field(default_factory=list)
 
-    def send_text(self) -> None:
+    def send_text(self, tokenizer: Tokenizer) -> None:
         text = "".join(self.kept)
         self.kept.clear()
         if text:
-            self.run.listener(Delta(self.frame.branch.id, self.op.name, text))
+            logprobs = self.call.untold()
+            texts = _texts(tokenizer, logprobs) if logprobs else {}
+            self.run.listener(Delta(self.frame.branch.id, self.op.name, text, logprobs, texts))
 
 
 class ModelCalls:
@@ -459,7 +474,7 @@ class ModelCalls:
             if output.finish is not None:
                 run.usage += output.finish.usage
             if not run.program.deltas and branch.origin.attempts == flight.attempts:
-                flight.send_text()
+                flight.send_text(self._engine.tokenizer)
             return
         if continues and output.cached_tokens is not None:
             self.send_appended(run, content_of(branch), output.cached_tokens)
@@ -474,7 +489,7 @@ class ModelCalls:
         frame, run, branch = flight.frame, flight.run, flight.frame.branch
         failed = output.finish is not None and output.finish.error is not None
         if run.program.deltas or failed:
-            flight.send_text()
+            flight.send_text(self._engine.tokenizer)
         elif not run.begun and output.finish is None:
             run.listener(Delta(branch.id, flight.op.name, ""))
         run.begun = True

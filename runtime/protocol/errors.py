@@ -13,7 +13,7 @@ BoughError
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -49,15 +49,42 @@ class RequestError(BoughError, ValueError):
 
 
 class ModelError(BoughError, ValueError):
-    """The model's files cannot be used. They may be hostile, so that the message becomes a line of bounded length."""
+    """The model's files cannot be used. They may be hostile, so that the message becomes a line of bounded length, and
+    what would control a terminal is escaped."""
 
     code = "model_error"
 
     def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
-        line = " ".join(message[: 2 * MAX_LINE_CHARS].split())
+        line = printable(" ".join(message[: 2 * MAX_LINE_CHARS].split()))
         if len(line) > MAX_LINE_CHARS:
             line = f"{line[: MAX_LINE_CHARS - 3]}..."
         super().__init__(line, code=code, param=param)
+
+
+def did_you_mean(name: str, names: Iterable[object], *, shown: Callable[[str], str] = str, alike: float = 0.6) -> str:
+    """Returns ": did you mean NAME?" for a name that is nearly one of `names`, otherwise nothing. Objects among them
+    that are no texts are passed over; `alike` is the least similarity, 0 to 1."""
+    import difflib  # noqa: PLC0415  only for a mistake
+
+    known = sorted({other for other in names if isinstance(other, str)})
+    found = difflib.get_close_matches(name, known, n=1, cutoff=alike)
+    return f": did you mean {shown(found[0])}?" if found else ""
+
+
+def reason(error: Exception) -> str:
+    """Returns why a file cannot be used, in words alone."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def printable(text: str) -> str:
+    """Returns the text with backslash escapes for what a terminal would obey or not show, line breaks and tabs
+    excepted."""
+    if text.isprintable():
+        return text
+    shown = (one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+    return "".join(shown)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The instruction set: what a multi-call program compiles to, and the events that its execution sends back.
 
 A program is a list of instructions, each for one branch. Branch 0 is the root. Branches run side by side; the
-instructions of one branch run in order. A branch is a list of token ids that the model really ran: appending never
-re-tokenises what is there.
+instructions of one branch run in order. A branch is a list of token ids that the model actually ran: appending never
+re-tokenises existing text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Part = str | Ref | Hole
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
-    """Appends text. `parts` are literal strings, references to values, and in a template holes for arguments."""
+    """Appends text. `parts` are literal strings, references to values, and in a template, argument placeholders."""
 
     branch: Int
     parts: tuple[Part, ...]
@@ -70,9 +70,9 @@ class Select(msgspec.Struct, frozen=True, tag="select"):
 
 
 class Assign(msgspec.Struct, frozen=True, tag="assign"):
-    """Keeps what `parts` say as `name`, so that later references and conditions find it. Appends nothing.
+    """Keeps the text of `parts` as `name`, for later references and conditions. Appends nothing.
 
-    With `tell` it is sent as a Value, or as Skipped if there are no parts: for results that a condition decides.
+    With `tell` it is sent as a Value, or as Skipped if there are no parts: for results that depend on a condition.
     """
 
     branch: Int
@@ -84,8 +84,8 @@ class Assign(msgspec.Struct, frozen=True, tag="assign"):
 class Use(msgspec.Struct, frozen=True, tag="use"):
     """Calls a tool and waits for it. What it returns is kept as `name`, and with `append` appended.
 
-    `arguments` are given by name, each as the text that its parts say: that is the value where the tool's parameter may
-    be a text, and JSON where not. `timeout_s` counts besides the tool's own limit: the smaller one holds.
+    `arguments` are given by name, each as the text of its parts: the value itself if the parameter may be a text,
+    otherwise JSON. Of `timeout_s` and the tool's own limit, the smaller one applies.
     """
 
     branch: Int
@@ -99,8 +99,8 @@ class Use(msgspec.Struct, frozen=True, tag="use"):
 class Fork(msgspec.Struct, frozen=True, tag="fork"):
     """Starts `children`, new branch ids, as copies of this branch.
 
-    isolated    what fails in a child, or in a branch forked from it, ends that child only (BranchFailed)
-    retries     an isolated child that fails is begun anew so many times (BranchRestarted)
+    isolated    a failure in a child, or in a branch forked from it, ends only that child (BranchFailed)
+    retries     a failing isolated child is restarted up to this many times (BranchRestarted)
     """
 
     branch: Int
@@ -111,7 +111,7 @@ class Fork(msgspec.Struct, frozen=True, tag="fork"):
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
     """Waits for `children` to end. With mode "append", what each appended since the fork is appended here, in order;
-    of children that failed nothing is."""
+    except for failed children."""
 
     branch: Int
     children: tuple[Int, ...]
@@ -120,7 +120,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 
 class When(msgspec.Struct, frozen=True, tag="when"):
     """Executes `then` if the condition holds, else `otherwise`. Both are instructions of this branch, and of branches
-    that they fork and join again."""
+    that they fork and join."""
 
     branch: Int
     condition: Condition
@@ -129,10 +129,10 @@ class When(msgspec.Struct, frozen=True, tag="when"):
 
 
 class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
-    """Executes `body`, and again until the condition holds after it, `at_most` times in all.
+    """Executes `body` until the condition holds after it, `at_most` times in all.
 
-    A reference in it finds the value that was made last; one of a branch outside waits until the loop is over. Branches
-    that the body forks must be joined in it; they are begun anew in each turn.
+    A reference in it finds the latest value; a reference from a branch outside waits until the loop is over. Branches
+    that the body forks must be joined in it; they are forked again in each turn.
     """
 
     branch: Int
@@ -142,9 +142,9 @@ class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Stops this branch and all forked from it, at once: it waits for nothing before it. What is not done by then
-    never will be (BranchFailed, code "cancelled"). In a block it can stop the block's own branch only, and waits its
-    turn."""
+    """Stops this branch and all forked from it immediately, without waiting for earlier instructions. Unfinished
+    instructions are abandoned (BranchFailed, code "cancelled"). In a block it can stop only the block's own branch, and
+    waits its turn."""
 
     branch: Int
 
@@ -163,10 +163,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     keep       the state stays for another submission; otherwise it is dropped when this one ends
     resume     this submission continues a kept state; it is an error if the state is gone
     trace      send a Piece for every run of tokens (for the timeline)
-    deltas     send text as it comes; else values come whole, which costs less, after one empty Delta that says that the
-               first token is there
-    spec_tokens    where each generation is a request of its own: so many tokens more may be asked for, to serve the
-                   generations that come next. An engine has no use for it
+    deltas     send text as it comes; otherwise values arrive whole, which costs less, after one empty Delta that marks
+               the first token
+    spec_tokens    if each generation is a separate request: extra tokens that may be requested, to serve the next
+                   generations. Ignored by an engine
     """
 
     id: str
@@ -180,21 +180,28 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     spec_tokens: Int = 0
 
 
-class Delta(msgspec.Struct, frozen=True, tag="delta"):
-    """Text that a Gen has just added to the value `name`."""
+class Delta(msgspec.Struct, frozen=True, tag="delta", omit_defaults=True):
+    """Text that was just added to the value `name`.
+
+    Where log-probabilities are asked for, `logprobs` are those of the tokens since the value's last Delta, as far as an
+    engine makes them; `token_texts` are the texts of all tokens in them. Those of tokens whose text is held back come
+    with that text, or with the Value.
+    """
 
     branch: int
     name: str
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    token_texts: dict[int, str] = {}
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, tag="value"):
     """A finished value, with what is known about it.
 
-    `samples` are all texts of a Gen with n > 1 (`text` is the first, with which the branch goes on). `probabilities`
+    `samples` are all texts of a Gen with n > 1 (`text` is the first, with which the branch continues). `probabilities`
     and `scores` are a Select's, in the order of its choices; the scores are what its method compares, `choice_logprobs`
     the log-probabilities of each choice's tokens. `token_texts` are the texts of all tokens in `logprobs` and
-    `choice_logprobs`. `constraint` says how a Gen's grammar was kept. In a Repeat a name gets several values: `turn`
+    `choice_logprobs`. `constraint` is the receipt of a Gen's grammar. In a Repeat a name gets several values: `turn`
     counts them from 0.
     """
 
@@ -216,17 +223,17 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, tag="value"):
 
 
 class Skipped(msgspec.Struct, frozen=True, tag="skipped"):
-    """A value that will not be made: the condition of the When around it went the other way (in a loop: this turn)."""
+    """A value that will not be made: the When around it took the other path (in a loop: in this turn)."""
 
     branch: int
     name: str
 
 
 class BranchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="branch_failed"):
-    """An isolated or cancelled branch has ended early, and so have those forked from it. The program goes on.
+    """An isolated or cancelled branch has ended early, and so have those forked from it. The program continues.
 
-    Every submission that loses instructions by that hears of it, also a later one. `index` counts the submission's
-    instructions as in `Failed`, None where another one is to blame. Values that were sent before stay.
+    Every submission that loses instructions this way gets the event, even a later one. `index` counts the submission's
+    instructions as in `Failed`; it is None if another one is at fault. Values sent before stay valid.
     """
 
     branch: int
@@ -235,10 +242,10 @@ class BranchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="branch_failed
 
 
 class BranchRestarted(msgspec.Struct, frozen=True, kw_only=True, tag="branch_restarted"):
-    """A branch that failed begins anew from its fork: its values, and those of branches forked from it, are void.
+    """A failed branch is restarted from its fork: its values, and those of branches forked from it, are void.
 
-    Of a branch that a loop forks, those of the turns before stay: `kept` has their number by branch and name, where
-    there are any. `attempt` counts from 1.
+    For a branch forked in a loop, values of earlier turns stay: `kept` has their number by branch and name, if there
+    are any. `attempt` counts from 1.
     """
 
     branch: int
@@ -282,8 +289,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The submission has failed at instruction `index` of the program's `ops`. The other branches were stopped.
 
     `index` counts the instructions in the order in which they were recorded: those in the blocks of a When or Repeat
-    come after it (`walk`). It is None if no instruction of this submission is to blame: the program was refused, was
-    dropped, or failed in another submission that was running. `usage` is what the submission had used by then.
+    come after it (`walk`). It is None if no instruction of this submission is at fault: the program was refused, was
+    dropped, or failed in another running submission. `usage` is what the submission had used by then.
     """
 
     error: ErrorInfo

@@ -1,4 +1,4 @@
-"""Rules by which the tokens of a generation are chosen, and by which it ends."""
+"""Rules for choosing the tokens of a generation, and for ending it."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ MAX_STOP_LENGTH = 1024
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Rules for choosing tokens; validated when made.
+    """Rules for choosing tokens; validated on creation.
 
-    max_tokens          tokens generated at most; None: as many as the context holds
-    min_tokens          the end of sequence and stops count only after so many
+    max_tokens          maximum number of generated tokens; None: as many as the context holds
+    min_tokens          the end of sequence and stops are ignored until this many tokens
     temperature         0 is greedy
     top_k               keep the k most likely; None (or 0, -1): all
-    top_p               keep the most likely tokens whose probabilities reach p
+    top_p               keep the most likely tokens whose probabilities sum to p
     min_p               keep tokens at least p times as likely as the most likely
     frequency_penalty, presence_penalty   OpenAI's, over generated tokens
     repetition_penalty  CTRL's (arXiv 1909.05858), over prompt and generated tokens; 1 is none
-    logit_bias          token id -> added to its logit, -100 .. 100
+    logit_bias          maps a token id to a number added to its logit, -100 .. 100
     stop                strings that end the generation; not part of the output
     stop_regex          a pattern whose first match ends the generation; not part of the output
     stop_token_ids      token ids that end it
     include_stop        the stop string stays in the output
     ignore_eos          the end-of-sequence token does not end it
-    seed                makes draws reproducible: they depend on (seed, position) only. None: chosen per request
-    logprobs            so many top alternatives with each token, 0 .. 20; None: no logprobs at all
+    seed                makes sampling reproducible: draws depend only on (seed, position). None: chosen per request
+    logprobs            number of top alternatives per token, 0 .. 20; None: no logprobs at all
     skip_special_tokens  control tokens are left out of the text
-    token_healing       the prompt's last tokens may be chosen anew, together with what follows: for prompts that end
-                        where a token of the model would not
+    token_healing       the prompt's last tokens may be re-chosen together with what follows: for prompts that end
+                        within a token of the model
     n                   independent completions of one prompt
 
     Raises:

@@ -208,9 +208,7 @@ class Backlog(AsyncIterator[ProgramEvent]):
             place = event.branch, event.name
             grown = self._growing.get(place)
             if grown is not None:
-                grown.more.append(event.text)
-                grown.num_bytes += len(event.text)
-                self._room.count(len(event.text))
+                self._room.count(grown.grow(event))
                 return
             entry = self._growing[place] = _Entry(event)
         else:
@@ -221,20 +219,34 @@ class Backlog(AsyncIterator[ProgramEvent]):
 
 
 class _Entry:
-    """An event that waits, with the texts that later deltas have added to it."""
+    """An event that waits, with what later deltas have added to it."""
 
     __slots__ = ("event", "more", "num_bytes")
 
     def __init__(self, event: ProgramEvent) -> None:
         self.event = event
-        self.more: list[str] = []
+        self.more: list[Delta] = []
         self.num_bytes = _size(event)
+
+    def grow(self, delta: Delta) -> int:
+        """Adds a delta of the same value; returns how many bytes more wait."""
+        self.more.append(delta)
+        num_bytes = _size(delta) if delta.logprobs else len(delta.text)
+        self.num_bytes += num_bytes
+        return num_bytes
 
     def whole(self) -> ProgramEvent:
         if not self.more:
             return self.event
         assert isinstance(self.event, Delta)
-        return msgspec.structs.replace(self.event, text="".join([self.event.text, *self.more]))
+        deltas = (self.event, *self.more)
+        return Delta(
+            self.event.branch,
+            self.event.name,
+            "".join(delta.text for delta in deltas),
+            tuple(entry for delta in deltas for entry in delta.logprobs),
+            {token: text for delta in deltas for token, text in delta.token_texts.items()},
+        )
 
 
 def _size(event: ProgramEvent) -> int:
@@ -243,7 +255,7 @@ def _size(event: ProgramEvent) -> int:
 
 def _too_slow(num_bytes: int) -> ErrorInfo:
     message = (
-        f"{num_bytes} bytes waited for a reader who did not take them: the work was stopped, and what waited was "
+        f"{num_bytes} bytes were waiting for a client that did not read them: the work was stopped, and they were "
         "dropped"
     )
     return ErrorInfo(code="reader_too_slow", message=message)

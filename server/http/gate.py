@@ -164,7 +164,7 @@ class Gate:
             caller = scope["bough.caller"] = self._guard.admit(exchange.path, scope["headers"], scope["method"])
             pieces.key = caller.name
             if CLAIM in scope and not scope[CLAIM](caller.name):
-                message = "This key has too many connections open. Try again when some have ended."
+                message = "This key has too many open connections. Try again when some have closed."
                 raise ApiError(503, "too_many_connections", message, close=True)
             scope["bough.request_id"] = exchange.id
             if scope["method"] not in SAFE_METHODS:
@@ -175,7 +175,7 @@ class Gate:
         except ClientClosedError:
             exchange.gone = True
         except asyncio.CancelledError:  # the server ends, and waits no longer for an engine or a client
-            logger.warning("request %s was cut off by the end of the server", exchange.id)
+            logger.warning("request %s was cut off by the shutdown of the server", exchange.id)
             note_error(scope, ShuttingDownError().code)
             if exchange.status is None:
                 await ErrorResponse(ShuttingDownError())(scope, receive, exchange.send)

@@ -55,7 +55,7 @@ class Intake:
         if (end < 0 and len(head) > MAX_HEADER_BYTES) or num_lines > MAX_HEADERS + 2:  # first line, empty line
             raise ApiError(413, "request_too_large", f"At most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes.")
         if _is_broken(head):
-            raise ApiError(400, "invalid_request", "A control character, or half an end of line, in the headers.")
+            raise ApiError(400, "invalid_request", "The headers have a control character or an incomplete line ending.")
         return b"" if end < 0 else self._take(end + 4)
 
     def begin_body(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -126,4 +126,4 @@ def _is_broken(lines: bytearray) -> bool:
 
 
 def _bad_chunk() -> ApiError:
-    return ApiError(400, "invalid_request", "The body's chunks are not as they should be (RFC 9112, 7.1).")
+    return ApiError(400, "invalid_request", "The body's chunks are malformed (RFC 9112, 7.1).")

@@ -71,7 +71,7 @@ def read_keys(path: str | Path, known: tuple[ApiKey, ...] = ()) -> tuple[ApiKey,
 
 def _parse(words: list[str]) -> ApiKey:
     if len(words) > 1 and (words[1].lower() in RIGHTS or _LIMIT.match(words[1])):
-        raise ValueError(f"a key that anything follows needs a name before it: a line is {FORM}")
+        raise ValueError(f"a key with options needs a name before it: a line is {FORM}")
     secret, more = words[min(len(words), 2) - 1], words[2:]
     if len(secret) < SHORTEST_KEY:
         raise ValueError(f"a key has at least {SHORTEST_KEY} characters")
@@ -98,9 +98,9 @@ def _parse(words: list[str]) -> ApiKey:
 def _check_new(key: ApiKey, known: Iterable[ApiKey]) -> None:
     for other in known:
         if other.name == key.name:
-            raise ValueError("a second key with the name of an earlier one")
+            raise ValueError("the name of an earlier key")
         if hmac.compare_digest(other.digest, key.digest):
-            raise ValueError("the key of an earlier line, too")
+            raise ValueError("the same key as on an earlier line")
 
 
 def _count(field: str, value: str) -> int:

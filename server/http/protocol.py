@@ -147,7 +147,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         kind = type(self)
         if time.monotonic() - kind.told_at >= LOG_EVERY_S:
             kind.told_at = time.monotonic()
-            logger.warning("%d connections are open, and all busy: further ones are closed", self.table.most)
+            logger.warning("all %d open connections are busy: new ones are closed", self.table.most)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -105,7 +105,7 @@ class Account:
 
     def _refusal(self, limit: str, told: str, wait_s: float) -> ApiError:
         self.refused[limit] += 1
-        message = f"The key may have {told}. Try again after {_duration(wait_s)}."
+        message = f"This key is limited to {told}. Try again after {_duration(wait_s)}."
         return ApiError(429, "rate_limit_exceeded", message, retry_after_s=wait_s)
 
 

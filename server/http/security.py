@@ -45,7 +45,7 @@ def check_bind(config: ServerConfig) -> None:
     if not config.keys and not config.open_without_key and not _is_loopback(config.host):
         raise ValueError(
             f"host {config.host!r} can be reached from other machines, and no API key is set. "
-            "Set a key, or allow it with --allow-public-without-key (open_without_key)"
+            "Set BOUGH_API_KEY or --api-key-file, or allow it with --allow-public-without-key (open_without_key)"
         )
 
 
@@ -71,12 +71,14 @@ class Guard:
                 raise ApiError(400, "invalid_request", f"More than one header `{name.decode()}`.", close=True)
         values = dict(headers)
         if self._checks_host and not _is_local_host(values.get(b"host", b"").decode("latin-1")):
-            raise ApiError(403, "host_not_allowed", "This server answers to localhost only. Set an API key to open it.")
+            raise ApiError(
+                403, "host_not_allowed", "This server answers only to localhost. Set an API key to allow other hosts."
+            )
         if b"transfer-encoding" in values and b"content-length" in values:
-            message = "A request has a Content-Length or a Transfer-Encoding, not both."
+            message = "A request must not have both Content-Length and Transfer-Encoding."
             raise ApiError(400, "invalid_request", message, close=True)
         if method not in SAFE_METHODS and _is_foreign(values):
-            raise ApiError(403, "origin_not_allowed", "Pages of other origins may not send this.")
+            raise ApiError(403, "origin_not_allowed", "Cross-origin requests may not do this.")
         if path in PUBLIC_PATHS:
             return Caller()
         if not self._keys:

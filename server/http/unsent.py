@@ -34,7 +34,7 @@ class Unsent:
     def hold(self, key: str, num_bytes: int) -> None:
         """Counts bytes of an answer. Raises ApiError if they are too many."""
         if self._of[key] + num_bytes > self.max_bytes - self.num_bytes:
-            message = "Too many bytes of answers wait to be read: read those that you have asked for, then try again."
+            message = "Too much answer data is waiting to be read: read your pending answers, then try again."
             raise ApiError(503, "engine_overloaded", message, retry_after_s=1.0)
         self._of[key] += num_bytes
 

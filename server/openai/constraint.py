@@ -33,7 +33,9 @@ def to_constraint(body: GenerationBody, toolbox: Toolbox | None = None) -> Const
     asked = [Constraint(_under(body, grammar), param) for param, grammar in _asked(body) if grammar is not None]
     if len(asked) > 1:
         others = ", ".join(constraint.param for constraint in asked[1:])
-        raise invalid(asked[0].param.partition(".")[0], f"only one constraint is possible; there is also {others}")
+        raise invalid(
+            asked[0].param.partition(".")[0], f"only one constraint is allowed; the request also has {others}"
+        )
     own = asked[0] if asked else Constraint()
     if toolbox is None or toolbox.mode == "none":
         return own
@@ -236,7 +238,7 @@ def to_structural(raw: msgspec.Raw, param: str) -> GrammarSpec | None:
     """Reads a structural tag, in either form and perhaps as JSON inside a string; None for `null`.
 
     Raises:
-        ApiError: it is malformed, or of a kind that is not offered.
+        ApiError: it is malformed, or of an unsupported kind.
     """
     text = bytes(raw)
     if text.startswith(b'"'):
@@ -260,7 +262,7 @@ def to_structural(raw: msgspec.Raw, param: str) -> GrammarSpec | None:
 def _known(form: msgspec.Raw, param: str) -> _Format:
     kind = msgspec.json.decode(form, type=dict[str, Any]).get("type")
     if not isinstance(kind, str) or kind not in _KINDS:
-        message = f"structural tags of type {str(kind)[:64]!r} are not offered; there are {', '.join(sorted(_KINDS))}"
+        message = f"structural tags of type {str(kind)[:64]!r} are not supported; there are {', '.join(sorted(_KINDS))}"
         raise invalid(f"{param}.type", message, code="unsupported_value")
     known: _Format = _FORMAT.decode(form)
     return known
@@ -275,7 +277,7 @@ def _of_structures(given: _Structures, param: str) -> GrammarSpec:
         for index, each in enumerate(given.structures)
     )
     if not given.triggers:
-        raise invalid(f"{param}.triggers", "triggers are needed: the texts with which a structure begins")
+        raise invalid(f"{param}.triggers", "triggers is required: the texts that begin a structure")
     return Structural(tags, tuple(given.triggers))
 
 
@@ -289,7 +291,7 @@ def _of_tag_format(form: _Format, param: str) -> GrammarSpec | None:
             return Structural(tags, tuple(form.triggers), form.at_least_one, form.stop_after_first)
         case _TagsWithSeparator():
             if form.separator and not form.stop_after_first:
-                message = "a separator between tags is not offered; make it a part of their begin"
+                message = "a separator between tags is not supported; make it part of their begin"
                 raise invalid(f"{param}.separator", message, code="unsupported_value")
             tags = tuple(_tag(tag, f"{param}.tags[{index}]") for index, tag in enumerate(form.tags))
             return Structural(tags, (), form.at_least_one, form.stop_after_first, free_text=False)
@@ -314,4 +316,4 @@ def _content(form: _Content, param: str) -> JsonSchema | Regex | Lark | Gbnf | N
 
 def _refuse_excludes(excludes: list[str], param: str) -> None:
     if excludes:
-        raise invalid(f"{param}.excludes", "excludes is not offered", code="unsupported_value")
+        raise invalid(f"{param}.excludes", "excludes is not supported", code="unsupported_value")

@@ -30,7 +30,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class JsonSchemaFormat(msgspec.Struct):
-    """`schema` keeps its text."""
+    """A named schema; `schema` keeps its JSON text."""
 
     name: _Name
     schema: msgspec.Raw
@@ -39,7 +39,7 @@ class JsonSchemaFormat(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct, omit_defaults=True):
-    """A structural tag has either `structures` and `triggers`, or a `format`."""
+    """The format of an answer. A structural tag has either `structures` and `triggers`, or a `format`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -113,7 +113,7 @@ class CalledFunction(msgspec.Struct):
 
 
 class ToolCallInput(msgspec.Struct):
-    """A call in the history. `function` is missing only in calls of kinds that are refused."""
+    """A call in the history. `function` is missing only in calls of unsupported kinds."""
 
     id: str
     function: CalledFunction
@@ -130,7 +130,7 @@ class Message(msgspec.Struct):
 
 
 class FunctionDefinition(msgspec.Struct):
-    """`parameters` keeps its text."""
+    """A function that the model may call; `parameters` keeps its JSON text."""
 
     name: _Name
     description: str | None = None
@@ -197,7 +197,7 @@ class CompletionBody(GenerationBody, kw_only=True):
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """Either `prompt` or `messages`."""
+    """The body of /tokenize: either `prompt` or `messages`."""
 
     model: str | None = None
     prompt: str | None = None
@@ -231,7 +231,7 @@ REFUSED = frozenset({
     "session_params", "structural_tag", "suffix", "thinking", "thinking_token_budget", "token_ids_logprob",
     "truncate_prompt_tokens", "truncation_side", "use_beam_search", "vllm_xargs", "watermark", "web_search_options",
 })  # fmt: skip
-"""Known fields that would change the output and are not offered: anything but an empty value is an error."""
+"""Known fields that would change the output and are not supported: anything but an empty value is an error."""
 
 
 # Responses
@@ -246,7 +246,7 @@ class Usage(msgspec.Struct):
 
 
 class ChoiceViolation(msgspec.Struct):
-    """A violation in the answer of choice `index`: where in its value (a JSON pointer), and a sentence."""
+    """A violation in the answer of choice `index`: its place in the value (a JSON pointer), and a description."""
 
     index: int
     pointer: str
@@ -256,8 +256,8 @@ class ChoiceViolation(msgspec.Struct):
 class ConstraintReport(msgspec.Struct):
     """The receipt of a constraint: keywords that were enforced, and places in the schema that were checked at the end.
 
-    `narrowed`, if there are any, are places of which rare values were left out. `violations`, in mode "best_effort", is
-    what the check found.
+    `narrowed`, if present, lists places some of whose rare values were left out. `violations`, in mode "best_effort",
+    is what the check found.
     """
 
     mode: Literal["exact", "best_effort"]

@@ -39,7 +39,7 @@ def decode_openai(data: bytes, kind: type[B], *, strict: bool = False) -> tuple[
     """Decodes a body of `kind`; returns it with the number of unknown fields.
 
     Raises:
-        ApiError: as `decode`; or a field that would change the output is not offered; or, with `strict`, not known.
+        ApiError: as `decode`; or a field that would change the output is not supported; or, with `strict`, not known.
     """
     body = decode(data, kind)
     num_unknown, known = 0, _names_of(kind)
@@ -48,7 +48,7 @@ def decode_openai(data: bytes, kind: type[B], *, strict: bool = False) -> tuple[
             continue
         if name in REFUSED:
             if bytes(value) not in _EMPTY:
-                raise invalid(name, f"{name} is not offered by this server", code="unsupported_parameter")
+                raise invalid(name, f"{name} is not supported by this server", code="unsupported_parameter")
         elif strict:
             raise invalid(name[:64], f"there is no parameter {name[:64]!r}", code="unknown_parameter")
         else:
@@ -115,7 +115,7 @@ def chat_job(body: ChatBody, context: Context) -> Job:
     """Raises ApiError, RequestError: the body cannot be served; `param` names the field."""
     _check_stream(body)
     if body.modalities not in (None, [], ["text"]):
-        raise invalid("modalities", "only text is offered", code="unsupported_value")
+        raise invalid("modalities", "only text is supported", code="unsupported_value")
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
@@ -172,12 +172,12 @@ def completion_job(body: CompletionBody, context: Context) -> Job:
     """Raises ApiError, RequestError: the body cannot be served; `param` names the field."""
     _check_stream(body)
     if body.best_of not in (None, body.n or 1):
-        raise invalid("best_of", "best_of other than n is not offered", code="unsupported_parameter")
+        raise invalid("best_of", "best_of other than n is not supported", code="unsupported_parameter")
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise invalid("max_tokens", "max_tokens can be 0 only with echo", code="integer_below_min_value")
     if body.token_healing and body.echo and body.logprobs is not None:
-        raise invalid("token_healing", "with token_healing, echo and logprobs together are not offered: tokens change")
+        raise invalid("token_healing", "token_healing cannot be combined with echo and logprobs: tokens change")
     constraint = to_constraint(body)
     prompts = _prompts(body, context)
     for prompt in prompts:
@@ -202,9 +202,7 @@ def _echoes(body: CompletionBody, prompts: Sequence[Sequence[int]], tokenizer: T
         echoes.append(text if isinstance(text, str) else tokenizer.decode(prompt, skip_special_tokens=False))
         num_chars += len(echoes[-1]) * (body.n or 1)
         if num_chars > MAX_ECHOED_CHARS:
-            raise invalid(
-                "echo", f"the prompts of an answer may have {MAX_ECHOED_CHARS} characters, each counted n times"
-            )
+            raise invalid("echo", f"echoed prompts may have {MAX_ECHOED_CHARS} characters in all, each counted n times")
     return tuple(echoes)
 
 
@@ -258,7 +256,7 @@ def _check_stream(body: GenerationBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options needs stream to be true")
     if body.prompt_logprobs is not None:
-        message = "prompt_logprobs is not offered; use echo with logprobs"
+        message = "prompt_logprobs is not supported; use echo with logprobs"
         raise invalid("prompt_logprobs", message, code="unsupported_parameter")
 
 
@@ -469,7 +467,7 @@ def _to_text(content: str | Sequence[ContentPart], param: str) -> str:
     texts = []
     for index, part in enumerate(content):
         if part.type in _OTHER_PARTS:
-            message = f"this model reads text only, not {part.type}"
+            message = f"this model accepts only text, not {part.type}"
             raise invalid(f"{param}[{index}].type", message, code="unsupported_content")
         if part.type not in ("text", "refusal"):
             raise invalid(f"{param}[{index}].type", f"there are no content parts of type {part.type[:64]!r}")

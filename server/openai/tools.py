@@ -109,7 +109,7 @@ def to_toolbox(body: ChatBody) -> Toolbox:
     functions: dict[str, FunctionDefinition] = {}
     for index, tool in enumerate(body.tools or ()):
         if tool.type != "function":
-            message = f"tools of type {tool.type[:64]!r} are not offered"
+            message = f"tools of type {tool.type[:64]!r} are not supported"
             raise invalid(f"tools[{index}].type", message, code="unsupported_value")
         if tool.function is None:
             code = "missing_required_parameter"
@@ -120,7 +120,7 @@ def to_toolbox(body: ChatBody) -> Toolbox:
         _check_parameters(tool.function, f"tools[{index}].function.parameters")
     choice = body.tool_choice or ("auto" if functions else "none")
     if choice not in ("none", "auto") and not functions:
-        raise invalid("tool_choice", "a tool_choice that calls needs tools")
+        raise invalid("tool_choice", "this tool_choice needs tools")
     parallel = body.parallel_tool_calls is not False
     if isinstance(choice, ToolChoice):
         if choice.allowed_tools is not None and choice.type == "allowed_tools":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,8 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from ...constrain.errors import GrammarError
+from ...runtime.client.client import EngineClient
+from ...runtime.programs.room import check_room
 from ...runtime.protocol.errors import BoughError
 from ...runtime.protocol.program import (
     STATE_LIFE_S,
@@ -34,7 +36,7 @@ from ...runtime.protocol.template import Template
 from ...runtime.templates.fill import check_template, fill
 from ...runtime.templates.results import Results
 from ...runtime.templates.validate import rehearse
-from ...runtime.tools.registry import ToolCall
+from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..errors import ApiError, from_error_info, invalid, to_api_error
 from ..http.backlog import Backlog
 from ..http.connection import check_parts, decode
@@ -70,8 +72,8 @@ class Programs:
     async def run(self, request: HttpRequest) -> Response:
         """Runs the program in the body. The answer is a stream of ProgramEvents, as JSON."""
         data = await self._service.read_body(request)
-        program = await self._service.beside(request, partial(decode, data, Program), size=len(data))
-        _check_size(program)
+        read = partial(_program, data, self._service.client.tokenizer)
+        program = await self._service.beside(request, read, size=len(data))
         _check_tools(program.ops, caller_of(request.scope).limits.tools)
         if program.id in self._templates and not program.resume and _may_see(request, program.id):
             raise invalid("id", f"{program.id!r} is the name of a deployed program: choose another id")
@@ -126,19 +128,22 @@ class Programs:
         name = request.path_params["name"]
         require_admin(caller_of(request.scope))
         body = await self._service.read_body(request)
-        read = partial(_deployable, body, name, self._service.client.tools)
+        read = partial(_deployable, body, name, self._service.client)
         template, answer = await self._service.beside(request, read, size=len(body))
         self._put(name, template, len(body))
         return answer
 
     def _put(self, name: str, template: Template, num_bytes: int = 0) -> None:
         if not _NAME.fullmatch(name):
-            raise invalid("name", "a program's name has 1 to 64 letters, digits, '_', '-' and '.', and no digit first")
+            raise invalid(
+                "name",
+                "a program's name has 1 to 64 letters, digits, '_', '-' and '.', and does not begin with a digit",
+            )
         if name not in self._templates and len(self._templates) >= MAX_DEPLOYED:
             raise ApiError(409, "too_many_programs", f"No more than {MAX_DEPLOYED} programs can be deployed.")
         others = sum(size for other, size in self._num_bytes.items() if other != name)
         if others + num_bytes > MAX_DEPLOYED_BYTES:
-            message = f"The programs that are deployed may have {MAX_DEPLOYED_BYTES >> 20} MiB in all."
+            message = f"Deployed programs may total {MAX_DEPLOYED_BYTES >> 20} MiB."
             raise ApiError(409, "too_many_programs", message)
         self._templates[name] = msgspec.structs.replace(template, name=name)
         self._num_bytes[name] = num_bytes
@@ -254,13 +259,22 @@ def _listed(templates: Sequence[Template]) -> Response:
     return to_json({"object": "list", "data": [card(template) for template in templates]})
 
 
-def _deployable(body: bytes, name: str, tools: Mapping[str, ToolCall]) -> tuple[Template, Response]:
+def _program(data: bytes, tokenizer: Tokenizer) -> Program:
+    """Reads a program. Raises BoughError."""
+    program = decode(data, Program)
+    _check_size(program)
+    check_room(program.ops, tokenizer)
+    return program
+
+
+def _deployable(body: bytes, name: str, client: EngineClient) -> tuple[Template, Response]:
     """Reads a template, and the answer that describes it. Raises ApiError if it cannot be run or described."""
     template = decode(body, Template)
     _check_ops(template.ops)
     try:
         check_template(template)
-        rehearse(template, tools)
+        rehearse(template, client.tools)
+        check_room(template.ops, client.tokenizer)
         return template, to_json(card(msgspec.structs.replace(template, name=name)))
     except GrammarError as error:
         raise to_api_error(error, grammar_param="parameters") from error

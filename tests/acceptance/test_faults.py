@@ -322,7 +322,7 @@ def test_a_signal_at_any_moment_of_the_start_leaves_nothing(folder: Path) -> Non
 def test_a_port_that_there_is_not(folder: Path, port: str) -> None:
     command = [sys.executable, "-P", "-m", "bough.cli", "serve", f"--port={port}", "--model", str(folder)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stderr) == (2, f"bough serve: --port (port) must be 0 to 65535, got {port}\n")
+    assert (ended.returncode, ended.stderr) == (2, f"bough serve: --port must be 0 to 65535, got {port}\n")
 
 
 def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(figures: Callable[[str], None]) -> None:

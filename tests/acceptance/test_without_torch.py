@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -49,12 +50,11 @@ def test_a_program_runs(environment: dict[str, str], repository: Path, tmp_path:
 
 def test_a_server_answers_under_a_schema(environment: dict[str, str]) -> None:
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    messages: Any = [{"role": "user", "content": "Anna is 29 years old. Her age as JSON?"}]
+    answer_format: Any = {"type": "json_schema", "json_schema": {"name": "age", "schema": schema}}
     with ServerProcess(env=environment) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         completion = client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": "Anna is 29 years old. Her age as JSON?"}],
-            response_format={"type": "json_schema", "json_schema": {"name": "age", "schema": schema}},
-            max_tokens=40,
+            model=MODEL, messages=messages, response_format=answer_format, max_tokens=40
         )
     assert isinstance(json.loads(completion.choices[0].message.content or "")["age"], int)
 

@@ -120,7 +120,7 @@ def test_files_that_are_no_sessions(talk: Talk, tmp_path: Path, folder: Path) ->
     (tmp_path / "notes.json").write_text("{}")
     shown = talk("/save", "/load", f"/load {tmp_path}/no.json", f"/load {tmp_path}/notes.json",
                  f"/save {tmp_path}/notes.json", f"/save {tmp_path}/no/talk.json")  # fmt: skip
-    assert shown.count("holds no conversation of bough chat") == 2 and shown.count("choose another file") == 4
+    assert shown.count("is not a conversation saved by bough chat") == 2 and shown.count("choose another") == 4
     assert "(which file? /save FILE)" in shown and "(which file? /load FILE)" in shown
     assert (tmp_path / "notes.json").read_text() == "{}"
     assert main(["chat", "--model", str(folder), "--load", str(tmp_path / "no.json")]) == 2
@@ -142,3 +142,20 @@ def test_an_interrupt_ends_the_answer_not_the_chat(talk: Talk, monkeypatch: pyte
     shown = talk("hello", "again")
     assert "(stopped)" in shown
     assert len(counts(shown)) == 1
+
+
+def test_a_loaded_conversation_is_kept_whole(talk: Talk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A system message for all chats, from the settings, does not erase what is loaded; one beside it is refused."""
+    file = tmp_path / "talk.json"
+    talk("hello", f"/save {file}")
+    settings = tmp_path / "bough.toml"
+    settings.write_text("[chat]\nsystem = 'Be brief.'\n")
+    talk("more", f"/save {file}", options=("--load", str(file), "--config", str(settings)))
+    assert [one["role"] for one in json.loads(file.read_text())["messages"]] == ["user", "assistant"] * 2
+    assert main(["chat", "--load", str(file), "--system", "Be brief."]) == 2
+    assert "--system is for a new conversation" in capsys.readouterr().err
+
+
+def test_odd_names_of_files_do_not_end_the_chat(talk: Talk, tmp_path: Path) -> None:
+    shown = talk("/save ~nobody/x/talk.json", "/save a\0b", "/load /dev/zero", "hello")
+    assert shown.count("choose another") == 3 and len(counts(shown)) == 1

@@ -86,6 +86,14 @@ def test_a_shell_can_read_its_script(shell: str, check: str, scripts: Path) -> N
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_the_script_of_zsh_has_the_structure_of_one(scripts: Path) -> None:
+    """bash reads it: what the script uses, both shells have in common."""
+    if shutil.which("bash") is None:
+        pytest.skip("there is no bash")
+    ended = subprocess.run(["bash", "-n", str(scripts / "zsh")], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_quotes_in_help_stay_text(scripts: Path) -> None:
     """Each line of fish has an even number of quotes, escaped ones aside; zsh's too."""
     for line in (scripts / "fish").read_text().splitlines():

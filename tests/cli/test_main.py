@@ -71,8 +71,8 @@ def test_help_starts_without_heavy_imports() -> None:
         (["chat", "--max-num-seqs", "none"], "--max-num-seqs"),
         (["chat", "--no-such-flag"], "--no-such-flag"),
         (["chat", "--temperature", "warm"], "--temperature"),
-        (["chat", "--memory-fraction", "3"], "memory_fraction"),
-        (["chat", "--num-pages", "1"], "num_pages"),
+        (["chat", "--memory-fraction", "3"], "--memory-fraction must be"),
+        (["chat", "--num-pages", "1"], "--num-pages must be"),
         (["bench", "speed"], "speed"),
     ],
 )

@@ -59,11 +59,12 @@ def test_a_list_of_what_is_here_and_what_is_not(shown: Shown) -> None:
     assert lines[0].split() == ["NAME", "SIZE", "WEIGHTS", "PARAMETERS", "WHERE"]
     rows = {line.split()[0]: line for line in lines[1:4]}
     assert list(rows) == sorted([SOURCE, BROKEN, "some/folder"])
-    assert "broke off: pull it again" in rows[BROKEN]
+    assert "incomplete: pull it again to resume" in rows[BROKEN]
     assert re.search(r"F32 +\d+", rows["some/folder"]) and rows[SOURCE].rstrip().endswith("m.gguf")
     assert "bough pull smollm2-135m  (93 MB)" in "\n".join(lines)
     assert shown("list") == shown()
-    assert [entry["name"] for entry in json.loads(shown("list", "--json"))] == list(rows)
+    for words in (("list", "--json"), ("--json", "list"), ("--json",)):
+        assert [entry["name"] for entry in json.loads(shown(*words))] == list(rows)
 
 
 @pytest.mark.usefixtures("cache")
@@ -71,8 +72,8 @@ def test_facts_about_one(shown: Shown) -> None:
     facts = json.loads(shown("info", SOURCE, "--json"))
     assert facts["revision"] == COMMIT and len(facts["sha256"]) == 64 and facts["parameters"] > 0
     assert re.search(r"^revision +c{40}$", shown("info", SOURCE), re.MULTILINE)
-    assert "broke off" in shown("info", BROKEN)
-    assert "bough pull smollm2-135m fetches 93 MB" in shown("info", "smollm2-135m")
+    assert "incomplete" in shown("info", BROKEN)
+    assert "bough pull smollm2-135m downloads 93 MB" in shown("info", "smollm2-135m")
 
 
 def test_a_path_is_described_too(cache: Path, shown: Shown) -> None:
@@ -83,12 +84,12 @@ def test_a_path_is_described_too(cache: Path, shown: Shown) -> None:
 
 def test_removing_keeps_the_pin_unless_told(cache: Path, shown: Shown) -> None:
     said = shown("remove", SOURCE)
-    assert "removed" in said and f"bough models remove {SOURCE} --forget" in said
+    assert "removed" in said and "--forget deletes it too" in said
     assert not (cache / "files" / slug(SOURCE)).exists() and pin_place(slug(SOURCE)).exists()
     shown("remove", BROKEN)
-    assert "forgotten" in shown("remove", "some/folder", "--forget")
+    assert "hashes are deleted too" in shown("remove", "some/folder", "--forget")
     assert not pin_place("some/folder").exists()
-    assert shown("list").startswith("There is no model in ")
+    assert shown("list").startswith("There are no models in ")
 
 
 def test_others_are_not_removed(
@@ -114,3 +115,56 @@ def test_files_that_cannot_be_read_are_listed_with_the_reason(content: bytes, ca
     (snapshot / "model.safetensors").write_bytes(content)
     (snapshot / "config.json").write_bytes(content)
     assert "some/folder" in shown() and "cannot be read" in shown()
+
+
+def test_a_damaged_pin_hides_no_other_model_and_can_be_forgotten(cache: Path, shown: Shown) -> None:
+    pin_place(slug(SOURCE)).write_bytes(b"{")
+    pin_place("some/folder-2").write_bytes(b"{")
+    assert SOURCE in shown() and "some/folder" in shown()
+    assert "deleted too" in shown("remove", SOURCE, "--forget")
+    assert not pin_place(slug(SOURCE)).exists() and (cache / "pins").is_dir()
+
+
+def test_other_commits_of_the_hubs_client_stay(cache: Path, shown: Shown) -> None:
+    """Contents lie in `blobs`, and commits lead to them: those that another commit needs are kept."""
+    model = cache.parent / "hub" / "models--some--linked"
+    (model / "blobs").mkdir(parents=True)
+    for name in ("shared", "old", "new"):
+        (model / "blobs" / name).write_text("{}")
+    for commit, own in (("a" * 40, "old"), ("b" * 40, "new")):
+        snapshot = model / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        for file, blob in (("config.json", "shared"), ("tokenizer.json", own)):
+            (snapshot / file).symlink_to(Path("..", "..", "blobs", blob))
+    for name, commit in (("some/linked", "a" * 40), ("some/linked@v2", "b" * 40)):
+        write_pin(pin_place(name), Pin(commit, {}))
+    shown("remove", "some/linked")
+    assert sorted(path.name for path in (model / "blobs").iterdir()) == ["new", "shared"]
+    assert [path.name for path in (model / "snapshots").iterdir()] == ["b" * 40]
+    shown("remove", "some/linked@v2")
+    assert not model.exists()
+
+
+def test_a_pin_leads_nowhere_but_to_a_commit(cache: Path, shown: Shown) -> None:
+    outside = write_tiny_model(cache.parent / "outside")
+    write_pin(pin_place("some/folder"), Pin("../../../outside", {}))
+    assert "outside" not in shown() and outside.exists()
+
+
+def test_links_are_not_followed_when_a_model_is_removed(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = cache / "files" / slug(SOURCE)
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert main(["models", "remove", SOURCE]) == 3
+    assert "is a link: remove it, and what it leads to, yourself" in capsys.readouterr().err
+    assert (tmp_path / "elsewhere" / "m.gguf").exists()
+
+
+def test_what_files_say_does_not_control_the_terminal(cache: Path, shown: Shown) -> None:
+    snapshot = cache.parent / "hub" / "models--some--folder" / "snapshots" / COMMIT
+    config = {"architectures": ["\x1b[2Jevil\x07"], "quantization_config": {"quant_method": "\x1b]0;title\x07"}}
+    (snapshot / "config.json").write_text(json.dumps(config))
+    for text in (shown(), shown("info", "some/folder")):
+        assert "\x1b" not in text and "\x07" not in text and r"\x1b]0;title\x07" in text

@@ -60,7 +60,7 @@ def test_explain_counts_with_the_models_tokenizer(run: Run, model: Path) -> None
 def test_explain_needs_no_model(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOUGH_CACHE", str(tmp_path / "empty"))
     out, _ = run("ask", "--explain")
-    assert "{question}" in out and "since the model's tokenizer is not here" in out
+    assert "{question}" in out and "the model's tokenizer is not available" in out
     assert not (tmp_path / "empty").exists()
 
 

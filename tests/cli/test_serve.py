@@ -70,11 +70,11 @@ HUGE = str(10**30)
         ("--max-body-bytes", ("0", "-1"), "must be at least 1"),
         ("--restart", ("-1", HUGE), "must be 0 to 1000"),
         ("--port", ("-1", "65536", HUGE), "must be 0 to 65535"),
-        ("--max-num-seqs", ("0", "-1", HUGE), "max_num_seqs must be "),
-        ("--seed", (HUGE, f"-{HUGE}"), "seed must be "),
-        ("--max-step-ms", ("nan", "-inf", "0", "-1"), "max_step_ms must be "),
-        ("--num-pages", ("0", "-1", HUGE), "num_pages must be "),
-        ("--memory-fraction", ("nan", "inf", "0", "-1"), "memory_fraction must be "),
+        ("--max-num-seqs", ("0", "-1", HUGE), "must be "),
+        ("--seed", (HUGE, f"-{HUGE}"), "must be "),
+        ("--max-step-ms", ("nan", "-inf", "0", "-1"), "must be "),
+        ("--num-pages", ("0", "-1", HUGE), "must be "),
+        ("--memory-fraction", ("nan", "inf", "0", "-1"), "must be "),
     ],
 )
 def test_an_option_out_of_range_is_told_before_anything_starts(
@@ -83,7 +83,7 @@ def test_an_option_out_of_range_is_told_before_anything_starts(
     for value in values:
         assert main(["serve", "--model", "/no/such/model", f"{option}={value}"]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert bounds in line and (option in line or bounds.startswith(option[2:].replace("-", "_")))
+        assert f"{option} {bounds}" in line
 
 
 def test_the_bounds_of_options_are_within_them() -> None:
@@ -113,8 +113,8 @@ def test_a_source_without_a_key_opens_nothing(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("variable", "told"),
     [
-        ("team sk-0123456789abcdeg", "a second key with the name of an earlier one"),
-        ("other sk-0123456789abcdef", "the key of an earlier line, too"),
+        ("team sk-0123456789abcdeg", "the name of an earlier key"),
+        ("other sk-0123456789abcdef", "the same key as on an earlier line"),
     ],
 )
 def test_a_key_stands_in_one_source_once(

@@ -100,6 +100,14 @@ def test_links_are_fitted_to_the_site(repository: Path, page: str, link: str, mo
     assert site.on_page_markdown(f"[it]({link})", SimpleNamespace(file=file), config, None) == f"[it]({moved})"
 
 
+def test_bars_in_the_code_of_tables_are_not_escaped(repository: Path) -> None:
+    config = SimpleNamespace(docs_dir=str(repository / "docs"))
+    page = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(repository / "docs/a.md"), src_uri="a.md"))
+    site = load(repository, "site")
+    row, text = r"| `a \| b` | or |", r"`a \| b`"
+    assert site.on_page_markdown(f"{row}\n\n{text}", page, config, None) == f"| `a | b` | or |\n\n{text}"
+
+
 def test_commands_that_ask_for_help_get_it(repository: Path) -> None:
     shown = load(repository, "site").HELP.sub(
         "", "```console\n$ bough run --help\n```\n\n```console\n$ bough run x\n```"

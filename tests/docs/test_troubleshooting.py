@@ -1,4 +1,4 @@
-"""What the page on troubleshooting quotes is what the code says."""
+"""Messages that the page on troubleshooting quotes are those of the code."""
 
 from __future__ import annotations
 

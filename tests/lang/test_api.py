@@ -110,7 +110,7 @@ def test_logprob_options_are_one():
 
 
 def test_a_message_holds_text_and_expressions_only():
-    with pytest.raises(ProgramError, match="a message holds text"):
+    with pytest.raises(ProgramError, match="a message contains text"):
         user(3)  # type: ignore[arg-type]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,10 @@ from bough.lang.backend import use_backend
 from bough.lang.backends.mock import MockBackend
 from bough.lang.diagnostics.errors import ProgramError
 from bough.lang.function import Function
+from bough.lang.state.streaming import described_stream
 from bough.runtime.protocol.errors import ErrorInfo, RequestError
 from bough.runtime.protocol.program import Delta, Done, Failed, Value
+from bough.runtime.protocol.request import TokenLogprob
 
 from .fakes import FakeBackend, ops_of, value
 
@@ -223,6 +226,58 @@ def test_run_with_stream_returns_at_once():
     assert state["y"] == "done"
     assert "".join(state.text_iter()) == "Say helloHELLOdone"
     assert state.error() is None
+
+
+def told(backend):
+    """Pieces of a text with what is known of them, and the error that ended them."""
+    found: list[Any] = []
+
+    @function
+    def one(s):
+        s += "Say " + gen("x", logprobs=0)
+        found.extend(described_stream(s._branch, "x"))
+
+    try:
+        one.run(backend=backend)
+    except ProgramError as error:
+        return found, error
+    return found, None
+
+
+def entry(token):
+    return TokenLogprob(token, -0.5)
+
+
+def test_pieces_come_with_what_is_known_of_them():
+    def script(program):
+        yield Delta(0, "x", "he", (entry(1), entry(2)), {1: "h", 2: "e"})
+        yield Delta(0, "x", "llo", (entry(3),), {3: "llo"})
+        yield value(0, "x", "hello", logprobs=(entry(1), entry(2), entry(3), entry(9)), token_texts={9: ""})
+        yield Done()
+
+    (first, last), error = told(FakeBackend(script))
+    assert (error, first[0], last[0]) == (None, "he", "llo")
+    assert first[1]["output_token_logprobs"][0] == (-0.5, 1, "h")
+    assert (first[1]["completion_tokens"], first[1]["finish_reason"]) == (2, None)
+    assert last[1]["output_token_logprobs_length"] == 4 and last[1]["finish_reason"]["type"] == "stop"
+
+
+def test_what_had_come_of_a_value_that_fails_is_told_before_the_error():
+    def script(program):
+        yield Delta(0, "x", "he", (entry(1),), {1: "he"})
+        yield Failed(error=ErrorInfo(code="out_of_memory", message="no room"), index=1)
+
+    ((text, meta),), error = told(FakeBackend(script))
+    assert error is not None and error.code == "out_of_memory"
+    assert (text, meta["completion_tokens"]) == ("he", 1)
+
+
+def test_of_a_backend_that_tells_no_log_probabilities_the_last_piece_has_all():
+    found, _ = told(MockBackend({"x": "one two three"}))
+    assert len(found) == 3
+    assert "".join(text for text, _ in found) == "one two three" and all(text for text, _ in found)
+    assert all(meta.keys() == {"id", "finish_reason"} for _, meta in found[:-1])
+    assert found[-1][1]["completion_tokens"] == 3
 
 
 def test_text_iter_of_the_whole_branch_follows_a_running_body():

@@ -53,6 +53,9 @@ class ByteTokenizer:
 
     encode_prompt = encode
 
+    def fewest_tokens(self, text: str) -> int:
+        return len(text.encode())
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -1,4 +1,4 @@
-"""The calls of a run, one by one: what each was asked, what it cost, and why its prompt was not all in the cache."""
+"""The calls of a run, one by one: prompt, cost, and why parts of the prompt were not in the cache."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Call:
     """A generation, a select or a call of a tool.
 
     branch      its label in the timeline
-    turn        how often the same instruction was done before
-    prompt_tokens, cached_tokens    of its requests; of several samples or choices all together
-    known_tokens    so many of its prompt this program had computed already; None: that is not known
-    output_tokens, forced_tokens    that it has generated; those of them that its grammar forced
-    tool        its name
+    turn        how often the same instruction ran before
+    prompt_tokens, cached_tokens    of its requests; with several samples or choices, of all of them
+    known_tokens    prompt tokens that this program had already computed; None: unknown
+    output_tokens, forced_tokens    generated tokens, and those of them that its grammar forced
+    tool        the tool's name
     """
 
     kind: str

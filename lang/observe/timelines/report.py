@@ -12,7 +12,7 @@ _NUMBERS = frozenset({2, 3, 5, 6})
 
 
 def report(timeline: Timeline) -> str:
-    """The requests and tokens of a run, and a line for each of its calls.
+    """Formats the requests and tokens of a run, with a line per call.
 
     >>> print(report(state.timeline()))
     """

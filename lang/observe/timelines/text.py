@@ -41,7 +41,7 @@ def batch(summary: Summary, shared: Sequence[Shared]) -> str:
     """A batch: its numbers, and what its runs have in common."""
     failed = f", {summary['failed']} failed" if summary["failed"] else ""
     half_s, most_s = float(summary["p50_s"]), float(summary["p95_s"])
-    times = f"half of them took {half_s:.2f} s at most, 95 of 100 {most_s:.2f} s"
+    times = f"median {half_s:.2f} s, p95 {most_s:.2f} s"
     lines = [
         f"{summary['title']}: {_count(summary['programs'], 'program')}{failed}, {float(summary['elapsed_s']):.2f} s",
         *_tokens(summary),
@@ -72,7 +72,7 @@ def _names(branch: BranchTree, record: RunRecord) -> Iterator[str]:
         said = f"{name} x{number}" if number > 1 else name
         yield f"{said} refused" if (branch.id, name) in record.refused else said
     for error in record.restarts.get(branch.id, ()):
-        yield f"begun anew after {error[1].code}"
+        yield f"restarted after {error[1].code}"
     failure = record.failures.get(branch.id)
     if failure is not None:
         yield failure.code if failure.code == "cancelled" else f"failed: {failure.code}"

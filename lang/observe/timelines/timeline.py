@@ -1,4 +1,4 @@
-"""The timeline of a run, or of a batch of runs: where each token came from, when, and what the prefix cache saved."""
+"""The timeline of a run, or of a batch of runs: the origin and time of each token, and what the prefix cache saved."""
 
 from __future__ import annotations
 
@@ -88,19 +88,19 @@ class Timeline:
 
     @property
     def num_requests(self) -> int:
-        """Requests that the engine made of it."""
+        """Number of requests inside the engine."""
         return self.record.num_requests
 
     def calls(self) -> list[Call]:
-        """Generations, selects and calls of tools, in the order in which they began."""
+        """Generations, selects and tool calls, in the order in which they started."""
         return calls_of(self.roots, self.record.values, self.record.tools, self.record.refused)
 
     def summary(self) -> dict[str, str | int | float]:
-        """The run in numbers.
+        """The numbers of the run.
 
         `cached_tokens`, `prefilled_tokens`, `sampled_tokens`, `forced_tokens`, `unused_tokens` count each token once,
         where it was appended. `prompt_tokens` counts the prompts of all generations in full, as an API that is called
-        once for each would have computed them; `saved_tokens` of them came from the cache, the share `cached_share`.
+        once per generation would have computed them; `saved_tokens` of them came from the cache (`cached_share`).
         """
         origins = Counter(origin for piece in self.pieces for origin in piece.origins)
         if self.usage is not None:
@@ -125,11 +125,11 @@ class Timeline:
         }
 
     def text(self) -> str:
-        """For a terminal: the numbers, and a line for each branch with what it waited for, and when."""
+        """The timeline for a terminal: the numbers, and a line per branch with its phases on a time axis."""
         return text.chart(self.roots, self.summary(), self.record)
 
     def html(self) -> str:
-        """A page that needs nothing from outside itself."""
+        """The timeline as a self-contained page."""
         return run_page(self.roots, self.summary(), self.probabilities, self.record)
 
     def save(self, path: str | Path) -> None:
@@ -146,9 +146,9 @@ class Traced(Protocol):
 
 
 class BatchTimeline:
-    """Many runs on one clock, in the order of the batch.
+    """Many runs on one time axis, in the order of the batch.
 
-    timelines   of the single runs; `start_s` says when each began after the first
+    timelines   timelines of the single runs; `start_s` is when each started, relative to the first
     """
 
     def __init__(self, timelines: Iterable[Timeline]) -> None:
@@ -164,15 +164,15 @@ class BatchTimeline:
         ]
 
     def shared(self) -> list[Shared]:
-        """The beginnings that several runs have in common, the ones that save most first."""
+        """The prefixes that several runs share, those that save most first."""
         return shared_beginnings([first_tokens(timeline.roots) for timeline in self.timelines])
 
     def summary(self) -> dict[str, str | int | float]:
-        """The batch in numbers: sums over the runs, and how long they took (half of them, 95 of 100, all)."""
+        """The numbers of the batch: sums over the runs, and their durations (median, 95th percentile, maximum)."""
         return summed(self.members())
 
     def text(self) -> str:
-        """For a terminal: the numbers, and what the runs share."""
+        """The timeline for a terminal: the numbers, and the prefixes that the runs share."""
         return text.batch(self.summary(), self.shared())
 
     def html(self) -> str:

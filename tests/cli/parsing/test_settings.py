@@ -77,22 +77,22 @@ def test_an_empty_variable_is_not_set(parsed: Parsed, monkeypatch: pytest.Monkey
     ("file", "said"),
     [
         ("[serve]\nport = '80'\n", "bough.toml, serve.port: must be a whole number, got '80'"),
-        ("[serve]\nport = true\n", "bough.toml, serve.port: must be a whole number, got True"),
-        ("[serve]\nhost = 1\n", "bough.toml, serve.host: must be a text in quotes, got 1"),
+        ("[serve]\nport = true\n", "bough.toml, serve.port: must be a whole number, got true"),
+        ("[serve]\nhost = 1\n", "bough.toml, serve.host: must be a string in quotes, got 1"),
         ("[serve]\noverlap = 'yes'\n", "bough.toml, serve.overlap: must be true or false, got 'yes'"),
         ("[serve]\nmax-step-ms = 'x'\n", "bough.toml, serve.max-step-ms: must be a number, got 'x'"),
-        ("[serve]\nprogram = [1]\n", "bough.toml, serve.program: must be a list of texts, got [1]"),
-        ("[serve]\ndtype = 'int8'\n", "serve.dtype: must be one of auto, float32, bfloat16, float16; got 'int8'"),
+        ("[serve]\nprogram = [1]\n", "bough.toml, serve.program: must be a list of strings, got [1]"),
+        ("[serve]\ndtype = 'int8'\n", "serve.dtype: must be auto, float32, bfloat16 or float16, got 'int8'"),
         ("[serve]\nprot = 1\n", "bough.toml, serve.prot: there is no such option: did you mean port?"),
         ("prot = 1\n", "bough.toml, prot: there is no such option: did you mean port?"),
         ("[server]\nport = 1\n", "bough.toml, [server]: there is no command of that name: did you mean serve?"),
         ("serve = 1\n", "bough.toml, serve: must be a table: [serve]"),
         ("[serve]\ngpu-memory-utilization = 0.9\n", "no such option: here it is memory-fraction"),
         ("[serve]\napi-key = 'sk'\n", "no such option: whoever lists processes would see it: set BOUGH_API_KEY"),
-        ("[serve\n", "bough.toml: mend the TOML: Expected ']'"),
-        ("[serve]\nport = 99999\n", "bough.toml, serve.port: --port (port) must be 0 to 65535, got 99999"),
-        ("[serve]\nmemory-fraction = 3\n", "bough.toml, serve.memory-fraction: memory_fraction must be in (0, 1]"),
-        ("[serve]\nrequest-timeout = 0\n", "bough.toml, serve.request-timeout: --request-timeout"),
+        ("[serve\n", "bough.toml is not valid TOML: Expected ']'"),
+        ("[serve]\nport = 99999\n", "bough.toml, serve.port: must be 0 to 65535, got 99999"),
+        ("[serve]\nmemory-fraction = 3\n", "bough.toml, serve.memory-fraction: must be above 0 and at most 1, got 3.0"),
+        ("[serve]\nrequest-timeout = 0\n", "bough.toml, serve.request-timeout: must be above 0"),
     ],
 )
 def test_a_wrong_file_is_one_line(
@@ -110,9 +110,9 @@ def test_a_wrong_file_is_one_line(
     [
         ("BOUGH_PORT", "http", "BOUGH_PORT needs a whole number, such as 8; got 'http'"),
         ("BOUGH_OVERLAP", "maybe", "BOUGH_OVERLAP must be true or false, got 'maybe'"),
-        ("BOUGH_DTYPE", "int8", "BOUGH_DTYPE must be one of auto"),
-        ("BOUGH_PROGRAM", "[a]", 'BOUGH_PROGRAM must be one text, or a list such as ["a", "b"]'),
-        ("BOUGH_NUM_PAGES", "1", "BOUGH_NUM_PAGES: num_pages must be at least 2"),
+        ("BOUGH_DTYPE", "int8", "BOUGH_DTYPE must be auto, float32, bfloat16 or float16, got 'int8'"),
+        ("BOUGH_PROGRAM", "[a]", 'BOUGH_PROGRAM must be a single value, or a JSON list such as ["a", "b"]'),
+        ("BOUGH_NUM_PAGES", "1", "BOUGH_NUM_PAGES: must be at least 2"),
     ],
 )
 def test_a_wrong_variable_is_one_line(
@@ -160,3 +160,30 @@ def status_of(*arguments: str) -> int:
         return main(arguments)
     except SystemExit as ended:
         return int(ended.code or 0)
+
+
+def test_values_may_be_spelt_as_elsewhere(parsed: Parsed, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parsed("serve", "[serve]\ndtype = 'half'\nkv-cache-dtype = 'fp8'\n").kv_cache_dtype == "fp8_e4m3"
+    monkeypatch.setenv("BOUGH_DTYPE", "bf16")
+    assert parsed("serve").dtype == "bfloat16"
+
+
+def test_a_table_holds_the_options_of_every_action(parsed: Parsed) -> None:
+    file = "[models]\nforget = true\njson = true\n"
+    assert parsed("models list", file).json is True
+    assert parsed("models remove x", file).forget is True
+
+
+def test_the_last_file_counts(parsed: Parsed, tmp_path: Path) -> None:
+    (tmp_path / "first.toml").write_text("[serve]\nport = 1\n")
+    assert parsed("serve --config first.toml", "[serve]\nport = 2\n").port == 2
+
+
+def test_a_key_that_others_can_read_is_told(parsed: Parsed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = "[run]\napi_key = 'sk-0123456789abcdef'\n"
+    assert parsed("run x.py", file).api_key == "sk-0123456789abcdef"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "bough run: bough.toml holds an API key and can be read by other users: chmod 600 bough.toml"
+    (tmp_path / "bough.toml").chmod(0o600)
+    parsed("run x.py", file)
+    assert capsys.readouterr().err == ""

@@ -10,8 +10,8 @@ import pytest
 from bough.cli.main import make_parser
 from bough.cli.parsing.options import engine_config
 from bough.cli.parsing.settings import SettingError
-from bough.cli.parsing.spellings import SPELLINGS, VALUES, translate
-from bough.runtime.protocol.config import EngineConfig
+from bough.cli.parsing.spellings import SPELLINGS, translate
+from bough.runtime.protocol.config import VALUES, EngineConfig
 
 
 def config_of(line: str, command: str = "serve") -> EngineConfig:
@@ -43,7 +43,7 @@ def test_a_spelling_means_ours(theirs: str, ours: str) -> None:
     assert config_of(theirs) == config_of(ours)
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq"])
+@pytest.mark.parametrize("method", ["awq", "gptq", "gguf"])
 def test_formats_of_checkpoints_may_be_named(method: str) -> None:
     assert config_of(f"--quantization {method}").quantization == method
 
@@ -78,7 +78,7 @@ def test_every_row_leads_to_an_option_that_there_is() -> None:
             else:
                 assert set(translate(words, options)) <= {spelling.ours, spelling.switch, "1"}
     for option, values in VALUES.items():
-        action = next(one for one in parser._actions if option in one.option_strings)
+        action = next(one for one in parser._actions if option == one.dest)
         assert set(values.values()) <= set(action.choices) and not set(values) & set(action.choices)
 
 

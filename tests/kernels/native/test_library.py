@@ -81,7 +81,7 @@ def test_threads_begin_and_end(native_library: Library) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("native_library")
 def test_all_variants_compute_the_same_bits(tmp_path: Path) -> None:
-    """Of each form of weights and caches, so that an answer does not depend on the processor."""
+    """Compares each form of weights and caches: an answer does not depend on the processor."""
     flags = set(Path("/proc/cpuinfo").read_text().split())
     variants = ["", "avx2", *(["avxvnni"] if "avx_vnni" in flags else [])]
     model = write_tiny_model(tmp_path, hidden_size=192, intermediate_size=320, head_dim=64, num_key_value_heads=1)

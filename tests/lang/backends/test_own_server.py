@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,11 @@ import pytest
 
 from bough.lang.api import assistant, function, gen, select, user
 from bough.lang.backends.apis.openai import OpenAI
+from bough.lang.backends.http import HttpBackend
 from bough.lang.backends.local import LocalBackend
 from bough.lang.backends.messages.tools import NO_TOOLS
 from bough.lang.backends.mock import MockBackend
-from bough.lang.diagnostics.errors import UnsupportedError
+from bough.lang.diagnostics.errors import BackendError, ProgramError, UnsupportedError
 from bough.runtime.protocol.program import Done, ProgramEvent, Value
 from bough.server.config import ServerConfig
 
@@ -35,6 +38,12 @@ def url(local: LocalBackend) -> Iterator[str]:
     client: Any = local.client
     with running(client, ServerConfig(port=0, served_model_name="m")) as server:
         yield f"{server.url}/v1"
+
+
+@dataclass
+class Person:
+    name: str
+    age: int
 
 
 @function
@@ -67,6 +76,38 @@ def test_a_chat_comes_out_as_in_process(local: LocalBackend, url: str) -> None:
         assert isinstance(events[-1], Done) and events[-1].requests == 4
     usage = [event.usage for event in (found[-1], wanted[-1]) if isinstance(event, Done)]
     assert usage[0].prompt_tokens == usage[1].prompt_tokens and usage[0].cached_tokens > 0
+
+
+def test_a_limit_that_no_value_keeps_is_refused_with_the_line(local: LocalBackend, url: str) -> None:
+    def body(s: Any) -> None:
+        s += "x" + gen("name", max_tokens=2) + "\n"
+        s += gen("who", Person, max_tokens=3)
+
+    with HttpBackend(url) as http:
+        for backend in (http, local):
+            with pytest.raises(ProgramError, match="max_tokens=3 is too small for any value") as caught:
+                function(body).run(backend=backend)
+            line = caught.value.place and caught.value.place.line
+            assert (caught.value.code, caught.value.param) == ("invalid_value", "max_tokens")
+            assert line == body.__code__.co_firstlineno + 2
+        with pytest.raises(BackendError, match="max_tokens=3 is too small for any value"):
+            function(body).compile().run(backend=http)
+
+
+def test_pieces_come_with_log_probabilities_as_in_process(local: LocalBackend, url: str) -> None:
+    body = function(lambda s: s.__iadd__("The capital of France is" + gen("city", max_tokens=8)))
+
+    async def pieces(backend: Any) -> list[tuple[str, dict[str, Any]]]:
+        state = body.run(backend=backend, temperature=0, return_logprob=True, stream=True)
+        return [item async for item in state.text_async_iter("city", return_meta_data=True)]
+
+    with HttpBackend(url) as http:
+        found, wanted = (asyncio.run(pieces(backend)) for backend in (http, local))
+    assert "".join(text for text, _ in found) == "".join(text for text, _ in wanted)
+    for items in (found, wanted):
+        assert len(items) > 1 and all(text for text, _ in items)
+        assert all(meta["output_token_logprobs_length"] == meta["completion_tokens"] > 0 for _, meta in items)
+    assert found[-1][1]["output_token_logprobs"] == wanted[-1][1]["output_token_logprobs"]
 
 
 def test_completions_and_scores_come_out_as_in_process(local: LocalBackend, url: str) -> None:

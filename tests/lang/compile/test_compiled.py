@@ -39,10 +39,10 @@ def test_arguments_can_be_given_in_their_order():
         ((), {}, "needs the argument 'country'"),
         (("a",), {"stile": "b"}, "no parameter 'stile'"),
         (("a",), {"temperature": 0}, r"temperature is a sampling option.*capital.compile\(temperature=...\)"),
-        (("a",), {"trace": True}, r"keeps no timeline: use capital.run\(trace=True\)"),
+        (("a",), {"trace": True}, r"has no timeline: use capital.run\(trace=True\)"),
         (("a",), {"stream": True}, r"the method stream\(\)"),
         (("a",), {"timeout_s": 0}, "timeout_s must be more than 0"),
-        ((object(),), {}, "country is no JSON value"),
+        ((object(),), {}, "country is not a JSON value"),
         ((3,), {}, "country"),
     ],
 )

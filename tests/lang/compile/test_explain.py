@@ -51,25 +51,25 @@ def reading(s, question, limit=3):
 def test_a_program_is_listed_counted_and_its_longest_chain_named():
     text = compare.explain(product="x", tokenizer=Letters())
     assert text.startswith("program compare()\n")
-    assert "one request to the engine, with 3 calls of the model at most" in text
+    assert "one request to the engine, with at most 3 model calls" in text
     assert "\npoint   1           1       1" not in text
     assert "longest chain   2 calls, 15 tokens: point > end" in text
     assert "shared          9 tokens before the fork into 1 2: computed once, not 2 times" in text
-    assert "shared          6 tokens with which all its runs begin" in text  # "About "
-    assert "are saved" in text and "unread" not in text
+    assert "shared          6 tokens at the start of every run" in text  # "About "
+    assert "removed: not needed" in text and "unread" not in text
     assert "counted" not in text and "about 9" not in text
 
 
 def test_without_a_tokenizer_it_is_said_that_tokens_are_estimated():
     text = compare.explain(product="x")
     assert "prompt tokens   about " in text
-    assert "since the model's tokenizer is not here" in text
+    assert "from the length of the text: the model's tokenizer" in text
 
 
 def test_arguments_that_are_not_given_are_not_counted():
     text = compare.explain(tokenizer=Letters())
     assert "{product}" in text
-    assert "not counted     the text of product: give it with its value" in text
+    assert "not counted     the text of product: pass a value to count it" in text
 
 
 def test_options_are_those_of_the_generations():
@@ -82,9 +82,9 @@ def test_what_cannot_be_compiled_is_told_with_its_line():
     assert text.startswith("program reading cannot be compiled: ")
     assert f"at {__file__}:" in text and 'if s["first"] == "x":' in text
     assert '0 | "Where? "' in text and "gen first (max_tokens=8)" in text
-    assert "its first request has 1 call of the model at most" in text
-    assert "prompt tokens   7 at most; 7 are computed" in text
-    assert "Not given here: question. With a value" in reading.explain()
+    assert "its first request has at most 1 model call" in text
+    assert "prompt tokens   7 at most; 7 computed" in text
+    assert "No value for: question. With one" in reading.explain()
 
 
 def test_of_a_program_that_looks_at_once_nothing_is_known():

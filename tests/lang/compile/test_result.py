@@ -250,7 +250,7 @@ def test_reasoning_cannot_stand_in_text():
         s += bough.separate_reasoning(bough.gen("n"))
         s += f"{s['n_reasoning_content']}"
 
-    with pytest.raises(bough.CompileError, match="part of what is generated: it can be returned") as caught:
+    with pytest.raises(bough.CompileError, match="part of a generated value: it can be returned") as caught:
         bough.function(written).compile()
     assert caught.value.place is not None and caught.value.place.function == "written"
 
@@ -309,7 +309,7 @@ def test_arguments_that_json_writes_otherwise_stand_in_no_text(kind, value):
         s += f"{x}" + bough.gen("a")
 
     written.__annotations__ = {"x": kind}
-    with pytest.raises(bough.CompileError, match=r"the argument 'x' is given in another form than `str` writes it"):
+    with pytest.raises(bough.CompileError, match=r"the argument 'x' has a text that differs from its `str`"):
         bough.function(written).compile()
     assert bough.function(written).compile(x=value).template.parameters == ()
 

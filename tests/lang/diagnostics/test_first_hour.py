@@ -37,6 +37,16 @@ def text_of(s: Any, text: Any) -> None:
 program: Any = function(text_of)
 
 
+async def state_not_awaited() -> Any:
+    running: Any = function(read_in_a_coroutine).arun(backend=MockBackend())
+    return running["a"]
+
+
+async def value_not_awaited(s: Any) -> Any:
+    s += "x" + gen("a")
+    return s.aget("a") + "y"
+
+
 async def read_in_a_coroutine(s: Any) -> None:
     s += "x" + gen("a")
     s["a"]
@@ -51,16 +61,22 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     # where to run
     "no backend": (lambda: program.run("x"), "pass backend=bough.LocalBackend()"),
     "a backend's name": (lambda: program.run("x", backend="smollm2"), "use backend=bough.LocalBackend('smollm2')"),
-    "a backend's class": (lambda: program.run("x", backend=bough.MockBackend), "make one, backend=bough.MockBackend("),
+    "a backend's class": (
+        lambda: program.run("x", backend=bough.MockBackend),
+        "create an instance, backend=bough.MockBackend(",
+    ),
     "a default's name": (lambda: bough.set_default_backend("m"), "bough.LocalBackend('m')"),  # type: ignore[arg-type]
-    "a server without scheme": (lambda: bough.HttpBackend("127.0.0.1:9100"), "http://host:port"),
+    "a server without scheme": (
+        lambda: bough.HttpBackend("127.0.0.1:9100"),
+        "an address such as http://127.0.0.1:8000",
+    ),
     "no such model": (lambda: bough.LocalBackend("llama3"), "give a path, or a name of the hub, owner/model"),
     "no such folder": (lambda: bough.LocalBackend("/no/such/folder"), "give a path"),
     "layers on a GPU": (lambda: bough.LocalBackend(gpu_layers=3), "device='cuda'"),
     "a name from elsewhere": (lambda: bough.LocalBackend(n_ctx=4096), "that is max_model_len"),
     "a sampling option for an engine": (lambda: bough.LocalBackend(temperature=0), "given to run, bind or gen"),
     "an engine's option misspelt": (lambda: bough.LocalBackend(max_num_seq=3), "did you mean 'max_num_seqs'?"),
-    "a fraction over 1": (lambda: bough.LocalBackend(memory_fraction=5), "must be in (0, 1]"),
+    "a fraction over 1": (lambda: bough.LocalBackend(memory_fraction=5), "must be above 0 and at most 1"),
     # how to call
     "an argument is missing": (lambda: program.run(backend=MockBackend()), "call it as text_of.run(text=...)"),
     "too many arguments": (lambda: program.run(1, 2, backend=MockBackend()), "call it as text_of.run(text=...)"),
@@ -99,13 +115,13 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a kind that is none": (appended(lambda: gen("a", schema={"type": "strng"})), "type must be one of null, boolean"),
     "a schema elsewhere": (
         appended(lambda: gen("a", schema={"$ref": "https://x.test/a.json"})),
-        "remote ones are not read",
+        "remote ones are not read: put what it names under $defs",
     ),
     "a schema without values": (
         appended(lambda: gen("a", schema={"type": "integer", "minimum": 5, "maximum": 3})),
         "no finite value satisfies",
     ),
-    "two constraints": (appended(lambda: gen("a", int, choices=["1"])), "cannot be combined"),  # type: ignore
+    "two constraints": (appended(lambda: gen("a", int, choices=["1"])), "leave one of the two out"),  # type: ignore
     "nothing to choose": (appended(lambda: select("a", [])), "got none"),
     "numbers to choose": (appended(lambda: select("a", [1, 2])), "write '1'"),  # type: ignore[list-item]
     "a choice twice": (appended(lambda: select("a", ["x", "x"])), "is there twice"),
@@ -125,7 +141,15 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a variable as an attribute": (body(lambda s: generates(s).answer), "read the variable with s['answer']"),
     "a branch's variable": (
         body(lambda s: (add(s.fork(1)[0], "x" + gen("a")), s["a"])),
-        "a branch that was forked has it, so join it first",
+        "a forked branch has it, so join that first",
+    ),
+    "a state that was not awaited": (
+        lambda: asyncio.run(state_not_awaited()),
+        "write await read_in_a_coroutine.arun(...)",
+    ),
+    "a value that was not awaited": (
+        lambda: asyncio.run(function(value_not_awaited).arun(backend=MockBackend())),
+        "write await s.aget('a'), or in a plain function s['a']",
     ),
     "a read in a coroutine": (
         lambda: asyncio.run(function(read_in_a_coroutine).arun(backend=MockBackend())),
@@ -161,5 +185,7 @@ def test_the_message_of_an_error_stays_without_the_line() -> None:
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    with pytest.raises(bough.ProgramError, match=r"at http://127\.0\.0\.1:9/: .*is `bough serve` running there\?"):
+    with pytest.raises(
+        bough.ProgramError, match=r"at http://127\.0\.0\.1:9 cannot be reached \(.*\): start it with `bough serve`"
+    ):
         function(generates).run(backend=bough.HttpBackend("http://127.0.0.1:9"))

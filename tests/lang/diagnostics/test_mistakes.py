@@ -78,7 +78,7 @@ def test_a_value_of_branches_that_are_not_joined():
         branches += gen("answer")
         s += s.ref("answer", 0)
 
-    refused(body, "a branch that was forked has it, so join it first")
+    refused(body, "a forked branch has it, so join that first")
 
 
 def test_nothing_was_appended():
@@ -230,7 +230,7 @@ def test_messages_in_messages():
             s += "x"
 
     refused(with_the_wrong_word, "write `with s.user():`")
-    refused(lambda s: add(s, user(5)), "a message holds text and expressions, got int")  # type: ignore[arg-type]
+    refused(lambda s: add(s, user(5)), "a message contains text and expressions, got int")  # type: ignore[arg-type]
 
 
 # Calls of other programs
@@ -391,12 +391,12 @@ async def reads_as_a_plain_function(s):
         (a_program_as_a_statement_of_a_coroutine, "write `await waits(s, ...)`"),
         (settles, "write `await s.asettle()`"),
         (reads_as_a_plain_function, "read with `await s.aget(name)`"),
-        (lambda s: (x for x in "ab"), "returned a generator that nobody runs"),
+        (lambda s: (x for x in "ab"), "returned a generator that never runs"),
     ],
 )
 def test_what_is_not_awaited(body, said):
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Python's own, of coroutines that were thrown away
+        warnings.simplefilter("error")  # Python's own, of coroutines that were discarded
         for message in both_ways(body):
             assert said in message
 
@@ -414,7 +414,7 @@ def test_a_coroutine_function_behind_a_decorator():
         s += gen("a")
 
     for message in both_ways(hidden):
-        assert "hidden returned a coroutine that nobody runs" in message
+        assert "hidden returned a coroutine that never runs" in message
 
 
 def test_what_is_awaited_later_is_no_mistake():

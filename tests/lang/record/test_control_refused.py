@@ -96,7 +96,7 @@ def test_a_message_that_is_opened_in_a_block_must_be_closed_in_it():
         s += user("Q" + gen("x"))
         s += when(var("x") == "a", assistant_begin())
 
-    refused(body, "close in it what it opens")
+    refused(body, "close inside it what it opens")
 
 
 def test_a_block_that_fails_leaves_nothing_behind():

@@ -72,7 +72,7 @@ def program(s: Any, x: str = "", **more: Any) -> None:
         ({"namespace": 4}, "namespace must be text"),
         ({"backend": "http://x"}, "use backend=bough.HttpBackend('http://x')"),
         ({"backend": "some/model"}, "use backend=bough.LocalBackend('some/model')"),
-        ({"backend": MockBackend}, "make one, backend=bough.MockBackend"),
+        ({"backend": MockBackend}, "create an instance, backend=bough.MockBackend"),
         ({"backend": 5}, "such as bough.LocalBackend"),
     ],
 )
@@ -107,7 +107,7 @@ def test_arguments_that_there_are_not() -> None:
 
 @pytest.mark.parametrize("size", ["2", 2.0, True, None, 0, -1])
 def test_of_fork(size: Any) -> None:
-    with pytest.raises(bough.ProgramError, match=f"at least one branch.*got {size!r}") as caught:
+    with pytest.raises(bough.ProgramError, match=f"takes the number of branches.*got {size!r}") as caught:
         function(lambda s: s.fork(size)).run(backend=MockBackend())
     assert caught.value.place is not None
     assert caught.value.place.file == __file__

@@ -200,6 +200,18 @@ def test_of_a_value_that_is_asked_for_again_the_answer_comes() -> None:
 
     backend = MockBackend({"a": ["bad", "good"], "b": "!"})
     assert list(checked.stream(backend=backend).text()) == ["good", "!"]
+    backend = MockBackend({"a": ["bad", "good"], "b": "!"})
+    assert list(checked.stream(backend=backend).text("a")) == ["good"]
+
+
+def test_names_of_texts_are_the_programs_own() -> None:
+    @function
+    def named(s: Any) -> None:
+        s += "x" + gen("a#b") + gen("c") + gen("c")
+
+    answers: dict[str, Any] = {"a#b": "one", "c": ["two", "three"]}
+    assert list(named.stream(backend=MockBackend(answers)).text("a#b")) == ["one"]
+    assert list(named.stream(backend=MockBackend(answers)).text("c")) == ["two", "three"]
 
 
 def test_leaving_the_texts_stops_the_program() -> None:

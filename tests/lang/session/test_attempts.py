@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import BaseModel, field_validator
 
@@ -81,7 +82,7 @@ def test_outside_of_a_message_the_line_is_begun_again() -> None:
 
 def test_after_the_last_attempt_the_program_fails_on_the_line() -> None:
     backend = MockBackend({"person": YOUNG})
-    with pytest.raises(ProgramError, match="not right in 3 attempts: age: must be at least 18") as caught:
+    with pytest.raises(ProgramError, match="rejected in 3 attempts: age: must be at least 18") as caught:
         function(ask).run(backend=backend)
     assert caught.value.code == "invalid_output"
     assert caught.value.place is not None and caught.value.place.function == "ask"
@@ -185,6 +186,7 @@ def lookup(text: str) -> str:
     [
         (lambda text: text != "b", "the check <lambda> refuses it"),
         (lookup, "'b'"),
+        (lambda text: np.all(np.array([text]) != "b"), "the check <lambda> refuses it"),
     ],
 )
 def test_checks_of_users_and_tools(check: Any, told: str) -> None:
@@ -195,12 +197,18 @@ def test_checks_of_users_and_tools(check: Any, told: str) -> None:
     assert state["v"] == "a" and told in seen[1]
 
 
-def test_a_mistake_in_a_check_is_no_refusal() -> None:
-    def body(s: Any) -> None:
-        s += "x" + gen("v", check=lambda text: text.no_such_method(), retries=3)
+@pytest.mark.parametrize(
+    ("check", "error"),
+    [(lambda text: text.no_such_method(), AttributeError), (lambda text: {"a": 1}["nope"], KeyError)],
+)
+@pytest.mark.parametrize("retries", [None, 3])
+def test_a_mistake_in_a_check_is_no_refusal(check: Any, error: Any, retries: int | None) -> None:
+    def body(s: Any) -> Any:
+        s += "x" + gen("v", check=check, retries=retries)
+        return s["v"]
 
     backend = MockBackend()
-    with pytest.raises(AttributeError, match="no_such_method"):
+    with pytest.raises(error, match=r"no_such_method|nope"):
         function(body).run(backend=backend)
     assert len(backend.requests) == 1
 
@@ -219,7 +227,9 @@ def test_without_retries_a_check_says_so_when_the_value_is_read() -> None:
         (lambda: gen("v", check=3), "check must be a function"),  # type: ignore[call-overload]
         (lambda: gen("v", check=asyncio.sleep), "check must be a plain function"),
         (lambda: gen("v", choices=["a"], retries=1), "retries is not for choices"),  # type: ignore[call-overload]
-        (lambda: bough.separate_reasoning(gen("v", retries=1)), "separate_reasoning"),
+        (lambda: gen("v", retries=1), "give a type, or check=a function"),
+        (lambda: gen("v", regex="a|b", retries=1), "give a type, or check=a function"),
+        (lambda: bough.separate_reasoning(gen("v", int, retries=1)), "separate_reasoning"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Any, said: str) -> None:
@@ -230,8 +240,16 @@ def test_what_makes_no_sense_is_refused(make: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (lambda s: s.__iadd__(bough.repeat_until(bough.var("v") == "a", gen("v", retries=1))), "repeat_until"),
-        (lambda s: s.__iadd__("x" + gen("v", n=2, retries=1)), "leave out n"),
+        (lambda s: s.__iadd__(bough.repeat_until(bough.var("v") == "a", gen("v", int, retries=1))), "repeat_until"),
+        (lambda s: s.__iadd__("x" + gen("v", int, n=2, retries=1)), "leave out n"),
+        (
+            lambda s: s.fork(2, isolated=True, retries=1).__iadd__("x" + gen("v", int, retries=1)),
+            "leave out one of the two",
+        ),
+        (
+            lambda s: s.fork(1, isolated=True, retries=1)[0].fork(1).__iadd__("x" + gen("v", int, retries=1)),
+            "leave out one of the two",
+        ),
     ],
 )
 def test_where_nobody_could_check_it_is_refused(body: Any, said: str) -> None:
@@ -239,7 +257,7 @@ def test_where_nobody_could_check_it_is_refused(body: Any, said: str) -> None:
         function(body).run(backend=MockBackend())
 
 
-@pytest.mark.parametrize("options", [{"retries": 1}, {"check": bool}])
+@pytest.mark.parametrize("options", [{"retries": 1, "dtype": int}, {"check": bool}])
 def test_a_compiled_program_holds_no_check(options: Any) -> None:
     with pytest.raises(CompileError, match="compiled program is data"):
         function(lambda s: s.__iadd__("x" + gen("v", **options))).compile()

@@ -1,4 +1,4 @@
-"""Plain functions that wait on an event loop: values, exceptions, context variables, cancelling, being thrown away."""
+"""Plain functions that wait on an event loop: values, exceptions, context variables, cancelling, being discarded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bough.lang.session.body import in_body, spawn, wait_for
 
 
 class Forever:
-    """Is waited for until it is thrown away; needs no event loop."""
+    """Is waited for until it is discarded; needs no event loop."""
 
     def __await__(self) -> Generator[None, None, None]:
         while True:
@@ -198,7 +198,7 @@ def test_a_body_that_will_not_end_is_an_error():
 
     work = spawn(body)
     work.send(None)
-    with pytest.raises(RuntimeError, match="thrown away"):
+    with pytest.raises(RuntimeError, match="discarded"):
         work.close()
 
 

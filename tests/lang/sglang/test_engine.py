@@ -31,6 +31,10 @@ def test_streams_and_tasks(engine):
     texts = [output["text"] for output in engine.generate(PROMPTS[0], PARAMS, stream=True)]
     assert texts == sorted(texts, key=len)
     assert texts[-1] == engine.generate(PROMPTS[0], PARAMS)["text"]
+    infos = [one["meta_info"] for one in engine.generate(PROMPTS[0], PARAMS, stream=True, return_logprob=True)]
+    assert len({one["completion_tokens"] for one in infos}) == len(infos) == len(texts) > 1
+    assert all(one["output_token_logprobs_length"] == one["completion_tokens"] for one in infos)
+    assert [one["finish_reason"] is None for one in infos] == [True] * (len(infos) - 1) + [False]
 
     async def main():
         both = await engine.async_generate(PROMPTS, PARAMS)

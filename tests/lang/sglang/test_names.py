@@ -67,7 +67,7 @@ def test_every_parameter_by_its_place():
 
 def test_a_place_too_many_or_an_option_in_two_ways():
     too_many: Any = [None] * 24
-    with pytest.raises(TypeError, match="no more than 21 options by place, got 22"):
+    with pytest.raises(TypeError, match="at most 21 options by position, got 22"):
         sgl.gen(*too_many)
     with pytest.raises(TypeError, match="multiple values for argument 'min_tokens'"):
         sgl.gen("x", 8, 2, min_tokens=3)

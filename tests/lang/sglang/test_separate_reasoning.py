@@ -53,7 +53,7 @@ def test_the_answer_alone_is_no_reference():
     @sgl.function
     def reason(s):
         s += sgl.separate_reasoning("Think: " + sgl.gen("answer"))
-        with pytest.raises(sgl.ProgramError, match="only a part of a generated text"):
+        with pytest.raises(sgl.ProgramError, match="only part of a generated text"):
             s += s.ref("answer")
         s += "So: " + s["answer"]
         forks = s.fork(2)

@@ -133,7 +133,7 @@ def test_join_append_needs_the_same_open_message():
         with branches[0].user():
             branches.join("append")
 
-    with pytest.raises(ProgramError, match="a message is open in one of the two"):
+    with pytest.raises(ProgramError, match="a message is open in only one of the two"):
         run(body)
 
 

@@ -115,12 +115,12 @@ def test_wrong_arguments_are_refused(arguments, match):
 
 
 def test_a_function_that_cannot_be_called_by_name_is_no_tool():
-    with pytest.raises(RequestError, match="cannot be given by name"):
+    with pytest.raises(RequestError, match="cannot be passed by name"):
 
         @tool
         def many(*values: int) -> None: ...
 
-    with pytest.raises(RequestError, match="of no JSON type"):
+    with pytest.raises(RequestError, match="has no JSON type"):
 
         @tool
         def odd(value: threading.Thread) -> None: ...
@@ -184,7 +184,7 @@ def test_a_tool_is_checked_where_it_is_used():
         use("x", len)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="timeout_s"):
         use("x", search, query="a", timeout_s=0)
-    with pytest.raises(ProgramError, match="can be made of texts and references"):
+    with pytest.raises(ProgramError, match="can contain texts and references"):
         run(lambda s: s.__iadd__(use("x", search, query=["a", gen("x")])))
     with pytest.raises(ProgramError, match="is a JSON value"):
         run(lambda s: s.__iadd__(use("x", search, query=object())))
@@ -270,7 +270,7 @@ def test_two_tools_of_one_name_are_refused():
     def body(s):
         s += use("a", search, query="a") + use("b", other, query="a")
 
-    with pytest.raises(ProgramError, match="two tools of the name 'search'"):
+    with pytest.raises(ProgramError, match="two tools named 'search'"):
         run(body)
 
 

@@ -155,6 +155,11 @@ def test_what_is_no_type_of_json_is_refused(kind):
     assert caught.value.param == "schema"
 
 
+def test_a_text_that_is_no_member_is_told_of_those_that_are():
+    with pytest.raises(ValueError, match="'green' is none of 'red', '2'"):
+        typed(Literal["red", 2]).convert("green")
+
+
 def test_a_schema_text_must_be_json():
     with pytest.raises(RequestError, match="json_schema is not JSON"):
         typed("{type: object}")

@@ -17,6 +17,7 @@ class HubServer:
     files      contents by path, below `/organisation/name/`
     breaks     bytes after which the next transfers break off, one each
     statuses   answers that come instead of the next ones
+    redirects  addresses that paths lead to
     ranges     False: it knows no ranges, and always sends all
     """
 
@@ -31,6 +32,7 @@ class HubServer:
         self.states_hashes = True
         self.asked: list[tuple[str, str | None]] = []
         self.tokens: list[str | None] = []
+        self.redirects: dict[str, str] = {}
 
     def listing(self) -> bytes:
         """The answer about a revision."""
@@ -51,6 +53,11 @@ class _Handler(BaseHTTPRequestHandler):
         hub.tokens.append(self.headers["Authorization"])
         if hub.statuses and (status := hub.statuses.pop(0)):
             self._send(status, b"")
+        elif self.path in hub.redirects:
+            self.send_response(302)
+            self.send_header("Location", hub.redirects[self.path])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
         elif self.path.startswith("/api/models/some/model/revision/"):
             self._send(200, hub.listing())
         else:

@@ -14,6 +14,7 @@ import pytest
 
 from bough.cli.main import main
 from bough.runtime.checkpoints import download
+from bough.runtime.checkpoints.download import check_address
 from bough.runtime.checkpoints.hub import is_hub_name, is_remote_file
 from bough.runtime.checkpoints.locate import locate, model_name
 from bough.runtime.checkpoints.pins import slug
@@ -164,6 +165,58 @@ def test_the_token_goes_to_the_hub_alone(hub: HubServer, monkeypatch: pytest.Mon
     hub.tokens.clear()
     fetch_file(f"{hub.url}/{FILE}")
     assert hub.tokens == [None]
+
+
+@pytest.mark.parametrize(
+    ("leads_to", "said"),
+    [
+        ("http://example.org/x.gguf", r"http://example\.org is not encrypted"),
+        ("ftp://example.org/x.gguf", r"is not an address: give one that begins with https://"),
+        ("/loop.gguf", r"cannot be reached|Exceeded maximum allowed redirects"),
+    ],
+)
+def test_a_redirect_is_checked_before_it_is_followed(hub: HubServer, leads_to: str, said: str) -> None:
+    hub.redirects = {"/loop.gguf": leads_to}
+    with pytest.raises(ModelError, match=said):
+        fetch_file(f"{hub.url}/loop.gguf")
+    assert not folder_of(f"{hub.url}/loop.gguf").exists()
+
+
+def test_a_redirect_within_what_is_safe_is_followed(hub: HubServer) -> None:
+    hub.redirects = {"/moved.gguf": f"/{FILE}"}
+    assert fetch_file(f"{hub.url}/moved.gguf").read_bytes() == CONTENT
+
+
+def test_no_other_server_leads_to_this_machine() -> None:
+    check_address("m", "http://127.0.0.1:8000/x", local=True)
+    for address in ("http://127.0.0.1:8000/x", "https://localhost/x", "http://[::1]/x"):
+        with pytest.raises(ModelError, match=r"its server redirects to .*, this machine: nothing was fetched"):
+            check_address("m", address, local=False)
+
+
+def test_no_token_goes_over_a_connection_that_others_can_read(monkeypatch: pytest.MonkeyPatch, hub: HubServer) -> None:
+    def sends(*_: object) -> None:
+        pytest.fail("something was sent")
+
+    monkeypatch.setattr("httpx.HTTPTransport.handle_request", sends)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HF_ENDPOINT", "http://example.org")
+    with pytest.raises(ModelError, match=r"HF_ENDPOINT: http://example\.org is not encrypted"):
+        fetch_file(SOURCE)
+
+
+def test_names_that_would_control_the_terminal_are_no_files(hub: HubServer) -> None:
+    hub.files = {"\x1b[2Jtiny-Q4_K_M.gguf": CONTENT, "tiny-Q8_0.gguf": CONTENT}
+    with pytest.raises(ModelError, match=r"has no file Q4_K_M: it has tiny-Q8_0\.gguf$"):
+        fetch_file(SOURCE)
+
+
+def test_more_than_was_announced_is_not_taken(hub: HubServer) -> None:
+    """A part that begins after the end of the file is not gone on with."""
+    folder = folder_of(SOURCE)
+    folder.mkdir(parents=True)
+    (folder / f"{FILE}.part").write_bytes(CONTENT + b"more")
+    assert fetch_file(SOURCE).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,7 @@ def test_seeds_are_the_engines(folder: Path) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"quantization": "awq"}, "quantization"),
+    ({"quantization": "bitsandbytes"}, "quantization"),
     ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
     ({"pipeline_parallel_size": 4}, "pipeline_parallel_size"),
     ({"swap_space": 4}, "swap_space"),
@@ -333,7 +333,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tokenizer_mode": "slow"}, "tokenizer_mode"),
     ({"speculative_model": "x"}, "speculative_model"),
     ({"dtype": "int8"}, "dtype"),
-    ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+    ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype"),
     ({"max_num_seqs": 0}, "max_num_seqs"),
     ({"max_num_seqs": "8"}, "max_num_seqs"),
     ({"gpu_memory_utilization": 0.0}, "memory_fraction"),

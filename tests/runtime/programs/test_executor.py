@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from bough.runtime.programs.validate import MAX_BRANCHES, MAX_OPS
@@ -303,6 +304,27 @@ def test_samples(place: Place) -> None:
     assert single.values[0, "g"].text == value.text
     assert single.values[0, "g"].samples is None
     assert single.done.requests == 1
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_deltas_have_the_log_probabilities_of_their_tokens(place: Place, n: int) -> None:
+    """Those of text that is held back, as what could become a stop, come with that, or with the value."""
+    sampling = SamplingParams(max_tokens=12, temperature=1.0, seed=3, n=n, logprobs=1, stop=("zq",), logit_bias=BIAS)
+    heard = place.run([Text(0, ("x",)), Gen(0, "g", sampling), Gen(0, "h", GREEDY)])
+    value, deltas = heard.values[0, "g"], [event for event in heard.events if isinstance(event, Delta)]
+    assert value.logprobs
+    told = [entry for delta in deltas if delta.name == "g" for entry in delta.logprobs]
+    assert 0 < len(told) <= len(value.logprobs) and told == list(value.logprobs[: len(told)])
+    for delta in deltas:
+        assert delta.token_texts.keys() == {
+            token for entry in delta.logprobs for token in (entry.token, *(other for other, _ in entry.top))
+        }
+    assert not any(delta.logprobs for delta in deltas if delta.name == "h")
+    assert all(delta.token_texts.items() <= value.token_texts.items() for delta in deltas if delta.name == "g")
+
+
+def test_a_delta_without_log_probabilities_is_written_as_ever() -> None:
+    assert msgspec.json.encode(Delta(0, "x", "y")) == b'{"type":"delta","branch":0,"name":"x","text":"y"}'
 
 
 def test_a_text_that_is_said_again_is_not_tokenised_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

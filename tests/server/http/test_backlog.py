@@ -12,6 +12,7 @@ import pytest
 
 from bough.runtime.protocol.errors import EngineError
 from bough.runtime.protocol.program import Assign, Delta, Done, Failed, Program, ProgramEvent, Skipped, Value
+from bough.runtime.protocol.request import TokenLogprob
 from bough.server.http.backlog import MAX_WAITING_BYTES, Ahead, Backlog, Budget
 
 from ..conftest import Running, Start
@@ -76,6 +77,35 @@ def test_deltas_that_wait_grow_together_and_nothing_passes_what_is_no_delta() ->
     assert len(rest) < 10
 
 
+def test_deltas_that_grow_together_keep_their_log_probabilities() -> None:
+    def scored(number: int) -> Delta:
+        return Delta(0, "x", f"{number} ", (TokenLogprob(number, -1.0, ((number, -1.0),)),), {number: f"{number} "})
+
+    async def read() -> list[ProgramEvent]:
+        backlog = Backlog(Source([scored(0), *map(scored, range(1, 200)), Delta(0, "x", "."), Done()])())
+        return [await settled(backlog), *[event async for event in backlog]]
+
+    first, *rest = asyncio.run(read())
+    deltas = [event for event in (first, *rest) if isinstance(event, Delta)]
+    assert len(deltas) < 10
+    assert [entry.token for delta in deltas for entry in delta.logprobs] == list(range(200))
+    assert {token for delta in deltas for token in delta.token_texts} == set(range(200))
+    assert "".join(delta.text for delta in deltas).endswith("198 199 .")
+
+
+def test_log_probabilities_that_wait_are_counted() -> None:
+    scored = Delta(0, "x", "a", tuple(TokenLogprob(number, -1.0) for number in range(100)), {})
+    source = Source(scored for _ in range(10_000))
+
+    async def read() -> ProgramEvent:
+        backlog = Backlog(source(), max_bytes=100_000)
+        await settled(backlog)
+        return await anext(backlog)
+
+    failed = asyncio.run(read())
+    assert isinstance(failed, Failed) and failed.error.code == "reader_too_slow"
+
+
 def test_too_much_that_waits_stops_the_program_and_says_so() -> None:
     source = Source(value("x" * 1000) for _ in range(10_000))
 
@@ -87,7 +117,7 @@ def test_too_much_that_waits_stops_the_program_and_says_so() -> None:
     (last,) = asyncio.run(read())
     assert isinstance(last, Failed)
     assert last.error.code == "reader_too_slow"
-    assert "did not take them" in last.error.message
+    assert "did not read them" in last.error.message
     assert source.left
 
 
@@ -153,7 +183,7 @@ def test_parts_that_nobody_takes_stop_what_makes_them() -> None:
         for _ in range(2000):
             await asyncio.sleep(0)
         assert parts.num_made < 200
-        with pytest.raises(EngineError, match="did not take them") as caught:
+        with pytest.raises(EngineError, match="did not read them") as caught:
             await anext(ahead)
         assert caught.value.code == "reader_too_slow"
         await ahead.aclose()

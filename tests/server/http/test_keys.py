@@ -76,7 +76,7 @@ def test_a_wrong_line_is_refused_by_its_number(rest: str, told: str) -> None:
     ["admin", "metrics urgent", "requests_per_minute=600", "tools=", "rpm=60", "Admin", "weight=2 admin"],
 )
 def test_what_follows_a_key_without_a_name_is_no_key(rest: str) -> None:
-    with pytest.raises(ValueError, match="a key that anything follows needs a name before it") as caught:
+    with pytest.raises(ValueError, match="a key with options needs a name before it") as caught:
         parse_keys([f"{SECRET} {rest}"])
     assert SECRET not in str(caught.value)
 

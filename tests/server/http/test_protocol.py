@@ -118,7 +118,7 @@ def test_connections_have_a_limit(start: Start, caplog: pytest.LogCaptureFixture
         each.sendall(REQUEST)
     assert server.wait_for(lambda: len(server.engine.open_ids) == 4)
     assert all(is_closed(connect(server)) for _ in range(5))
-    assert sum("connections are open" in record.message for record in caplog.records) == 1
+    assert sum("open connections are busy" in record.message for record in caplog.records) == 1
     assert all(answered(each, b"") for each in busy)
     assert answered(connect(server))  # in the place of one that rests
     for each in busy:

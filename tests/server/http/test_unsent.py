@@ -22,7 +22,7 @@ from ..fake_client import FakeClient
 def test_a_key_may_have_as_much_as_is_left() -> None:
     unsent = Unsent(120)
     unsent.hold("a", 60)
-    with pytest.raises(ApiError, match="wait to be read"):
+    with pytest.raises(ApiError, match="waiting to be read"):
         unsent.hold("a", 1)
     unsent.hold("b", 20)
     unsent.hold("b", 10)  # 30 of 30 that are left then

@@ -9,8 +9,10 @@ import jsonschema
 import msgspec
 import pytest
 
+from bough.constrain.spec import Choice
 from bough.runtime.protocol.condition import Hole, Ref
 from bough.runtime.protocol.program import Fork, Gen, Text
+from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.protocol.template import (
     Parameter,
     Result,
@@ -105,7 +107,7 @@ def test_bad_arguments_are_refused_by_name(start: Start, body: Any, param: str, 
 @pytest.mark.parametrize(
     ("name", "made", "message"),
     [
-        ("9lives", template(), "no digit first"),
+        ("9lives", template(), "not begin with a digit"),
         ("a" * 65, template(), "1 to 64"),
         ("multiply", template(ops=(Text(0, (Hole("other"),)),)), "no parameter for the hole 'other'"),
         ("multiply", template(ops=(Text(0, ("x",)),) * 5000), "at most 4096"),
@@ -118,6 +120,11 @@ def test_bad_arguments_are_refused_by_name(start: Start, body: Any, param: str, 
         ("multiply", template(result=ResultValue(Ref(0, "x"), "json", "garbage")), "result is not JSON"),
         ("multiply", template(ops=(Text(0, (Hole("word", "9" * 11),)),)), "wider than 1000"),
         ("multiply", template(ops=(Text(0, (Hole("word", "\u0669" * 9),)),)), "ASCII"),
+        (
+            "multiply",
+            template(ops=(Gen(0, "x", sampling=SamplingParams(max_tokens=1), grammar=Choice(("yes", "no"))),)),
+            "instruction 0: max_tokens=1 is too small",
+        ),
     ],
 )
 def test_what_cannot_run_is_not_deployed(start: Start, name: str, made: Template, message: str) -> None:

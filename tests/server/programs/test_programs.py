@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bough.constrain.spec import Regex
+from bough.constrain.spec import JsonSchema, Regex
 from bough.runtime.protocol.errors import OverloadedError
 from bough.runtime.protocol.program import (
     Delta,
@@ -114,6 +114,20 @@ def test_a_malformed_program_is_a_plain_error(server: Running, change: dict[str,
     response = server.http().post("/v1/programs", json={**msgspec.to_builtins(PROGRAM), **change})
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, code, param)
+
+
+def test_a_limit_that_no_value_keeps_is_refused(server: Running) -> None:
+    schema = JsonSchema('{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}')
+    tight = msgspec.structs.replace(PROGRAM.ops[3], grammar=schema)
+    program = msgspec.structs.replace(PROGRAM, ops=(*PROGRAM.ops[:3], tight))
+    response = server.http().post("/v1/programs", json=msgspec.to_builtins(program))
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "invalid_value", "max_tokens")
+    assert (
+        error["message"].startswith("instruction 3: max_tokens=3 is too small")
+        and "takes 10 tokens" in error["message"]
+    )
+    assert not server.engine.programs
 
 
 def test_forks_are_bounded(server: Running) -> None:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field, field_validator
 
 from bough.lang.api import assistant, function, gen, select, system, user
 from bough.lang.backends.apis.anthropic import Anthropic
@@ -127,6 +128,73 @@ def test_overload_is_tried_again(api: Any) -> None:
 
     _, backend = api(answer)
     assert talk.run(backend=backend)["one"] == "fine"
+
+
+YOUNG, OLD = '{"age": 3}', '{"age": 36}'
+
+
+class Adult(BaseModel):
+    age: int = Field(ge=0)
+
+    @field_validator("age")
+    @classmethod
+    def of_age(cls, age: int) -> int:
+        if age < 18:
+            raise ValueError("must be at least 18")
+        return age
+
+
+def test_a_value_that_is_not_right_is_asked_for_again(api: Any) -> None:
+    server, backend = api(saying(YOUNG, OLD, "You are welcome."))
+
+    def body(s: Any) -> None:
+        s += system("Be brief.")
+        s += user("Who?") + assistant(gen("person", Adult, retries=2))
+        s += user("Thanks.") + assistant(gen("end"))
+
+    state = function(body).run(backend=backend)
+    assert (state["person"], state["end"], backend.calls) == (Adult(age=36), "You are welcome.", 3)
+    _, again, last = (body["messages"] for body in server.bodies)
+    assert [message["role"] for message in again] == ["user", "assistant", "user"]
+    assert again[1]["content"] == YOUNG
+    assert again[2]["content"].startswith("This answer is not right: age: must be at least 18\nAnswer again.")
+    assert "JSON Schema" in again[2]["content"]
+    assert [message["content"] for message in last] == ["Who?", OLD, "Thanks."]
+    assert [body["system"] for body in server.bodies] == ["Be brief."] * 3
+
+
+def test_what_an_answer_begins_with_is_begun_again(api: Any) -> None:
+    server, backend = api(saying(" 3", " 36"))
+    age = gen("age", int, check=lambda age: age >= 18, retries=1)
+    state = function(lambda s: s.__iadd__(user("?") + assistant("Age: " + age + "."))).run(backend=backend)
+    assert state.messages()[-1]["content"] == "Age: 36."
+    begun = [body["messages"][-1] for body in server.bodies]
+    assert begun == [{"role": "assistant", "content": "Age:"}] * 2
+    assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": "Age: 3"}
+
+
+def test_branches_ask_again_each_for_itself(api: Any) -> None:
+    def answer(exchange: Exchange) -> None:
+        told = exchange.body["messages"]
+        exchange.message(OLD if len(told) > 1 or "old" in told[0]["content"] else YOUNG)
+
+    def body(s: Any) -> None:
+        s += system("Be brief.")
+        branches = s.fork(3)
+        branches += lambda i: user(("young?", "old?", "young?")[i]) + assistant(gen("p", Adult, retries=1))
+        branches.join()
+
+    server, backend = api(answer)
+    state = function(body).run(backend=backend)
+    assert [one.age for one in state["p"]] == [36] * 3
+    assert len(server.bodies) == 5
+
+
+def test_after_the_last_attempt_the_api_is_left_alone(api: Any) -> None:
+    server, backend = api(saying(YOUNG))
+    with pytest.raises(ProgramError, match="rejected in 3 attempts: age: must be at least 18") as caught:
+        function(lambda s: s.__iadd__(user("?") + assistant(gen("p", Adult, retries=2)))).run(backend=backend)
+    assert (caught.value.code, len(server.bodies)) == ("invalid_output", 3)
 
 
 def cut(*events: Any) -> Answer:

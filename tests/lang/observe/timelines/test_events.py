@@ -133,11 +133,11 @@ def test_branches_that_failed_say_why():
     ]
     timeline = Timeline.of((Gen(0, "a"), Fork(0, (1, 2), True, 1)), events)
     words = "".join(Page(timeline.html()).words)
-    assert "2 attempts" in words and "failed: tool_timeout" in words and "begun anew after tool_timeout" in words
+    assert "2 attempts" in words and "failed: tool_timeout" in words and "restarted after tool_timeout" in words
     assert "cancelled" in words
     assert "too <slow>" not in timeline.html()
     one, two = timeline.text().splitlines()[5:7]
-    assert one.endswith("begun anew after tool_timeout, failed: tool_timeout") and two.endswith("cancelled")
+    assert one.endswith("restarted after tool_timeout, failed: tool_timeout") and two.endswith("cancelled")
 
 
 def test_a_program_that_failed_says_why():

@@ -57,9 +57,35 @@ def test_with_what_is_known_about_it():
 
     items, state = asyncio.run(main())
     assert "".join(text for text, _ in items) == state["answer_1"]
+    assert all(text for text, _ in items)
     assert all(meta["id"] == items[0][1]["id"] for _, meta in items)
     assert items[0][1]["finish_reason"] is None
     assert items[-1][1]["completion_tokens"] == state.get_meta_info("answer_1")["completion_tokens"] > 0
+
+
+def test_with_the_log_probabilities_of_all_tokens_so_far():
+    async def main():
+        state = qa.run("Name three rivers.", stream=True, temperature=0, return_logprob=True, top_logprobs_num=2)
+        return [item async for item in state.text_async_iter("answer_1", return_meta_data=True)], state
+
+    items, state = asyncio.run(main())
+    assert len(items) > 2
+    text, num_tokens = "", 0
+    for piece, meta in items:
+        assert piece
+        text += piece
+        entries = meta["output_token_logprobs"]
+        assert len(entries) == meta["output_token_logprobs_length"] == meta["completion_tokens"] > num_tokens
+        assert len(meta["output_top_logprobs"]) == len(entries) and len(meta["output_top_logprobs"][0]) == 2
+        assert "".join(said for _, _, said in entries).startswith(text)
+        assert meta["input_token_logprobs"] == []
+        num_tokens = len(entries)
+    assert text == state["answer_1"]
+    whole = state.get_meta_info("answer_1")
+    assert items[-1][1] == whole
+    for _, meta in items[:-1]:
+        assert meta["finish_reason"] is None
+        assert meta["output_token_logprobs"] == whole["output_token_logprobs"][: meta["completion_tokens"]]
 
 
 def test_branches_stream_too():

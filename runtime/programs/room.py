@@ -1,0 +1,111 @@
+"""Room that typed values need: limits of tokens in which none can be finished are refused before a program runs."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from ...constrain.lower import lower_if_plain
+from ...constrain.spec import Choice, GrammarSpec, JsonSchema
+from ..protocol.errors import RequestError
+from ..protocol.program import Gen, Op, walk
+from ..protocol.sampling_params import SamplingParams
+
+MAX_OPTION_CHARS = 4096
+
+MAX_LOOKED_AT_CHARS = 1 << 16
+"""Bound of a program's schemas together: those past it are left to the engine."""
+
+
+class Counter(Protocol):
+    """A tokenizer that knows the fewest tokens that say a text."""
+
+    def fewest_tokens(self, text: str) -> int: ...
+
+
+def check_room(ops: Iterable[Op], tokenizer: Counter) -> None:
+    """Checks the limits of all generations of a program.
+
+    Raises:
+        RequestError: one has no room for any value; the message has the number of its instruction, as `walk` counts.
+    """
+    num_chars, seen = 0, set[tuple[GrammarSpec, int]]()
+    for index, op in enumerate(walk(ops)):
+        if not isinstance(op, Gen) or op.grammar is None or op.sampling.max_tokens is None:
+            continue
+        if (op.grammar, op.sampling.max_tokens) in seen:
+            continue
+        seen.add((op.grammar, op.sampling.max_tokens))
+        num_chars += len(op.grammar.schema) if isinstance(op.grammar, JsonSchema) else 0
+        if num_chars > MAX_LOOKED_AT_CHARS:
+            return
+        reason = too_small(op.grammar, op.sampling, tokenizer)
+        if reason is not None:
+            message = f"instruction {index}: {refusal(op.sampling, 'its constraint', reason)}"
+            raise RequestError(message, param="max_tokens")
+
+
+def refusal(sampling: SamplingParams, kind: str, reason: str) -> str:
+    """Words of a refusal: no value of `kind` has room, for a `reason` that `too_small` gave."""
+    return (
+        f"max_tokens={sampling.max_tokens} is too small for any value of {kind}: {reason}; give at least that, and "
+        "more for longer values"
+    )
+
+
+def too_small(grammar: GrammarSpec | None, sampling: SamplingParams, tokenizer: Counter) -> str | None:
+    """Describes the shortest value of `grammar`, if no value can be finished within `max_tokens`; None: one may be.
+
+    Nothing is said where that would take long to find out. Numbers and the contents of strings count least: which of
+    them takes the fewest tokens is not looked for.
+    """
+    max_tokens = sampling.max_tokens
+    if max_tokens is None or sampling.token_healing:
+        return None
+    if isinstance(grammar, Choice) and 0 < sum(map(len, grammar.options)) <= MAX_OPTION_CHARS:
+        counts = {option: tokenizer.fewest_tokens(option) for option in grammar.options if len(option) > max_tokens}
+        if len(counts) < len(grammar.options):
+            return None
+        shortest = min(counts, key=counts.__getitem__)
+        return _described(shortest, counts[shortest]) if counts[shortest] > max_tokens else None
+    if not isinstance(grammar, JsonSchema):
+        return None
+    found = _shortest(grammar)
+    if found is None or len(found) <= max_tokens or tokenizer.fewest_tokens(_bare(found)) <= max_tokens:
+        return None
+    return _described(found, tokenizer.fewest_tokens(found))
+
+
+def _described(text: str, num_tokens: int) -> str:
+    shown = text if len(text) <= 100 else text[:97] + "..."
+    return f"the shortest, {shown}, takes {num_tokens} tokens"
+
+
+@functools.lru_cache(maxsize=1024)
+def _shortest(spec: JsonSchema) -> str | None:
+    try:
+        lowered = lower_if_plain(spec)
+    except (ValueError, RecursionError):  # whoever compiles it says so
+        return None
+    return None if lowered is None else lowered.witness
+
+
+def _bare(text: str) -> str:
+    """The JSON text with nothing in its strings, and numbers of one digit."""
+
+    def empty(value: Any) -> Any:
+        match value:
+            case dict():
+                return {name: empty(inner) for name, inner in value.items()}
+            case list():
+                return [empty(inner) for inner in value]
+            case str():
+                return ""
+            case int() | float() if not isinstance(value, bool):
+                return 0
+            case _:
+                return value
+
+    return json.dumps(empty(json.loads(text)), ensure_ascii=False)
