@@ -1,9 +1,11 @@
 """Costs of quantisation: perplexity of a fixed text, and how often the most likely token is still the same.
 
     bough bench perplexity smollm2-135m --dtype float32 --kinds native fp8 int8 int4
+    bough bench perplexity --dtype float32 --kinds native native-mixed bfloat16 --texts prose code chats
 
 `native` is what the CPU computes unless a dtype is asked for: the file's quantised weights by the library in C, whose
-activations have 8 bits; `native-int8`, `native-w8a8` and `native-int4` are weights that are rounded for it; with `-kv8`
+activations have 8 bits; `native-mixed` is the same with activations="mixed", and `bfloat16` the model in that dtype by
+torch; `native-int8`, `native-w8a8` and `native-int4` are weights that are rounded for it; with `-kv8`
 at the end, keys and values have 8 bits, too. Weights of a GGUF file that were quantised already lose less when they are
 rounded again on a like grid: compare kinds on a model whose files hold bfloat16.
 """
@@ -35,13 +37,16 @@ from ..runtime.runner.torch_runner import ModelRunner
 from ..runtime.tokenizer.load import load_tokenizer
 from .harness.arguments import BenchmarkParser
 from .harness.report import table
-from .workloads.prose import PASSAGE
+from .workloads.prose import PASSAGE, TEXTS
 
 _CHUNK = 256  # tokens of one forward pass
 _PAGE_SIZE = 16
 _NONE, _STORED, _NATIVE = "none", "stored", "native"
 _KV8 = "-kv8"
-_NATIVES = tuple(f"{_NATIVE}{kind}{kv}" for kind in ("", *(f"-{kind}" for kind in NATIVE_KINDS)) for kv in ("", _KV8))
+_MIXED, _BFLOAT16 = "mixed", "bfloat16"
+_NATIVES = tuple(
+    f"{_NATIVE}{kind}{kv}" for kind in ("", *(f"-{kind}" for kind in (_MIXED, *NATIVE_KINDS))) for kv in ("", _KV8)
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,9 @@ class WeightQuality:
     agreement         share of positions at which the most likely token is the reference's
     divergence        mean Kullback-Leibler divergence of its next-token distributions from the reference's, in nats
     bits              of a weight of the projections on average, scales included
+    mean, p99, most   distance of the log-probabilities of the text's tokens from the reference's: on average, in all
+                      but a hundredth of the tokens, and at most
+    bits_per_token    the text's mean negative log-likelihood in bits
     """
 
     kind: str
@@ -63,6 +71,13 @@ class WeightQuality:
     bits: float
     num_tokens: int
     seconds: float
+    mean: float
+    p99: float
+    most: float
+
+    @property
+    def bits_per_token(self) -> float:
+        return math.log2(self.perplexity)
 
 
 def log_probabilities(
@@ -102,7 +117,13 @@ def _runner(loaded: LoadedModel, num_pages: int, kv_bits: int) -> LogitsRunner:
 
 
 def compare(
-    model: str, kinds: Sequence[str], *, device: str = "cpu", dtype: str = "auto", num_tokens: int | None = None
+    model: str,
+    kinds: Sequence[str],
+    *,
+    device: str = "cpu",
+    dtype: str = "auto",
+    num_tokens: int | None = None,
+    text: str = PASSAGE,
 ) -> list[WeightQuality]:
     """The model's own weights, undone, called "none", and then each of `kinds`.
 
@@ -116,7 +137,7 @@ def compare(
     results: list[WeightQuality] = []
     for kind in (_NONE, *kinds):
         loaded = _load(model, kind, device, dtype)
-        tokens = load_tokenizer(loaded.path).encode_prompt(PASSAGE)[:num_tokens]
+        tokens = load_tokenizer(loaded.path).encode_prompt(text)[:num_tokens]
         began = time.perf_counter()
         scores = log_probabilities(loaded, tokens, kv_bits=8 if kind.endswith(_KV8) else 16)
         seconds = time.perf_counter() - began
@@ -132,14 +153,18 @@ def _load(model: str, kind: str, device: str, dtype: str) -> LoadedModel:
         if library is None:
             raise SystemExit("the CPU library was not built, or this processor is x86 without AVX2")
         rounding = kind.removesuffix(_KV8).removeprefix(_NATIVE).removeprefix("-") or None
-        loaded = load_model(model, native=NativeTarget(library, Threads(library, torch.get_num_threads()), rounding))
+        threads = Threads(library, torch.get_num_threads())
+        is_mixed = rounding == _MIXED
+        target = NativeTarget(library, threads, None if is_mixed else rounding, has_rests=is_mixed)
+        loaded = load_model(model, native=target)
         if not isinstance(loaded.model, NativeDecoder):
             raise SystemExit(f"the CPU library has no formats for {loaded.name}: try native-int8")
         return loaded
-    loaded = load_model(model, dtype=dtype, device=device, keep_quantised=kind == _STORED)
+    wanted = _BFLOAT16 if kind == _BFLOAT16 else dtype
+    loaded = load_model(model, dtype=wanted, device=device, keep_quantised=kind == _STORED)
     if not isinstance(loaded.model, Decoder):
         raise SystemExit(f"{loaded.name} has no native decoder, whose weights could be quantised")
-    if kind not in (_NONE, _STORED):
+    if kind not in (_NONE, _STORED, _BFLOAT16):
         quantise_decoder(loaded.model, kind)
     return loaded
 
@@ -148,14 +173,18 @@ def _judge(
     kind: str, scores: torch.Tensor, reference: torch.Tensor, tokens: Sequence[int], bits: float, seconds: float
 ) -> WeightQuality:
     following = torch.tensor(tokens[1:])[:, None]
-    likelihood = scores[:-1].gather(1, following).double().mean()
+    scores = scores.float()
+    found = scores[:-1].gather(1, following)
+    likelihood = found.double().mean()
+    distance = (found - reference[:-1].gather(1, following)).abs().double()
     divergence = 0.0
     for start in range(0, len(tokens), _CHUNK):  # in pieces: a vocabulary is wide
         theirs, ours = reference[start : start + _CHUNK], scores[start : start + _CHUNK]
         divergence += float((theirs.exp() * (theirs - ours)).sum(dtype=torch.float64))
     same = (scores.argmax(-1) == reference.argmax(-1)).double().mean()
     return WeightQuality(
-        kind, math.exp(-likelihood), 1.0, float(same), divergence / len(tokens), bits, len(tokens), seconds
+        *(kind, math.exp(-likelihood), 1.0, float(same), divergence / len(tokens), bits, len(tokens), seconds),
+        *(float(distance.mean()), float(distance.quantile(0.99)), float(distance.max())),
     )
 
 
@@ -176,33 +205,47 @@ def _mean_bits(loaded: LoadedModel) -> float:
 
 def lines(results: Sequence[WeightQuality]) -> str:
     """One line a kind."""
-    heads = ("weights", "bits", "perplexity", "ratio", "same token", "KL, nats", "seconds")
+    heads = (
+        "weights",
+        "bits",
+        "perplexity",
+        "ratio",
+        "bits/token",
+        "same token",
+        "KL, nats",
+        "mean",
+        "p99",
+        "most",
+        "s",
+    )
     rows = [
         (
             *(each.kind, f"{each.bits:.2f}", f"{each.perplexity:.3f}", f"{each.ratio:.4f}"),
-            *(f"{each.agreement:.1%}", f"{each.divergence:.4f}", f"{each.seconds:.1f}"),
+            *(f"{each.bits_per_token:.3f}", f"{each.agreement:.1%}", f"{each.divergence:.5f}"),
+            *(f"{each.mean:.4f}", f"{each.p99:.3f}", f"{each.most:.3f}", f"{each.seconds:.1f}"),
         )
         for each in results
     ]
-    return table(heads, rows, right=range(1, 7))
+    return table(heads, rows, right=range(1, len(heads)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table, then one JSON line."""
+    """Prints a table and a JSON line for each text."""
     options = _parser().parse_args(argv)
-    results = compare(
-        options.model, options.kinds, device=options.device, dtype=options.dtype, num_tokens=options.num_tokens
-    )
-    print(lines(results))
-    facts = {"model": options.model, "device": options.device, "torch": torch.__version__}
-    print(json.dumps(facts | {"results": [asdict(result) for result in results]}))
+    asked = {"device": options.device, "dtype": options.dtype, "num_tokens": options.num_tokens}
+    for name in options.texts:
+        results = compare(options.model, options.kinds, text=TEXTS[name], **asked)
+        print(f"{name}, {results[0].num_tokens:,} tokens\n{lines(results)}")
+        facts = {"model": options.model, "device": options.device, "torch": torch.__version__, "text": name}
+        print(json.dumps(facts | {"results": [asdict(result) for result in results]}), flush=True)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = BenchmarkParser(prog="bough bench perplexity", description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=[*KINDS, _STORED, *_NATIVES])
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=[*KINDS, _STORED, _BFLOAT16, *_NATIVES])
+    parser.add_argument("--texts", nargs="+", default=["prose"], choices=TEXTS, help="default: prose")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--num-tokens", type=int, help="of the text; default: all")

@@ -11,6 +11,13 @@ _WORDS = (_TEXTS / "words.txt").read_text().split()
 PASSAGE = (_TEXTS / "passage.txt").read_text()
 """A fixed text for measuring perplexity: written for this purpose, in the public domain."""
 
+TEXTS = {
+    "prose": PASSAGE,
+    "code": (_TEXTS / "code.txt").read_text(),
+    "chats": (_TEXTS / "chats.txt").read_text(),
+}
+"""Fixed texts of three kinds; the code is a file of this project as it once was."""
+
 
 class Prose:
     """Draws words and sentences; the same seed gives the same text."""

@@ -73,6 +73,8 @@ class Model(ctypes.Structure):
         ("intermediate", ctypes.c_int32),
         ("vocab", ctypes.c_int32),
         ("num_positions", ctypes.c_int32),
+        ("has_rests", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
         ("norm_eps", ctypes.c_float),
         ("scale", ctypes.c_float),
         ("cos", ctypes.c_void_p),

@@ -30,6 +30,8 @@ from .pages import claim_host, host_pages, max_model_len
 
 Progress = Callable[[str, int, int], None]
 
+_ACTIVATIONS = ("auto", "int8", "mixed")
+
 
 def load_gguf_engine(config: EngineConfig, progress: Progress | None = None) -> Engine | None:
     """An engine on the CPU library over the GGUF file that `config` names; None if it is for torch to compute.
@@ -99,7 +101,7 @@ def native_engine(
         backend="native",
         instructions=decoder.library.instructions,
         weights=config.quantization or stored_format(path),
-        activations="int8",
+        activations="int8/16" if decoder.struct.has_rests else "int8",
         kv_cache="int8" if kv_bits == 8 else "12-bit",
     )
     runner = NativeRunner(decoder, num_pages, page_size, kv_bits)
@@ -127,7 +129,11 @@ def native_target(config: EngineConfig) -> NativeTarget:
     library = load_library()
     assert library is not None
     threads = Threads(library, num_threads())
-    return NativeTarget(library, threads, config.quantization, config.max_model_len, claim=claim_host)
+    return NativeTarget(
+        *(library, threads, config.quantization, config.max_model_len),
+        has_rests=config.activations == "mixed",
+        claim=claim_host,
+    )
 
 
 def obstacle_to_native(config: EngineConfig, device: str) -> RequestError | None:
@@ -137,6 +143,7 @@ def obstacle_to_native(config: EngineConfig, device: str) -> RequestError | None
         ("dtype", config.dtype, ("auto",)),
         ("kv_cache_dtype", config.kv_cache_dtype, ("auto", "int8")),
         ("quantization", config.quantization, (None, *KINDS)),
+        ("activations", config.activations, ("auto", "int8") if config.quantization == "w8a8" else _ACTIVATIONS),
     ):
         if value not in possible:
             wanted = " or ".join(str(choice).lower() for choice in possible)

@@ -104,7 +104,7 @@ def make_engine(
                 f"or by quantization, and widths are multiples of 32 (w8a8: of 64); {loaded.name} is no such model"
             )
         backend = "torch"
-        _check_kv_dtype(config, backend)
+        _check_formats(config, backend)
     _convert(config, loaded, backend, progress)
     limits = config.limits(device)
     page_size = config.page_size or (16 if backend == "triton" else 1)
@@ -201,18 +201,21 @@ def _backend(config: EngineConfig, device: str) -> str:
             "Triton kernels need a GPU; on the CPU they only run interpreted, for tests, with TRITON_INTERPRET=1",
             param="attention_backend",
         )
-    _check_kv_dtype(config, backend)
+    _check_formats(config, backend)
     return backend
 
 
-def _check_kv_dtype(config: EngineConfig, backend: str) -> None:
-    """Raises RequestError if only other kernels have the dtype that is asked for."""
+def _check_formats(config: EngineConfig, backend: str) -> None:
+    """Raises RequestError if only other kernels have the formats that are asked for."""
     wanted, kernels = {
         "fp8_e4m3": ("triton", "the Triton kernels of a GPU"),
         "int8": ("native", "a model that the library in C computes (attention_backend native)"),
     }.get(config.kv_cache_dtype, (backend, ""))
     if backend != wanted:
         raise RequestError(f"kv_cache_dtype {config.kv_cache_dtype} needs {kernels}", param="kv_cache_dtype")
+    if backend != "native" and config.activations != "auto":
+        needs = "a model that the library in C computes (attention_backend native)"
+        raise RequestError(f"activations {config.activations} needs {needs}", param="activations")
 
 
 def _convert(config: EngineConfig, loaded: LoadedModel, backend: str, progress: Progress | None) -> None:

@@ -53,6 +53,7 @@ class NativeTarget:
 
     quantization    one of KINDS, which the layers' weights are rounded to; None: they stay as the checkpoint has them
     max_position    tokens of a context at most; None: what the model was made for
+    has_rests       activations far above the others of their token have 16 bits
     claim           called with the bytes that the decoder takes before it takes any; raises ModelError for too many
     """
 
@@ -60,6 +61,7 @@ class NativeTarget:
     threads: Threads
     quantization: str | None = None
     max_position: int | None = None
+    has_rests: bool = False
     claim: Callable[[int], None] = lambda num_bytes: None
 
     def num_positions(self, config: ModelConfig) -> int:
@@ -69,8 +71,8 @@ class NativeTarget:
 
 @dataclass(frozen=True)
 class NativeDecoder:
-    """Number formats of the library: activations in float32, rounded to 8 bits for products; keys and values as whole
-    numbers. `kept` holds the memory that `struct` points to.
+    """Number formats of the library: activations in float32, rounded for products, to 8 bits or, where they are far above
+    the others, to 16; keys and values as whole numbers. `kept` holds the memory that `struct` points to.
     """
 
     library: Library
@@ -197,6 +199,7 @@ def load_native(
         intermediate=config.intermediate_size,
         vocab=config.vocab_size,
         num_positions=num_positions,
+        has_rests=target.has_rests,
         norm_eps=config.norm_eps,
         scale=config.head_dim**-0.5,
         cos=loader.keep(cos),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bough.benchmarks.perplexity import compare, log_probabilities, main
-from bough.benchmarks.workloads.prose import PASSAGE
+from bough.benchmarks.workloads.prose import PASSAGE, TEXTS
 from bough.runtime.models.load import load_model
 from bough.runtime.tokenizer.load import load_tokenizer
 
@@ -51,7 +51,18 @@ def test_the_last_line_is_json(folder: Path, capsys: pytest.CaptureFixture[str])
     assert main([str(folder), "--kinds", "w8a8", "--device", "cpu", "--dtype", "float32", "--num-tokens", "30"]) == 0
     lines = capsys.readouterr().out.splitlines()
     results = json.loads(lines[-1])["results"]
-    assert [result["kind"] for result in results] == ["none", "w8a8"] and len(lines) == 4
+    assert [result["kind"] for result in results] == ["none", "w8a8"] and len(lines) == 5
+    assert lines[0] == "prose, 30 tokens"
+
+
+def test_distances_are_of_the_texts_tokens(folder: Path) -> None:
+    none, bfloat16 = compare(str(folder), ["bfloat16"], dtype="float32", num_tokens=50, text=TEXTS["code"])
+    assert none.mean == none.p99 == none.most == 0.0 and 2**none.bits_per_token == pytest.approx(none.perplexity)
+    tokens = load_tokenizer(folder).encode_prompt(TEXTS["code"])[:50]
+    reference, other = (log_probabilities(load_model(folder, dtype=name), tokens) for name in ("float32", "bfloat16"))
+    distances = [abs(float(reference[i, tokens[i + 1]] - other[i, tokens[i + 1]])) for i in range(49)]
+    assert bfloat16.mean == pytest.approx(sum(distances) / 49) and bfloat16.most == pytest.approx(max(distances))
+    assert bfloat16.mean < bfloat16.p99 <= bfloat16.most
 
 
 @pytest.mark.usefixtures("native_library")
@@ -62,6 +73,7 @@ def test_the_library_in_c_loses_what_rounding_loses(tmp_path: Path) -> None:
     assert (int8.bits, int4.bits) == (8.5, 5.0)
     assert 0 < int8.divergence < int4.divergence < 0.5 and none.divergence == 0.0
     assert abs(int8.ratio - 1) < 0.01 and int8.agreement > 0.9
+    assert all(len(text.split()) > 400 and text.isascii() for text in TEXTS.values())
     with pytest.raises(SystemExit, match="try native-int8"):
         compare(wide, ["native"], num_tokens=20)
 

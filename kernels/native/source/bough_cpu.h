@@ -31,6 +31,7 @@ typedef struct {
 
 typedef struct {
     int32_t num_layers, num_heads, num_kv_heads, head_dim, hidden, intermediate, vocab, num_positions;
+    int32_t has_rests, unused; /* whether activations far above the others of their token have 16 bits: linear/rounded.h */
     float norm_eps, scale;
     const float *cos, *sin; /* [num_positions, head_dim / 2] */
     const float *norm;      /* [hidden] */

@@ -24,6 +24,19 @@
  * thread takes at most; and panels that it multiplies at a time. */
 enum { OWN_ROWS = 16, MOST_OWN_ROWS = 256, OWN_PANELS = 2 };
 
+/* Which groups get rests (rounded.h): of what goes into queries, keys and values, and into gate and up, those whose scales,
+ * squared, are above so many times their row's mean; of what comes out of the activation, those whose scales are above that
+ * part of the hidden state's root mean square. Chosen by what they lose: docs/decisions/0036-rests-of-rounding.md. */
+#define QKV_SHARE 3.0f
+#define GATE_SHARE 6.0f
+#define DOWN_SHARE 0.002f
+
+/* Logits get the rests of groups that are above such a share, too, but only in panels whose largest is at most so far below
+ * their row's largest, and in at most one of so many panels. */
+#define HEAD_SHARE 0.25f
+#define NEAR 6.0f
+enum { NEAR_PANELS = 64 };
+
 typedef struct {
     bough_pool *pool;
     const bough_model *model;
@@ -39,6 +52,12 @@ typedef struct {
     rounded last;       /* the same of the rows that have logits, for the head, in the same memory */
     rounded attended;   /* [tokens][heads head_dim] */
     rounded expanded;   /* [tokens][intermediate] */
+    float *limits;      /* [tokens]: scales of `expanded` above them get rests */
+    rest_run *runs;     /* of each thread [blocks of rows][groups] */
+    int32_t *num_runs;  /* of each thread [blocks of rows] */
+    int64_t most_blocks, most_groups; /* of rows that a thread multiplies, and of their inputs */
+    float *peaks;       /* [logits][peaks_stride(head)]: the largest logit of each panel */
+    uint32_t *near;     /* [logits][num_words(head)]: bits of the panels that are refined */
     float *partials;    /* states of blocks that are split */
     attention_plan plan;
     bough_batch kept;   /* of the batch, the rows whose logits are asked for, in the last layer's second half */
@@ -80,14 +99,40 @@ static int32_t panels_per_item(const forward *f, int32_t num_panels, int32_t num
     return fair < 1 ? 1 : fair > PANELS ? PANELS : fair;
 }
 
-/* y (+)= x W^T + b for weights whose outputs follow one another in y's rows. */
+/* Finds the rests of the rows that a thread is to multiply. */
+static void find_rests(const forward *f, int32_t thread, const rounded *x, const span *rows) {
+    if (!x->rests) return;
+    rest_run *runs = f->runs + thread * f->most_blocks * f->most_groups;
+    int32_t *num = f->num_runs + thread * f->most_blocks;
+    for (int32_t row = rows->start; row < rows->stop; row += BLOCK_OF_ROWS, runs += f->most_groups)
+        *num++ = list_rests(x, row, rows->stop - row < BLOCK_OF_ROWS ? rows->stop - row : BLOCK_OF_ROWS, runs);
+}
+
+/* What find_rests has found of the block of rows that begins at `row`. */
+INLINE block_rests rests_at(const forward *f, int32_t thread, const rounded *x, const span *rows, int32_t row) {
+    if (!x->rests) return (block_rests){0, 0};
+    const int64_t block = thread * f->most_blocks + (row - rows->start) / BLOCK_OF_ROWS;
+    return (block_rests){f->runs + block * f->most_groups, f->num_runs[block]};
+}
+
+/* Panels that are refined are marked by the bits of a word. */
+enum { WORD = 32 };
+
+INLINE int32_t num_words(const bough_weight *head) { return (num_panels_of(head) + WORD - 1) / WORD; }
+
+/* Numbers between the peaks of one row and of the next; no multiple of a page, at which lines would drive each other out. */
+INLINE int64_t peaks_stride(const bough_weight *head) { return (num_words(head) + 1) * WORD; }
+
+/* y (+)= x W^T + b for weights whose outputs follow one another in y's rows. Of one weight, `peaks`, if it is not NULL,
+ * gets each panel's largest outputs. */
 static void multiply_stage(const forward *f, int32_t thread, const bough_weight *weights, int32_t num_weights, const rounded *x,
-                         span *rows, float *y, int add) {
+                           span *rows, float *y, int add, float *peaks) {
     const int32_t num_rows = rows->stop - rows->start;
     int32_t num_panels = 0, stride = 0;
     for (int32_t i = 0; i < num_weights; i++) num_panels += num_panels_of(weights + i), stride += weights[i].rows;
     const int32_t size = panels_per_item(f, num_panels, num_rows, rows->is_private);
     const int32_t num_items = (num_panels + size - 1) / size;
+    find_rests(f, thread, x, rows);
     for (int32_t item; (item = next_item(f, thread, rows, num_items)) < num_items;) {
         const int32_t num = num_panels - item * size < size ? num_panels - item * size : size;
         uint8_t *memory = f->scratch + thread * f->scratch_bytes;
@@ -97,10 +142,14 @@ static void multiply_stage(const forward *f, int32_t thread, const bough_weight 
             memory = unpack_panel(panels + i, num_rows, memory);
             prefetch_panel(panels + i, weights, (item + items_ahead(f, rows)) * size + i, num_panels, num_rows);
         }
-        for (int32_t row = rows->start; row < rows->stop; row += BLOCK_OF_ROWS)
+        for (int32_t row = rows->start; row < rows->stop; row += BLOCK_OF_ROWS) {
+            const int32_t num_together = rows->stop - row < BLOCK_OF_ROWS ? rows->stop - row : BLOCK_OF_ROWS;
+            const block_rests rests = rests_at(f, thread, x, rows, row);
             for (int32_t i = 0; i < num; i++)
-                multiply_panel(panels + i, x, row, rows->stop - row < BLOCK_OF_ROWS ? rows->stop - row : BLOCK_OF_ROWS,
-                               y + (int64_t)row * stride + panels[i].column, stride, add);
+                multiply_panel(panels + i, x, row, num_together, rests, y + (int64_t)row * stride + panels[i].column, stride, add);
+            for (int32_t r = row; peaks && r < row + num_together; r++)
+                find_peaks(panels, num, y + (int64_t)r * stride, peaks + r * peaks_stride(weights));
+        }
     }
     end_stage(f, rows);
 }
@@ -110,6 +159,7 @@ static void expand_stage(const forward *f, int32_t thread, const bough_weight *g
                          const fault_log *log) {
     const int32_t width = group_size(&f->expanded), num_panels = width / LANES;
     const int32_t num_items = f->model->intermediate / width, num_rows = rows->stop - rows->start;
+    find_rests(f, thread, &f->input, rows);
     for (int32_t item; (item = next_item(f, thread, rows, num_items)) < num_items;) {
         uint8_t *memory = f->scratch + thread * f->scratch_bytes;
         panel panels[2][BOUGH_BLOCK / LANES];
@@ -122,10 +172,11 @@ static void expand_stage(const forward *f, int32_t thread, const bough_weight *g
             prefetch_panel(at, weight, next, num_items * num_panels, num_rows);
         }
         for (int32_t row = rows->start; row < rows->stop; row += BLOCK_OF_ROWS) {
-            float numbers[2][BLOCK_OF_ROWS * BOUGH_BLOCK];
+            _Alignas(64) float numbers[2][BLOCK_OF_ROWS * BOUGH_BLOCK];
             const int32_t num = rows->stop - row < BLOCK_OF_ROWS ? rows->stop - row : BLOCK_OF_ROWS;
+            const block_rests rests = rests_at(f, thread, &f->input, rows, row);
             for (int32_t i = 0; i < 2 * num_panels; i++)
-                multiply_panel(panels[i / num_panels] + i % num_panels, &f->input, row, num,
+                multiply_panel(panels[i / num_panels] + i % num_panels, &f->input, row, num, rests,
                                numbers[i / num_panels] + i % num_panels * LANES, width, 0);
             for (int32_t i = 0; i < num * width; i += LANES)
                 vf_store(numbers[0] + i, vf_mul(vf_silu(vf_load(numbers[0] + i)), vf_load(numbers[1] + i)));
@@ -133,6 +184,7 @@ static void expand_stage(const forward *f, int32_t thread, const bough_weight *g
                 to_round from[4];
                 for (int32_t i = 0; i < 4; i++) from[i] = (to_round){numbers[0] + (r + i) * width, row + r + i, item};
                 round_numbers(from, num - r < 4 ? num - r : 4, &f->expanded, log);
+                if (f->expanded.rests) mark_rows(from, num - r < 4 ? num - r : 4, f->limits, &f->expanded);
             }
         }
     }
@@ -150,24 +202,28 @@ INLINE float norm_factor(const float *x, int32_t size, float eps) {
     return isfinite(sum) ? 1.0f / sqrtf(sum / (float)size + eps) : NAN;
 }
 
-/* RMSNorm of a token's hidden state, rounded into row `row`. */
-static void norm_row(const forward *f, int32_t thread, int64_t token, const float *weight, const rounded *out, int64_t row,
-                     const fault_log *log) {
+/* RMSNorm of a token's hidden state, rounded into row `row`; groups that are above `share` of it get rests. Returns what the
+ * state was multiplied with. */
+static float norm_row(const forward *f, int32_t thread, int64_t token, const float *weight, float share, const rounded *out,
+                      int64_t row, const fault_log *log) {
     const float *x = f->hidden + token * f->model->hidden;
     float *normed = (float *)(f->scratch + thread * f->scratch_bytes);
-    const vf factor = vf_set(norm_factor(x, f->model->hidden, f->model->norm_eps));
+    const float factor = norm_factor(x, f->model->hidden, f->model->norm_eps);
     for (int32_t i = 0; i < f->model->hidden; i += LANES)
-        vf_store(normed + i, vf_mul(vf_mul(vf_load(x + i), factor), vf_load(weight + i)));
+        vf_store(normed + i, vf_mul(vf_mul(vf_load(x + i), vf_set(factor)), vf_load(weight + i)));
     if (out->form == IN_ROWS) round_whole(normed, out, row, log);
     else round_row(normed, f->model->hidden / group_size(out), out, row, 0, log);
+    if (out->rests) mark_row(normed, share, out, row);
+    return factor;
 }
 
-static void norm_stage(const forward *f, int32_t thread, const float *weight, span *rows, const fault_log *log) {
+static void norm_stage(const forward *f, int32_t thread, const float *weight, float share, span *rows, const fault_log *log) {
     enum { ROWS = 4 };
     const int32_t num_items = (rows->stop - rows->start + ROWS - 1) / ROWS;
     for (int32_t item; (item = next_item(f, thread, rows, num_items)) < num_items;) {
         const int32_t first = rows->start + item * ROWS;
-        for (int32_t row = first; row < first + ROWS && row < rows->stop; row++) norm_row(f, thread, row, weight, &f->input, row, log);
+        for (int32_t row = first; row < first + ROWS && row < rows->stop; row++)
+            f->limits[row] = DOWN_SHARE / norm_row(f, thread, row, weight, share, &f->input, row, log);
     }
     end_stage(f, rows);
 }
@@ -357,21 +413,21 @@ static void layer_stages(const forward *f, int32_t thread, int32_t index, span *
     if (index > 0) {
         const bough_layer *layer = model->layers + index - 1;
         const fault_log log = log_of(f, index - 1);
-        multiply_stage(f, thread, &layer->out, 1, &f->attended, rows, f->hidden, 1);
+        multiply_stage(f, thread, &layer->out, 1, &f->attended, rows, f->hidden, 1, 0);
         record_stage(f, thread, BOUGH_OUT, since);
-        norm_stage(f, thread, layer->post_norm, rows, &log);
+        norm_stage(f, thread, layer->post_norm, GATE_SHARE, rows, &log);
         record_stage(f, thread, BOUGH_NORM, since);
         expand_stage(f, thread, &layer->gate, &layer->up, rows, &log);
         record_stage(f, thread, BOUGH_EXPAND, since);
-        multiply_stage(f, thread, &layer->down, 1, &f->expanded, rows, f->hidden, 1);
+        multiply_stage(f, thread, &layer->down, 1, &f->expanded, rows, f->hidden, 1, 0);
         record_stage(f, thread, BOUGH_DOWN, since);
     }
     if (index < model->num_layers) {
         const bough_layer *layer = model->layers + index;
         const fault_log log = log_of(f, index);
-        norm_stage(f, thread, layer->input_norm, rows, &log);
+        norm_stage(f, thread, layer->input_norm, QKV_SHARE, rows, &log);
         record_stage(f, thread, BOUGH_NORM, since);
-        multiply_stage(f, thread, &layer->query, 3, &f->input, rows, f->qkv, 0);
+        multiply_stage(f, thread, &layer->query, 3, &f->input, rows, f->qkv, 0, 0);
         record_stage(f, thread, BOUGH_QKV, since);
         store_stage(f, thread, layer, index, rows);
         record_stage(f, thread, BOUGH_STORE, since);
@@ -394,6 +450,75 @@ static void run_layer_stages(const forward *f, int32_t thread, int32_t index, do
         layer_stages(f, thread, index, &(span){.start = start, .stop = stop, .is_private = 1}, since);
     }
     bough_pool_wait(f->pool);
+}
+
+/* -- logits near the largest ----------------------------------------------------------------------------------------- */
+
+/* How many of some numbers, in whole words, are at least `limit`. */
+static int32_t count_at_least(const float *numbers, int32_t num, float limit) {
+    int32_t count = 0;
+    for (int32_t i = 0; i < num; i += LANES) count += __builtin_popcount(vf_at_least(vf_load(numbers + i), vf_set(limit)));
+    return count;
+}
+
+/* Marks the panels of row `row` whose logits are refined: those with the largest peaks. */
+static void mark_near(const forward *f, int32_t row) {
+    enum { STEPS = 8 };
+    const bough_weight *head = &f->model->head;
+    const int32_t num_panels = num_panels_of(head), num = num_words(head) * WORD, most = num_panels / NEAR_PANELS + 1;
+    float *peaks = f->peaks + row * peaks_stride(head), near = NEAR;
+    vf largest = vf_set(-INFINITY);
+    for (int32_t i = num_panels; i < num; i++) peaks[i] = -INFINITY;
+    for (int32_t i = 0; i < num; i += LANES) largest = vf_max(vf_load(peaks + i), largest);
+    const float top = vf_largest(largest);
+    if (count_at_least(peaks, num, top - near) > most) { /* bisects to the distance that leaves as many */
+        near = 0.0f;
+        for (float step = 0.5f * NEAR; step > NEAR / (1 << STEPS); step *= 0.5f)
+            if (count_at_least(peaks, num, top - near - step) <= most) near += step;
+    }
+    for (int32_t i = 0; i < num; i += WORD) {
+        uint32_t word = 0;
+        for (int32_t k = 0; k < WORD; k += LANES) word |= vf_at_least(vf_load(peaks + i + k), vf_set(top - near)) << k;
+        f->near[(int64_t)row * num_words(head) + i / WORD] = word;
+    }
+}
+
+/* Adds rests to a panel's logits of the `wanted` ones of some rows, whose `rests` these are. */
+static void refine_panel(const forward *f, int32_t index, int32_t row, int32_t num_rows, uint32_t wanted, block_rests rests,
+                         rest_run *memory) {
+    int32_t num = 0;
+    for (int32_t i = 0; i < rests.num; i++) {
+        memory[num] = (rest_run){rests.runs[i].group, rests.runs[i].rows & wanted};
+        num += memory[num].rows != 0;
+    }
+    const panel at = find_panel(&f->model->head, index);
+    const int64_t stride = f->model->vocab;
+    add_rests_to(&at, &f->last, row, num_rows, (block_rests){memory, num}, f->logits + row * stride + at.column, stride);
+}
+
+/* Adds what rounding the last hidden states has left to the logits that count: once the largest of each row are known. */
+static void refine_stage(const forward *f, int32_t thread, span *rows) {
+    const bough_weight *head = &f->model->head;
+    const int32_t num_items = num_words(head);
+    rest_run *memory = (rest_run *)(f->scratch + thread * f->scratch_bytes);
+    for (int32_t row; (row = next_item(f, thread, rows, rows->stop)) < rows->stop;) mark_near(f, row);
+    end_stage(f, rows);
+    find_rests(f, thread, &f->last, rows);
+    for (int32_t item; (item = next_item(f, thread, rows, num_items)) < num_items;)
+        for (int32_t row = 0; row < rows->stop; row += BLOCK_OF_ROWS) {
+            const int32_t num = rows->stop - row < BLOCK_OF_ROWS ? rows->stop - row : BLOCK_OF_ROWS;
+            const uint32_t *words = f->near + (int64_t)row * num_items + item;
+            uint32_t any = 0;
+            for (int32_t r = 0; r < num; r++) any |= words[r * num_items];
+            for (; any; any &= any - 1) {
+                const int32_t bit = __builtin_ctz(any), index = item * WORD + bit;
+                uint32_t wanted = 0;
+                for (int32_t r = 0; r < num; r++) wanted |= (words[r * num_items] >> bit & 1) << r;
+                if (index < num_panels_of(head))
+                    refine_panel(f, index, row, num, wanted, rests_at(f, thread, &f->last, rows, row), memory);
+            }
+        }
+    end_stage(f, rows);
 }
 
 static void run(void *context, int32_t thread) {
@@ -419,9 +544,13 @@ static void run(void *context, int32_t thread) {
     }
     const fault_log log = log_of(f, model->num_layers);
     for (int32_t row; (row = bough_pool_next(f->pool, thread, num_logits)) < num_logits;)
-        norm_row(f, thread, f->batch->logit_rows[row], model->norm, &f->last, row, &log);
+        norm_row(f, thread, f->batch->logit_rows[row], model->norm, HEAD_SHARE, &f->last, row, &log);
     bough_pool_wait(f->pool);
-    multiply_stage(f, thread, &model->head, 1, &f->last, &(span){.stop = num_logits}, f->logits, 0);
+    rounded coarse = f->last;
+    coarse.rests = 0;
+    span rows = {.stop = num_logits};
+    multiply_stage(f, thread, &model->head, 1, &coarse, &rows, f->logits, 0, f->last.rests ? f->peaks : 0);
+    if (f->last.rests) refine_stage(f, thread, &rows);
     record_stage(f, thread, BOUGH_HEAD, &since);
 }
 
@@ -438,10 +567,15 @@ static void *arena_alloc(arena *memory, int64_t num_bytes) {
     return start;
 }
 
-/* Memory for what is multiplied by `weight`. */
-static rounded arena_alloc_rows(arena *memory, int64_t rows, const bough_weight *weight) {
-    const int64_t num_bytes = (rows + 3) / 4 * (weight->columns / BOUGH_GROUP) * (int64_t)sizeof(rounded_group);
-    return (rounded){weight->columns, form_for(weight), {arena_alloc(memory, num_bytes)}};
+/* Memory for what is multiplied by `weight`, whose groups may have rests. */
+static rounded arena_alloc_rows(arena *memory, int64_t rows, const bough_weight *weight, int has_rests) {
+    const int64_t groups = weight->columns / BOUGH_GROUP;
+    rounded made = {.columns = weight->columns, .form = form_for(weight), .num_rows = rows};
+    made.groups = arena_alloc(memory, (rows + 3) / 4 * groups * (int64_t)sizeof(rounded_group));
+    if (!has_rests || made.form != IN_GROUPS) return made;
+    made.rests = arena_alloc(memory, rows * groups * (int64_t)sizeof(group_rest));
+    made.marks = arena_alloc(memory, rows * groups);
+    return made;
 }
 
 /* Unpacked panels of the widest weights. */
@@ -452,6 +586,8 @@ static int64_t panels_bytes_of(const bough_model *model) {
     const int64_t one_by_one = PANELS * unpacked_bytes(most), pairs = 2 * BOUGH_BLOCK / LANES * unpacked_bytes(model->hidden);
     return one_by_one > pairs ? one_by_one : pairs;
 }
+
+INLINE int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Lays out what a batch of that size needs, from the start of `memory`. */
 static void lay_out(forward *f, arena *memory, int32_t num_threads, int64_t num_tokens, int64_t num_sequences, int64_t num_logits) {
@@ -464,11 +600,19 @@ static void lay_out(forward *f, arena *memory, int32_t num_threads, int64_t num_
     f->query_scales = arena_alloc(memory, num_tokens * model->num_heads * 4);
     f->narrow = arena_alloc(memory, num_tokens * model->num_heads * dim);
     f->query_sums = arena_alloc(memory, num_tokens * model->num_heads * 4);
-    f->last = f->input = arena_alloc_rows(memory, rows, &model->layers->query);
+    f->last = f->input = arena_alloc_rows(memory, rows, &model->layers->query, model->has_rests);
     if (f->input.form == IN_BLOCKS) f->input.form = IN_ROWS;
     f->last.form = form_for(&model->head);
-    f->attended = arena_alloc_rows(memory, num_tokens, &model->layers->out);
-    f->expanded = arena_alloc_rows(memory, num_tokens, &model->layers->down);
+    if (f->last.form != IN_GROUPS) f->last.rests = 0;
+    f->attended = arena_alloc_rows(memory, num_tokens, &model->layers->out, 0);
+    f->expanded = arena_alloc_rows(memory, num_tokens, &model->layers->down, model->has_rests);
+    f->limits = arena_alloc(memory, rows * 4);
+    f->most_blocks = (rows + BLOCK_OF_ROWS - 1) / BLOCK_OF_ROWS;
+    f->most_groups = most_of(model->hidden, model->intermediate) / BOUGH_GROUP;
+    f->runs = arena_alloc(memory, num_threads * f->most_blocks * f->most_groups * (int64_t)sizeof(rest_run));
+    f->num_runs = arena_alloc(memory, num_threads * f->most_blocks * 4);
+    f->peaks = arena_alloc(memory, num_logits * peaks_stride(&model->head) * 4);
+    f->near = arena_alloc(memory, num_logits * num_words(&model->head) * 4);
     f->plan.order = arena_alloc(memory, num_sequences * 4);
     f->plan.common = arena_alloc(memory, num_sequences * 4);
     f->plan.row_start = arena_alloc(memory, (num_sequences + 1) * 4);
@@ -477,8 +621,8 @@ static void lay_out(forward *f, arena *memory, int32_t num_threads, int64_t num_
     f->kept.positions = arena_alloc(memory, num_logits * 8);
     f->kept.logit_rows = arena_alloc(memory, num_logits * 8);
     f->kept.query_start = arena_alloc(memory, (num_sequences + 1) * 4);
-    const int64_t panels = panels_bytes_of(model), attention = attention_bytes(model);
-    f->scratch_bytes = ((panels > attention ? panels : attention) + 63) / 64 * 64;
+    const int64_t refined = f->most_groups * (int64_t)sizeof(rest_run);
+    f->scratch_bytes = (most_of(most_of(panels_bytes_of(model), attention_bytes(model)), refined) + 63) / 64 * 64;
     f->scratch = arena_alloc(memory, f->scratch_bytes * num_threads);
 }
 
@@ -519,19 +663,33 @@ typedef struct {
 static void run_product(void *context, int32_t thread) {
     const one_product *p = context;
     const fault_log nowhere = {0};
-    for (int32_t row; (row = bough_pool_next(p->base.pool, thread, p->num_rows)) < p->num_rows;)
-        round_row(p->x + (int64_t)row * p->weight->columns, p->weight->columns / group_size(&p->rows), &p->rows, row, 0, &nowhere);
+    for (int32_t row; (row = bough_pool_next(p->base.pool, thread, p->num_rows)) < p->num_rows;) {
+        const float *x = p->x + (int64_t)row * p->weight->columns;
+        round_row(x, p->weight->columns / group_size(&p->rows), &p->rows, row, 0, &nowhere);
+        if (p->rows.rests) mark_row(x, QKV_SHARE, &p->rows, row);
+    }
     bough_pool_wait(p->base.pool);
-    multiply_stage(&p->base, thread, p->weight, 1, &p->rows, &(span){.stop = p->num_rows}, p->y, 0);
+    multiply_stage(&p->base, thread, p->weight, 1, &p->rows, &(span){.stop = p->num_rows}, p->y, 0, 0);
+}
+
+static void lay_out_product(one_product *p, arena *memory) {
+    const int64_t num_threads = bough_pool_size(p->base.pool);
+    p->base.most_blocks = (p->num_rows + BLOCK_OF_ROWS - 1) / BLOCK_OF_ROWS;
+    p->base.most_groups = p->weight->columns / BOUGH_GROUP;
+    p->base.scratch_bytes = PANELS * unpacked_bytes(p->weight->columns);
+    p->base.scratch = arena_alloc(memory, num_threads * p->base.scratch_bytes);
+    p->base.runs = arena_alloc(memory, num_threads * p->base.most_blocks * p->base.most_groups * (int64_t)sizeof(rest_run));
+    p->base.num_runs = arena_alloc(memory, num_threads * p->base.most_blocks * 4);
+    p->rows = arena_alloc_rows(memory, p->num_rows, p->weight, 1);
 }
 
 static void multiply_rows(bough_pool *pool, const bough_weight *weight, const float *x, int32_t num_rows, float *y) {
-    const int64_t num_groups = (num_rows + 3) / 4 * (int64_t)(weight->columns / BOUGH_GROUP);
     one_product p = {.base = {.pool = pool}, .weight = weight, .x = x, .y = y, .num_rows = num_rows};
-    p.base.scratch_bytes = PANELS * unpacked_bytes(weight->columns);
-    p.base.scratch = aligned_alloc(64, (size_t)(p.base.scratch_bytes * bough_pool_size(pool)));
-    p.rows = (rounded){weight->columns, form_for(weight), {malloc((size_t)num_groups * sizeof(rounded_group))}};
-    if (p.base.scratch && p.rows.groups) bough_pool_run(pool, run_product, &p);
-    free(p.base.scratch);
-    free(p.rows.groups);
+    arena sizes = {0};
+    lay_out_product(&p, &sizes);
+    uint8_t *memory = aligned_alloc(64, (size_t)sizes.used);
+    if (!memory) return;
+    lay_out_product(&p, &(arena){.at = memory});
+    bough_pool_run(pool, run_product, &p);
+    free(memory);
 }

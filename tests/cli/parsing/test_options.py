@@ -52,6 +52,7 @@ OTHER: dict[str, Any] = {
     "jump_forward": False,
     "speculation": "off",
     "quantization": "int4",
+    "activations": "mixed",
     "attention_backend": "torch",
     "overlap": False,
     "cuda_graphs": False,

@@ -195,3 +195,53 @@ def test_a_row_of_the_hadamard_form_is_the_same_in_any_company(library: Library,
 
 def test_blocks_without_a_format_are_left_to_others(library: Library, threads: Threads) -> None:
     assert tile_blocks(library, threads, np.zeros((16, 84), np.uint8), GGMLQuantizationType.Q2_K.value, 256) is None
+
+
+def outlying(rows: int, columns: int, seed: int = 0) -> npt.NDArray[np.float32]:
+    """Activations of which one group of 32 a row, and another one in every third, is far above the others."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, columns // 32, 32)).astype(np.float32)
+    x[np.arange(rows), rng.integers(0, columns // 32, rows)] *= 60
+    x[::3, 1] *= 90
+    return x.reshape(rows, columns)
+
+
+def rounded(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """What the library takes `x` for: 16 bits in groups whose scales, squared, are above 3 times their row's mean."""
+    groups = x.reshape(len(x), -1, 32)
+    scales = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
+    exact = groups * (np.float32(1) / scales)
+    codes = np.rint(exact).astype(np.float64)
+    rests = np.rint((exact - codes) * 254) / 254
+    far = scales**2 > 3 * (scales**2).mean(1, keepdims=True)
+    assert 0 < far.sum() < far.size / 4
+    return ((codes + np.where(far, rests, 0)) * scales).reshape(x.shape)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 12, 33, 61, 150])
+def test_groups_far_above_the_others_have_16_bits(kind: str, rows: int, library: Library, threads: Threads) -> None:
+    """In all formats, unpacked (from 49 rows on) or not, with a panel that is not full, and with a bias."""
+    blocks = random_blocks(kind, 72, 768)
+    bias = np.random.default_rng(0).normal(size=72).astype(np.float32)
+    weight = tile_blocks(library, threads, blocks, GGMLQuantizationType[kind].value, 768, bias=bias)
+    assert weight is not None
+    numbers = dequantize(blocks, GGMLQuantizationType[kind]).astype(np.float64)
+    x = outlying(rows, 768)
+    found = multiply(library, threads, weight, x) - bias
+    taken = rounded(x)
+    bound = np.abs(taken) @ np.abs(numbers).T
+    assert np.all(np.abs(found - taken @ numbers.T) <= 4e-6 * bound + 1e-6)
+    lost = np.abs(found - x.astype(np.float64) @ numbers.T)
+    outliers = np.abs(x).max(1, keepdims=True) / 254 * np.linalg.norm(numbers, axis=1)  # of 8 bits: to half a code
+    assert lost.mean() < 0.05 * outliers.mean()
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "Q8_0"])
+def test_a_row_with_outliers_is_the_same_in_any_company(kind: str, library: Library, threads: Threads) -> None:
+    weight = tile_blocks(library, threads, random_blocks(kind, 56, 768), GGMLQuantizationType[kind].value, 768)
+    assert weight is not None
+    x = outlying(161, 768, seed=1)
+    together = multiply(library, threads, weight, x)
+    for start, stop in [(0, 1), (1, 3), (3, 10), (7, 33), (30, 61), (100, 161)]:
+        np.testing.assert_array_equal(multiply(library, threads, weight, x[start:stop].copy()), together[start:stop])

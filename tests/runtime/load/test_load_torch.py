@@ -109,6 +109,8 @@ def test_what_needs_triton_is_refused_without_it(folder: Path) -> None:
         load(folder, attention_backend="torch", kv_cache_dtype="fp8_e4m3")
     with pytest.raises(RequestError, match="kv_cache_dtype int8 needs"):
         load(folder, attention_backend="torch", kv_cache_dtype="int8")
+    with pytest.raises(RequestError, match="activations mixed needs"):
+        load(folder, attention_backend="torch", activations="mixed")
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_what_it_needs_and_what_there_is(folder: Path) -> None:
@@ -194,6 +196,7 @@ def test_torch_computes_where_the_library_was_not_built(wide: Path, monkeypatch:
         ({"dtype": "float32"}, "dtype auto, got float32"),
         ({"kv_cache_dtype": "float32"}, "kv_cache_dtype auto or int8, got float32"),
         ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype auto or int8, got fp8_e4m3"),
+        ({"quantization": "w8a8", "activations": "mixed"}, "activations auto or int8, got mixed"),
         ({"quantization": "fp8"}, "quantization none or int8 or int4 or w8a8, got fp8"),
     ],
 )

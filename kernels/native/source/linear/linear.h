@@ -5,6 +5,9 @@
  *
  * Mixed rows (hadamard.h) have one scale, or one a block of 64.
  *
+ * Rests of groups (rounded.h) are added afterwards, group by group in order: few groups have them, and mostly the same ones
+ * in many rows, so that a tile's codes stay in registers while they are multiplied by all of them.
+ *
  * Bound: one row reads the weight once, so memory; from some 8 rows on, two byte products a cycle (on processors with
  * VNNI), of which the scaling of each group's sum leaves about two thirds, and of each block's eight ninths. */
 #pragma once
@@ -14,6 +17,7 @@
 #include "tiles.h"
 #include "rounded.h"
 
+#include <math.h>
 #include <stdint.h>
 
 /* An integer below 2^22 in size, added to these bits, makes the float MAGIC + integer: no conversion is needed. */
@@ -154,6 +158,77 @@ INLINE void multiply_blocks(const int form, const int NUM, const uint8_t *panel,
     }
 }
 
+/* Rows of a block of at most 32, as bits, in which a group has a rest. */
+typedef struct {
+    int32_t group;
+    uint32_t rows;
+} rest_run;
+
+/* Lists the groups of rows row .. row + num_rows that have rests; returns how many. */
+static int32_t list_rests(const rounded *x, int64_t row, int32_t num_rows, rest_run *runs) {
+    int32_t num = 0;
+    for (int32_t group = 0; group < x->columns / BOUGH_GROUP; group++) {
+        const uint8_t *marks = x->marks + group * x->num_rows + row;
+        uint32_t rows = 0;
+        int32_t i = 0;
+        for (; i + 8 <= num_rows; i += 8) {
+            uint64_t eight;
+            __builtin_memcpy(&eight, marks + i, 8);
+            rows |= (uint32_t)(eight * 0x0102040810204080u >> 56) << i; /* the eight lowest bits of bytes, side by side */
+        }
+        for (; i < num_rows; i++) rows |= (uint32_t)marks[i] << i;
+        runs[num] = (rest_run){group, rows};
+        num += rows != 0;
+    }
+    return num;
+}
+
+/* y[r * stride] += a panel's outputs for the rests of rows that begin at `row`. */
+INLINE void add_rests(const int format, const uint8_t *panel, const rounded *x, int64_t row, const rest_run *runs,
+                      int32_t num_runs, float *y, int64_t stride) {
+    const int halves = format & BOUGH_HALVES, minimum = format & BOUGH_MINIMUM, nested = format & BOUGH_NESTED;
+    const int part = 128 / (code_offset(format) ? code_offset(format) : 128);
+    const int offset = format & BOUGH_BITS8 ? DOT_OFFSET : code_offset(format), uses_offset = offset != 0;
+    const int32_t start = format & BOUGH_WIDE ? 0 : MAGIC_BITS;
+    for (const rest_run *run = runs; run < runs + num_runs; run++) {
+        vf factor, minimum_factor, scales[2], magics[2];
+        vi codes[8];
+        const uint8_t *tile = find_tile(format, panel, run->group, &factor, &minimum_factor);
+        const group_rest *rests = x->rests + run->group * x->num_rows + row;
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) codes[i] = load_code(format, tile, i);
+#pragma GCC unroll 2
+        for (int i = 0; i < num_scales(format); i++) {
+            scales[i] = load_scale(format, tile, i);
+            if (nested) scales[i] = vf_mul(scales[i], factor);
+            magics[i] = vf_mul(scales[i], vf_set(-MAGIC));
+        }
+        vf least = minimum ? load_scale(format, tile, num_scales(format)) : factor;
+        if (nested) least = vf_mul(least, minimum_factor);
+        for (uint32_t rows = run->rows; rows; rows &= rows - 1) {
+            const int r = __builtin_ctz(rows);
+            const group_rest *own = rests + r;
+            vi dots[2]; /* of the first and of the last 16 inputs: two sums are ready sooner than one */
+            dots[0] = vi_set(start + (!uses_offset ? 0 : (halves ? own->halves[0] : own->offset) / part));
+            dots[1] = vi_set(!halves ? 0 : start + (uses_offset ? own->halves[1] / part : 0));
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++)
+#pragma GCC unroll 2
+                for (int half = 0; half < 2; half++) {
+                    const int8_t *four = own->codes + 16 * half + 4 * i;
+                    dots[half] = format & BOUGH_BITS8 ? vi_dot_bytes(dots[half], codes[4 * half + i], four)
+                                                      : vi_dot_small(dots[half], codes[4 * half + i], four);
+                }
+            if (!halves) dots[0] = vi_add(dots[0], dots[1]);
+            vf product = scale_dots(format, dots[0], scales[0], magics[0]);
+            if (halves) product = vf_add(product, scale_dots(format, dots[1], scales[1], magics[1]));
+            vf sum = vf_fma(product, vf_set(own->scale), vf_load(y + r * stride));
+            if (minimum) sum = vf_fma(least, vf_set(own->sum), sum);
+            vf_store(y + r * stride, sum);
+        }
+    }
+}
+
 INLINE void put(float *y, vf sum, int add) { vf_store(y, add ? vf_add(vf_load(y), sum) : sum); }
 
 /* The outputs of one panel for NUM rows: y[r * stride] = or +=. */
@@ -182,6 +257,11 @@ typedef struct {
     void (*multiply_unpacked)(const uint8_t *panel, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride,
                               int add, fetch *ahead);
     void (*unpack)(const uint8_t *panel, int32_t groups, uint8_t *to);
+    /* y[r * stride] += its outputs for the rests of rows that begin at `row`. */
+    void (*add_rests)(const uint8_t *panel, const rounded *x, int64_t row, const rest_run *runs, int32_t num_runs, float *y,
+                      int64_t stride);
+    void (*add_rests_unpacked)(const uint8_t *panel, const rounded *x, int64_t row, const rest_run *runs, int32_t num_runs,
+                               float *y, int64_t stride);
 } product;
 
 #define PRODUCT_OF_ROWS(NAME, FORMAT, FORM)                                                                           \
@@ -195,11 +275,19 @@ typedef struct {
         while (num_rows >= 1) MULTIPLY(1)                                                                             \
     }
 
+#define PRODUCT_OF_RESTS(NAME, FORMAT)                                                                                 \
+    static void NAME(const uint8_t *panel, const rounded *x, int64_t row, const rest_run *runs, int32_t num_runs,      \
+                     float *y, int64_t stride) {                                                                       \
+        add_rests(FORMAT, panel, x, row, runs, num_runs, y, stride);                                                   \
+    }
+
 #define PRODUCT(NAME, FORMAT)                                                                                          \
     PRODUCT_OF_ROWS(NAME##_packed, (FORMAT), IN_GROUPS)                                                                \
     PRODUCT_OF_ROWS(NAME##_unpacked, ((FORMAT) & ~BOUGH_NESTED) | BOUGH_UNPACKED, IN_GROUPS)                           \
+    PRODUCT_OF_RESTS(NAME##_rests, (FORMAT))                                                                           \
+    PRODUCT_OF_RESTS(NAME##_rests_unpacked, ((FORMAT) & ~BOUGH_NESTED) | BOUGH_UNPACKED)                               \
     static void NAME##_unpack(const uint8_t *panel, int32_t groups, uint8_t *to) { unpack(FORMAT, panel, groups, to); } \
-    static const product NAME = {NAME##_packed, NAME##_unpacked, NAME##_unpack};
+    static const product NAME = {NAME##_packed, NAME##_unpacked, NAME##_unpack, NAME##_rests, NAME##_rests_unpacked};
 
 PRODUCT_OF_ROWS(hadamard_blocks, BOUGH_BITS8 | BOUGH_HADAMARD, IN_BLOCKS)
 PRODUCT_OF_ROWS(hadamard_rows, BOUGH_BITS8 | BOUGH_HADAMARD, IN_ROWS)
@@ -207,7 +295,7 @@ static void multiply_hadamard(const uint8_t *panel, const rounded *x, int64_t ro
                               int add, fetch *ahead) {
     (x->form == IN_ROWS ? hadamard_rows : hadamard_blocks)(panel, x, row, num_rows, y, stride, add, ahead);
 }
-static const product product_hadamard = {multiply_hadamard, 0, 0};
+static const product product_hadamard = {multiply_hadamard, 0, 0, 0, 0};
 
 PRODUCT(product_4, BOUGH_BITS4)
 PRODUCT(product_4_minimum, BOUGH_BITS4 | BOUGH_MINIMUM)
@@ -282,8 +370,19 @@ static void prefetch_panel(panel *at, const bough_weight *weights, int32_t next,
     at->ahead = (fetch){after.tiles, after.tiles + bytes, (bytes / 64 + tiles - 1) / tiles};
 }
 
+/* Groups of a block of rows that have rests. */
+typedef struct {
+    const rest_run *runs;
+    int32_t num;
+} block_rests;
+
+INLINE void add_panel_rests(const panel *at, const rounded *x, int64_t row, block_rests rests, float *y, int64_t stride) {
+    if (rests.num) (at->is_unpacked ? at->product->add_rests_unpacked : at->product->add_rests)(at->tiles, x, row, rests.runs, rests.num, y, stride);
+}
+
 /* y (+)= a panel's outputs for some rows, with the bias; of the last panel, only those that the weight has. */
-static void multiply_panel(panel *at, const rounded *x, int64_t row, int32_t num_rows, float *y, int64_t stride, int add) {
+static void multiply_panel(panel *at, const rounded *x, int64_t row, int32_t num_rows, block_rests rests, float *y, int64_t stride,
+                           int add) {
     const bough_weight *weight = at->weight;
     const int32_t left = weight->rows - at->index * LANES;
     float edge[BLOCK_OF_ROWS * LANES];
@@ -291,6 +390,7 @@ static void multiply_panel(panel *at, const rounded *x, int64_t row, int32_t num
     const int64_t to_stride = left < LANES ? LANES : stride;
     (at->is_unpacked ? at->product->multiply_unpacked : at->product->multiply)(at->tiles, x, row, num_rows, to, to_stride,
                                                                                left < LANES ? 0 : add, &at->ahead);
+    add_panel_rests(at, x, row, rests, to, to_stride);
     const float *bias = weight->bias ? weight->bias + at->index * LANES : 0;
     if (left >= LANES && bias)
         for (int32_t r = 0; r < num_rows; r++) put(y + r * stride, vf_load(bias), 1);
@@ -299,4 +399,34 @@ static void multiply_panel(panel *at, const rounded *x, int64_t row, int32_t num
             const float sum = edge[r * LANES + i] + (bias ? bias[i] : 0.0f);
             y[r * stride + i] = add ? y[r * stride + i] + sum : sum;
         }
+}
+
+/* y[r * stride] += the outputs of a panel as it is for the rests of a block; of the last panel, those that the weight has. */
+static void add_rests_to(const panel *at, const rounded *x, int64_t row, int32_t num_rows, block_rests rests, float *y,
+                         int64_t stride) {
+    const int32_t left = at->weight->rows - at->index * LANES;
+    if (left >= LANES) {
+        add_panel_rests(at, x, row, rests, y, stride);
+        return;
+    }
+    float edge[BLOCK_OF_ROWS * LANES] = {0};
+    add_panel_rests(at, x, row, rests, edge, LANES);
+    for (int32_t r = 0; r < num_rows; r++)
+        for (int32_t i = 0; i < left; i++) y[r * stride + i] += edge[r * LANES + i];
+}
+
+/* Puts the largest outputs of some panels of one weight, of its row `y` of them, at their indices in `peaks`. */
+INLINE void find_peaks(const panel *panels, int32_t num, const float *y, float *peaks) {
+    const int32_t start = panels[0].index, columns = panels[0].weight->rows;
+    if (num == 4 && (start + 4) * LANES <= columns) {
+        vf outputs[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) outputs[i] = vf_load(y + (start + i) * LANES);
+        _mm_storeu_ps(peaks + start, vf_four(vf_largest_of(outputs)));
+        return;
+    }
+    for (int32_t i = start; i < start + num; i++) {
+        peaks[i] = -INFINITY;
+        for (int32_t k = i * LANES; k < (i + 1) * LANES && k < columns; k++) peaks[i] = fmaxf(peaks[i], y[k]);
+    }
 }

@@ -1,5 +1,8 @@
 /* Activations rounded to 8 bits in groups of 32, or mixed (see hadamard.h) and rounded in blocks of 64, each by a scale of
- * its own: a row's codes depend on that row alone. */
+ * its own: a row's codes depend on that row alone.
+ *
+ * Groups far above the others hold most of what rounding loses. What it leaves of them is rounded once more, to 254ths of
+ * their scale, so that they have 16 bits: their rests. */
 #pragma once
 
 #include "../bough_cpu.h"
@@ -27,6 +30,17 @@ typedef struct {
     int32_t offsets[4]; /* -128 times the sum of the codes */
 } mixed_block;
 
+/* What rounding has left of a row's 32 numbers, rounded in its turn. */
+typedef struct {
+    int8_t codes[BOUGH_GROUP];
+    float scale, sum;   /* sum: of the numbers */
+    int32_t offset;     /* -128 times the sum of the codes */
+    int32_t halves[2];  /* the same, of the first and of the last 16 */
+    int32_t unused[3];
+} group_rest;
+
+enum { REST_STEPS = 254 }; /* of a scale, that rests are rounded to */
+
 /* What has a scale of its own: 32 numbers, 64 mixed ones, or a row of them. */
 enum { IN_GROUPS, IN_BLOCKS, IN_ROWS };
 
@@ -36,6 +50,9 @@ typedef struct {
         rounded_group *groups; /* [ceil(rows / 4)][columns / 32] */
         mixed_block *blocks;   /* [ceil(rows / 4)][columns / 64]; of a row with one scale, the first one has it */
     };
+    group_rest *rests; /* [columns / 32][num_rows], where marked; NULL: groups have none */
+    uint8_t *marks;    /* the same: 1 where a group has a rest, else 0 */
+    int64_t num_rows;
 } rounded;
 
 /* Where 32 numbers are (64, if they are mixed), and the row and the group that they are rounded to. */
@@ -187,5 +204,57 @@ INLINE void round_row(const float *x, int32_t num, const rounded *out, int64_t r
         to_round from[4];
         for (int32_t k = 0; k < 4; k++) from[k] = (to_round){x + (i + k) * group_size(out), row, group + i + k};
         round_numbers(from, num - i < 4 ? num - i : 4, out, log);
+    }
+}
+
+/* Rounds what rounding has left of a group, the numbers at `x`. */
+INLINE void round_rest(const float *x, const rounded *out, int64_t row, int32_t group) {
+    const float scale = out->groups[row / 4 * (out->columns / BOUGH_GROUP) + group].scales[row % 4];
+    const vf inverse = vf_set(1.0f / scale), steps = vf_set(REST_STEPS);
+    group_rest *to = out->rests + group * out->num_rows + row;
+    vi sums[2] = {vi_set(0), vi_set(0)};
+    for (int i = 0; i < BOUGH_GROUP; i += LANES) {
+        const vf exact = vf_mul(vf_load(x + i), inverse);
+        const vi code = vf_int(vf_mul(vf_sub(exact, vi_float(vf_int(exact))), steps));
+        vi_store_bytes(to->codes + i, code);
+        sums[2 * i / BOUGH_GROUP] = vi_add(sums[2 * i / BOUGH_GROUP], code);
+    }
+    const int32_t counts[2] = {vi_total(sums[0]), vi_total(sums[1])}, count = counts[0] + counts[1];
+    to->scale = scale / REST_STEPS;
+    to->sum = to->scale * (float)count;
+    to->offset = -128 * count;
+    to->halves[0] = -128 * counts[0], to->halves[1] = -128 * counts[1];
+}
+
+/* True if a scale is of numbers that get a rest; of a row that is not finite, none do. */
+INLINE int gets_rest(float scale, float limit) { return scale > limit && scale > 1e-30f && scale < INFINITY; }
+
+/* Gives one group of up to four rows, side by side, rests where its scales are above their rows' limits. */
+INLINE void mark_rows(const to_round *from, int num, const float *limits, const rounded *out) {
+    const int64_t row = from->row;
+    const int32_t group = from->group;
+    const float *scales = out->groups[row / 4 * (out->columns / BOUGH_GROUP) + group].scales + row % 4;
+    uint8_t *marks = out->marks + group * out->num_rows + row;
+    if (num == 4 && !_mm_movemask_ps(_mm_cmpgt_ps(_mm_loadu_ps(scales), _mm_loadu_ps(limits + row)))) { /* as a rule */
+        memset(marks, 0, 4);
+        return;
+    }
+    for (int i = 0; i < num; i++) {
+        marks[i] = (uint8_t)gets_rest(scales[i], limits[row + i]);
+        if (marks[i]) round_rest(from[i].numbers, out, row + i, group);
+    }
+}
+
+/* Gives a row's groups rests whose scales, squared, are above `share` times the mean of all of them. */
+static void mark_row(const float *x, float share, const rounded *out, int64_t row) {
+    const int32_t groups = out->columns / BOUGH_GROUP;
+    const rounded_group *own = out->groups + row / 4 * groups;
+    float squares = 0.0f;
+    for (int32_t i = 0; i < groups; i++) squares += own[i].scales[row % 4] * own[i].scales[row % 4];
+    const float limit = sqrtf(share / (float)groups * squares);
+    for (int32_t i = 0; i < groups; i++) {
+        const int is_marked = gets_rest(own[i].scales[row % 4], limit);
+        out->marks[i * out->num_rows + row] = (uint8_t)is_marked;
+        if (is_marked) round_rest(x + i * BOUGH_GROUP, out, row, i);
     }
 }

@@ -69,6 +69,14 @@ INLINE const uint8_t *read_head(const int format, const uint8_t *tile, int32_t g
     return tile + head_bytes(format);
 }
 
+/* The tile of any group of a panel, with its factors. */
+INLINE const uint8_t *find_tile(const int format, const uint8_t *panel, int32_t group, vf *factor, vf *minimum_factor) {
+    *factor = *minimum_factor = vf_set(1.0f);
+    if (!(format & BOUGH_NESTED)) return panel + group * tile_bytes(format);
+    const uint8_t *head = panel + group / HEAD_TILES * (head_bytes(format) + HEAD_TILES * tile_bytes(format));
+    return read_head(format, head, 0, factor, minimum_factor) + group % HEAD_TILES * tile_bytes(format);
+}
+
 /* Unpacks a panel of `groups` tiles into `to`. */
 INLINE void unpack(const int format, const uint8_t *tile, int32_t groups, uint8_t *to) {
     const int minimum = format & BOUGH_MINIMUM ? 1 : 0, numbers = num_scales(format) + minimum;
