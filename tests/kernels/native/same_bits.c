@@ -130,7 +130,7 @@ static void check_weights(void) {
 enum { LAYERS = 2, HIDDEN = 128, INTERMEDIATE = 192, VOCAB = 203, POSITIONS = 1200, SLOTS = 1800, WIDTH = 1200, PAGE = 4 };
 
 typedef struct {
-    int32_t format, heads, kv_heads, dim, bits, window, has_norms;
+    int32_t format, heads, kv_heads, dim, bits, window, has_norms, has_rests;
     int32_t lengths[4]; /* of prompts; the last is computed later and begins as the first one does */
 } setting;
 
@@ -153,7 +153,7 @@ static bough_model random_model(const setting *of, bough_layer *layers) {
         layers[i].query.bias = numbers(width, 0.5f);
     }
     return (bough_model){
-        .num_layers = LAYERS, .num_heads = of->heads, .num_kv_heads = of->kv_heads, .head_dim = dim, .hidden = HIDDEN,
+        .num_layers = LAYERS, .has_rests = of->has_rests, .num_heads = of->heads, .num_kv_heads = of->kv_heads, .head_dim = dim, .hidden = HIDDEN,
         .intermediate = INTERMEDIATE, .vocab = VOCAB, .num_positions = POSITIONS, .norm_eps = 1e-5f, .scale = 0.5f, .cos = cos,
         .sin = sin, .norm = numbers(HIDDEN, 1.0f), .embedding = random_codes(BOUGH_BITS8, VOCAB, HIDDEN),
         .head = random_weight(of, VOCAB, HIDDEN), .layers = layers};
@@ -259,12 +259,12 @@ static void check_sampling(int32_t vocab, float size) {
 
 int main(void) {
     static const setting settings[] = {
-        {BOUGH_BITS8 | BOUGH_WIDE, 4, 2, 64, 16, 0, 0, {150, 130, 20, 85}},
-        {BOUGH_BITS8 | BOUGH_HADAMARD, 4, 1, 64, 8, 70, 1, {140, 100, 70, 85}},
-        {BOUGH_BITS4, 2, 2, 96, 8, 0, 0, {90, 82, 1, 81}},
-        {BOUGH_BITS8 | BOUGH_HADAMARD, 2, 1, 128, 8, 0, 0, {90, 85, 70, 140}},
-        {BOUGH_BITS4 | BOUGH_MINIMUM, 2, 1, 32, 16, 0, 1, {120, 85, 5, 90}},
-        {BOUGH_BITS8 | BOUGH_WIDE, 1, 1, 64, 8, 0, 0, {1090, 85, 5, 90}}}; /* sums of parts are merged */
+        {BOUGH_BITS8 | BOUGH_WIDE, 4, 2, 64, 16, 0, 0, 1, {150, 130, 20, 85}},
+        {BOUGH_BITS8 | BOUGH_HADAMARD, 4, 1, 64, 8, 70, 1, 0, {140, 100, 70, 85}},
+        {BOUGH_BITS4, 2, 2, 96, 8, 0, 0, 1, {90, 82, 1, 81}},
+        {BOUGH_BITS8 | BOUGH_HADAMARD, 2, 1, 128, 8, 0, 0, 0, {90, 85, 70, 140}},
+        {BOUGH_BITS4 | BOUGH_MINIMUM, 2, 1, 32, 16, 0, 1, 1, {120, 85, 5, 90}},
+        {BOUGH_BITS8 | BOUGH_WIDE, 1, 1, 64, 8, 0, 0, 0, {1090, 85, 5, 90}}}; /* sums of parts are merged */
     hash = 0xcbf29ce484222325;
     fprintf(stderr, "%s\n", bough_lanes() ? bough_instructions() : "none");
     pool = bough_pool_create(2);

@@ -31,7 +31,7 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("native_library")
 def test_arm_computes_the_bits_of_x86(repository: Path, tmp_path: Path) -> None:
-    """Of weights in each format, whole passes with each width of the cache, faults among them, and draws."""
+    """Weights in each format, whole passes with each width of the cache, faults among them, and draws."""
     if platform.machine() != "x86_64" or not (shutil.which(COMPILER) and shutil.which(EMULATOR)):
         pytest.skip(f"needs {COMPILER} and {EMULATOR}, on x86-64: CONTRIBUTING.md")
     source = repository / "kernels" / "native" / "source"

@@ -275,6 +275,11 @@ INLINE void vf_scatter(float *const to[4], vf first, vf second) {
     vst1_f32(to[2], vget_low_f32(b)), vst1_f32(to[3], vget_high_f32(b));
 }
 
+/* Stores lanes 0 .. 3. */
+INLINE void vf_store_four(float *p, vf a) { vst1q_f32(p, a.low); }
+/* True if any of four numbers is above the one at the same place. */
+INLINE int any_above(const float *a, const float *b) { return vmaxvq_u32(vcgtq_f32(vld1q_f32(a), vld1q_f32(b))) != 0; }
+
 /* Four vectors of four numbers, transposed. */
 INLINE void transpose_four(int32x4_t rows[4]) {
     const int64x2_t a = vreinterpretq_s64_s32(vtrn1q_s32(rows[0], rows[1])), b = vreinterpretq_s64_s32(vtrn2q_s32(rows[0], rows[1]));

@@ -12,3 +12,7 @@ INLINE void vf_scatter(float *const to[4], vf first, vf second) {
     _mm_storel_pi((__m64 *)to[0], a), _mm_storeh_pi((__m64 *)to[1], a);
     _mm_storel_pi((__m64 *)to[2], b), _mm_storeh_pi((__m64 *)to[3], b);
 }
+/* Stores lanes 0 .. 3. */
+INLINE void vf_store_four(float *p, vf a) { _mm_storeu_ps(p, vf_four(a)); }
+/* True if any of four numbers is above the one at the same place. */
+INLINE int any_above(const float *a, const float *b) { return _mm_movemask_ps(_mm_cmpgt_ps(_mm_loadu_ps(a), _mm_loadu_ps(b))) != 0; }
