@@ -151,7 +151,7 @@ def _load(model: str, kind: str, device: str, dtype: str) -> LoadedModel:
     if kind in _NATIVES:
         library = load_library()
         if library is None:
-            raise SystemExit("the CPU library was not built, or this processor has no AVX2")
+            raise SystemExit("the CPU library was not built, or this processor is x86 without AVX2")
         rounding = kind.removesuffix(_KV8).removeprefix(_NATIVE).removeprefix("-") or None
         threads = Threads(library, torch.get_num_threads())
         is_mixed = rounding == _MIXED

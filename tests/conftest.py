@@ -97,7 +97,7 @@ def native_library() -> Library:
     """The CPU library; tests/kernels/native/test_library.py fails where it could have been built and was not."""
     library = load_library()
     if library is None:
-        pytest.skip("the CPU library was not built, or the processor has no AVX2")
+        pytest.skip("the CPU library was not built, or the processor is x86 without AVX2")
     return library
 
 

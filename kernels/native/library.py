@@ -171,10 +171,12 @@ class Sampling(ctypes.Structure):
 class Library:
     """The library's functions, which release the interpreter's lock while they run; arguments are addresses.
 
-    lanes    outputs that lie together in a weight's tiles; depends on the processor
+    lanes           outputs that lie together in a weight's tiles; depends on the processor
+    instructions    the processor's that it computes with, as "AVX2"
     """
 
     lanes: int
+    instructions: str
     pool_create: Callable[[int], int]
     pool_destroy: Callable[[int], None]
     format_of: Callable[[int], int]
@@ -210,7 +212,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @functools.cache
 def load_library() -> Library | None:
-    """The library, or None where it was not built (no C compiler) or the processor has no AVX2.
+    """The library, or None where it was not built (no C compiler) or cannot run (x86 without AVX2).
 
     BOUGH_CPU_LIBRARY in the environment names another build of it, as with sanitizers.
 
@@ -233,14 +235,15 @@ def _bind(loaded: ctypes.CDLL) -> Library | None:
     theirs = (ctypes.c_int32 * len(ours))()
     if hasattr(loaded, "bough_sizes"):
         loaded.bough_sizes(theirs)
-    if list(theirs) != ours:
+    if list(theirs) != ours or not hasattr(loaded, "bough_instructions"):
         raise RuntimeError("bough's CPU library was built from older sources: install bough again, or run make dev")
-    lanes = int(loaded.bough_lanes())
-    if not lanes:
+    loaded.bough_instructions.restype = ctypes.c_char_p
+    instructions = loaded.bough_instructions()
+    if instructions is None:
         return None
     functions: dict[str, Any] = {}
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(loaded, f"bough_{name}")
         function.restype, function.argtypes = result, arguments
         functions[name] = function
-    return Library(lanes, **functions)
+    return Library(loaded.bough_lanes(), instructions.decode(), **functions)

@@ -20,7 +20,7 @@ from ..models.native import KINDS, NativeDecoder, NativeTarget, load_native
 from ..protocol.config import EngineConfig
 from ..protocol.counters import ModelInfo
 from ..protocol.errors import ModelError, RequestError, in_file
-from ..runner.host import instruction_set, may_have_gpu, num_threads
+from ..runner.host import may_have_gpu, num_threads
 from ..runner.native_runner import NativeRunner
 from ..runner.runner import DirectPasses
 from ..sampler.native_sampler import NativeSampler
@@ -99,7 +99,7 @@ def native_engine(
         page_size=page_size,
         num_pages=num_pages,
         backend="native",
-        instructions=instruction_set(decoder.library.lanes),
+        instructions=decoder.library.instructions,
         weights=config.quantization or stored_format(path),
         activations="int8/16" if decoder.struct.has_rests else "int8",
         kv_cache="int8" if kv_bits == 8 else "12-bit",
@@ -149,6 +149,6 @@ def obstacle_to_native(config: EngineConfig, device: str) -> RequestError | None
             wanted = " or ".join(str(choice).lower() for choice in possible)
             return RequestError(f"attention_backend native needs {name} {wanted}, got {value}", param=name)
     if load_library() is None:
-        needs = "an x86 processor with AVX2, and a bough that was installed where there is a C compiler"
+        needs = "x86 with AVX2, or ARM64, and a bough that was installed where there is a C compiler"
         return RequestError(f"attention_backend native needs {needs}", param="attention_backend")
     return None

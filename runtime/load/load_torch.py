@@ -164,11 +164,11 @@ def _warn_of_torch(config: EngineConfig) -> None:
     quantised = config.quantization in KINDS or (
         config.quantization is None and stored.startswith(("Q", "awq", "gptq"))
     )
-    if quantised and load_library() is None and platform.machine() in ("x86_64", "AMD64"):
+    if quantised and load_library() is None and platform.machine() in ("x86_64", "AMD64", "aarch64", "arm64"):
         logger.warning(
             "the CPU library is not there, so torch computes, several times slower: install a C compiler and then "
-            "bough again (pip install --force-reinstall --no-deps bough, or make dev in a checkout), on a processor "
-            "with AVX2; --attention-backend torch asks for this and says nothing"
+            "bough again (pip install --force-reinstall --no-deps bough, or make dev in a checkout), on x86 with AVX2 "
+            "or ARM64; --attention-backend torch asks for this and says nothing"
         )
 
 

@@ -69,7 +69,7 @@ def _why_torch(config: EngineConfig) -> str:
     elif obstacle is None:
         what = f"{config.model}, not a GGUF file of the Llama family with quantised weights,"
     elif obstacle.param == "attention_backend":
-        what = "a bough without its CPU library (an x86 processor with AVX2, and a C compiler when it was installed)"
+        what = "a bough without its CPU library (x86 with AVX2, or ARM64, and a C compiler when it was installed)"
     else:
         what = f"{obstacle.param} {getattr(config, obstacle.param or '')}"
     return f'{what} needs torch, which is not installed: pip install "bough[torch]"'

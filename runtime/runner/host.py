@@ -30,11 +30,6 @@ def hidden_gpu() -> str | None:
     return next(found, None)
 
 
-def instruction_set(lanes: int) -> str:
-    """Returns the name of the instructions that the CPU library uses, which has so many lanes."""
-    return "AVX-512" if lanes == 16 else "AVX2"
-
-
 def num_threads() -> int:
     """Returns how many threads should compute: OMP_NUM_THREADS, or one for each core that this process may use."""
     named = os.environ.get("OMP_NUM_THREADS", "")

@@ -8,7 +8,7 @@
 #include "linear/linear.h"
 #include "sampling/sampling.h"
 
-#define VARIANT                                                                                                            \
+#define VARIANT(NAME)                                                                                                      \
     {                                                                                                                      \
-        LANES, forward_pass, multiply_rows, mix_weight, read_row, sample_rows, sampling_bytes, workspace_bytes,             \
+        NAME, LANES, forward_pass, multiply_rows, mix_weight, read_row, sample_rows, sampling_bytes, workspace_bytes,       \
     }

@@ -108,6 +108,7 @@ typedef struct bough_pool bough_pool;
 /* Sizes of the structures above, of which a caller makes its own: weight, layer, model, cache, batch, draw, edit, sampling. */
 void bough_sizes(int32_t sizes[8]);
 int32_t bough_lanes(void); /* outputs of a tile: 16, 8, or 0 where this processor cannot run the library */
+const char *bough_instructions(void); /* that it computes with, as "AVX2"; NULL in the same case */
 bough_pool *bough_pool_create(int32_t num_threads);
 void bough_pool_destroy(bough_pool *pool);
 int64_t bough_workspace_bytes(const bough_model *model, int32_t num_threads, int32_t num_tokens, int32_t num_logits);

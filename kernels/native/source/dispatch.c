@@ -7,28 +7,53 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 
-static int has_avxvnni(void) {
+static const bough_variant *choose(const char *wanted) {
     unsigned a, b, c, d;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
-}
-#endif
-
-static const bough_variant *find(void) {
-    static const bough_variant *found;
-    if (found) return found;
-#if defined(__x86_64__)
     __builtin_cpu_init();
-    const char *wanted = getenv("BOUGH_CPU");
     const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                        __builtin_cpu_supports("avx512vnni");
-    const int avxvnni = avx2 && has_avxvnni();
-    if (wanted && !strcmp(wanted, "avx2")) found = avx2 ? &bough_avx2 : 0;
-    else if (wanted && !strcmp(wanted, "avxvnni")) found = avxvnni ? &bough_avxvnni : 0;
-    else found = avx512 ? &bough_avx512 : avxvnni ? &bough_avxvnni : avx2 ? &bough_avx2 : 0;
+    const int avxvnni = avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
+    if (!strcmp(wanted, "avx2")) return avx2 ? &bough_avx2 : 0;
+    if (!strcmp(wanted, "avxvnni")) return avxvnni ? &bough_avxvnni : 0;
+    return avx512 ? &bough_avx512 : avxvnni ? &bough_avxvnni : avx2 ? &bough_avx2 : 0;
+}
+#elif defined(__aarch64__)
+#if defined(__linux__)
+#include <sys/auxv.h>
+
+static int has_dot(void) { return getauxval(AT_HWCAP) >> 20 & 1; }   /* HWCAP_ASIMDDP */
+static int has_i8mm(void) { return getauxval(AT_HWCAP2) >> 13 & 1; } /* HWCAP2_I8MM */
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+
+static int is_set(const char *name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return !sysctlbyname(name, &value, &size, 0, 0) && value;
+}
+static int has_dot(void) { return is_set("hw.optional.arm.FEAT_DotProd"); }
+static int has_i8mm(void) { return is_set("hw.optional.arm.FEAT_I8MM"); }
+#else
+static int has_dot(void) { return 0; }
+static int has_i8mm(void) { return 0; }
 #endif
-    return found;
+
+static const bough_variant *choose(const char *wanted) {
+    const int dot = has_dot(), i8mm = dot && has_i8mm();
+    if (!strcmp(wanted, "neon")) return &bough_neon;
+    if (!strcmp(wanted, "neon_dot")) return dot ? &bough_neon_dot : 0;
+    return i8mm ? &bough_neon_i8mm : dot ? &bough_neon_dot : &bough_neon;
+}
+#else
+static const bough_variant *choose(const char *wanted) { return (void)wanted, (const bough_variant *)0; }
+#endif
+
+static const bough_variant *find(void) {
+    static const bough_variant *found;
+    const char *wanted = found ? 0 : getenv("BOUGH_CPU");
+    return found ? found : (found = choose(wanted ? wanted : ""));
 }
 
 void bough_sizes(int32_t sizes[8]) {
@@ -40,6 +65,11 @@ void bough_sizes(int32_t sizes[8]) {
 int32_t bough_lanes(void) {
     const bough_variant *variant = find();
     return variant ? variant->lanes : 0;
+}
+
+const char *bough_instructions(void) {
+    const bough_variant *variant = find();
+    return variant ? variant->name : 0;
 }
 
 int64_t bough_workspace_bytes(const bough_model *model, int32_t num_threads, int32_t num_tokens, int32_t num_logits) {

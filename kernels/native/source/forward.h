@@ -461,14 +461,17 @@ static int32_t count_at_least(const float *numbers, int32_t num, float limit) {
     return count;
 }
 
-/* Marks the panels of row `row` whose logits are refined: those with the largest peaks. */
+/* Marks the panels of row `row` whose logits are refined: those with the largest peaks. All variants refine the same
+ * logits: 16 at a time, which are two panels of 8 lanes with one peak. */
 static void mark_near(const forward *f, int32_t row) {
-    enum { STEPS = 8 };
+    enum { STEPS = 8, HALVES = 16 / LANES };
     const bough_weight *head = &f->model->head;
-    const int32_t num_panels = num_panels_of(head), num = num_words(head) * WORD, most = num_panels / NEAR_PANELS + 1;
+    const int32_t num_panels = num_panels_of(head), num = num_words(head) * WORD;
+    const int32_t most = ((num_panels + HALVES - 1) / HALVES / NEAR_PANELS + 1) * HALVES;
     float *peaks = f->peaks + row * peaks_stride(head), near = NEAR;
     vf largest = vf_set(-INFINITY);
     for (int32_t i = num_panels; i < num; i++) peaks[i] = -INFINITY;
+    for (int32_t i = 0; i < num && HALVES == 2; i += 2) peaks[i] = peaks[i + 1] = fmaxf(peaks[i], peaks[i + 1]);
     for (int32_t i = 0; i < num; i += LANES) largest = vf_max(vf_load(peaks + i), largest);
     const float top = vf_largest(largest);
     if (count_at_least(peaks, num, top - near) > most) { /* bisects to the distance that leaves as many */

@@ -11,6 +11,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define RELAX() _mm_pause()
+#elif defined(__aarch64__)
+#define RELAX() __asm__ volatile("isb") /* some tens of cycles; `yield` is none on most cores */
 #else
 #define RELAX() ((void)0)
 #endif

@@ -4,6 +4,7 @@
 #include "bough_cpu.h"
 
 typedef struct {
+    const char *name; /* of its instructions */
     int32_t lanes;
     void (*forward)(bough_pool *, const bough_model *, const bough_cache *, const bough_batch *, uint8_t *, float *);
     void (*multiply)(bough_pool *, const bough_weight *, const float *, int32_t, float *);
@@ -14,4 +15,4 @@ typedef struct {
     int64_t (*workspace_bytes)(const bough_model *, int32_t, int32_t, int32_t);
 } bough_variant;
 
-extern const bough_variant bough_avx512, bough_avxvnni, bough_avx2;
+extern const bough_variant bough_avx512, bough_avxvnni, bough_avx2, bough_neon, bough_neon_dot, bough_neon_i8mm;

@@ -32,9 +32,10 @@ for kind, kv in (("int8", "auto"), ("int4", "int8"), ("w8a8", "int8"), ("w8a8", 
 
 
 def test_it_was_built_where_it_can_be() -> None:
-    if sys.platform != "linux" or platform.machine() != "x86_64" or not (shutil.which("cc") or shutil.which("gcc")):
-        pytest.skip("needs Linux on x86-64 and a C compiler")
-    if "avx2" not in Path("/proc/cpuinfo").read_text().split():
+    has_variant = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
+    if not has_variant or not (shutil.which("cc") or shutil.which("gcc")):
+        pytest.skip("needs Linux on x86-64 or ARM64, and a C compiler")
+    if platform.machine() == "x86_64" and "avx2" not in Path("/proc/cpuinfo").read_text().split():
         pytest.skip("the processor has no AVX2")
     assert load_library() is not None, "`make dev`, or pip install --editable ., builds it"
 
@@ -47,6 +48,14 @@ def test_compilers_find_nothing_to_warn_of(compiler: str, repository: Path) -> N
     flags = ["-std=c11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
     done = subprocess.run([compiler, *flags, *sources], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_environment_chooses_the_variant(native_library: Library) -> None:
+    if native_library.instructions not in ("AVX2", "AVX-VNNI", "AVX-512"):
+        pytest.skip("needs x86; test_arm.py is for ARM64")
+    ask = "from bough.kernels.native.library import load_library; print(load_library().instructions)"
+    command, environment = [sys.executable, "-P", "-c", ask], os.environ | {"BOUGH_CPU": "avx2"}
+    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "AVX2\n"
 
 
 def test_an_old_library_is_told_from_a_new_one(native_library: Library, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ from bough.runtime.runner.native_runner import NativeRunner
 
 from ...support.tiny_model import write_tiny_model
 
+INSTRUCTIONS = ("AVX2", "AVX-VNNI", "AVX-512", "NEON", "NEON-DotProd", "NEON-I8MM")
+
 HEAVY = ("torch", "transformers", "gguf", "sympy", "starlette", "jsonschema")
 
 GENERATE = """
@@ -91,7 +93,7 @@ def test_both_ways_lead_to_the_same_engine(default_model: Path) -> None:
     short, long = start_engine(config), load_engine(config)
     assert short.info == long.info
     assert (short.info.backend, short.info.weights, short.info.kv_cache) == ("native", "Q4_1", "12-bit")
-    assert short.info.instructions in ("AVX2", "AVX-512")
+    assert short.info.instructions in INSTRUCTIONS
     assert answer(short) == answer(long)
 
 
@@ -153,11 +155,12 @@ def test_a_gpu_that_torch_cannot_see_is_told(monkeypatch: pytest.MonkeyPatch) ->
     assert load_torch._device("auto") == "cpu"
 
 
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_a_missing_library_is_told_where_it_could_be_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(load_torch, "load_library", lambda: None)
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.machine", lambda: machine)
     folder = EngineConfig(model=str(write_tiny_model(tmp_path / "tiny")))
     load_torch._warn_of_torch(folder)
     assert caplog.messages == []  # torch is the one that computes such weights anyway

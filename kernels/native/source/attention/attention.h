@@ -10,6 +10,7 @@
 
 #include "../bough_cpu.h"
 #include "../simd/simd.h"
+#include "../simd/functions.h"
 #include "../linear/hadamard.h"
 #include "../linear/rounded.h"
 #include "../linear/linear.h"
@@ -79,7 +80,7 @@ static void merge(float *total, const float *state, int32_t dim) {
     if (state[1] == 0.0f) return;
     const int is_first = total[1] == 0.0f;
     const float largest = fmaxf(total[0], state[0]);
-    const float left = is_first ? 0.0f : exp2f(total[0] - largest), right = is_first ? 1.0f : exp2f(state[0] - largest);
+    const float left = is_first ? 0.0f : exp2_of(total[0] - largest), right = is_first ? 1.0f : exp2_of(state[0] - largest);
     total[0] = largest;
     total[1] = is_first ? state[1] : total[1] * left + state[1] * right;
     for (int32_t d = STATE; d < STATE + dim; d += LANES) {

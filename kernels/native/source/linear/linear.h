@@ -410,9 +410,11 @@ static void add_rests_to(const panel *at, const rounded *x, int64_t row, int32_t
         return;
     }
     float edge[BLOCK_OF_ROWS * LANES] = {0};
+    for (int32_t r = 0; r < num_rows; r++)
+        for (int32_t i = 0; i < left; i++) edge[r * LANES + i] = y[r * stride + i];
     add_panel_rests(at, x, row, rests, edge, LANES);
     for (int32_t r = 0; r < num_rows; r++)
-        for (int32_t i = 0; i < left; i++) y[r * stride + i] += edge[r * LANES + i];
+        for (int32_t i = 0; i < left; i++) y[r * stride + i] = edge[r * LANES + i];
 }
 
 /* Puts the largest outputs of some panels of one weight, of its row `y` of them, at their indices in `peaks`. */
@@ -422,7 +424,7 @@ INLINE void find_peaks(const panel *panels, int32_t num, const float *y, float *
         vf outputs[4];
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) outputs[i] = vf_load(y + (start + i) * LANES);
-        _mm_storeu_ps(peaks + start, vf_four(vf_largest_of(outputs)));
+        vf_store_four(peaks + start, vf_largest_of(outputs));
         return;
     }
     for (int32_t i = start; i < start + num; i++) {

@@ -235,7 +235,7 @@ INLINE void mark_rows(const to_round *from, int num, const float *limits, const 
     const int32_t group = from->group;
     const float *scales = out->groups[row / 4 * (out->columns / BOUGH_GROUP) + group].scales + row % 4;
     uint8_t *marks = out->marks + group * out->num_rows + row;
-    if (num == 4 && !_mm_movemask_ps(_mm_cmpgt_ps(_mm_loadu_ps(scales), _mm_loadu_ps(limits + row)))) { /* as a rule */
+    if (num == 4 && !any_above(scales, limits + row)) { /* as a rule */
         memset(marks, 0, 4);
         return;
     }

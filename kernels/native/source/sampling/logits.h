@@ -53,6 +53,10 @@ static double sum_exp(const float *x, int32_t num, float top) {
                 sums[part] = vf_add(sums[part], vf_exp(vf_sub(vf_load(x + i + part * LANES), vf_set(top))));
         total += vf_sum(vf_folded(sums));
     }
-    for (int32_t i = whole; i < num; i++) total += exp((double)x[i] - top);
-    return total;
+    if (whole == num) return total;
+    float rest[16];
+    vf sums[PARTS];
+    for (int32_t i = 0; i < 16; i++) rest[i] = whole + i < num ? x[whole + i] : -INFINITY;
+    for (int part = 0; part < PARTS; part++) sums[part] = vf_exp(vf_sub(vf_load(rest + part * LANES), vf_set(top)));
+    return total + vf_sum(vf_folded(sums));
 }

@@ -3,6 +3,7 @@
 
 #include "simd.h"
 
+#include <math.h>
 #include <stdint.h>
 
 /* e^x to 2 units in the last place, for -87.3 <= x <= 88; at least 1e-38. Cody-Waite reduction and the polynomial of Cephes' expf. */
@@ -20,8 +21,8 @@ INLINE vf vf_exp(vf x) {
     return vf_scale2(p, n);
 }
 
-/* 2^x for x <= 128, to 4 units in the last place; at least 2^-125, as denormal numbers are slow. The polynomial is minimax.
- * NaN of NaN, and of infinity: the second operand of a maximum is the result if either is NaN. */
+/* 2^x for x <= 127, to 4 units in the last place, and 2^127 above; at least 2^-125, as denormal numbers are slow. The
+ * polynomial is minimax. NaN of NaN, and of infinity: the second operand of a maximum is the result if either is NaN. */
 INLINE vf vf_exp2(vf x) {
     x = vf_max(vf_set(-125.0f), x);
     const vf r = vf_fraction(x);
@@ -31,7 +32,34 @@ INLINE vf vf_exp2(vf x) {
     p = vf_fma(p, r, vf_set(0.24015361070632935f));
     p = vf_fma(p, r, vf_set(0.6931530833244324f));
     p = vf_fma(p, r, vf_set(0.9999999403953552f));
-    return vf_scale2(p, x);
+    return vf_scale2(p, vf_min(vf_set(127.0f), x));
+}
+
+/* Bits of 2^(i / 32), less i in the bits above 2^47. */
+static const uint64_t ROOTS[32] = {
+    0x3ff0000000000000, 0x3fefd9b0d3158574, 0x3fefb5586cf9890f, 0x3fef9301d0125b51,
+    0x3fef72b83c7d517b, 0x3fef54873168b9aa, 0x3fef387a6e756238, 0x3fef1e9df51fdee1,
+    0x3fef06fe0a31b715, 0x3feef1a7373aa9cb, 0x3feedea64c123422, 0x3feece086061892d,
+    0x3feebfdad5362a27, 0x3feeb42b569d4f82, 0x3feeab07dd485429, 0x3feea47eb03a5585,
+    0x3feea09e667f3bcd, 0x3fee9f75e8ec5f74, 0x3feea11473eb0187, 0x3feea589994cce13,
+    0x3feeace5422aa0db, 0x3feeb737b0cdc5e5, 0x3feec49182a3f090, 0x3feed503b23e255d,
+    0x3feee89f995ad3ad, 0x3feeff76f2fb5e47, 0x3fef199bdd85529c, 0x3fef3720dcef9069,
+    0x3fef5818dcfba487, 0x3fef7c97337b9b5f, 0x3fefa4afa2a490da, 0x3fefd0765b6e4540
+};
+
+/* 2^x of one number, x <= 0, to half a unit in the last place. The C library's exp2f is not used since there are many; these
+ * are the bits of glibc's, which has the polynomial from ARM's optimized routines. */
+INLINE float exp2_of(float x) {
+    if (x < -150.0f) return 0.0f;
+    const double round = 0x1.8p47; /* added: a whole number of 32nds, in the lowest bits */
+    const double rounded = (double)x + round, r = (double)x - (rounded - round);
+    double power;
+    uint64_t bits;
+    __builtin_memcpy(&bits, &rounded, 8);
+    bits = ROOTS[bits % 32] + (bits << 47);
+    __builtin_memcpy(&power, &bits, 8);
+    const double p = __builtin_fma(0x1.c6af84b912394p-5, r, 0x1.ebfce50fac4f3p-3), q = __builtin_fma(0x1.62e42ff0c52d6p-1, r, 1.0);
+    return (float)(__builtin_fma(p, r * r, q) * power);
 }
 
 /* The same number, but NaN for infinity. */
@@ -41,18 +69,6 @@ INLINE vf vf_or_nan(vf a) { return vf_fma(a, vf_zero(), a); }
 INLINE vf vf_silu(vf x) {
     const vf y = vf_add(vf_set(1.0f), vf_exp2(vf_min(vf_mul(x, vf_set(-1.44269504f)), vf_set(125.0f))));
     return vf_div(x, y);
-}
-
-/* Lanes 0 .. 3 of two vectors: the first and the second number at each of four places. */
-INLINE void vf_gather(float *const from[4], vf *first, vf *second) {
-    const __m128 a = _mm_loadh_pi(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)from[0]), (const __m64 *)from[1]);
-    const __m128 b = _mm_loadh_pi(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)from[2]), (const __m64 *)from[3]);
-    *first = vf_from_four(_mm_shuffle_ps(a, b, 0x88)), *second = vf_from_four(_mm_shuffle_ps(a, b, 0xdd));
-}
-INLINE void vf_scatter(float *const to[4], vf first, vf second) {
-    const __m128 a = _mm_unpacklo_ps(vf_four(first), vf_four(second)), b = _mm_unpackhi_ps(vf_four(first), vf_four(second));
-    _mm_storel_pi((__m64 *)to[0], a), _mm_storeh_pi((__m64 *)to[1], a);
-    _mm_storel_pi((__m64 *)to[2], b), _mm_storeh_pi((__m64 *)to[3], b);
 }
 
 /* Bytes of four rows, by dimension: out[i] has, of each row, the dimensions that vi_unpack_low and vi_unpack_high of widened

@@ -8,7 +8,7 @@
 #endif
 #include "../body.h"
 
-const bough_variant bough_avx2 = VARIANT;
+const bough_variant bough_avx2 = VARIANT("AVX2");
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -9,7 +9,7 @@
 #define BOUGH_AVX512
 #include "../body.h"
 
-const bough_variant bough_avx512 = VARIANT;
+const bough_variant bough_avx512 = VARIANT("AVX-512");
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

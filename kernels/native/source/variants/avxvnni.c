@@ -10,7 +10,7 @@
 #define VNNI_256 _mm256_dpbusd_avx_epi32
 #include "../body.h"
 
-const bough_variant bough_avxvnni = VARIANT;
+const bough_variant bough_avxvnni = VARIANT("AVX-VNNI");
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif
