@@ -196,7 +196,7 @@ def test_torch_computes_where_the_library_was_not_built(wide: Path, monkeypatch:
         ({"dtype": "float32"}, "dtype auto, got float32"),
         ({"kv_cache_dtype": "float32"}, "kv_cache_dtype auto or int8, got float32"),
         ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype auto or int8, got fp8_e4m3"),
-        ({"quantization": "w8a8", "activations": "mixed"}, "activations auto or int8, got mixed"),
+        ({"activations": "mixed", "quantization": "w8a8"}, "activations auto or int8, got mixed"),
         ({"quantization": "fp8"}, "quantization none or int8 or int4 or w8a8, got fp8"),
     ],
 )

@@ -208,7 +208,7 @@ def test_logits_are_those_of_torch(changes: dict[str, Any], kind: str, make_runn
         expected = decoder.logits(hidden).numpy()
     # A rounding may fall the other way, which is seen in all that follows: hence a mean.
     assert np.abs(found - expected).mean() < 0.025 * np.abs(expected).mean()
-    assert (found.argmax(-1) == expected.argmax(-1)).mean() > 0.95
+    assert (found.argmax(-1) == expected.argmax(-1)).mean() > 0.93
 
 
 @pytest.mark.parametrize("head_dim", [32, 64])
