@@ -71,8 +71,8 @@ class NativeTarget:
 
 @dataclass(frozen=True)
 class NativeDecoder:
-    """Number formats of the library: activations in float32, rounded for products, to 8 bits or, where they are far above
-    the others, to 16; keys and values as whole numbers. `kept` holds the memory that `struct` points to.
+    """Number formats of the library: activations in float32, rounded for products, to 8 bits or, where they are far
+    above the others, to 16; keys and values as whole numbers. `kept` holds the memory that `struct` points to.
     """
 
     library: Library
