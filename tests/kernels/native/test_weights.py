@@ -207,7 +207,7 @@ def outlying(rows: int, columns: int, seed: int = 0) -> npt.NDArray[np.float32]:
 
 
 def rounded(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Values that the library takes for `x`: 16 bits in groups whose scales, squared, are above 3 times their row's mean."""
+    """The numbers that `x` becomes: 16 bits in groups whose scales, squared, are above 3 times their row's mean."""
     groups = x.reshape(len(x), -1, 32)
     scales = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
     exact = groups * (np.float32(1) / scales)
