@@ -112,11 +112,12 @@ $(USE): | $(BIN)/python
 	$(PIP) --editable .
 	@rm -f $(VENV)/.stamp-use-*; touch $@
 
-# torch comes first, by itself: which build fits is a question of the machine, not of pyproject.toml.
-$(DEV): $(USE)
+# torch comes first, by itself: which build fits is a question of the machine, not of pyproject.toml. What is installed
+# for tests serves users, too: bough is compiled once.
+$(DEV): | $(BIN)/python
 	$(BIN)/python scripts/install_torch.py
 	$(PIP) --editable '.[dev]'
-	@rm -f $(VENV)/.stamp-dev-*; touch $@
+	@rm -f $(VENV)/.stamp-*; touch $(USE) $@
 
 $(VENV)/triton-oldest: | $(DEV)
 	@rm -rf $@.part
