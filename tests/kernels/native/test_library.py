@@ -23,10 +23,14 @@ from bough import LLM, SamplingParams
 draws = [{"temperature": 0}, {"top_p": 0.7}, {"temperature": 1.5, "top_k": 9}, {"min_p": 0.1}]
 params = [SamplingParams(max_tokens=12, logprobs=3, seed=1, ignore_eos=True, **options) for options in draws]
 prompts = [("What a key has in common with another, " * 6)[: 20 + 60 * number] for number in range(4)]
-for kind, kv in (("int8", "auto"), ("int4", "int8"), ("w8a8", "int8"), ("w8a8", "auto")):
-    llm = LLM(sys.argv[1], quantization=kind, kv_cache_dtype=kv, num_pages=2000, max_batch_tokens=48)
+for kind, kv, activations in (
+    ("int8", "auto", "mixed"), ("int8", "auto", "int8"), ("int4", "int8", "mixed"),
+    ("w8a8", "int8", "int8"), ("w8a8", "auto", "int8"),
+):
+    options = {"kv_cache_dtype": kv, "activations": activations, "num_pages": 2000, "max_batch_tokens": 48}
+    llm = LLM(sys.argv[1], quantization=kind, **options)
     answers = llm.generate(prompts, params, use_tqdm=False)
-    print(kind, kv, [(answer.outputs[0].token_ids, answer.outputs[0].logprobs) for answer in answers])
+    print(kind, kv, activations, [(answer.outputs[0].token_ids, answer.outputs[0].logprobs) for answer in answers])
     llm.close()
 """
 
@@ -92,7 +96,7 @@ def test_all_variants_compute_the_same_bits(tmp_path: Path) -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         said.append(done.stdout.splitlines())
-    assert len(said[0]) == 4
+    assert len(said[0]) == 5
     for variant, lines in zip(variants, said, strict=True):
         assert lines == said[0], variant
 
