@@ -10,16 +10,15 @@ import torch
 
 from bough.kernels.attention.interface import KVShape
 from bough.kernels.attention.torch_backend import TorchAttention
-from bough.kernels.linear.formats import dequantise, quantise_int4_minimums, quantise_int8_groups
+from bough.kernels.linear.formats import dequantise, quantise_int4_minimums
 from bough.kernels.native.library import Library
 from bough.kernels.native.threads import Threads
 from bough.runtime.checkpoints.config import ModelConfig
-from bough.runtime.checkpoints.weights import list_parameters
 from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.native import NativeTarget, load_native
 from bough.runtime.runner.native_runner import NativeRunner
 
-from .test_native_runner import NUM_SLOTS, Sequence, Tensors, make_batch, make_config, run
+from .test_native_runner import NUM_SLOTS, Sequence, Tensors, make_batch, make_config, make_decoder, run
 
 NUM_TOKENS = 150
 
@@ -75,13 +74,7 @@ def test_logits_are_closer_to_exact_ones(case: Case) -> None:
 
 def exact(config: ModelConfig) -> Decoder:
     """The same rounded weights, and activations of float64."""
-    tensors = Outlying(config)
-    parameters = {
-        parameter.name: torch.cat([tensors.read(name) for name, _ in parameter.sources]).double()
-        for parameter in list_parameters(config)
-    }
-    parameters["embedding"] = dequantise(quantise_int8_groups(parameters["embedding"].float(), 32)).double()
-    decoder = Decoder(config, parameters)
+    decoder = make_decoder(Outlying(config))
     for layer in decoder.layers:
         for name in ("qkv", "out", "gate_up", "down"):
             linear = getattr(layer, name)

@@ -30,6 +30,7 @@ class Tensors:
     """A checkpoint of random numbers."""
 
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+        self.config = config
         generator = torch.Generator().manual_seed(seed)
         self._tensors: dict[str, torch.Tensor] = {}
         for parameter in list_parameters(config):
@@ -121,15 +122,19 @@ def make_runner(native_library: Library) -> MakeRunner:
     return make
 
 
-def make_reference(config: ModelConfig, kind: str) -> Decoder:
-    """In float64, of the same rounded weights."""
-    tensors = Tensors(config)
+def make_decoder(tensors: Tensors) -> Decoder:
+    """In float64, of these weights, with the embedding as the library holds it."""
     parameters = {
         parameter.name: torch.cat([tensors.read(name) for name, _ in parameter.sources]).double()
-        for parameter in list_parameters(config)
+        for parameter in list_parameters(tensors.config)
     }
     parameters["embedding"] = dequantise(quantise_int8_groups(parameters["embedding"].float(), 32)).double()
-    decoder = Decoder(config, parameters)
+    return Decoder(tensors.config, parameters)
+
+
+def make_reference(config: ModelConfig, kind: str) -> Decoder:
+    """In float64, of the same rounded weights."""
+    decoder = make_decoder(Tensors(config))
     for layer in decoder.layers:
         for name in ("qkv", "out", "gate_up", "down"):
             linear = getattr(layer, name)
