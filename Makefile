@@ -39,7 +39,7 @@ test: $(DEV) $(OLDEST) model  ## run all tests
 
 test-gpu: $(DEV)  ## on a machine with a GPU: the tests of the kernels, compiled, and of the engine there
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "torch sees no CUDA device")'
-	$(BIN)/pytest tests/kernels tests/gpu tests/runtime/models/test_invariant.py tests/runtime/runner/test_gpu_prefixes.py
+	$(BIN)/pytest tests/kernels tests/gpu tests/runtime/models/test_invariant.py tests/runtime/runner/test_gpu_shared_reads.py
 
 accept: $(DEV) model  ## check every promise of docs/acceptance.md at full size: hours, on a quiet machine
 	BOUGH_ACCEPTANCE=full BOUGH_ACCEPTANCE_SCHEMAS="$(SCHEMAS)" $(BIN)/pytest -v tests/acceptance tests/radix/test_mutants.py \

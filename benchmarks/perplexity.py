@@ -28,9 +28,8 @@ from ..kernels.native.library import load_library
 from ..kernels.native.threads import Threads
 from ..runtime.models.decoder import Decoder, Linear
 from ..runtime.models.load import LoadedModel, load_model
-from ..runtime.models.native import KINDS as NATIVE_KINDS
-from ..runtime.models.native import NativeDecoder, NativeTarget
-from ..runtime.models.quantise import KINDS, QuantisedLinear, StackedLinear, quantise_decoder
+from ..runtime.models.native import NATIVE_KINDS, NativeDecoder, NativeTarget
+from ..runtime.models.quantised_linear import TORCH_KINDS, QuantisedLinear, StackedLinear, quantise_decoder
 from ..runtime.runner.native_runner import NativeRunner
 from ..runtime.runner.runner import Batch, LogitsRunner
 from ..runtime.runner.torch_runner import ModelRunner
@@ -127,7 +126,7 @@ def compare(
 ) -> list[WeightQuality]:
     """The model's own weights, undone, called "none", and then each of `kinds`.
 
-    kinds   of quantised.KINDS; "stored" keeps weights that files have quantised; for others see the module
+    kinds   of quantised_linear.TORCH_KINDS; "stored" keeps weights that files have quantised; for others see the module
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -244,7 +243,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = BenchmarkParser(prog="bough bench perplexity", description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=[*KINDS, _STORED, _BFLOAT16, *_NATIVES])
+    parser.add_argument(
+        "--kinds", nargs="*", default=list(TORCH_KINDS), choices=[*TORCH_KINDS, _STORED, _BFLOAT16, *_NATIVES]
+    )
     parser.add_argument("--texts", nargs="+", default=["prose"], choices=TEXTS, help="default: prose")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="auto")

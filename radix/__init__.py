@@ -9,7 +9,7 @@ uses.
 from __future__ import annotations
 
 from .cache import CacheCounts, Lease, PagePool, PrefixCache
-from .holdings import EQUAL, Weights, tenant_of
+from .tenants import EQUAL, Weights, tenant_of
 from .tree import RadixTree, first_difference
 
 __all__ = [

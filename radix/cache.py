@@ -1,4 +1,4 @@
-"""The prefix cache: who owns each page of the KV cache."""
+"""The prefix cache: who owns each page of the KV cache; `reserve` has the tree evict when pages run short."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .holdings import EQUAL, Weights, tenant_of
+from .tenants import EQUAL, Weights, tenant_of
 from .tree import Node, RadixTree, pack
 
 NULL_PAGE = 0

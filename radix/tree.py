@@ -1,4 +1,4 @@
-"""The radix tree: which runs of tokens are cached, in which pages, and which of them are in use."""
+"""The radix tree: which runs of tokens are cached, in which pages, which of them are in use, and which are evicted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 
-from .holdings import EQUAL, Holding, Holdings, Weights
+from .tenants import EQUAL, Holding, Holdings, Weights
 
 _FIRST_CHUNK = 64
 
@@ -61,7 +61,7 @@ class RadixTree:
 
     Every ancestor of a locked node is locked. So all unlocked pages can be evicted, leaf by leaf.
 
-    Tenants give up pages as `holdings` says; of a tenant the least recently used go first.
+    Tenants give up pages as `tenants` says; of a tenant the least recently used go first.
     """
 
     def __init__(self, page_size: int, weights: Weights = EQUAL) -> None:

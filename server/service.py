@@ -22,7 +22,7 @@ from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob, Usa
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
 from .http.backlog import Ahead, Budget
-from .http.connection import LARGE_BODY, ClientClosedError, Lifecycle, attend, read_body
+from .http.connection import LARGE_BODY, ClientClosedError, Lifecycle, read_body, run_while_connected
 from .http.door import Door
 from .http.event_stream import DONE, PING, EventStream, Merged, event
 from .http.gate import caller_of, request_id_of
@@ -101,7 +101,7 @@ class Service:
         if may_wait and (threads.num_waiting() >= MAX_WAITING or threads.num_waiting(caller) >= MAX_WAITING // 2):
             raise ApiError(503, "engine_overloaded", "Too many requests are waiting to be parsed. Try again later.")
         done = asyncio.wrap_future(threads.submit(caller, work))
-        return await self.attend(request, done) if may_wait else await done
+        return await self.run_while_connected(request, done) if may_wait else await done
 
     async def stats(self) -> EngineStats:
         """Returns the engine's counters, for which it is asked once for all who wait."""
@@ -130,7 +130,7 @@ class Service:
         with self.door.prepared(tenant):
             job = await self.beside(request, partial(completion_job, body, context), size=size)
         visit_of(request.scope).charge(Usage(prompt_tokens=job.num_echoed))
-        scores = await self.attend(request, self._score(request, job)) if job.scores else ()
+        scores = await self.run_while_connected(request, self._score(request, job)) if job.scores else ()
         reply = CompletionReply(body, job, self._header("cmpl", request), self._shown, scores=scores)
         return await self._answer(request, job, reply, stream=body.stream is True)
 
@@ -174,7 +174,7 @@ class Service:
 
             return EventStream(parts, close=close, lifecycle=self.lifecycle, grammar_param=param)
         async with outputs:
-            await self.attend(request, _collect(outputs, reply), grammar_param=param)
+            await self.run_while_connected(request, _collect(outputs, reply), grammar_param=param)
         small = sum(map(len, job.echoes)) <= MAX_ECHOED_AT_ONCE
         if small and all(each.sampling.logprobs is None for each in (*job.requests, *job.scores) if each is not None):
             return to_json(reply.result())
@@ -183,14 +183,14 @@ class Service:
     async def start(self, request: HttpRequest, merged: Merged[Any], *, grammar_param: str) -> None:
         """Waits for the first event, so that refusals are plain HTTP errors."""
         try:
-            await self.attend(request, merged.start(), grammar_param=grammar_param)
+            await self.run_while_connected(request, merged.start(), grammar_param=grammar_param)
         except BaseException:
             await merged.close()
             raise
 
-    async def attend(self, request: HttpRequest, work: Awaitable[T], *, grammar_param: str = "") -> T:
+    async def run_while_connected(self, request: HttpRequest, work: Awaitable[T], *, grammar_param: str = "") -> T:
         try:
-            return await attend(work, request.receive, self.lifecycle)
+            return await run_while_connected(work, request.receive, self.lifecycle)
         except OverloadedError as error:
             raise self.door.refused(error) from error
         except (BoughError, GrammarError) as error:

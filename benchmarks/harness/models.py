@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import save_file
 
 from ...kernels.decoder.select import select_ops
+from ...runtime.checkpoints.checkpoint import GGUFCheckpoint
 from ...runtime.checkpoints.config import ModelConfig, read_config
 from ...runtime.checkpoints.gguf_file import GGUFFile
-from ...runtime.checkpoints.safetensors import GGUFCheckpoint
 from ...runtime.checkpoints.weights import list_parameters
 from ...runtime.engine.engine import Engine
 from ...runtime.load.load_torch import make_engine

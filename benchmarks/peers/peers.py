@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.models.load import locate
-from ...runtime.models.native import KINDS as NATIVE_KINDS
+from ...runtime.models.native import NATIVE_KINDS
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.errors import BoughError
 from ...runtime.runner.host import num_threads

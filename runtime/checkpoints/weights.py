@@ -12,7 +12,7 @@ from .config import ModelConfig
 if TYPE_CHECKING:
     import torch
 
-    from .safetensors import Checkpoint
+    from .checkpoint import Checkpoint
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 

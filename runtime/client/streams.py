@@ -101,7 +101,11 @@ async def aiterate(
     stop: Callable[[], None],
     settle: Callable[[Any], None] | None = None,
 ) -> AsyncIterator[Event]:
-    """Does for asyncio what `iterate` does for threads. `settle` gets the last event, also if the consumer has left."""
+    """Does for asyncio what `iterate` does for threads. `settle` gets the last event, also if the consumer has left.
+
+    A consumer that leaves before the last event ends the work by `stop`: a request is aborted, a program dropped
+    (`Executor.drop`).
+    """
     events: _Arrivals[Event] = _Arrivals(settle)
     start(events.put)
     over = False

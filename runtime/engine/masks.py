@@ -1,7 +1,9 @@
 """Grammar masks of a step, filled on threads while the forward pass runs.
 
-A sequence is deferred, and sits steps out, if its mask is late, or if it takes a search to tell what its drawn token
-comes to.
+A sequence is deferred, and sits steps out, if its mask is late (`MaskStage.finish`), or if it takes a search to tell
+what its drawn token comes to (`defer_undecided`). Where a tenant has too many late masks, slower threads fill its
+others (`start`). Before its first step a sequence waits for its grammar (`admission`), after its last for checks
+(`checks`).
 """
 
 from __future__ import annotations
@@ -295,7 +297,7 @@ class MaskStage:
         late = self._filler.finish(masks.filling, self._patience_s)
         for index, job in masks.jobs.items():
             if job in late:
-                self._scheduler.hold(masks.work[index])
+                self._scheduler.repeat_later(masks.work[index])
                 self._deferred[masks.generations[index]] = job
 
     def defer_undecided(self, generation: Generation, foresee: Foresee) -> None:

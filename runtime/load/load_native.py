@@ -16,7 +16,7 @@ from ..checkpoints.gguf_tensors import GGUFTensors
 from ..checkpoints.inventory import read_facts
 from ..checkpoints.locate import locate, model_name
 from ..engine.engine import Engine
-from ..models.native import KINDS, NativeDecoder, NativeTarget, load_native
+from ..models.native import NATIVE_KINDS, NativeDecoder, NativeTarget, load_native
 from ..protocol.config import EngineConfig
 from ..protocol.counters import ModelInfo
 from ..protocol.errors import ModelError, RequestError, in_file
@@ -142,7 +142,7 @@ def obstacle_to_native(config: EngineConfig, device: str) -> RequestError | None
         ("device", device, ("cpu",)),
         ("dtype", config.dtype, ("auto",)),
         ("kv_cache_dtype", config.kv_cache_dtype, ("auto", "int8")),
-        ("quantization", config.quantization, (None, *KINDS)),
+        ("quantization", config.quantization, (None, *NATIVE_KINDS)),
         ("activations", config.activations, ("auto", "int8") if config.quantization == "w8a8" else _ACTIVATIONS),
     ):
         if value not in possible:

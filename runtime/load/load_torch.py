@@ -22,16 +22,16 @@ from ..engine.engine import Engine
 from ..models.decoder import Decoder
 from ..models.invariant import make_invariant
 from ..models.load import LoadedModel, load_model
-from ..models.native import KINDS, NativeDecoder
-from ..models.quantise import QuantisedLinear, quantise_decoder
+from ..models.native import NATIVE_KINDS, NativeDecoder
+from ..models.quantised_linear import QuantisedLinear, quantise_decoder
 from ..protocol.config import EngineConfig, SchedulerLimits
 from ..protocol.counters import ModelInfo
 from ..protocol.errors import ModelError, RequestError
 from ..runner.gpu_device import on_device
 from ..runner.gpu_grammars import DeviceGrammars
 from ..runner.gpu_graphs import CudaGraphs, Eager
-from ..runner.gpu_prefixes import SharedReads
 from ..runner.gpu_runner import GpuPasses
+from ..runner.gpu_shared_reads import SharedReads
 from ..runner.host import hidden_gpu, num_threads
 from ..runner.runner import DirectPasses, PassRunner
 from ..runner.torch_runner import ModelRunner
@@ -161,7 +161,7 @@ def _device(device: str) -> str:
 def _warn_of_torch(config: EngineConfig) -> None:
     """Says that torch computes because the CPU library is missing, where it could be there, and how to mend that."""
     stored = stored_format(locate(config.model))
-    quantised = config.quantization in KINDS or (
+    quantised = config.quantization in NATIVE_KINDS or (
         config.quantization is None and stored.startswith(("Q", "awq", "gptq"))
     )
     if quantised and load_library() is None and platform.machine() in ("x86_64", "AMD64", "aarch64", "arm64"):

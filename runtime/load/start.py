@@ -12,7 +12,7 @@ import msgspec
 from ..checkpoints.inventory import read_facts
 from ..checkpoints.locate import locate
 from ..engine.engine import Engine
-from ..protocol.config import EngineConfig
+from ..protocol.config import STORED, EngineConfig
 from ..protocol.errors import ModelError
 from ..runner.host import may_have_gpu
 from ..runner.host_memory import free_memory
@@ -82,7 +82,7 @@ def _as_stored(config: EngineConfig, progress: Progress | None) -> EngineConfig:
         ModelError: it is in another format.
     """
     wanted = config.quantization
-    if wanted not in ("awq", "gptq", "gguf"):
+    if wanted not in STORED:
         return config
     path = locate(config.model, progress=progress)
     found = read_facts(path).weights if path.is_dir() else "gguf"

@@ -8,7 +8,7 @@ import torch
 
 from ...kernels.linear.select import InvariantProduct, select_invariant_product
 from .decoder import Decoder, Linear, Projection
-from .quantise import QuantisedLinear, StackedLinear
+from .quantised_linear import QuantisedLinear, StackedLinear
 
 
 @dataclass(frozen=True)

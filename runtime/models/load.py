@@ -13,18 +13,18 @@ import torch
 
 from ...kernels.decoder.select import DecoderOps, select_ops
 from ...kernels.linear.select import has_kernels
+from ..checkpoints.checkpoint import Checkpoint, GGUFCheckpoint, SafetensorsCheckpoint, read_json_object
 from ..checkpoints.config import ModelConfig, ModelShape, UnsupportedModelError, read_config
 from ..checkpoints.gguf_file import GGUFFile
 from ..checkpoints.locate import locate as locate
 from ..checkpoints.locate import model_name
-from ..checkpoints.quantised import EXTRA_DTYPES, QuantisedFolder
-from ..checkpoints.safetensors import Checkpoint, GGUFCheckpoint, SafetensorsCheckpoint, read_json_object
+from ..checkpoints.quantised_folder import EXTRA_DTYPES, QuantisedFolder
 from ..checkpoints.weights import Progress, check_shapes, list_parameters, load_parameters
 from ..protocol.errors import ModelError, in_file
 from .decoder import Decoder
 from .model import Model
 from .native import NativeDecoder, NativeTarget, load_native
-from .quantise import QuantisedLinear, StackedLinear, load_projections
+from .quantised_linear import QuantisedLinear, StackedLinear, load_projections
 
 _DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,

@@ -22,11 +22,11 @@ from ..protocol.errors import ModelError
 from .rope_frequencies import rope_table, rope_table_bytes
 
 if TYPE_CHECKING:
-    from ..checkpoints.safetensors import Checkpoint
+    from ..checkpoints.checkpoint import Checkpoint
 
 Floats = npt.NDArray[np.float32]
 
-KINDS = ("int8", "int4", "w8a8")
+NATIVE_KINDS = ("int8", "int4", "w8a8")
 """Formats that a layer's weights can be rounded to: groups of 32 inputs with a scale, or rows in the Hadamard form."""
 
 _MAX_HEAD_DIM = 256
@@ -51,7 +51,7 @@ _NORMS = (
 class NativeTarget:
     """The target of loading a decoder.
 
-    quantization    one of KINDS, which the layers' weights are rounded to; None: they stay as the checkpoint has them
+    quantization    one of NATIVE_KINDS, which the layers' weights are rounded to; None: they stay as they are
     max_position    tokens of a context at most; None: what the model was made for
     has_rests       activations far above the others of their token have 16 bits
     claim           called with the bytes that the decoder takes before it takes any; raises ModelError for too many
@@ -275,7 +275,7 @@ class _Loader:
             columns = checkpoint.shapes[name][1]
             return tile_blocks(library, threads, blocks, type_id, columns, order=order, bias=bias)
         from ...kernels.native.packed import tile_packed  # noqa: PLC0415  pulls torch
-        from .quantise import read_packed  # noqa: PLC0415  pulls torch
+        from .quantised_linear import read_packed  # noqa: PLC0415  pulls torch
 
         packed = read_packed(checkpoint, name, kind, is_table)
         return None if packed is None else tile_packed(library, threads, packed, bias)

@@ -14,8 +14,8 @@ import torch
 
 from ...kernels.attention.interface import AttentionLayer, HeadAttention
 from ...kernels.attention.reference import ragged_attention
+from ..checkpoints.checkpoint import read_safetensors_header, safetensors_files
 from ..checkpoints.config import ModelShape
-from ..checkpoints.safetensors import read_safetensors_header, safetensors_files
 from ..protocol.errors import ModelError
 
 _NAME = "bough"

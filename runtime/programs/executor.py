@@ -97,7 +97,10 @@ class Executor:
         return max(self._look_at - self._clock(), 0.0) if self._states else None
 
     def drop(self, program_id: str) -> None:
-        """Stops a program and forgets its state; its submissions in flight fail. Unknown ids are ignored."""
+        """Stops a program and forgets its state, kept or not; its submissions in flight fail. Unknown ids are ignored.
+
+        This is also what happens when a client leaves: see `runtime.client.streams.aiterate`.
+        """
         state = self._states.get(program_id)
         if state is not None:
             self._fail(state, None, 0, ErrorInfo(code="aborted", message="the program was dropped"))

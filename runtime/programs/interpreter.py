@@ -411,6 +411,11 @@ class Interpreter:
         self._machine.use(frame, texts)
 
     def _fork(self, frame: Frame, op: Fork) -> None:
+        """Starts the children on the parent's tokens.
+
+        Only tokens are copied. That their requests share the prefix's pages is decided where they are admitted, as for
+        any requests with equal tokens: `Scheduler._awaits_prefix`, `PrefixCache.open`.
+        """
         state, branch = frame.state, frame.branch
         pending, size = branch.pending_of(frame.step), branch.content.size
         for number in op.children[pending.num_done :]:

@@ -340,7 +340,7 @@ class Branch:
         self.turns[name] += 1
 
     def start_from(self, parent: Branch) -> None:
-        """Begins as a copy of `parent`."""
+        """Begins as a copy of `parent`: of its tokens, whose pages the cache finds again (`Interpreter._fork`)."""
         self.started = True
         self.content, self.values = parent.content.fork(), parent.values.fork()
         self.pending = None

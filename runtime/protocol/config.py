@@ -16,6 +16,9 @@ MAX_WEIGHT = 100
 MAX_RESTARTS = 1000
 
 
+STORED = ("awq", "gptq", "gguf")
+"""Values of `quantization` that ask for the checkpoint's own format, and round nothing."""
+
 VALUES: Mapping[str, Mapping[str, str]] = {
     "dtype": {"half": "float16", "float": "float32", "fp16": "float16", "bf16": "bfloat16"},
     "kv_cache_dtype": {"fp8": "fp8_e4m3", "half": "float16", "fp16": "float16", "bf16": "bfloat16"},

@@ -28,7 +28,7 @@ from ..scheduler.scheduler import Plan, Work
 from .gpu_device import on_device
 from .gpu_grammars import DeviceGrammars
 from .gpu_graphs import Replays, graph_sizes
-from .gpu_prefixes import SharedReads, arrange
+from .gpu_shared_reads import SharedReads, arrange
 from .gpu_slots import DeviceState, Slot, SlotTable, page_changes
 from .runner import DrawSpec, Pass, build_batch
 

@@ -17,7 +17,7 @@ import msgspec
 
 from ...radix import EQUAL, Lease, PrefixCache, Weights, first_difference, tenant_of
 from ..protocol.config import SchedulerLimits
-from .shares import divide
+from .tenant_shares import divide
 from .token_tree import TreeLayout
 
 
@@ -64,7 +64,8 @@ class Sequence:
     num_computed  tokens whose keys and values are in `lease`'s pages, or will be once the planned steps have run
     num_pending   tokens that planned steps draw and nobody has read yet; they follow `tokens`
     num_settled   tokens computed by steps that have been read: what others may find in the cache
-    blocked       a planned step decides by how much it grows (drafts): nothing can be planned before that is read
+    blocked       nothing can be planned: a planned step decides by how much it grows (drafts), or the sequence sits
+                  steps out (`defer`, `repeat_later`)
     epoch         counts what made planned steps void (put back to wait, a token replaced); their results are dropped
     num_cached    of these, found in the prefix cache when it was first admitted
     lease         its pages; None while it waits: a waiting sequence holds none
@@ -354,7 +355,7 @@ class Scheduler:
             _launch(item)
         return Plan(work, [], [])
 
-    def hold(self, work: Work) -> None:
+    def repeat_later(self, work: Work) -> None:
         """Has the sequence of `work`, whose pass failed, sit steps out until `resume`; the work is done again then."""
         if work.live:
             work.sequence.rewind(work.start)
@@ -434,7 +435,7 @@ class Scheduler:
         for sequence in self._order():
             if budget <= 0:
                 return
-            if not self._overdue(sequence) and self._held_back(sequence, computing):
+            if not self._overdue(sequence) and self._awaits_prefix(sequence, computing):
                 continue
             if self._full:
                 victim = self._over_share(sequence, of_seats=True)
@@ -591,8 +592,11 @@ class Scheduler:
         first = min(self.running, key=lambda s: s.standing.arrival)
         return next((s for s in reversed(self.running) if tenant in (None, s.tenant) and s is not first), None)
 
-    def _held_back(self, sequence: Sequence, computing: list[Sequence]) -> bool:
-        """True if a prefix that is being computed now would save more than what the cache holds already."""
+    def _awaits_prefix(self, sequence: Sequence, computing: list[Sequence]) -> bool:
+        """True if a prefix that is being computed now would save more than what the cache holds already.
+
+        This is how the children of a fork, which arrive in one step, come to share their parent's pages.
+        """
         cached = -1
         for other in computing:
             if other.namespace != sequence.namespace or other.tokens[0] != sequence.tokens[0]:

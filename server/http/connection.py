@@ -1,6 +1,7 @@
 """A client's connection: its body, received within bounds and decoded, and the end of the work for it.
 
-Work ends early when the client goes away, or when the server has drained and its time is over.
+Work ends early when the client disconnects (`run_while_connected`), or when the server has drained and its time is
+over.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class Lifecycle:
         self.expired.set()
 
 
-async def attend(work: Awaitable[T], receive: Receive, lifecycle: Lifecycle) -> T:
+async def run_while_connected(work: Awaitable[T], receive: Receive, lifecycle: Lifecycle) -> T:
     """Returns the result of `work`, which is cancelled when the client disconnects. The body must have been read.
 
     This watches the connection itself: frameworks cancel streams in some versions only, and plain answers never.

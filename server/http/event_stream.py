@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import ApiError, ShuttingDownError, to_api_error
-from .connection import ClientClosedError, Lifecycle, attend
+from .connection import ClientClosedError, Lifecycle, run_while_connected
 from .gate import note_error, request_id_of
 from .protocol import PROBE_OF_ANSWER
 
@@ -130,7 +130,7 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
-                await attend(self._send_events(scope, send), receive, self._lifecycle)
+                await run_while_connected(self._send_events(scope, send), receive, self._lifecycle)
             except ShuttingDownError as error:
                 await _send_error(scope, send, error)
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -202,7 +202,7 @@ class Programs:
             chunks = _chunks(events, results, last)
             return EventStream(chunks, close=events.close, lifecycle=self._service.lifecycle, grammar_param="")
         async with events:
-            usage = await self._service.attend(request, _collect(events, results))
+            usage = await self._service.run_while_connected(request, _collect(events, results))
         answer = {"id": request_id_of(request.scope), "object": "program.result", "program": template.name}
         return await self._service.beside(
             request, lambda: to_json({**answer, "result": results.read(), "usage": usage}), size=results.num_chars

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from bough.kernels.attention.interface import AttentionBatch, KVShape
-from bough.kernels.attention.plan.sharing import find_shared, order_by_prefix
+from bough.kernels.attention.plan.shared_reads import find_shared, order_by_prefix
 from bough.kernels.attention.triton_backend import TritonAttention
 
 from ..support.triton_interpreter import DEVICE

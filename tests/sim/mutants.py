@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 
 from bough.radix import PagePool, PrefixCache, Weights
-from bough.radix.holdings import Holding
+from bough.radix.tenants import Holding
 from bough.radix.tree import RadixTree
 from bough.runtime.programs.engine_machine import EngineMachine
 from bough.runtime.programs.executor import Executor
 from bough.runtime.programs.state import Run, State
 from bough.runtime.programs.tokens import TokenContent
 from bough.runtime.scheduler.scheduler import Advance, Plan, Scheduler, Sequence, Work
-from bough.runtime.scheduler.shares import divide
+from bough.runtime.scheduler.tenant_shares import divide
 
 from ..radix.mutants import MUTANTS as CACHE_MUTANTS
 from ..radix.mutants import TreeMutant

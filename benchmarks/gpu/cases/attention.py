@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ....kernels.attention.interface import AttentionBatch, Int32
-from ....kernels.attention.plan.sharing import find_shared
+from ....kernels.attention.plan.shared_reads import find_shared
 from ....kernels.attention.reference import ragged_attention
 from ..roofline import Heads
 from .problem import poison

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bough.kernels.attention.interface import SharedPrefix
-from bough.kernels.attention.plan.sharing import find_shared, order_by_prefix
+from bough.kernels.attention.plan.shared_reads import find_shared, order_by_prefix
 from bough.kernels.attention.plan.work_list import Int32
 
 

@@ -18,7 +18,7 @@ from bough.runtime.runner.gpu_runner import GpuPasses  # isort: skip
 from bough.runtime.load.load_torch import load_engine  # isort: skip
 from bough.runtime.models.decoder import Decoder, Linear  # isort: skip
 from bough.runtime.models.invariant import InvariantLinear  # isort: skip
-from bough.runtime.models.quantise import QuantisedLinear  # isort: skip
+from bough.runtime.models.quantised_linear import QuantisedLinear  # isort: skip
 from bough.runtime.runner.native_runner import NativeRunner  # isort: skip
 from bough.runtime.runner.runner import DirectPasses  # isort: skip
 from bough.runtime.protocol.request import Request, RequestOutput  # isort: skip

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.load import load_model
-from bough.runtime.models.quantise import QuantisedLinear, StackedLinear
+from bough.runtime.models.quantised_linear import QuantisedLinear, StackedLinear
 from bough.runtime.protocol.errors import ModelError
 
 from .quantised_folders import (

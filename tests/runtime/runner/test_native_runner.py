@@ -19,7 +19,7 @@ from bough.kernels.native.threads import Threads
 from bough.runtime.checkpoints.config import ModelConfig, RopeConfig
 from bough.runtime.checkpoints.weights import list_parameters
 from bough.runtime.models.decoder import Decoder, Linear
-from bough.runtime.models.native import KINDS, NativeTarget, load_native
+from bough.runtime.models.native import NATIVE_KINDS, NativeTarget, load_native
 from bough.runtime.runner.native_runner import NativeRunner
 from bough.runtime.runner.runner import Batch
 
@@ -185,7 +185,7 @@ def run(
     return np.split(logits.copy(), np.cumsum(counts)[:-1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from bough.radix import PrefixCache, tenant_of
-from bough.radix.holdings import IN_USE
+from bough.radix.tenants import IN_USE
 
 
 def fill(cache: PrefixCache, tokens: list[int], namespace: str, *, spare: bool = True) -> bool:

@@ -19,16 +19,16 @@ from ...kernels.linear.formats import (
 )
 from ...kernels.linear.select import Product, select_product
 from ...kernels.native.weights import GROUP
+from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import ModelConfig
 from ..checkpoints.gguf_tensors import GGUFTensors
-from ..checkpoints.quantised import QuantisedFolder
-from ..checkpoints.safetensors import Checkpoint
+from ..checkpoints.quantised_folder import QuantisedFolder
 from ..checkpoints.stored_weight import QuantisedCheckpoint, StoredWeight
 from ..checkpoints.weights import Progress, list_parameters
 from ..protocol.errors import ModelError
 from .decoder import Decoder, Linear, Projection
 
-KINDS: Mapping[str, str] = {
+TORCH_KINDS: Mapping[str, str] = {
     "fp8": "weights and activations of 8-bit floats, a scale for each row of either",
     "int8": "weights of 8-bit integers, a scale for each row",
     "w8a8": "weights and activations of 8-bit integers, a scale for each row of either",
@@ -106,7 +106,7 @@ def quantise_decoder(
 ) -> None:
     """Replaces the decoder's projections by quantised ones, in place, each as soon as it is made.
 
-    kind           one of KINDS
+    kind           one of TORCH_KINDS
     include_head   the output head, too; by default it stays as it is
     invariant      a row's result does not depend on how many others there are (fp8: its activations stay unrounded)
     progress       called with ("quantise", done, total), in layers
@@ -114,8 +114,8 @@ def quantise_decoder(
     Raises:
         ModelError: no such kind, or a projection is quantised already.
     """
-    if kind not in KINDS:
-        raise ModelError(f"quantization must be one of {', '.join(KINDS)}, got {kind!r}")
+    if kind not in TORCH_KINDS:
+        raise ModelError(f"quantization must be one of {', '.join(TORCH_KINDS)}, got {kind!r}")
 
     def quantise(projection: Projection, name: str) -> QuantisedLinear:
         if not isinstance(projection, Linear):

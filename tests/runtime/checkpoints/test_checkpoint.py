@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bough.runtime.checkpoints.safetensors import SafetensorsCheckpoint, read_json_object, read_safetensors_header
+from bough.runtime.checkpoints.checkpoint import SafetensorsCheckpoint, read_json_object, read_safetensors_header
 from bough.runtime.protocol.errors import ModelError
 
 

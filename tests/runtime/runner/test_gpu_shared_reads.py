@@ -16,7 +16,7 @@ from bough.kernels.attention.plan.planner import WorkPlanner  # isort: skip
 from bough.runtime.protocol.config import EngineConfig  # isort: skip
 from bough.runtime.engine.engine import Engine  # isort: skip
 from bough.runtime.runner.gpu_slots import Slot  # isort: skip
-from bough.runtime.runner.gpu_prefixes import SharedReads  # isort: skip
+from bough.runtime.runner.gpu_shared_reads import SharedReads  # isort: skip
 from bough.runtime.load.load_torch import load_engine  # isort: skip
 from bough.runtime.protocol.request import Request, RequestOutput  # isort: skip
 from bough.runtime.protocol.sampling_params import SamplingParams  # isort: skip

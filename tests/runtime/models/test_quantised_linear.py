@@ -13,7 +13,7 @@ import torch
 from bough.kernels.linear.formats import PackedWeight, dequantise
 from bough.runtime.models.decoder import Decoder, Linear
 from bough.runtime.models.load import load_model
-from bough.runtime.models.quantise import KINDS, QuantisedLinear, StackedLinear, quantise_decoder
+from bough.runtime.models.quantised_linear import TORCH_KINDS, QuantisedLinear, StackedLinear, quantise_decoder
 from bough.runtime.protocol.errors import ModelError
 
 from ...support.tiny_model import write_tiny_model
@@ -64,7 +64,7 @@ def test_an_unknown_kind_is_named(tmp_path: Path) -> None:
     assert isinstance(model, Decoder)
     with pytest.raises(ModelError, match="int3"):
         quantise_decoder(model, "int3")
-    assert set(KINDS) == {"fp8", "int8", "w8a8", "int4", "int4-g32"}
+    assert set(TORCH_KINDS) == {"fp8", "int8", "w8a8", "int4", "int4-g32"}
 
 
 def test_biases_stay(tmp_path: Path, save_checkpoint: Any) -> None:

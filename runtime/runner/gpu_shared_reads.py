@@ -9,7 +9,7 @@ import torch
 
 from ...kernels.attention.interface import SharedPrefix
 from ...kernels.attention.plan.padded_work import PaddedWork, write_padded
-from ...kernels.attention.plan.sharing import SharingIndex, find_shared, order_by_prefix
+from ...kernels.attention.plan.shared_reads import SharingIndex, find_shared, order_by_prefix
 from ...kernels.attention.plan.tree_plan import TreePlanner
 from ...kernels.staging import upload
 from ...radix import Lease

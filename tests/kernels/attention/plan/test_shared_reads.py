@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bough.kernels.attention.interface import SharedPrefix
-from bough.kernels.attention.plan.sharing import SharingIndex, find_shared, order_by_prefix
+from bough.kernels.attention.plan.shared_reads import SharingIndex, find_shared, order_by_prefix
 
 few_pages = st.lists(st.integers(1, 3), max_size=6)
 """Few different ids, so that common prefixes are common; the same id may follow different ones."""

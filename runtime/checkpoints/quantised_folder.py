@@ -9,7 +9,7 @@ import torch
 
 from ...kernels.linear.formats import ByteWeight, PackedWeight, dequantise, holds_group, pack
 from ..protocol.errors import ModelError
-from .safetensors import SafetensorsCheckpoint
+from .checkpoint import SafetensorsCheckpoint
 from .stored_weight import StoredWeight
 
 EXTRA_DTYPES = ("I32", "F8_E4M3")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.runtime.protocol.config import SchedulerLimits
-from bough.runtime.scheduler.shares import divide
+from bough.runtime.scheduler.tenant_shares import divide
 
 from .test_scheduler import Simulation, sequence
 
