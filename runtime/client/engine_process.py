@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
@@ -44,6 +45,7 @@ from .messages import (
     read_frames,
 )
 from .remote_tools import RemoteTools
+from .spawn import DUMP_SIGNAL
 from .watchdog import BEAT_S, StepTimer
 
 EXIT_LOAD_FAILED = 3
@@ -177,4 +179,6 @@ def _refuse(message: Unreadable, writer: FrameWriter) -> None:
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
     log_to_stderr()
+    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # there is no standard error
+        faulthandler.register(DUMP_SIGNAL)
     sys.exit(serve(int(sys.argv[2])))

@@ -78,8 +78,9 @@ class EngineLoop:
 
     @property
     def step_began(self) -> float | None:
-        """Time at which the step under way began, or the calls before it; None while the loop sleeps."""
-        return None if self._stopped else self._turned
+        """Time at which the step under way began, or the calls before it, or the end of a loop that is ending; None
+        while it sleeps, and once it is over."""
+        return self._turned
 
     def start_request(self, request: Request, listen: Callable[[RequestOutput], None]) -> None:
         """`listen` is called from the engine's thread; a refusal arrives as a terminal event."""
@@ -153,15 +154,26 @@ class EngineLoop:
             died = True
         with self._lock:
             self._stopped = True
-        self._executor.close()
-        self._runner.close()
-        self.engine.close()
+        self._turned = time.monotonic()  # an end that hangs is seen like a step that does
+        self.engine.expected_s = 0.0
+        try:
+            self._end_all()
+        finally:
+            self._turned = None
+            if died and self._on_death is not None:
+                self._on_death()
+
+    def _end_all(self) -> None:
+        """Ends what is live, and refuses what waits. What the engine has died of may come up again in each of them."""
+        for part in (self._executor, self._runner, self.engine):
+            try:
+                part.close()
+            except BaseException:
+                logger.exception("a part of the engine did not end in order")
         while not self._inbox.empty():  # refused by what is closed
             call = self._inbox.get()
             if call is not None:
                 _make(call)
-        if died and self._on_death is not None:
-            self._on_death()
 
     def _take_calls(self) -> bool:
         """Makes the calls that wait, sleeping for one if there is nothing to compute. False: close.

@@ -16,7 +16,7 @@ from ...radix import PrefixCache
 from ..protocol.config import EngineConfig
 from ..protocol.counters import Counters, EngineStats, ModelInfo
 from ..protocol.errors import BoughError, DeviceLostError, ErrorInfo, to_info
-from ..protocol.request import Request, RequestOutput
+from ..protocol.request import Finish, Request, RequestOutput
 from ..runner.runner import DrawSpec, Pass, PassRunner
 from ..sampler.rows import Row
 from ..scheduler.scheduler import Advance, Plan, Scheduler, Sequence, Work
@@ -375,17 +375,22 @@ class Engine:
         if finish is not None and generation.must_be_checked:
             self._checks.begin(generation, finish)
             output, finish = msgspec.structs.replace(output, finish=None), None
-        if finish is not None:
-            del self._live[request_id]
-            self._admission.drop(generation)
-            self._drafts.drop(generation)
-            self._scheduler.remove(generation.sequence)
-            self.counters.ended(finish)
         try:
-            generation.listener(output)
-        except Exception:
-            logger.exception("who listens to request %s failed", request_id)
-            self.abort(request_id)
+            if finish is not None:
+                self._forget(generation, finish)
+        finally:  # whatever becomes of the engine, who waits is told
+            try:
+                generation.listener(output)
+            except Exception:
+                logger.exception("who listens to request %s failed", request_id)
+                self.abort(request_id)
+
+    def _forget(self, generation: Generation, finish: Finish) -> None:
+        del self._live[generation.request.id]
+        self._admission.drop(generation)
+        self._drafts.drop(generation)
+        self._scheduler.remove(generation.sequence)
+        self.counters.ended(finish)
 
     # Around it
 
@@ -425,7 +430,10 @@ class Engine:
         self._admission.close()
         error = ErrorInfo(code="engine_dead", message="the engine has stopped")
         for generation in list(self._live.values()):
-            self._emit(generation, generation.end(self._clock(), "error", error))
+            try:
+                self._emit(generation, generation.end(self._clock(), "error", error))
+            except BaseException:  # the engine may have died of the same
+                logger.exception("request %s did not end in order", generation.request.id)
         self._masks.close()
         self._grammars.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
@@ -15,6 +16,8 @@ from .interpreter import Interpreter, Post
 from .machine import Machine
 from .state import ProgramListener, Run, State, Step, enqueue
 from .validate import SubmissionReader
+
+logger = logging.getLogger("bough.engine")
 
 LOOK_S = 30.0
 """Time between two looks for states that are too old."""
@@ -115,7 +118,10 @@ class Executor:
         self._closed = True
         error = ErrorInfo(code="engine_dead", message="the engine has stopped")
         for state in list(self._states.values()):
-            self._fail(state, None, 0, error)
+            try:
+                self._fail(state, None, 0, error)
+            except Exception:
+                logger.exception("program %s did not end in order", state.id)
         self._machine.close()
 
     def _find(self, program: Program, now: float) -> State:
@@ -174,8 +180,10 @@ class Executor:
         """The program has failed: all its branches stop, every submission in flight hears why."""
         self._states.pop(state.id, None)
         runs, state.runs = state.runs, []
-        self._interpreter.stop(list(state.branches.values()))
-        for run in runs:
-            run.over = True
-            index = step.index if step is not None and run is step.run else None
-            run.tell(Failed(error=info, branch=branch_id, index=index, usage=run.usage))
+        try:
+            self._interpreter.stop(list(state.branches.values()))
+        finally:  # whatever becomes of the engine, who waits is told
+            for run in runs:
+                run.over = True
+                index = step.index if step is not None and run is step.run else None
+                run.tell(Failed(error=info, branch=branch_id, index=index, usage=run.usage))
