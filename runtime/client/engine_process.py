@@ -93,12 +93,14 @@ def _load(config: EngineConfig, writer: FrameWriter) -> EngineLoop:
     gc.collect()
     gc.freeze()
 
-    def died() -> None:
-        writer.close()
-        logging.shutdown()
-        os._exit(EXIT_ENGINE_DIED)
+    return EngineLoop(engine, config, on_death=lambda: end(writer), serves=True)
 
-    return EngineLoop(engine, config, on_death=died, serves=True)
+
+def end(writer: FrameWriter) -> None:
+    """Ends the process of an engine that has died, once all that it said has been sent."""
+    writer.close()
+    logging.shutdown()
+    os._exit(EXIT_ENGINE_DIED)
 
 
 class _Heart:
@@ -129,13 +131,14 @@ def _serve(message: object, loop: EngineLoop, writer: FrameWriter, tools: Remote
         case Submit(key=key, request=request):
             loop.start_request(request, lambda output: tell(writer, Output(key, output)))
         case RunProgram(key=key, program=program, tools=infos):
-            loop.start_program(program, lambda event: _tell_of_program(writer, Event(key, event)), tools.of(key, infos))
+            told = lambda event: _tell_of_program(writer, Event(key, event))  # noqa: E731
+            loop.start_program(program, told, tools.of(key, infos), key)
         case ToolResult():
             tools.take(message)
         case Abort(request_id=request_id):
             loop.abort(request_id)
-        case Drop(program_id=program_id):
-            loop.drop(program_id)
+        case Drop(program_id=program_id, key=key):
+            loop.drop(program_id, key or None)
         case AskStats(key=key):
             loop.ask(loop.stats, lambda stats: writer.put(Stats(key, stats)))
         case AskFlush(key=key):

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -94,25 +95,32 @@ class EngineLoop:
         self._post(submit)
 
     def start_program(
-        self, program: Program, listen: Callable[[ProgramEvent], None], tools: Mapping[str, ToolCall] | None = None
-    ) -> None:
-        """`listen` is called from the engine's thread; a refusal arrives as the terminal event."""
+        self,
+        program: Program,
+        listen: Callable[[ProgramEvent], None],
+        tools: Mapping[str, ToolCall] | None = None,
+        key: object = None,
+    ) -> Callable[[], None]:
+        """`listen` is called from the engine's thread; a refusal arrives as the terminal event. Returns what drops the
+        program if this submission is in flight; so does `drop` with its `key`, which no other has."""
+        key = object() if key is None else key
 
         def start() -> None:
             try:
-                self._executor.run(program, listen, tools)
+                self._executor.run(program, listen, tools, key)
             except Exception as error:  # noqa: BLE001  it goes to who asked
                 listen(Failed(error=_refusal(error)))
 
         self._post(start)
+        return partial(self.drop, program.id, key)
 
     def abort(self, request_id: str) -> None:
         with contextlib.suppress(EngineStoppedError):
             self._post(lambda: self.engine.abort(request_id))
 
-    def drop(self, program_id: str) -> None:
+    def drop(self, program_id: str, key: object = None) -> None:
         with contextlib.suppress(EngineStoppedError):
-            self._post(lambda: self._executor.drop(program_id))
+            self._post(lambda: self._executor.drop(program_id, key))
 
     def ask(self, question: Callable[[], Answer], answer: Callable[[Answer], None]) -> None:
         """Has `question` asked on the engine's thread, between steps."""
@@ -122,7 +130,10 @@ class EngineLoop:
         """Counters of engine and executor. On the engine's thread only."""
         executor = self._executor
         return msgspec.structs.replace(
-            self.engine.stats(), states=executor.num_states, programs_total=executor.num_programs
+            self.engine.stats(),
+            states=executor.num_states,
+            abandoned_tools=self._runner.num_abandoned,
+            programs_total=executor.num_programs,
         )
 
     def close(self) -> None:
@@ -142,9 +153,9 @@ class EngineLoop:
         try:
             while self._take_calls():
                 self._machine.expire()
-                self._executor.expire()
                 works = not self.engine.idle
                 self.engine.step()
+                self._executor.expire()  # after who knows better what has taken so long
                 if works:
                     self._rest_s = REST_S
                     if self._warm_at < math.inf:
@@ -283,7 +294,8 @@ class LocalClient(StreamingClient):
     def flush_cache(self) -> bool:
         return self._wait(self._loop.engine.flush_cache)
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
+        """A thread ends with what it is in the middle of, however much hurry there is."""
         self._loop.close()
 
     def _wait(self, question: Callable[[], Answer]) -> Answer:

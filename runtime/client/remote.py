@@ -315,14 +315,16 @@ class RemoteClient(StreamingClient):
     def stats(self, timeout_s: float = ANSWER_TIMEOUT_S) -> EngineStats:
         """Raises EngineError: the engine has not answered in time."""
         answer: EngineStats = self._ask(AskStats, timeout_s)
-        return answer
+        return msgspec.structs.replace(answer, abandoned_tools=self._tools.num_abandoned)
 
     def flush_cache(self) -> bool:
         answer: bool = self._ask(AskFlush, ANSWER_TIMEOUT_S)
         return answer
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         """Ends the engine process; what is running in it fails. Closing twice is fine."""
+        if at_once:
+            self.kill()
         self._writer.close(timeout_s=1.0)
         with contextlib.suppress(OSError):  # it has gone already
             self._spawned.connection.shutdown(socket.SHUT_WR)
@@ -350,13 +352,13 @@ class RemoteClient(StreamingClient):
 
     def start_program(
         self, program: Program, listen: Callable[[ProgramEvent], None], tools: Mapping[str, ToolCall] | None
-    ) -> None:
+    ) -> Callable[[], None]:
         key = next(self._keys)
         infos = self._tools.offer(key, program, {**self._registry.tools, **(tools or {})})
-        stream = _Stream(
-            listen, lambda error: listen(Failed(error=error)), Drop(program.id), _deadline(program.timeout_s)
-        )
+        stop = Drop(program.id, key)
+        stream = _Stream(listen, lambda error: listen(Failed(error=error)), stop, _deadline(program.timeout_s))
         self._start(key, stream, lambda key: RunProgram(key, program, infos))
+        return lambda: self._send(stop)
 
     def _start(self, key: int, stream: _Stream, message: Callable[[int], msgspec.Struct]) -> None:
         try:

@@ -112,8 +112,8 @@ class Supervisor(StreamingClient):
 
     def start_program(
         self, program: Program, listen: Callable[[ProgramEvent], None], tools: Mapping[str, ToolCall] | None
-    ) -> None:
-        self._engine.start_program(program, listen, {**self.tools, **(tools or {})})
+    ) -> Callable[[], None]:
+        return self._engine.start_program(program, listen, {**self.tools, **(tools or {})})
 
     def drop(self, program_id: str) -> None:
         self._client.drop(program_id)
@@ -133,12 +133,14 @@ class Supervisor(StreamingClient):
     def flush_cache(self) -> bool:
         return self._engine.flush_cache()
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         """Ends the engine; what is running in it fails. Closing twice is fine."""
         with self._lock:
             self._closed.set()
             if self._loading is not None:  # which can take long
                 self._loading.kill()
+            if at_once:
+                self._client.kill()
         self._keeper.join(timeout=30.0)
         self._alive = self._ready = False
         self._client.close()

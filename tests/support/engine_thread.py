@@ -1,4 +1,4 @@
-"""Stand-in for an engine's process: a thread that serves the other end of a socket pair, quick to start and to break."""
+"""Stand-in for an engine's process: a thread that serves the other end of a socket pair, quick to start or break."""
 
 from __future__ import annotations
 
