@@ -405,7 +405,7 @@ class RemoteClient(StreamingClient):
             pass  # a broken link is a dead engine
         except Exception:  # whatever it was, nobody must be left waiting
             logger.exception("the messages of the engine process can no longer be read")
-        if time.monotonic() - self._crashed_at < CRASHES_WITHIN_S:
+        if self._crashed_again:
             self._fate.may_retry = False
         with self._lock:
             self._alive = False
@@ -415,6 +415,11 @@ class RemoteClient(StreamingClient):
             _tell(stream.fail, to_info(self._fate))
         for waiting in answers.values():
             waiting.put(None)
+
+    @property
+    def _crashed_again(self) -> bool:
+        """Tells whether a crash now would be the second within some time."""
+        return time.monotonic() - self._crashed_at < CRASHES_WITHIN_S
 
     def _dispatch(self, message: Any) -> None:
         match message:
@@ -439,8 +444,21 @@ class RemoteClient(StreamingClient):
             stream = self._streams.get(key)
         if last:
             self._leave(key)
+            if self._crashed_again:
+                event = _not_again(event)
         if stream is not None and not _tell(stream.listen, event) and self._leave(key):
             self._send(stream.stop)
+
+
+def _not_again(event: RequestOutput | ProgramEvent) -> RequestOutput | ProgramEvent:
+    """The last event of a request or program, which must not be sent again if an engine that died has ended it."""
+    match event:
+        case RequestOutput(finish=Finish(error=ErrorInfo(code=EngineStoppedError.code) as error) as finish):
+            told = msgspec.structs.replace(finish, error=msgspec.structs.replace(error, may_retry=False))
+            return msgspec.structs.replace(event, finish=told)
+        case Failed(error=ErrorInfo(code=EngineStoppedError.code) as error):
+            return msgspec.structs.replace(event, error=msgspec.structs.replace(error, may_retry=False))
+    return event
 
 
 def _tell(listen: Callable[[Told], None], event: Told) -> bool:

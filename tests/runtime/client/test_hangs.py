@@ -292,19 +292,25 @@ def test_a_tokenizer_that_cannot_be_read_ends_the_load_at_once(
 # Crashes
 
 
+@pytest.mark.parametrize("died", [False, True])
 def test_what_runs_in_a_second_crash_must_not_be_sent_again(
-    engine_threads: Make, monkeypatch: pytest.MonkeyPatch
+    engine_threads: Make, monkeypatch: pytest.MonkeyPatch, *, died: bool
 ) -> None:
-    threads = [engine_threads(loads(fake_engine()[0])) for _ in range(3)]
+    """Whether the process is killed, or its engine dies and says so."""
+    engines = [fake_engine()[0] for _ in range(3)]
+    threads = [engine_threads(loads(engine)) for engine in engines]
     client = Supervisor(EngineConfig(), None, threads[0].spawned())
     spare = iter(threads[1:])
     monkeypatch.setattr(remote, "spawn_engine", lambda: next(spare).spawned())
     retried = []
-    for thread in threads[:2]:
+    for thread, engine in zip(threads[:2], engines, strict=False):
         wait_until(lambda: client._ready and client.process_id == thread.pid, 5.0)  # noqa: B023
         waiting = ask(client, request(1900))
         wait_until(lambda: client._client.stats().running == 1)
-        thread.end(-11)
+        if died:
+            engine.step = lambda: _bad(array("i"))  # type: ignore[method-assign]
+        else:
+            thread.end(-11)
         crash = waiting.result(timeout=5.0)
         assert code(crash) == "engine_dead"
         retried.append(may_retry(crash))
