@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -101,6 +103,15 @@ class _Stream(NamedTuple):
     deadline: float
 
 
+@dataclass
+class _Fate:
+    """End of a process: the error of what is in it then, when the one before it has ended, and whether it was killed."""
+
+    error: BoughError
+    crashed_at: float
+    killed: bool = False
+
+
 class RemoteClient(StreamingClient):
     """`EngineClient` over an engine process that it started. Made by `launch`.
 
@@ -129,12 +140,9 @@ class RemoteClient(StreamingClient):
         self._answers: dict[int, queue.SimpleQueue[Any]] = {}
         self._tools = LocalTools(self._send)
         self._alive = True
-        self._killed = False
-        self._crashed_at = crashed_at
         self._watchdog = Watchdog()
-        self._load_steps = Watchdog()
         self._limit_s = math.inf
-        self._fate: BoughError = EngineStoppedError("the engine process has died")
+        self._fate = _Fate(EngineStoppedError("the engine process has died"), crashed_at)
         self._reader: threading.Thread | None = None
 
     @classmethod
@@ -168,17 +176,13 @@ class RemoteClient(StreamingClient):
             ModelError: it cannot be loaded, or the process has ended, has said nothing for `silence_s`, or has come no
                 further for `stall_s`. The client is closed, as after any other exception.
         """
-        loaded = threading.Event()
+        loaded, steps = threading.Event(), Watchdog()
         given_up: list[str] = []
-        watcher = threading.Thread(
-            target=self._watch_load,
-            args=(silence_s, stall_s, loaded, given_up),
-            name="bough-load-watch",
-            daemon=True,
-        )
+        watch = partial(self._watch_load, silence_s, stall_s, steps, loaded, given_up)
+        watcher = threading.Thread(target=watch, name="bough-load-watch", daemon=True)
         try:
             watcher.start()
-            self._wait_until_ready(config, progress, stall_s)
+            self._wait_until_ready(config, progress, stall_s, steps)
         except BaseException as error:
             self.kill()
             self.close()
@@ -188,28 +192,32 @@ class RemoteClient(StreamingClient):
         finally:
             loaded.set()
 
-    def _watch_load(self, silence_s: float, stall_s: float, loaded: threading.Event, given_up: list[str]) -> None:
+    def _watch_load(
+        self, silence_s: float, stall_s: float, steps: Watchdog, loaded: threading.Event, given_up: list[str]
+    ) -> None:
         while not loaded.wait(TICK_S):
             now = time.monotonic()
             self._watchdog.look(now)
-            self._load_steps.look(now)
+            steps.look(now)
             if self._watchdog.silence_s >= silence_s:
                 given_up.append(f"said nothing for {silence_s:.0f} s")
-            elif self._load_steps.silence_s >= stall_s:
+            elif steps.silence_s >= stall_s:
                 given_up.append(f"made no progress for {stall_s:.0f} s")
             else:
                 continue
             self._kill_stuck()
             return
 
-    def _wait_until_ready(self, config: EngineConfig, progress: Progress | None, stall_s: float) -> None:
+    def _wait_until_ready(
+        self, config: EngineConfig, progress: Progress | None, stall_s: float, steps: Watchdog
+    ) -> None:
         messages = read_frames(self._spawned.connection, FromEngine)
         tokenizer: Future[Tokenizer] | None = None
         self._send(Start(config))
         for message in messages:
             self._watchdog.beat(0.0)
             if not isinstance(message, Beat):
-                self._load_steps.beat(0.0)
+                steps.beat(0.0)
             match message:
                 case Loading(what=what, done=done, total=total):
                     if progress is not None:
@@ -231,7 +239,7 @@ class RemoteClient(StreamingClient):
                     return
             if tokenizer is not None and tokenizer.done():
                 tokenizer.result()
-        if not self._ends_within(KILL_TIMEOUT_S if self._killed else 30.0):
+        if not self._ends_within(KILL_TIMEOUT_S if self._fate.killed else 30.0):
             raise ModelError("the engine process closed its link while it loaded the model")
         status = self._spawned.process.returncode
         raise ModelError(f"the engine process ended with status {status} while it loaded the model")
@@ -246,7 +254,7 @@ class RemoteClient(StreamingClient):
 
     def check(self) -> None:
         if not self._alive:
-            raise EngineStoppedError(self._fate.message, code=self._fate.code)
+            raise EngineStoppedError(self._fate.error.message, code=self._fate.error.code)
         if self._watchdog.stuck:
             raise self._stuck()
 
@@ -265,7 +273,7 @@ class RemoteClient(StreamingClient):
         self._limit_s = limit_s
         now = time.monotonic()
         self._watchdog.look(now)
-        if self._killed or not self._alive:
+        if self._fate.killed or not self._alive:
             return
         if not self._watchdog.stuck:
             late = EngineError("the engine did not end it when its time was over", code="generation_timeout")
@@ -275,7 +283,7 @@ class RemoteClient(StreamingClient):
         if self._watchdog.hangs(limit_s):
             logger.error("%s: process %d is killed", error.message, self.process_id)
             error.may_retry = False
-            self._fate = error
+            self._fate.error = error
             self._kill_stuck()
         else:
             self._expire(now, error)
@@ -297,7 +305,7 @@ class RemoteClient(StreamingClient):
 
     def kill(self) -> None:
         """Ends the process at once. What is running in it fails, also while the system cannot end the process."""
-        self._killed = True
+        self._fate.killed = True
         self._spawned.process.kill()
         with contextlib.suppress(OSError):  # the link is closed already
             self._spawned.connection.shutdown(socket.SHUT_RDWR)
@@ -328,7 +336,7 @@ class RemoteClient(StreamingClient):
         self._writer.close(timeout_s=1.0)
         with contextlib.suppress(OSError):  # it has gone already
             self._spawned.connection.shutdown(socket.SHUT_WR)
-        if self._killed or not self._ends_within(CLOSE_TIMEOUT_S):
+        if self._fate.killed or not self._ends_within(CLOSE_TIMEOUT_S):
             self.kill()
             if not self._ends_within(KILL_TIMEOUT_S):
                 logger.error("process %d was killed and does not end: it is left behind", self.process_id)
@@ -365,7 +373,7 @@ class RemoteClient(StreamingClient):
             self.check()
             with self._lock:
                 if not self._alive:
-                    raise EngineStoppedError(self._fate.message, code=self._fate.code)
+                    raise EngineStoppedError(self._fate.error.message, code=self._fate.error.code)
                 self._streams[key] = stream
             self._send(message(key))
         except BoughError:
@@ -383,7 +391,7 @@ class RemoteClient(StreamingClient):
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         with self._lock:
             if not self._alive:
-                raise EngineStoppedError(self._fate.message, code=self._fate.code)
+                raise EngineStoppedError(self._fate.error.message, code=self._fate.error.code)
             self._answers[key] = answers
         self._send(question(key))
         try:
@@ -393,7 +401,7 @@ class RemoteClient(StreamingClient):
                 self._answers.pop(key, None)
             raise EngineError("the engine has not answered in time", code="engine_overloaded") from None
         if answer is None:
-            raise EngineStoppedError(self._fate.message, code=self._fate.code)
+            raise EngineStoppedError(self._fate.error.message, code=self._fate.error.code)
         return answer
 
     def _read(self, messages: Iterator[Any]) -> None:
@@ -406,20 +414,20 @@ class RemoteClient(StreamingClient):
         except Exception:  # whatever it was, nobody must be left waiting
             logger.exception("the messages of the engine process can no longer be read")
         if self._crashed_again:
-            self._fate.may_retry = False
+            self._fate.error.may_retry = False
         with self._lock:
             self._alive = False
             streams, self._streams = self._streams, {}
             answers, self._answers = self._answers, {}
         for stream in streams.values():
-            _tell(stream.fail, to_info(self._fate))
+            _tell(stream.fail, to_info(self._fate.error))
         for waiting in answers.values():
             waiting.put(None)
 
     @property
     def _crashed_again(self) -> bool:
         """Tells whether a crash now would be the second within some time."""
-        return time.monotonic() - self._crashed_at < CRASHES_WITHIN_S
+        return time.monotonic() - self._fate.crashed_at < CRASHES_WITHIN_S
 
     def _dispatch(self, message: Any) -> None:
         match message:

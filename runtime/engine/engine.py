@@ -61,9 +61,11 @@ class _LaunchedSteps:
 
 @dataclass
 class _Passes:
-    """The steps under way, and how those before went: `num_failed` in a row, the first of them at `failing_since`."""
+    """The steps under way, and how those before went: `num_failed` in a row, the first of them at `failing_since`, of
+    `num_failed_in_all`."""
 
     flight: _LaunchedSteps | None = None
+    num_failed_in_all: int = 0
     num_failed: int = 0
     failing_since: float = 0.0
 
@@ -72,6 +74,7 @@ class _Passes:
         if not self.num_failed:
             self.failing_since = now
         self.num_failed += 1
+        self.num_failed_in_all += 1
         return self.num_failed >= MAX_FAILED_PASSES and now - self.failing_since >= MAX_FAILING_S
 
 
@@ -389,7 +392,6 @@ class Engine:
             info = ErrorInfo(code="out_of_memory", message="there is too little memory to compute the request")
         else:
             info = ErrorInfo(code="internal_error", message="the forward pass failed")
-        self.counters.failed_passes += 1
         self._scheduler.discard(plan)
         for work in plan.work:
             generation = self._live.get(work.sequence.id)
@@ -471,6 +473,7 @@ class Engine:
             locked_pages=counts.locked + counts.private,
             preemptions_total=self._scheduler.num_retractions,
             evicted_tokens_total=counts.evicted_tokens_total,
+            failed_passes_total=self._passes.num_failed_in_all,
             grammars_compiled_total=self._grammars.compiled,
             grammar_cache_hits_total=self._grammars.cache_hits,
             **self.counters.totals(),

@@ -24,7 +24,6 @@ class Counters:
     guessed_tokens: int = 0
     right_guesses: int = 0
     retried_passes: int = 0
-    failed_passes: int = 0
     step_seconds: float = 0.0
     forward_seconds: float = 0.0
     mask_seconds: float = 0.0
