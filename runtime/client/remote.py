@@ -105,7 +105,7 @@ class _Stream(NamedTuple):
 
 @dataclass
 class _Fate:
-    """End of a process: the error of what is in it then, when the one before it has ended, and whether it was killed."""
+    """End of a process: the error of what is in it, when the one before it has ended, and whether it was killed."""
 
     error: BoughError
     crashed_at: float
