@@ -126,6 +126,7 @@ class RemoteClient(StreamingClient):
         self.info: ModelInfo
         self.tokenizer: Tokenizer
         self.load_s = 0.0
+        self._fate = _Fate(EngineStoppedError("the engine process has died"), crashed_at)
         self._spawned = spawned or spawn_engine()
         try:
             self._writer = FrameWriter(self._spawned.connection)
@@ -142,7 +143,6 @@ class RemoteClient(StreamingClient):
         self._alive = True
         self._watchdog = Watchdog()
         self._limit_s = math.inf
-        self._fate = _Fate(EngineStoppedError("the engine process has died"), crashed_at)
         self._reader: threading.Thread | None = None
 
     @classmethod

@@ -201,7 +201,7 @@ class PoisonStays(Scheduler):
     """Pages shared before anyone saw that they are not finite are kept."""
 
     def apply(self, plan: Plan, advances: Iterable[Advance]) -> None:
-        flush, self.cache.flush = self.cache.flush, lambda tenant=None: 0  # type: ignore[method-assign, misc]
+        flush, self.cache.flush = self.cache.flush, lambda tenant=None: 0  # type: ignore[method-assign]
         super().apply(plan, advances)
         self.cache.flush = flush  # type: ignore[method-assign]
 
