@@ -324,4 +324,5 @@ class DrainingServer(uvicorn.Server):
             await asyncio.wait(cut_off, timeout=_CUT_OFF_S)
         for connection in list(self.server_state.connections):
             connection.transport.abort()  # or what a client does not read would keep its socket open
-        self._client.close()  # or threads that wait for its answers would keep the event loop from ending
+        # Or threads that wait for its answers would keep the event loop from ending.
+        self._client.close(at_once=self.ended_by is not None)
