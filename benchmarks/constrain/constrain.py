@@ -15,8 +15,8 @@ from ...constrain import Vocabulary
 from ...runtime.client.llm import LLM
 from ...runtime.models.load import locate
 from ...runtime.protocol.config import EngineConfig
+from ...runtime.protocol.errors import RequestError
 from ...runtime.tokenizer.load import load_tokenizer
-from ..harness.arguments import BenchmarkParser
 from ..harness.pictures import write_picture
 from ..harness.report import describe_machine, machine_line, now, versions, write_json, write_text
 from ..peers.environments import PeerError
@@ -28,12 +28,10 @@ from .report import ENGINES, ConstrainReport, Standing, Standings, charts, goal_
 SECTIONS = ("suite", "maskbench", "regular", "speed", "samples")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+def run(arguments: argparse.Namespace) -> int:
     chosen = arguments.sections.split(",")
     if unknown := sorted(set(chosen) - set(SECTIONS)):
-        print(f"error: --sections: {unknown[0]!r} is none of {', '.join(SECTIONS)}", file=sys.stderr)
-        return 2
+        raise RequestError(f"--sections: {unknown[0]!r} is none of {', '.join(SECTIONS)}")
     report = _Bench(arguments).run(chosen)
     print(lines(report))
     if arguments.markdown is not None:
@@ -43,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = BenchmarkParser(prog="bough bench constrain", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=EngineConfig().model, help="whose tokens, and what generates")
     parser.add_argument("--sections", default=",".join(SECTIONS), help="default: %(default)s")
     parser.add_argument("--suite", type=Path, default=suite_folder(), help="draft2020-12 of the official suite")
@@ -58,7 +55,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", help="write all figures as they come")
     parser.add_argument("--markdown", metavar="FILE", help="write the table for docs/performance.md")
     parser.add_argument("--plot", metavar="FILE", help="draw the result as SVG")
-    return parser
 
 
 class _Bench:

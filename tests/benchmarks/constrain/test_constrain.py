@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from bough.benchmarks.constrain.cases import Instance, SchemaCase, choices, maskbench_cases, regular_cases, suite_cases
-from bough.benchmarks.constrain.constrain import main
 from bough.benchmarks.constrain.contest import Contestant, Score, contest, engine_command, write_vocabulary
 from bough.benchmarks.constrain.peer import MaskEngine, PeerVocabulary, State, answer
 from bough.benchmarks.peers.environments import PeerError
+from bough.cli import bench
 from bough.constrain import Vocabulary
+from bough.runtime.protocol.errors import RequestError
 
 from ...constrain.search.hostile import hostile_bodies, listed_bodies
 from ...constrain.search.judge import Refused, Walk, by_group, judge
@@ -216,6 +217,7 @@ class TestContest:
 
 
 class TestCommand:
-    def test_unknown_section(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["--sections", "suite,none"]) == 2
-        assert "'none' is none of" in capsys.readouterr().err
+    def test_unknown_section(self) -> None:
+        module, options = bench.read("constrain", ["--sections", "suite,none"])
+        with pytest.raises(RequestError, match="'none' is none of"):
+            module.run(options)
