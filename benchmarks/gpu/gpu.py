@@ -20,8 +20,8 @@ from ...runtime.protocol.errors import BoughError, RequestError
 from ..harness.child import Child, GoneError, python_command
 from ..harness.report import describe_machine, now, nvidia_smi, write_json, write_text
 from ..harness.shapes import SHAPES
-from .models import Comparison, compare
-from .rows import MARK, Message, Report, Row, table
+from .models import Comparison
+from .rows import MARK, Report, Row, table
 
 _GRACE_S = 20.0  # after its deadline a process may end the case that it has begun
 
@@ -134,11 +134,11 @@ class Run:
         child = Child(command, mark=MARK, log=self._log, environment=environment)
         try:
             while (line := child.receive(deadline + _GRACE_S - time.time())) is not None:
-                message = msgspec.json.decode(line, type=Message)
-                if message.row is not None:
-                    self._take(message.row)
+                told: Row | str = msgspec.json.decode(line, type=Row | str)
+                if isinstance(told, Row):
+                    self._take(told)
                 else:
-                    self._skip(message.skipped)
+                    self._skip(told)
             if status := child.wait():
                 self._skip(f"{family}: the process ended with status {status}; see {self._log}")
         except GoneError as error:
@@ -154,10 +154,11 @@ class Run:
             device=self._device,
             log=self._log,
             deadline=deadline,
+            emit=self._take,
             scale=1 / 64 if tiny else 1.0,
             environment=environment,
         )
-        for line in compare(comparison, self._take):
+        for line in comparison.run():
             self._skip(line)
 
     def _take(self, row: Row) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bough.benchmarks.gpu import gpu
 from bough.benchmarks.gpu.gpu import Run, plan_jobs
-from bough.benchmarks.gpu.rows import MARK, Message, Report, Row
+from bough.benchmarks.gpu.rows import MARK, Report, Row
 from bough.cli import bench
 from bough.runtime.protocol.errors import BoughError, RequestError
 
@@ -37,7 +37,7 @@ def run(tmp_path, monkeypatch):
 
     def make(end="pass"):
         rows = [Row(sec="K", name=name, us=1.0) for name in ("one", "two")]
-        told = [Message(row=rows[0]), Message(skipped="three: no"), Message(row=rows[1])]
+        told = [rows[0], "three: no", rows[1]]
         lines = [MARK + msgspec.json.encode(message).decode() for message in told]
         script = tmp_path / "worker.py"
         script.write_text(
