@@ -205,17 +205,8 @@ def _mean_bits(loaded: LoadedModel) -> float:
 def lines(results: Sequence[WeightQuality]) -> str:
     """One line a kind."""
     heads = (
-        "weights",
-        "bits",
-        "perplexity",
-        "ratio",
-        "bits/token",
-        "same token",
-        "KL, nats",
-        "mean",
-        "p99",
-        "most",
-        "s",
+        *("weights", "bits", "perplexity", "ratio", "bits/token", "same token", "KL, nats"),
+        *("mean", "p99", "most", "s"),
     )
     rows = [
         (

@@ -98,9 +98,5 @@ def _prose(number: int) -> tuple[str, dict[str, Any]]:
     return prompt, {"temperature": 0.9, "top_p": 0.95, "seed": number, "ignore_eos": True}
 
 
-_WORKLOADS: dict[str, Callable[[int], tuple[str, dict[str, Any]]]] = {
-    "copy": _copying,
-    "json": _json,
-    "prose": _prose,
-}
+_WORKLOADS: dict[str, Callable[[int], tuple[str, dict[str, Any]]]] = {"copy": _copying, "json": _json, "prose": _prose}
 """The prompt and how it is sampled, by number."""

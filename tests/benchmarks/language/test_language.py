@@ -22,14 +22,13 @@ from bough.benchmarks.language.ways import (
     Record,
     Way,
     is_chat,
-    logprobs_after,
     options_of,
     prompts_of,
     texts_in,
     texts_of,
 )
 from bough.benchmarks.language.workloads import Agreement, Traffic, WorkloadResult
-from bough.benchmarks.peers.sides.peer_walk import Call
+from bough.benchmarks.peers.sides.peer_walk import Call, echoed_scores
 from bough.benchmarks.workloads.programs import WORKLOADS
 from bough.benchmarks.workloads.workload import Script, Size
 from bough.cli import bench
@@ -158,8 +157,9 @@ def test_options_in_the_apis_words() -> None:
 
 def test_only_tokens_that_reach_into_the_choice_are_scored() -> None:
     logprobs = {"text_offset": [0, 2, 5], "tokens": ["ab", "cde", "f"], "token_logprobs": [None, -2.0, -3.0]}
-    assert logprobs_after(4, logprobs) == [-2.0, -3.0]
-    assert logprobs_after(5, logprobs) == [-3.0]
+    completion = {"choices": [{"index": 1, "logprobs": logprobs}, {"index": 0, "logprobs": logprobs}]}
+    assert echoed_scores(4, completion) == [-2.5, -2.5]
+    assert echoed_scores(5, completion) == [-3.0, -3.0]
 
 
 def test_prompts_of_a_traced_program() -> None:
