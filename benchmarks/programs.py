@@ -40,10 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         "machine": {**describe_machine(), "threads": num_threads()},
         "results": results,
     }
-    if arguments.json:
-        write_json(arguments.json, report)
-    if arguments.plot:
-        _plot(results, arguments.plot)
+    write_json(arguments.json, report)
+    write_picture(arguments.plot, [_charts(results)])
     return 0
 
 
@@ -118,8 +116,8 @@ def _table(workloads: dict[str, Workload], results: dict[str, dict[str, Any]]) -
     return "\n".join(parts)
 
 
-def _plot(results: dict[str, dict[str, Any]], path: str) -> None:
-    """Draws the hit rates beside the best possible, and the times of all modes."""
+def _charts(results: dict[str, dict[str, Any]]) -> list[Chart]:
+    """The hit rates beside the best possible, and the times of all modes."""
     hits, times = {}, {}
     for result in results.values():
         found = result["modes"]["cache, batched"]["hit_rate"]
@@ -127,4 +125,4 @@ def _plot(results: dict[str, dict[str, Any]], path: str) -> None:
         times[result["workload"]] = {mode: result["modes"][mode]["elapsed_s"] for mode in _MODES}
     colours = dict(zip(_MODES, (BLUE, PALE_BLUE, ORANGE, PALE_ORANGE), strict=True))
     found_chart = Chart("Hits", "prompt tokens from the cache, %", hits, {"found": BLUE, "best possible": GREY})
-    write_picture(path, [[found_chart, Chart("Times", "seconds", times, colours)]])
+    return [found_chart, Chart("Times", "seconds", times, colours)]

@@ -28,8 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [_compare(engines, name, batch, arguments) for batch in arguments.batch for name in chosen]
     for engine in engines.values():
         engine.close()
-    if arguments.json:
-        write_json(arguments.json, rows)
+    write_json(arguments.json, rows)
     return 0 if all(row["same"] for row in rows) else 1
 
 

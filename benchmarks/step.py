@@ -70,8 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{kind:12} {batch:5} {1e3 * whole_s:8.2f}  {numbers}  {beside:6.1%}", flush=True)
             results.append({"sampling": kind, "batch": batch, "step_s": whole_s, "beside": beside, "stages_s": stages})
     engine.close()
-    if arguments.json:
-        write_json(arguments.json, results)
+    write_json(arguments.json, results)
     return 0
 
 

@@ -51,8 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"bough, {REQUESTS} at once    {report['bough_tokens_per_s']:8.1f} output tokens/s")
     print(f"transformers, 1 by 1 {report['transformers_tokens_per_s']:8.1f} output tokens/s")
     print(f"median ratio         {report['median_ratio']:8.2f}")
-    if arguments.json:
-        write_json(arguments.json, report)
+    write_json(arguments.json, report)
     return 0 if report["median_ratio"] >= arguments.at_least else 1
 
 

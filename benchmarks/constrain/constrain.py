@@ -34,10 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError(f"--sections: {unknown[0]!r} is none of {', '.join(SECTIONS)}")
     report = _Bench(arguments).run(chosen)
     print(lines(report))
-    if arguments.markdown is not None:
-        write_text(arguments.markdown, goal_table(report, markdown=True))
-    if arguments.plot is not None:
-        write_picture(arguments.plot, charts(report), caption=machine_line(report.machine, report.date[:10]))
+    write_text(arguments.markdown, goal_table(report, markdown=True))
+    write_picture(arguments.plot, charts(report), caption=machine_line(report.machine, report.date[:10]))
     return 0
 
 
@@ -73,8 +71,7 @@ class _Bench:
                 started = time.perf_counter()
                 getattr(self, name)()
                 print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
-                if self.arguments.json is not None:
-                    write_json(self.arguments.json, self.report)
+                write_json(self.arguments.json, self.report)
         finally:
             if self.llm is not None:
                 self.llm.close()

@@ -60,8 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise BoughError(f"{what}. To try the path out on tiny sizes: --device cpu --quick")
     report = Run(arguments, device).run()
     print(table(report))
-    if arguments.markdown:
-        write_text(arguments.markdown, table(report, markdown=True))
+    write_text(arguments.markdown, table(report, markdown=True))
     return 0
 
 

@@ -134,7 +134,7 @@ def _slashed(parts: Iterable[str]) -> str:
 # -- The picture -------------------------------------------------------------------------------------------------------
 
 
-def draw(results: Sequence[ModelResults], path: str) -> None:
+def draw(results: Sequence[ModelResults], path: str | None) -> None:
     """Draws what was found as SVG: a row of charts for each model."""
     write_picture(path, [[_workloads(each), _contests(each)] for each in results])
 
@@ -203,18 +203,15 @@ def run(arguments: argparse.Namespace) -> int:
     plans = [plan for plan in plans_of(arguments) if arguments.light in (None, plan.light)]
     results = [_measure(arguments, plan) for plan in plans]
     print(tables(results, markdown=False))
-    if arguments.markdown:
-        write_text(arguments.markdown, tables(results, markdown=True))
-    if arguments.json:
-        report = {
-            "time": now(),
-            "machine": {**describe_machine(), **versions("openai")},
-            "version": version("bough"),
-            "models": results,
-        }
-        write_json(arguments.json, report)
-    if arguments.plot:
-        draw(results, arguments.plot)
+    write_text(arguments.markdown, tables(results, markdown=True))
+    report = {
+        "time": now(),
+        "machine": {**describe_machine(), **versions("openai")},
+        "version": version("bough"),
+        "models": results,
+    }
+    write_json(arguments.json, report)
+    draw(results, arguments.plot)
     share = max((result.share_different for result in results), default=0.0)
     if share > _MAX_TIES:
         raise BoughError(f"{share:.1%} of the texts differ that should be the same")

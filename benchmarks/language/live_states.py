@@ -110,8 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         cases += [("plain", "engine"), ("async", "engine")]
     costs = [_in_child(arguments, f"{name}:{where}") for name, where in cases]
     print(_table(costs))
-    if arguments.json:
-        write_json(arguments.json, [asdict(cost) for cost in costs])
+    write_json(arguments.json, [asdict(cost) for cost in costs])
     return 0 if all(cost.good for cost in costs[:2]) else 1  # in an engine, its own requests are counted, too
 
 
