@@ -20,8 +20,9 @@ from ...runtime.tokenizer.load import load_tokenizer
 from ..harness.pictures import write_picture
 from ..harness.report import describe_machine, machine_line, now, versions, write_json, write_text
 from ..peers.environments import PeerError
+from ..peers.process import OURS
 from .cases import SchemaCase, choices, maskbench_cases, maskbench_folder, regular_cases, suite_cases, suite_folder
-from .contest import OURS, Contestant, contest, engine_command, write_vocabulary
+from .contest import Contestant, contest, engine_command, write_vocabulary
 from .generate import measure_speed, sample_masks, sample_model
 from .report import ENGINES, ConstrainReport, Standing, Standings, charts, goal_table, lines
 
