@@ -93,14 +93,14 @@ class LLGuidance(MaskEngine):
 
 
 def bough(options: dict[str, Any]) -> MaskEngine:
-    """`options`: model, whose tokens they are."""
+    """Our engine; `options`: model, whose tokens they are."""
     engine = Bough(_vocabulary(options))
     gc.freeze()  # as the processes that lower schemas do
     return engine
 
 
 def llguidance(options: dict[str, Any]) -> MaskEngine:
-    """As `bough`."""
+    """llguidance, with the options of `bough`."""
     return LLGuidance(_vocabulary(options))
 
 
