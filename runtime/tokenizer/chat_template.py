@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jinja2
 import jinja2.ext
@@ -92,6 +92,15 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class ChatOptions(TypedDict, total=False):
+    """Options of `ChatTemplate.pieces`."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_kwargs: Mapping[str, Any] | None
+
+
 class ChatTemplate:
     """A compiled chat template. Immutable but for its cache; safe to use from many threads.
 
@@ -120,24 +129,10 @@ class ChatTemplate:
         self.start = Turn()
         self._num_turns = 0
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
         """The text of a chat, as `pieces` but with control tokens spelled out."""
         names = {token: text for text, token in self._control.ids.items()}
-        pieces = self.pieces(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_kwargs=template_kwargs,
-        )
+        pieces = self.pieces(messages, **options)
         return "".join(piece if isinstance(piece, str) else names[piece] for piece in pieces)
 
     def pieces(

@@ -9,14 +9,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import tokenizers
 from tokenizers import AddedToken
 
 from ...constrain.vocabulary.vocabulary import Vocabulary
 from ..protocol.errors import EngineError, ModelError, RequestError
-from .chat_template import FALLBACK_TEMPLATE, ChatTemplate, ControlTokens
+from .chat_template import FALLBACK_TEMPLATE, ChatOptions, ChatTemplate, ControlTokens
 
 Description = Mapping[str, Any]
 """A normalizer or pre-tokenizer as it is written in a tokenizer.json."""
@@ -120,28 +120,13 @@ class Tokenizer:
         ids = self._encode(pieces, at_start=True)
         return [self.bos_id, *ids] if self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id] else ids
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> list[int]:
         """Ids of a chat: control tokens are the template's alone, whatever the messages contain.
 
         Raises:
             RequestError: the messages are malformed, or the template refuses them.
         """
-        pieces = self.chat.pieces(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_kwargs=template_kwargs,
-        )
-        return self._encode(pieces, at_start=True)
+        return self._encode(self.chat.pieces(messages, **options), at_start=True)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
