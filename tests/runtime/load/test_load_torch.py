@@ -185,7 +185,7 @@ def test_torch_draws_the_same_where_the_library_was_not_built(
 def test_torch_computes_where_the_library_was_not_built(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_loading, "load_library", lambda: None)
     assert isinstance(runner_of(load_on_cpu(wide, quantization="int8")), ModelRunner)
-    with pytest.raises(RequestError, match=r"needs x86 with AVX2, or ARM64, and .* C compiler") as caught:
+    with pytest.raises(RequestError, match=r"needs x86 with AVX2 or ARM64, and .* C compiler") as caught:
         load_on_cpu(wide, quantization="int8", attention_backend="native")
     assert caught.value.param == "attention_backend"
 
