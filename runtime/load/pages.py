@@ -77,7 +77,7 @@ def check_pages(num_pages: int, page_bytes: int, free: FreeMemory, *, beside: in
     """Raises ModelError if so many pages are too few, or do not fit into what is free, with the bytes `beside` them."""
     needed = max(num_pages, 2) * page_bytes
     if num_pages < 2 or needed + beside > free.num_bytes:
-        passes = f", and passes {beside:,}" if beside else ""
+        passes = f", plus {beside:,} for passes" if beside else ""
         raise ModelError(
             f"the KV cache needs {needed:,} bytes{passes}, but {free}: lower max_model_len, max_batch_tokens, "
             "num_pages or kv_cache_memory, or use a smaller kv_cache_dtype"

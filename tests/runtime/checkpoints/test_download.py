@@ -225,7 +225,7 @@ def test_more_than_was_announced_is_not_taken(hub: HubServer) -> None:
         ("some/model:no.gguf", r"has no file no\.gguf: it has"),
         ("some/model:tiny", r"several tiny files: name one, some/model:tiny-Q4_K_M\.gguf \(or tiny-Q8_0\.gguf\)"),
         ("some/model:Q6_K", r"is part of a split file: choose a whole one"),
-        ("no/model:Q4_K_M", r"127\.0\.0\.1 answered 404: there is no such model or file: check the name"),
+        ("no/model:Q4_K_M", r"127\.0\.0\.1 answered 404: no such model or file: check the name"),
         ("URL/none.gguf", r"answered 404"),
         ("URL/model.bin", r"a model's address must end in \.gguf"),
         ("http://example.org/model.gguf", r"http://example\.org is not encrypted: give an https:// address"),

@@ -62,7 +62,7 @@ def test_named_pages_must_fit_beside_passes(set_free: Any, settings: dict[str, i
     set_free(RESERVE + 5 * MIB + 82 * MIB)
     assert planned(**settings) == 81 * MIB // 1000
     set_free(RESERVE + 5 * MIB + 80 * MIB)
-    with pytest.raises(ModelError, match=rf"and passes {RESERVE + 5 * MIB:,} beside it, but [\d,]+ are free") as caught:
+    with pytest.raises(ModelError, match=rf"plus {RESERVE + 5 * MIB:,} for passes, but [\d,]+ are free") as caught:
         planned(**settings)
     assert "RLIMIT_AS" in str(caught.value) and "lower max_model_len" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -71,7 +71,7 @@ def test_named_pages_must_fit_beside_passes(set_free: Any, settings: dict[str, i
 @pytest.mark.parametrize("free", [0, RESERVE, RESERVE + 5 * MIB, RESERVE + 5 * MIB + 3000])
 def test_no_room_for_a_page(set_free: Any, free: int) -> None:
     set_free(free)
-    with pytest.raises(ModelError, match=r"needs 2,000 bytes, and passes [\d,]+ beside it, but [\d,]+ are free"):
+    with pytest.raises(ModelError, match=r"needs 2,000 bytes, plus [\d,]+ for passes, but [\d,]+ are free"):
         planned()
 
 
