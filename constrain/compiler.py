@@ -144,7 +144,7 @@ class GrammarCompiler:
             if not self._service.drop(future):
                 return
             self._cache.forget(future)
-        future.set_exception(GrammarError("nobody waits for the constraint"))
+        future.set_exception(GrammarError("the constraint is no longer needed"))
 
     def close(self) -> None:
         """Ends the workers. What is under way or waits fails with GrammarError."""
@@ -312,7 +312,7 @@ def _check_parts(spec: GrammarSpec, text: str, pointers: Sequence[str], turn: Tu
             best = found if best is None or not found else best
             if not found:
                 break
-        findings += [Finding(Violation("", "the text holds none of the tags"), "exact")] if best is None else best
+        findings += [Finding(Violation("", "the text contains none of the tags"), "exact")] if best is None else best
     return findings
 
 

@@ -58,7 +58,7 @@ def _whole(pattern: str) -> str:
     if body.endswith("$") and num_backslashes % 2 == 0:
         body = body[:-1]
     if not body:
-        raise GrammarError("the regular expression matches the empty text only")
+        raise GrammarError("the regular expression matches only the empty text")
     return body
 
 
@@ -92,7 +92,7 @@ def _lower_lark(spec: Lark) -> Lowered:
     if any(match["control"] for match in _LARK_TOKENS.finditer(spec.grammar)):
         raise GrammarError("a grammar cannot name control tokens (<...>)")
     if has_word(spec.grammar) is False:
-        raise GrammarError("no text is a word of the grammar: the rule 'start' never comes to an end")
+        raise GrammarError("the grammar matches no text: the rule 'start' never ends")
     return Lowered(LLMatcher.grammar_from_lark(spec.grammar))
 
 

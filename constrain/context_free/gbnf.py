@@ -184,11 +184,11 @@ class _GbnfParser:
                 raise self._error(f"\\{kind} needs {_HEX_DIGITS[kind]} hexadecimal digits")
             code = int(digits, 16)
             if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-                raise self._error(f"\\{kind}{digits} is no character")
+                raise self._error(f"\\{kind}{digits} is not a character")
             self._at += 2 + len(digits)
             return code
         if kind not in _ESCAPES or not kind:
-            raise self._error(f"there is no escape \\{kind}")
+            raise self._error(f"unknown escape \\{kind}")
         self._at += 2
         return ord(_ESCAPES[kind])
 
@@ -209,7 +209,7 @@ class _GbnfParser:
         if max(low, high or 0) > MAX_REPETITION:
             raise GrammarTooComplexError(f"line {self._line()}: more than {MAX_REPETITION} repetitions")
         if high is not None and high < low:
-            raise self._error("the most repetitions are fewer than the least")
+            raise self._error("the highest number of repetitions is below the lowest")
         self._at = counts.end()
         return low, high
 
@@ -314,7 +314,7 @@ def write_lark(rules: Mapping[str, Expression]) -> str:
     root = next(iter(rules))
     known = with_words(rules)
     if root not in known:
-        raise GrammarError(f"no text is a word of the grammar: the rule {root!r} never comes to an end")
+        raise GrammarError(f"the grammar matches no text: the rule {root!r} never ends")
     cleaned = {name: without_dead_ends(body, known) for name, body in rules.items() if name in known}
     lexed = _lexed(cleaned, root)
     lines = [f"start: {next(iter(lexed.rules))}"]

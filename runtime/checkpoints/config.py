@@ -105,10 +105,10 @@ class ModelConfig(ModelShape):
         if self.head_dim % 2:
             raise ModelError(f"head_dim must be even for rotary positions, got {self.head_dim}")
         if not 0.0 < self.norm_eps < 1.0:
-            raise ModelError(f"norm_eps must lie between 0 and 1, got {self.norm_eps}")
+            raise ModelError(f"norm_eps must be between 0 and 1, got {self.norm_eps}")
         for name in ("rope_layers", "windows"):
             if len(getattr(self, name)) != self.num_layers:
-                raise ModelError(f"{name} must have one entry a layer, got {len(getattr(self, name))}")
+                raise ModelError(f"{name} must have one entry per layer, got {len(getattr(self, name))}")
         for window in self.windows:
             if window is not None:
                 _require_range("sliding window", window, 1 << 31)
@@ -254,7 +254,7 @@ def _read_gguf(file: GGUFFile) -> ModelConfig:
     if _integer(raw, "attention.value_length", default=head_dim) != head_dim:
         raise UnsupportedModelError("keys and values of different lengths are not supported natively")
     if _integer(raw, "rope.dimension_count", default=head_dim) != head_dim:
-        raise UnsupportedModelError("rotating only a part of the head is not supported natively")
+        raise UnsupportedModelError("rotating only part of the head is not supported natively")
     window = _integer(raw, "attention.sliding_window", 1 << 31) if raw.get("attention.sliding_window") else None
     tensors = file.tensors()
     return ModelConfig(

@@ -107,7 +107,7 @@ class Download:
                 try:
                     if self._transfer(http, part):
                         return
-                    reason = "the transfer broke off"
+                    reason = "the transfer was interrupted"
                 except httpx.RequestError as error:
                     reason = cause(error)
                     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and _size(part) == before:
@@ -117,7 +117,7 @@ class Download:
                 if failures >= MAX_FAILURES:
                     raise ModelError(
                         f"{self.source}: {reason} after {before / 1e6:,.1f} MB, {MAX_FAILURES} times: run the command "
-                        "again, and it goes on from there"
+                        "again to resume"
                     )
                 time.sleep(WAIT_S * 2**failures)
 
@@ -173,14 +173,14 @@ class Download:
             _cut(part, 0)
             self.part.unlink()
             raise ModelError(
-                f"{self.source} is no GGUF file (it begins with {first!r}): give the address of the file itself"
+                f"{self.source} is not a GGUF file (it begins with {first!r}): give the address of the file itself"
             )
 
     def _check_room(self, num_bytes: int) -> None:
         free = shutil.disk_usage(self.target.parent).free
         if num_bytes > free:
             raise ModelError(
-                f"{self.source} needs {num_bytes / 1e9:.1f} GB more, and {self.target.parent} has {free / 1e9:.1f} GB "
+                f"{self.source} needs {num_bytes / 1e9:.1f} GB more, but {self.target.parent} has {free / 1e9:.1f} GB "
                 "free: remove a model (bough models), or set BOUGH_CACHE to a folder on another disk"
             )
 
@@ -191,7 +191,7 @@ class Download:
         if self.sha256 is not None and (digest := file_sha256(self.part)) != self.sha256:
             self.part.unlink()
             raise ModelError(
-                f"{self.source}: what came has SHA-256 {digest}, and {self.sha256} was expected: nothing was kept"
+                f"{self.source}: the download has SHA-256 {digest}, but {self.sha256} was expected; nothing was kept"
             )
         os.replace(self.part, self.target)
 
@@ -225,7 +225,7 @@ def get_json(source: str, url: str, token: str | None) -> bytes:
             for chunk in response.iter_bytes():
                 body += chunk
                 if len(body) > _MAX_TEXT_BYTES:
-                    raise ModelError(f"{source}: the answer of {url} is too long: check the address in HF_ENDPOINT")
+                    raise ModelError(f"{source}: the response of {url} is too long: check the address in HF_ENDPOINT")
             return bytes(body)
     except httpx.RequestError as error:
         raise ModelError(unreachable(source, url, error)) from error
@@ -240,10 +240,10 @@ def check_address(source: str, url: str, *, local: bool = True) -> None:
     except (ValueError, httpx.InvalidURL):
         usable = False
     if not usable:
-        raise ModelError(f"{source}: {url!r} is not an address: give one that begins with https://")
+        raise ModelError(f"{source}: {url!r} is not a URL: give one that begins with https://")
     on_this_machine = address.hostname in _LOOPBACK
     if on_this_machine and not local:
-        raise ModelError(f"{source}: its server redirects to {address.hostname}, this machine: nothing was fetched")
+        raise ModelError(f"{source}: its server redirects to {address.hostname}, this machine; nothing was fetched")
     if address.scheme != "https" and not on_this_machine:
         raise ModelError(f"{source}: {address.scheme}://{address.hostname} is not encrypted: give an https:// address")
 
@@ -254,9 +254,9 @@ def raise_for(source: str, response: httpx.Response) -> None:
     if status == 429 or status >= 500:
         raise httpx.RemoteProtocolError(f"{host} answered {status}")
     advice = {
-        401: "it asks for a token: set HF_TOKEN to one of yours",
-        403: "access is not granted: ask for it on the model's page, and set HF_TOKEN",
-        404: "there is no such model or file: check the name; one that is private needs HF_TOKEN",
+        401: "a token is required: set HF_TOKEN to one of yours",
+        403: "access is not granted: request it on the model's page, and set HF_TOKEN",
+        404: "no such model or file: check the name; a private one needs HF_TOKEN",
     }.get(status, "check the address")
     raise ModelError(f"{source}: {host} answered {status}: {advice}")
 

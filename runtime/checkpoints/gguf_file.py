@@ -262,13 +262,13 @@ class GGUFFile:
             if min(shape) < 1:
                 raise self._fail(f"tensor {name!r} has an empty dimension: {shape}")
             if shape[-1] % block_format.size:
-                raise self._fail(f"tensor {name!r}: rows of {shape[-1]} are no multiple of {block_format.size}")
+                raise self._fail(f"tensor {name!r}: rows of {shape[-1]} are not a multiple of {block_format.size}")
             num_bytes = math.prod(shape) // block_format.size * block_format.num_bytes
             start = data_start + relative
             if relative % alignment:
-                raise self._fail(f"tensor {name!r}: offset {relative} is no multiple of {alignment}")
+                raise self._fail(f"tensor {name!r}: offset {relative} is not a multiple of {alignment}")
             if start + num_bytes > self._size:
-                raise self._fail(f"tensor {name!r} of {num_bytes} bytes at {start} lies outside the file")
+                raise self._fail(f"tensor {name!r} of {num_bytes} bytes at {start} is outside the file")
             self._tensors[name] = GGUFTensor(name, shape, block_format, start, start + num_bytes)
         ordered = sorted(self._tensors.values(), key=lambda tensor: tensor.start)
         for left, right in pairwise(ordered):

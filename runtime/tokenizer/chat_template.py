@@ -163,7 +163,9 @@ class ChatTemplate:
         text = self._render(context, add_generation_prompt=add_generation_prompt and end is None)
         if end is not None:
             if end not in text:
-                raise RequestError("the chat template leaves out the final message: it cannot go on", param="messages")
+                raise RequestError(
+                    "the chat template leaves out the final message, so it cannot be continued", param="messages"
+                )
             text = text[: text.rindex(end)]
         return shield.split(text)
 
@@ -210,7 +212,8 @@ class ChatTemplate:
             gaps = gaps and [*gaps[: last + 1], ""]
         if gaps is None:
             raise RequestError(
-                f"the chat template does not show a message of role {roles[-1]!r} after {roles[:-1]}", param="messages"
+                f"the chat template does not render a message of role {roles[-1]!r} after {roles[:-1]}",
+                param="messages",
             )
         for index in range(last):
             previous = before[index - 1].suffix if index else ""
@@ -306,7 +309,7 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(pattern: str) -> str:
     if len(pattern) > _MAX_DATE_CHARS:
-        raise jinja2.TemplateError(f"a date's format may have {_MAX_DATE_CHARS} characters")
+        raise jinja2.TemplateError(f"a date format may have at most {_MAX_DATE_CHARS} characters")
     return datetime.now().strftime(pattern)  # the local date, as templates mean it
 
 

@@ -70,7 +70,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: bough.HttpBackend("127.0.0.1:9100"),
         "an address such as http://127.0.0.1:8000",
     ),
-    "no such model": (lambda: bough.LocalBackend("llama3"), "give a path, or a name of the hub, owner/model"),
+    "no such model": (lambda: bough.LocalBackend("llama3"), "give a path, or a Hub name, owner/model"),
     "no such folder": (lambda: bough.LocalBackend("/no/such/folder"), "give a path"),
     "layers on a GPU": (lambda: bough.LocalBackend(gpu_layers=3), "device='cuda'"),
     "a name from elsewhere": (lambda: bough.LocalBackend(n_ctx=4096), "that is max_model_len"),
@@ -115,7 +115,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a kind that is none": (appended(lambda: gen("a", schema={"type": "strng"})), "type must be one of null, boolean"),
     "a schema elsewhere": (
         appended(lambda: gen("a", schema={"$ref": "https://x.test/a.json"})),
-        "remote ones are not read: put what it names under $defs",
+        "remote references are not fetched: put the target under $defs",
     ),
     "a schema without values": (
         appended(lambda: gen("a", schema={"type": "integer", "minimum": 5, "maximum": 3})),

@@ -107,7 +107,7 @@ def test_no_value_is_made_that_is_too_large(name: str) -> None:
     template = ChatTemplate(TOO_LARGE[name])
     began = time.thread_time()
     with pytest.raises(
-        RequestError, match=r": it (makes|gives|searches)|: a (format|date|text)|: (round|sum|tojson|numbers) "
+        RequestError, match=r": it (makes|passes|searches)|: a (format|date|text)|: (round|sum|tojson|numbers) "
     ) as caught:
         template.render(HI)
     assert caught.value.param == "messages"
