@@ -17,7 +17,7 @@ from ..constrain.errors import GrammarError
 from ..constrain.workers.turns import FairThreads
 from ..radix import tenant_of
 from ..runtime.protocol.counters import EngineStats
-from ..runtime.protocol.errors import BoughError, OverloadedError, RequestError
+from ..runtime.protocol.errors import BoughError, EngineStoppedError, OverloadedError, RequestError
 from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob, Usage
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
@@ -197,13 +197,17 @@ class Service:
             raise to_api_error(error, grammar_param=grammar_param) from error
 
     async def _outputs(self, request: Request, visit: Visit, grammar_param: str) -> AsyncIterator[RequestOutput]:
-        """Yields the outputs of one generation, whose tokens `visit` pays for; its failure is raised."""
-        used = Usage(prompt_tokens=len(request.prompt))
+        """Yields the outputs of one generation, whose tokens `visit` pays for; its failure is raised.
+
+        One that the engine did not take costs nothing.
+        """
+        used, begun = Usage(prompt_tokens=len(request.prompt)), False
         stream = cast("AsyncGenerator[RequestOutput]", self.client.astream(request))
         try:
             with self.door.running(tenant_of(request.namespace)):
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
+                        begun = True
                         used += Usage(completion_tokens=len(output.tokens))
                         if output.finish is not None:
                             if output.finish.usage != Usage() or not used.completion_tokens:
@@ -212,8 +216,9 @@ class Service:
                             if output.finish.reason in ("abort", "error"):
                                 raise from_error_info(output.finish.error, grammar_param=grammar_param)
                         yield output
-        except (OverloadedError, RequestError):
-            used = Usage()
+        except (OverloadedError, RequestError, EngineStoppedError):
+            if not begun:
+                used = Usage()
             raise
         finally:
             visit.charge(used)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ...radix import EQUAL, Weights
-from ...runtime.protocol.errors import OverloadedError
+from ...runtime.protocol.errors import EngineStoppedError, OverloadedError, RequestError
 from ...runtime.scheduler.places import Places
 from ..errors import ApiError, to_api_error
 
@@ -66,16 +66,17 @@ class Door:
 
     @contextmanager
     def running(self, tenant: str) -> Iterator[None]:
-        """Holds the place of a generation while it is in the engine."""
-        refused = False
+        """Holds the place of a generation while it is in the engine. One that was refused, or lost with the engine, is
+        no measure of the pace."""
+        ended = True
         try:
             with self._place(tenant):
                 yield
-        except OverloadedError:
-            refused = True
+        except (OverloadedError, RequestError, EngineStoppedError, ApiError) as error:
+            ended = isinstance(error, ApiError) and error.status != 503
             raise
         finally:
-            if not refused:
+            if ended:
                 self._ends.append(self._clock())
 
     def refused(self, error: OverloadedError) -> ApiError:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bough.runtime.protocol.errors import OverloadedError
+from bough.runtime.protocol.errors import EngineStartingError, EngineStoppedError, OverloadedError, RequestError
 from bough.runtime.protocol.request import Request
 from bough.server.errors import ApiError
 from bough.server.http.door import ASK_AGAIN_S, LONGEST_WAIT_S, Door
@@ -57,6 +57,20 @@ def test_those_who_are_refused_together_do_not_come_again_together() -> None:
     assert waits == [16, 18, 20, 24]
     longest = busy_door(Clock(), num_running=10_000, an_end_each_s=1.0, draw=0.999).refused(FULL)
     assert int(longest.headers["retry-after"]) == LONGEST_WAIT_S
+
+
+@pytest.mark.parametrize(
+    "error",
+    [FULL, EngineStartingError("no"), EngineStoppedError("no"), RequestError("no"), ApiError(503, "engine_dead", "no")],
+)
+def test_what_was_refused_or_lost_is_no_measure_of_the_pace(error: Exception) -> None:
+    clock = Clock()
+    door = busy_door(clock, num_running=20, an_end_each_s=0.5)
+    clock.now += 0.5
+    for _ in range(200):
+        with pytest.raises(type(error)), door.running("a"):
+            raise error
+    assert 9 <= int(door.refused(FULL).headers["retry-after"]) <= 11
 
 
 def test_the_engine_is_asked_when_there_is_room_and_once_in_a_while() -> None:
