@@ -166,13 +166,8 @@ class Service:
         outputs = Merged(streams, quiet_s=self.config.ping_interval_s if stream else None)
         await self.start(request, outputs, grammar_param=param)
         if stream:
-            parts = Ahead(_chunks(outputs, reply), self.budget)
-
-            async def close() -> None:
-                await parts.aclose()
-                await outputs.close()
-
-            return EventStream(parts, close=close, lifecycle=self.lifecycle, grammar_param=param)
+            parts = Ahead(_chunks(outputs, reply), self.budget, close=outputs.close)
+            return EventStream(parts, close=parts.aclose, lifecycle=self.lifecycle, grammar_param=param)
         async with outputs:
             await self.run_while_connected(request, _collect(outputs, reply), grammar_param=param)
         small = sum(map(len, job.echoes)) <= MAX_ECHOED_AT_ONCE
