@@ -105,7 +105,8 @@ def event(value: object) -> bytes:
 class EventStream(Response):
     """Sends `events`, one at a time. `close` is awaited however it ends.
 
-    An error becomes the last event, in place of the mark of a regular end.
+    An error becomes the last event, in place of the mark of a regular end. An event of which only a part was sent ends
+    before it.
     """
 
     media_type = "text/event-stream"
@@ -124,6 +125,7 @@ class EventStream(Response):
         self._close = close
         self._lifecycle = lifecycle
         self._grammar_param = grammar_param
+        self._is_sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[PROBE_OF_ANSWER] = PING
@@ -132,7 +134,7 @@ class EventStream(Response):
             try:
                 await run_while_connected(self._send_events(scope, send), receive, self._lifecycle)
             except ShuttingDownError as error:
-                await _send_error(scope, send, error)
+                await self._send_error(scope, send, error)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (ClientClosedError, OSError):
             logger.debug("a client left its stream")
@@ -142,19 +144,21 @@ class EventStream(Response):
     async def _send_events(self, scope: Scope, send: Send) -> None:
         try:
             async for part in self._events:
+                self._is_sending = True
                 await _send_part(send, part)
+                self._is_sending = False
         except (ClientClosedError, OSError):
             raise
         except Exception as error:  # the status is sent, so the error goes into the stream
             answer = to_api_error(error, grammar_param=self._grammar_param)
             if answer.status == 500:
                 logger.exception("the stream of request %s failed", request_id_of(scope))
-            await _send_error(scope, send, answer)
+            await self._send_error(scope, send, answer)
 
-
-async def _send_error(scope: Scope, send: Send, error: ApiError) -> None:
-    note_error(scope, error.code)
-    await _send_part(send, b"data: " + error.body() + b"\n\n")
+    async def _send_error(self, scope: Scope, send: Send, error: ApiError) -> None:
+        note_error(scope, error.code)
+        end_of_part = b"\n\n" if self._is_sending else b""
+        await _send_part(send, end_of_part + b"data: " + error.body() + b"\n\n")
 
 
 async def _send_part(send: Send, part: bytes) -> None:
