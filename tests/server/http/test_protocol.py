@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import resource
 import socket
 import time
@@ -128,6 +129,25 @@ def test_connections_have_a_limit(start: Start, caplog: pytest.LogCaptureFixture
     for each in busy:
         each.settimeout(0.2)
     assert sum(is_closed(each) for each in busy) == 1
+
+
+def test_requests_that_are_none_do_not_fill_the_log(
+    start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+    for _ in range(20):
+        connection = connect(server)
+        connection.sendall(b"no request\r\n\r\n")
+        assert b" 400 " in connection.recv(65536)
+    said = [record.getMessage() for record in caplog.records if "Invalid HTTP request" in record.getMessage()]
+    assert len(said) <= 1
+    caplog.clear()
+    monkeypatch.setattr("bough.server.http.protocol.LOG_EVERY_S", 0.0)
+    connection = connect(server)
+    connection.sendall(b"no request\r\n\r\n")
+    assert b" 400 " in connection.recv(65536)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert re.search(r"Invalid HTTP request received\. \((19|2\d|\d{3,}) more", said)
 
 
 def test_a_client_that_ends_its_side_is_answered(start: Start) -> None:
