@@ -29,11 +29,20 @@ class Merged(Generic[T]):
     """Iterates over (index of the stream, item) in order of arrival, and None after each `quiet_s` without any.
 
     The first exception of any stream is raised here. `close` (or leaving `async with`) closes every stream, which
-    aborts its work, and returns once they are closed. `room` items of each stream may wait to be taken.
+    aborts its work, and returns once they are closed; then `at_close` is called. `room` items of each stream may wait to
+    be taken.
     """
 
-    def __init__(self, streams: Sequence[AsyncIterator[T]], *, quiet_s: float | None = None, room: int = 4) -> None:
+    def __init__(
+        self,
+        streams: Sequence[AsyncIterator[T]],
+        *,
+        quiet_s: float | None = None,
+        room: int = 4,
+        at_close: Callable[[], None] = lambda: None,
+    ) -> None:
         self._quiet_s = quiet_s
+        self._at_close = at_close
         self._arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(
             maxsize=room * (len(streams) + 1)
         )
@@ -89,6 +98,7 @@ class Merged(Generic[T]):
         for pump in self._pumps:
             pump.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
+        self._at_close()
 
     async def __aenter__(self) -> Self:
         return self
