@@ -63,11 +63,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time limit of a generation, its wait in the queue included (default: %(default)s)",
     )
     group.add_argument(
+        "--drain-delay",
+        type=number,
+        default=defaults.drain_delay_s,
+        metavar="SECONDS",
+        help="time after SIGTERM in which the port stays open and /readyz says 503, so that a load balancer looks "
+        "elsewhere (default: %(default)s)",
+    )
+    group.add_argument(
         "--drain-timeout",
         type=number,
         default=defaults.drain_timeout_s,
         metavar="SECONDS",
-        help="time that running requests have to finish after SIGTERM (default: %(default)s)",
+        help="time after that in which running requests may finish (default: %(default)s)",
     )
     group.add_argument(
         "--restart",
@@ -212,6 +220,7 @@ def server_config(arguments: argparse.Namespace) -> ServerConfig:
         open_without_key=arguments.allow_public_without_key,
         max_body_bytes=arguments.max_body_bytes,
         request_timeout_s=arguments.request_timeout,
+        drain_delay_s=arguments.drain_delay,
         drain_timeout_s=arguments.drain_timeout,
         strict_params=arguments.strict_params,
         request_log=arguments.request_log,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Generic, Self, TypeVar, cast
 
 import msgspec
@@ -51,9 +51,10 @@ class Merged(Generic[T]):
         self._pumps = [asyncio.ensure_future(self._pump(index, stream)) for index, stream in enumerate(streams)]
 
     async def start(self) -> None:
-        """Waits for the first item of all, so that a refusal is raised before anything is answered."""
+        """Waits for the first item of all, `quiet_s` at most, so that a refusal is raised before anything is answered."""
         if self._num_open:
-            self._first = await self._next(None)
+            with suppress(TimeoutError):
+                self._first = await self._next(self._quiet_s)
 
     def __aiter__(self) -> Self:
         return self
