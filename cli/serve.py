@@ -51,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--request-timeout", seconds, defaults.request_timeout_s, "time limit of a generation and its wait in the queue"
     )
-    add("--drain-timeout", seconds, defaults.drain_timeout_s, "time that running requests have to finish after SIGTERM")
+    add(
+        *("--drain-delay", seconds, defaults.drain_delay_s),
+        "time after SIGTERM in which the port stays open and /readyz says 503, so that a load balancer looks elsewhere",
+    )
+    add("--drain-timeout", seconds, defaults.drain_timeout_s, "time after that in which running requests may finish")
     add("--restart", whole, watch.restarts, "restart an engine that dies, at most N times in 10 minutes")
     add("--stuck-timeout", seconds, watch.stuck_timeout_s, "time without progress after which the engine is killed")
     group.add_argument(
@@ -183,6 +187,7 @@ def server_config(arguments: argparse.Namespace) -> ServerConfig:
         open_without_key=arguments.allow_public_without_key,
         max_body_bytes=arguments.max_body_bytes,
         request_timeout_s=arguments.request_timeout,
+        drain_delay_s=arguments.drain_delay,
         drain_timeout_s=arguments.drain_timeout,
         strict_params=arguments.strict_params,
         request_log=arguments.request_log,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -15,15 +15,14 @@ from starlette.responses import Response
 
 from ..constrain.errors import GrammarError
 from ..constrain.workers.turns import FairThreads
-from ..radix import tenant_of
 from ..runtime.protocol.counters import EngineStats
-from ..runtime.protocol.errors import BoughError, OverloadedError, RequestError
+from ..runtime.protocol.errors import BoughError, EngineStoppedError, OverloadedError, RequestError
 from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob, Usage
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
 from .http.backlog import Ahead, Budget
 from .http.connection import LARGE_BODY, ClientClosedError, Lifecycle, read_body, run_while_connected
-from .http.door import Door
+from .http.door import Door, Party
 from .http.event_stream import DONE, PING, EventStream, Merged, event
 from .http.gate import caller_of, request_id_of
 from .http.quota import Accounts, Visit, visit_of
@@ -143,7 +142,7 @@ class Service:
 
     def context(self, request: HttpRequest, salt: str | None) -> Context:
         caller = caller_of(request.scope)
-        name = caller.name
+        name, most = caller.name, self.door.most(caller.name)
         asked_ms = request.headers.get("x-request-timeout-ms", "")
         timeout_s = self.config.request_timeout_s
         if asked_ms.isdecimal() and 0 < len(asked_ms) < 10:
@@ -154,7 +153,7 @@ class Service:
             tokenizer=self.client.tokenizer,
             info=self.client.info,
             timeout_s=timeout_s,
-            max_sequences=self.config.max_sequences,
+            max_sequences=min(self.config.max_sequences, self.config.max_sequences if most is None else most),
             urgent=caller.urgent,
         )
 
@@ -162,17 +161,12 @@ class Service:
         if await request.is_disconnected():  # it may have waited for long, and what follows costs the most
             raise ClientClosedError
         param = job.constraint.param
-        streams = [self._outputs(each, visit_of(request.scope), param) for each in job.requests]
-        outputs = Merged(streams, quiet_s=self.config.ping_interval_s if stream else None)
+        quiet_s = self.config.ping_interval_s if stream else None
+        outputs = self._generate(request, job.requests, grammar_param=param, quiet_s=quiet_s)
         await self.start(request, outputs, grammar_param=param)
         if stream:
-            parts = Ahead(_chunks(outputs, reply), self.budget)
-
-            async def close() -> None:
-                await parts.aclose()
-                await outputs.close()
-
-            return EventStream(parts, close=close, lifecycle=self.lifecycle, grammar_param=param)
+            parts = Ahead(_chunks(outputs, reply), self.budget, close=outputs.close)
+            return EventStream(parts, close=parts.aclose, lifecycle=self.lifecycle, grammar_param=param)
         async with outputs:
             await self.run_while_connected(request, _collect(outputs, reply), grammar_param=param)
         small = sum(map(len, job.echoes)) <= MAX_ECHOED_AT_ONCE
@@ -180,8 +174,17 @@ class Service:
             return to_json(reply.result())
         return await self.beside(request, lambda: to_json(reply.result()))
 
+    def _generate(
+        self, http: HttpRequest, requests: Sequence[Request], *, grammar_param: str = "", quiet_s: float | None = None
+    ) -> Merged[RequestOutput]:
+        """Begins the generations of one request. Raises ApiError: there is no place for all of them."""
+        party, visit = self.door.together(caller_of(http.scope).name, len(requests)), visit_of(http.scope)
+        streams = [self._outputs(each, visit, party, grammar_param) for each in requests]
+        return Merged(streams, quiet_s=quiet_s, at_close=party.close)
+
     async def start(self, request: HttpRequest, merged: Merged[Any], *, grammar_param: str) -> None:
-        """Waits for the first event, so that refusals are plain HTTP errors."""
+        """Waits for the first event, so that refusals are plain HTTP errors; for a stream no longer than until a ping is
+        due."""
         try:
             await self.run_while_connected(request, merged.start(), grammar_param=grammar_param)
         except BaseException:
@@ -196,14 +199,20 @@ class Service:
         except (BoughError, GrammarError) as error:
             raise to_api_error(error, grammar_param=grammar_param) from error
 
-    async def _outputs(self, request: Request, visit: Visit, grammar_param: str) -> AsyncIterator[RequestOutput]:
-        """Yields the outputs of one generation, whose tokens `visit` pays for; its failure is raised."""
-        used = Usage(prompt_tokens=len(request.prompt))
+    async def _outputs(
+        self, request: Request, visit: Visit, party: Party, grammar_param: str
+    ) -> AsyncIterator[RequestOutput]:
+        """Yields the outputs of one generation, whose tokens `visit` pays for; its failure is raised.
+
+        One that the engine did not take costs nothing.
+        """
+        used, begun = Usage(prompt_tokens=len(request.prompt)), False
         stream = cast("AsyncGenerator[RequestOutput]", self.client.astream(request))
         try:
-            with self.door.running(tenant_of(request.namespace)):
+            with party.running():
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
+                        begun = True
                         used += Usage(completion_tokens=len(output.tokens))
                         if output.finish is not None:
                             if output.finish.usage != Usage() or not used.completion_tokens:
@@ -212,8 +221,9 @@ class Service:
                             if output.finish.reason in ("abort", "error"):
                                 raise from_error_info(output.finish.error, grammar_param=grammar_param)
                         yield output
-        except (OverloadedError, RequestError):
-            used = Usage()
+        except (OverloadedError, RequestError, EngineStoppedError):
+            if not begun:
+                used = Usage()
             raise
         finally:
             visit.charge(used)
@@ -222,9 +232,8 @@ class Service:
         """Returns the log-probabilities of the prompts' tokens, from the second on."""
         scores: list[list[TokenLogprob]] = [[] for _ in job.scores]
         places = [index for index, request in enumerate(job.scores) if request is not None]
-        visit = visit_of(http.scope)
-        streams = [self._outputs(request, visit, "") for request in job.scores if request is not None]
-        async with Merged(streams) as outputs:
+        requests = [request for request in job.scores if request is not None]
+        async with self._generate(http, requests) as outputs:
             async for item in outputs:
                 if item is not None:
                     scores[places[item[0]]] += item[1].logprobs or ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import ssl
 import weakref
@@ -27,6 +28,8 @@ from .messages.tools import NO_TOOLS
 _MAX_CONNECTIONS = 1024
 _LANE_WIDTH = 8
 _RETRYABLE = frozenset({408, 429, 502, 503, 504})
+_RETRYABLE_CODES = frozenset({"engine_dead", "engine_overloaded", "engine_starting", "queue_timeout", "shutting_down"})
+"""Errors after which a program whose stream has begun may be sent again."""
 _EVENTS: msgspec.json.Decoder[ProgramEvent] = json_decoder(ProgramEvent)
 
 
@@ -72,7 +75,7 @@ class HttpBackend:
         try:
             with self._client.stream("POST", "/v1/programs", **_body(program)) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise _refusal(response.status_code, _head(response.iter_bytes()))
+                    raise _refusal(response, _head(response.iter_bytes()))
                 for part in response.iter_bytes():
                     yield from events.feed(part)
         except httpx.HTTPError as error:
@@ -86,7 +89,7 @@ class HttpBackend:
             with lane:
                 async with lane.client.stream("POST", "/v1/programs", **_body(program)) as response:
                     if response.status_code != httpx.codes.OK:
-                        raise _refusal(response.status_code, await ahead(response.aiter_bytes()))
+                        raise _refusal(response, await ahead(response.aiter_bytes()))
                     async for part in response.aiter_bytes():
                         for event in events.feed(part):
                             yield event
@@ -127,7 +130,7 @@ class HttpBackend:
         except httpx.HTTPError as error:
             raise unreachable(error) from error
         if response.is_error and response.status_code != ignored:
-            raise _refusal(response.status_code, response.content[:MAX_ERROR_BYTES])
+            raise _refusal(response, response.content[:MAX_ERROR_BYTES])
         return response
 
     async def _lane(self) -> _Lane:
@@ -173,33 +176,41 @@ async def _lend() -> AsyncGenerator[list[_Lane], None]:
 
 
 class _Events:
-    """Reads server-sent events. The last one is held back until the answer is complete."""
+    """Reads server-sent events. The last one, or an error in its place, is held back until the answer is complete."""
 
     def __init__(self) -> None:
         self._rest = b""
-        self._last: ProgramEvent | None = None
+        self._last: ProgramEvent | BackendError | None = None
 
     def feed(self, part: bytes) -> list[ProgramEvent]:
         """The events that a part of the answer completes."""
         *lines, self._rest = (self._rest + part).split(b"\n")
         found: list[ProgramEvent] = []
         for line in lines:
-            if not line.startswith(b"data:") or self._last is not None:
-                continue
-            try:
-                event = _EVENTS.decode(line[5:])
-            except msgspec.MsgspecError as error:
-                raise BackendError(
-                    f"the server sent an event that is not one: {error}; does it speak the same version?",
-                    code="broken_stream",
-                ) from error
-            if isinstance(event, Done | Failed):
+            event = self._read(line[5:]) if line.startswith(b"data:") and self._last is None else None
+            if isinstance(event, Done | Failed | BackendError):
                 self._last = event
-            else:
+            elif event is not None:
                 found.append(event)
         return found
 
+    def _read(self, data: bytes) -> ProgramEvent | BackendError | None:
+        """Reads an event, or the error that a server ends its stream with; None if it was cut off, which is the end."""
+        try:
+            return _EVENTS.decode(data)
+        except msgspec.ValidationError as error:
+            with contextlib.suppress(msgspec.MsgspecError):
+                return _stream_error(_SERVER_ERROR.decode(data).error)
+            raise BackendError(
+                f"the server sent an event that is not one: {error}; does it speak the same version?",
+                code="broken_stream",
+            ) from error
+        except msgspec.DecodeError:
+            return None
+
     def last(self) -> ProgramEvent:
+        if isinstance(self._last, BackendError):
+            raise self._last
         if self._last is None:
             raise BackendError("the server's answer ended in the middle", code="broken_stream", retryable=True)
         return self._last
@@ -242,8 +253,9 @@ def _body(program: Program) -> dict[str, Any]:
     return {"content": msgspec.json.encode(program), "headers": {**headers, **trace_headers()}}
 
 
-def _refusal(status: int, body: bytes) -> BackendError:
-    """The error that an answer describes."""
+def _refusal(response: httpx.Response, body: bytes) -> BackendError:
+    """The error that an answer describes. The server's x-should-retry goes before what its status tells."""
+    status = response.status_code
     try:
         detail = _SERVER_ERROR.decode(body).error
     except msgspec.MsgspecError:
@@ -252,7 +264,15 @@ def _refusal(status: int, body: bytes) -> BackendError:
     message = detail.message
     if code == "unknown_tool":
         message += ": tools run on the server, so start it with the file that defines them: bough serve --tools FILE.py"
-    return BackendError(message, code=code, param=detail.param, status=status, retryable=status in _RETRYABLE)
+    said = response.headers.get("x-should-retry", "")
+    retryable = {"true": True, "false": False}.get(said, status in _RETRYABLE)
+    return BackendError(message, code=code, param=detail.param, status=status, retryable=retryable)
+
+
+def _stream_error(detail: _ErrorDetail) -> BackendError:
+    """The error with which a server ends a stream that has begun."""
+    code = detail.code if isinstance(detail.code, str) else "broken_stream"
+    return BackendError(detail.message, code=code, param=detail.param, retryable=code in _RETRYABLE_CODES)
 
 
 def unreachable(error: httpx.HTTPError) -> BackendError:

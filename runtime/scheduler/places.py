@@ -27,16 +27,25 @@ class Places:
         self._total = total
         self._of: Counter[str] = Counter()
 
-    def check(self, tenant: str) -> None:
-        """Raises OverloadedError: all places are taken, or all that are this tenant's."""
+    def check(self, tenant: str, count: int = 1) -> None:
+        """Raises OverloadedError: there are not `count` places any more, or not so many that are this tenant's."""
         if self._total is None:
             return
-        left, own = self._total - self.num_taken, self._of[tenant]
+        left = self._total - self.num_taken - (count - 1)  # for the last one
         if left <= 0:
-            raise OverloadedError(f"{self.num_taken} requests are waiting or running, which is the limit")
+            raise OverloadedError(f"{self.num_taken} requests are waiting or running, of {self._total} at most")
         left -= math.ceil(self._total * RESERVED)
-        if tenant and own >= max(FEW, SHARE_OF_LEFT * self._weights.get(tenant, 1) * left):
+        own = self._of[tenant]
+        if tenant and own + count - 1 >= max(FEW, SHARE_OF_LEFT * self._weights.get(tenant, 1) * left):
             raise OverloadedError(f"{own} requests of this key are waiting or running; what is left is for other keys")
+
+    def most(self, tenant: str) -> int | None:
+        """The requests that the tenant may have while there are no others. None: any number."""
+        if self._total is None or not tenant:
+            return self._total
+        share = SHARE_OF_LEFT * self._weights.get(tenant, 1)
+        left = self._total - math.ceil(self._total * RESERVED)
+        return min(self._total, max(FEW, math.ceil(share * left / (1 + share))))
 
     def take(self, tenant: str) -> None:
         self.num_taken += 1

@@ -66,8 +66,9 @@ def _names_of(kind: type[msgspec.Struct]) -> frozenset[str]:
 class Context:
     """Input of a translation beside the body.
 
-    id        begins the ids of its engine requests
-    urgent    the caller may send a priority below 0
+    id               begins the ids of its engine requests
+    max_sequences    generations that it may ask for: prompts times n
+    urgent           the caller may send a priority below 0
     """
 
     id: str
@@ -120,6 +121,7 @@ def chat_job(body: ChatBody, context: Context) -> Job:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise invalid("max_tokens", "max_tokens and max_completion_tokens are both given and differ")
+    _check_count(1, body, context)
     toolbox = to_toolbox(body) if body.tools or body.tool_choice else Toolbox()
     template = context.tokenizer.chat.source
     if toolbox.mode != "none" and "tools" in template:
@@ -329,11 +331,9 @@ def _prompts(body: CompletionBody, context: Context) -> list[list[int]]:
     for index, item in enumerate(many):
         if type(item) is not type(many[0]):
             raise invalid(f"prompt[{index}]", "all entries of prompt must be of one type", code="invalid_type")
+    _check_count(1 if isinstance(many[0], int) else len(many), body, context)
     if isinstance(many[0], int):
         return [_checked_ids(many, context, "prompt")]
-    if len(many) * (body.n or 1) > context.max_sequences:
-        message = f"{len(many)} prompts times n = {body.n or 1} are more than {context.max_sequences} sequences"
-        raise ApiError(400, "too_many_sequences", message, param="n" if (body.n or 1) > 1 else "prompt")
     prompts = []
     for index, item in enumerate(many):
         param = "prompt" if isinstance(prompt, str) else f"prompt[{index}]"
@@ -346,6 +346,15 @@ def _prompts(body: CompletionBody, context: Context) -> list[list[int]]:
             raise invalid(param, "the prompt is empty", code="empty_prompt")
         prompts.append(ids)
     return prompts
+
+
+def _check_count(num_prompts: int, body: GenerationBody, context: Context) -> None:
+    """Raises ApiError: it asks for more generations than there may ever be."""
+    n = body.n or 1
+    if num_prompts * n > context.max_sequences:
+        asked = f"n = {n} is" if num_prompts == 1 else f"{num_prompts} prompts times n = {n} are"
+        message = f"{asked} more than {context.max_sequences} sequences"
+        raise ApiError(400, "too_many_sequences", message, param="n" if n > 1 else "prompt")
 
 
 def _checked_ids(ids: Sequence[object], context: Context, param: str) -> list[int]:

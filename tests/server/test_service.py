@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +15,8 @@ import httpx
 import pytest
 
 from bough.runtime.protocol.counters import EngineStats
+from bough.runtime.protocol.errors import BoughError, EngineStoppedError, OverloadedError
+from bough.runtime.protocol.request import Request, RequestOutput
 from bough.server.http import connection as connection_module
 from bough.server.http.connection import LARGE_BODY, MAX_PARTS
 from bough.server.http.keys import parse_keys
@@ -134,6 +138,63 @@ def test_the_engine_is_asked_once_for_all_who_want_its_counters(start: Start) ->
         gate.set()
         assert {answer.result().status_code for answer in answers} == {200}
     assert num_asked == 1
+
+
+# Streams whose requests wait
+
+
+class Queued(FakeClient):
+    """Lets each request wait for the gate, and then refuses it if it was given an error."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.error = error
+
+    async def astream(self, request: Request) -> AsyncIterator[RequestOutput]:
+        while not self.gate.is_set():
+            await asyncio.sleep(0.01)
+        if self.error is not None:
+            raise self.error
+        async for output in super().astream(request):
+            yield output
+
+
+WAITING = [
+    ("/v1/chat/completions", {"model": "m", "messages": HI, "stream": True}),
+    ("/v1/completions", {"model": "m", "prompt": "x", "stream": True}),
+]
+
+
+@pytest.mark.parametrize("error", [None, OverloadedError("full"), EngineStoppedError("gone")])
+@pytest.mark.parametrize(("path", "body"), WAITING)
+def test_a_stream_is_kept_open_while_its_request_waits(
+    start: Start, path: str, body: Any, error: BoughError | None
+) -> None:
+    engine = Queued(error)
+    server = start(engine, ping_interval_s=0.1)
+    with server.http().stream("POST", path, json=body) as answer:
+        assert answer.status_code == 200
+        lines = list[str]()
+        for line in filter(None, answer.iter_lines()):
+            lines.append(line)
+            if line == ": ping":
+                engine.gate.set()
+    assert ": ping" in lines
+    last = lines[-1].removeprefix("data: ")
+    assert last == "[DONE]" if error is None else json.loads(last)["error"]["code"] == error.code
+
+
+@pytest.mark.parametrize(("path", "body"), WAITING)
+def test_a_refusal_that_comes_soon_is_a_plain_error(start: Start, path: str, body: Any) -> None:
+    engine = Queued(OverloadedError("full"))
+    engine.gate.set()
+    answer = start(engine, ping_interval_s=10.0).http().post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_overloaded")
+    late = Queued(OverloadedError("full"))
+    threading.Timer(0.5, late.gate.set).start()
+    server = start(late, ping_interval_s=0.1)
+    assert server.http().post(path, json={**body, "stream": False}).status_code == 503
 
 
 # Bodies
