@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 B = TypeVar("B", bound=msgspec.Struct)
 
-NUM_THREADS = 2
-"""Threads for what is small: it takes some milliseconds. What is large has one thread of its own."""
+NUM_SMALL, NUM_LARGE = 3, 2
+"""Threads for what is small, which takes some milliseconds, and for what is large, which may take half a second. No key
+holds the last thread of either kind."""
 
 MAX_WAITING = 1024
 """Requests that may wait for either kind of thread; those of one key may be half of them."""
@@ -68,8 +69,8 @@ class Service:
         self.created = int(time.time())
         self.budget = Budget()
         self._shown = ShownTokens(client.tokenizer)
-        self._small = FairThreads("requests", NUM_THREADS)
-        self._large = FairThreads("large-requests", 1)
+        self._small = FairThreads("requests", NUM_SMALL, most_running=NUM_SMALL - 1)
+        self._large = FairThreads("large-requests", NUM_LARGE, most_running=NUM_LARGE - 1)
         self._observer = FairThreads("stats", 1)  # nobody waits behind a caller's work
         self._asked: asyncio.Future[EngineStats] | None = None
 
@@ -97,7 +98,7 @@ class Service:
         """
         caller, large = caller_of(request.scope).name, size > LARGE_BODY
         threads = self._large if large else self._small
-        may_wait = large or threads.busy
+        may_wait = large or threads.busy(caller)
         if may_wait and (threads.num_waiting() >= MAX_WAITING or threads.num_waiting(caller) >= MAX_WAITING // 2):
             raise ApiError(503, "engine_overloaded", "Too many requests are waiting to be parsed. Try again later.")
         done = asyncio.wrap_future(threads.submit(caller, work))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-
 from ..errors import GrammarError, GrammarTooComplexError
 from .expressions import (
     ANY_CHAR,

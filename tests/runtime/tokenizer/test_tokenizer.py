@@ -398,6 +398,8 @@ def test_the_fewest_tokens_are_no_more_than_those_of_encode(text):
         assert len(data) not in reached
         reached = {stop for start in reached for stop in range(start + 1, len(data) + 1) if data[start:stop] in texts}
     assert len(data) in reached
+    assert SMOLLM.fewest_tokens(text, fewest) == fewest
+    assert SMOLLM.fewest_tokens(text, max(fewest - 1, 0)) == fewest
 
 
 @pytest.mark.parametrize("text", ["a▁b", "▁", "x <0x0A> y<0x41>", "▁▁ <0x0A>▁é\n"])
