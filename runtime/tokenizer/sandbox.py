@@ -374,6 +374,8 @@ def _limit_format(budget: TemplateBudget, pattern: Any, *arguments: Any, **named
     pattern = pattern if isinstance(pattern, str) else str(pattern)
     if re.search(r"\{[^{}:]*:[^{}]*\{", pattern):
         raise TemplateLimitError("a format takes its width from another field")
+    if re.search(r"\{[^{}]*(?![0-9])\d", pattern):  # Python takes them for a width, too
+        raise TemplateLimitError("a format has digits that are not ASCII")
     parts = [*_flat(arguments), *named.values()]
     numbers = [abs(part) for part in parts if isinstance(part, int)] if "*" in pattern else []
     width = max((int(found[0][:9]) for found in budget.ticked(re.finditer("[0-9]+", pattern))), default=0)
