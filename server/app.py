@@ -190,8 +190,8 @@ class Routes:
         return encode_chat(chat, to_toolbox(chat), tokenizer, max_tokens=limit)
 
     async def detokenize(self, request: Request) -> Response:
-        body, size = await self._service.read(request, DetokenizeBody)
         most = TOKENIZED_CONTEXTS * self._client.info.max_model_len
+        body, size = await self._service.read(request, DetokenizeBody, max_tokens=most)
         if len(body.tokens) > most:
             raise invalid("tokens", f"at most {most} tokens can be decoded at a time", code="array_above_max_length")
         return await self._service.beside(request, partial(self._detokenized, body), size=size)

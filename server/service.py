@@ -22,7 +22,15 @@ from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob, Usa
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
 from .http.backlog import Ahead, Budget
-from .http.connection import LARGE_BODY, ClientClosedError, Lifecycle, read_body, run_while_connected
+from .http.connection import (
+    LARGE_BODY,
+    MAX_ITEMS,
+    MAX_TOKEN_IDS,
+    ClientClosedError,
+    Lifecycle,
+    read_body,
+    run_while_connected,
+)
 from .http.door import Door
 from .http.event_stream import DONE, PING, EventStream, Merged, event
 from .http.gate import caller_of, request_id_of
@@ -74,14 +82,14 @@ class Service:
         self._observer = FairThreads("stats", 1)  # nobody waits behind a caller's work
         self._asked: asyncio.Future[EngineStats] | None = None
 
-    async def read(self, request: HttpRequest, kind: type[B]) -> tuple[B, int]:
-        """Reads the body of an OpenAI route; returns it with its size in bytes."""
-        data, strict = await self.read_body(request), self.config.strict_params
-        if len(data) > LARGE_BODY:
-            work = partial(decode_openai, data, kind, strict=strict)
-            body, num_unknown = await self.beside(request, work, size=len(data))
-        else:
-            body, num_unknown = decode_openai(data, kind, strict=strict)
+    async def read(self, request: HttpRequest, kind: type[B], *, max_tokens: int = 0) -> tuple[B, int]:
+        """Reads the body of an OpenAI route, in which `max_tokens` token ids may stand; returns it with its size in
+        bytes."""
+        data = await self.read_body(request)
+        max_items = max(MAX_ITEMS, min(max_tokens, MAX_TOKEN_IDS))
+        work = partial(decode_openai, data, kind, strict=self.config.strict_params, max_items=max_items)
+        large = len(data) > LARGE_BODY
+        body, num_unknown = await self.beside(request, work, size=len(data)) if large else work()
         self.metrics.unknown_fields += num_unknown
         model = getattr(body, "model", None)
         if model is not None:
@@ -126,7 +134,8 @@ class Service:
     async def complete(self, request: HttpRequest) -> Response:
         tenant = caller_of(request.scope).name
         self.door.check(tenant)
-        body, size = await self.read(request, CompletionBody)
+        max_tokens = self.config.max_sequences * self.client.info.max_model_len
+        body, size = await self.read(request, CompletionBody, max_tokens=max_tokens)
         context = self.context(request, body.cache_salt)
         with self.door.prepared(tenant):
             job = await self.beside(request, partial(completion_job, body, context), size=size)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from ...constrain.spec import MAX_OPTIONS
 from ...runtime.protocol.sampling_params import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_TOKEN_IDS
 
 MAX_N = 16
@@ -22,7 +23,7 @@ _StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 _Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 _Name = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 _Grammar = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
-_Options = Annotated[list[str], Meta(min_length=1, max_length=65536)]
+_Options = Annotated[list[str], Meta(min_length=1, max_length=MAX_OPTIONS)]
 
 
 # Requests

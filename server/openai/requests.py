@@ -16,8 +16,8 @@ from ...runtime.protocol.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from ...runtime.tokenizer.reasoning import THINK
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..errors import ApiError, invalid
-from ..http.connection import decode
-from .constraint import Constraint, after_reasoning, to_constraint
+from ..http.connection import check_parts, decode
+from .constraint import Constraint, after_reasoning, num_chars, to_constraint
 from .objects import IGNORED, REFUSED, ChatBody, CompletionBody, ContentPart, GenerationBody, Message
 from .tools import CLOSE_TAG, OPEN_TAG, Toolbox, as_system_message, find_form, to_template, to_toolbox
 
@@ -35,13 +35,19 @@ _EMPTY = frozenset({b"null", b"false", b"[]", b"{}", b'""'})
 _FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def decode_openai(data: bytes, kind: type[B], *, strict: bool = False) -> tuple[B, int]:
-    """Decodes a body of `kind`; returns it with the number of unknown fields.
+MAX_SENT_GRAMMAR_CHARS = 1 << 23
+"""Characters of a constraint times the sequences of its request: each takes it to the engine."""
+
+
+def decode_openai(
+    data: bytes, kind: type[B], *, strict: bool = False, max_items: int | None = None
+) -> tuple[B, int]:
+    """Decodes a body of `kind`, with `max_items` commas at most; returns it with the number of unknown fields.
 
     Raises:
         ApiError: as `decode`; or a field that would change the output is not supported; or, with `strict`, not known.
     """
-    body = decode(data, kind)
+    body = decode(data, kind, max_items=max_items)
     num_unknown, known = 0, _names_of(kind)
     for name, value in _FIELDS.decode(data).items():
         if name in known:
@@ -367,6 +373,9 @@ def _children(
     if (body.priority or 0) < 0 and not context.urgent:
         message = "A priority below 0 needs a key with the right `urgent` or `admin`."
         raise ApiError(403, "urgent_key_required", message, param="priority")
+    if num_chars(constraint.grammar) * n * len(prompts) > MAX_SENT_GRAMMAR_CHARS:
+        message = f"a constraint may have {MAX_SENT_GRAMMAR_CHARS} characters, counted once for each sequence"
+        raise invalid(constraint.param, message, code="grammar_too_complex")
     return tuple(
         Request(
             id=f"{context.id}-{index * n + child}",
@@ -417,6 +426,7 @@ def to_messages(
     Raises:
         ApiError: a message is malformed; `param` is its path.
     """
+    check_parts(*(call.function.arguments.encode() for message in given for call in message.tool_calls or ()))
     messages = [_to_message(message, f"messages[{index}]") for index, message in enumerate(given)]
     tools = to_template(toolbox) if toolbox.mode != "none" else None
     if knows_tools:

@@ -21,8 +21,8 @@ from bough.server.errors import ApiError
 from bough.server.openai.constraint import to_constraint
 from bough.server.openai.objects import ChatBody
 from bough.server.openai.readers import Called, ReasoningReader, Said, TagReader, TextReader, Thought
-from bough.server.openai.requests import decode_openai
-from bough.server.openai.tools import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, find_form
+from bough.server.openai.requests import decode_openai, to_messages
+from bough.server.openai.tools import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, Toolbox, find_form
 
 from ..conftest import Running, Start
 from ..fake_client import EOS, ByteTokenizer, FakeClient, Script
@@ -368,6 +368,35 @@ def test_two_constraints_are_refused_before_either_is_read() -> None:
         to_constraint(body)
     with pytest.raises(ApiError, match="a JSON Schema is"):
         to_constraint(to_body(guided_json="no JSON"))
+
+
+def test_arguments_of_calls_count_as_parts_of_the_body() -> None:
+    def history(*arguments: str) -> list[Any]:
+        calls = [{"id": "c", "function": {"name": "f", "arguments": text}} for text in arguments]
+        return [{"role": "assistant", "tool_calls": calls}]
+
+    small = '{"a":[' + ",".join(["{}"] * 10_000) + "]}"
+    for messages in (history(HIDDEN), history(*[small] * 8)):
+        body = to_body(messages=messages)
+        began = time.thread_time()
+        with pytest.raises(ApiError) as caught:
+            to_messages(body.messages, Toolbox(), knows_tools=True)
+        assert caught.value.code == "request_too_large"
+        assert time.thread_time() - began < 0.1
+    to_messages(to_body(messages=history(small)).messages, Toolbox(), knows_tools=True)
+
+
+def test_a_constraint_is_not_sent_too_often(start: Start) -> None:
+    server = start()
+    schema = {"description": "x" * 900_000}
+    body = {"model": "m", "prompt": ["a"] * 16, "guided_json": schema}
+    refused = server.http().post("/v1/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "guided_json")
+    assert refused.json()["error"]["code"] == "grammar_too_complex"
+    assert server.http().post("/v1/completions", json={**body, "prompt": ["a"] * 8}).status_code == 200
+    many = {"model": "m", "prompt": "a", "guided_choice": [str(number) for number in range(10_001)]}
+    refused = server.http().post("/v1/completions", json=many)
+    assert refused.json()["error"]["code"] == "array_above_max_length"
 
 
 @pytest.mark.parametrize("blanks", [" ", "#", "//", " \n"])
