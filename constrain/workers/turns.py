@@ -119,8 +119,9 @@ class FairQueue(Generic[T]):
 class FairThreads:
     """Threads that work for several tenants, who take turns by the processor time that they had. Thread-safe.
 
-    With `most_running` below the number of threads, no tenant holds them all. Work whose future is cancelled before it begins is dropped. What has begun goes to its end, or to that of the
-    process, which does not wait for it (it would for the threads of `concurrent.futures`).
+    With `most_running` below the number of threads, no tenant holds them all. Work whose future is cancelled before it
+    begins is dropped. What has begun goes to its end, or to that of the process, which does not wait for it (it would
+    for the threads of `concurrent.futures`).
     """
 
     def __init__(self, name: str, num_threads: int, *, most_running: int | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -250,6 +251,8 @@ class _Entry:
 
 
 def _size(event: ProgramEvent) -> int:
+    if isinstance(event, Done):  # its texts may be large: to encode them would hold up the event loop
+        return sum(map(sys.getsizeof, event.texts.values()))
     return len(msgspec.msgpack.encode(event))
 
 

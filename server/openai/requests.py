@@ -39,9 +39,7 @@ MAX_SENT_GRAMMAR_CHARS = 1 << 23
 """Characters of a constraint times the sequences of its request: each takes it to the engine."""
 
 
-def decode_openai(
-    data: bytes, kind: type[B], *, strict: bool = False, max_items: int | None = None
-) -> tuple[B, int]:
+def decode_openai(data: bytes, kind: type[B], *, strict: bool = False, max_items: int | None = None) -> tuple[B, int]:
     """Decodes a body of `kind`, with `max_items` commas at most; returns it with the number of unknown fields.
 
     Raises:

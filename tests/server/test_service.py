@@ -14,7 +14,7 @@ import pytest
 
 from bough.runtime.protocol.counters import EngineStats
 from bough.server.http import connection as connection_module
-from bough.server.http.connection import LARGE_BODY, MAX_ITEMS, MAX_PARTS
+from bough.server.http.connection import LARGE_BODY, MAX_PARTS
 from bough.server.http.keys import parse_keys
 from bough.server.openai import replies
 
