@@ -38,7 +38,7 @@ from .http.quota import Accounts, Visit, visit_of
 from .metrics import ServerMetrics
 from .openai.objects import ChatBody, CompletionBody
 from .openai.replies import ChatReply, CompletionReply, Header, Reply, Scores, ShownTokens
-from .openai.requests import Context, Job, chat_job, completion_job, decode_openai
+from .openai.requests import Context, Job, chat_job, completion_job, decode_openai, encode_prompts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -138,7 +138,11 @@ class Service:
         body, size = await self.read(request, CompletionBody, max_tokens=max_tokens)
         context = self.context(request, body.cache_salt)
         with self.door.prepared(tenant):
-            job = await self.beside(request, partial(completion_job, body, context), size=size)
+            prompts: list[list[int]] = []
+            whole = size <= LARGE_BODY
+            while not whole:
+                whole = await self.beside(request, partial(encode_prompts, body, context, prompts), size=size)
+            job = await self.beside(request, partial(completion_job, body, context, prompts), size=size)
         visit_of(request.scope).charge(Usage(prompt_tokens=job.num_echoed))
         scores = await self.run_while_connected(request, self._score(request, job)) if job.scores else ()
         reply = CompletionReply(body, job, self._header("cmpl", request), self._shown, scores=scores)

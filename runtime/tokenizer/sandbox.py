@@ -29,7 +29,7 @@ MAX_VALUE = 1 << 24
 MAX_SPENT = 1 << 29
 """Bytes of all that one rendering makes, kept or not."""
 
-MAX_CPU_S = 5.0
+MAX_CPU_S = 1.0
 """Processor time of one rendering."""
 
 _BUDGET = "the budget"  # not an identifier: no template can name it

@@ -35,6 +35,12 @@ _EMPTY = frozenset({b"null", b"false", b"[]", b"{}", b'""'})
 _FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+MAX_TOKEN_CHARS = 16
+"""Characters that a text has for each token of its limit at most. It has some four in languages and in code."""
+
+MAX_ENCODED_AT_ONCE = 1 << 17
+"""Characters and token ids of prompts before others have their turn."""
+
 MAX_SENT_GRAMMAR_CHARS = 1 << 23
 """Characters of a constraint times the sequences of its request: each takes it to the engine."""
 
@@ -172,8 +178,12 @@ def _has_control(tokenizer: Tokenizer, *marks: str) -> bool:
     return any(not tokenizer.special_ids.isdisjoint(tokenizer.encode(mark, special=True)) for mark in marks)
 
 
-def completion_job(body: CompletionBody, context: Context) -> Job:
-    """Raises ApiError, RequestError: the body cannot be served; `param` names the field."""
+def completion_job(body: CompletionBody, context: Context, prompts: Sequence[list[int]] = ()) -> Job:
+    """Makes a job of a body, whose `prompts` may have been encoded before.
+
+    Raises:
+        ApiError, RequestError: the body cannot be served; `param` names the field.
+    """
     _check_stream(body)
     if body.best_of not in (None, body.n or 1):
         raise invalid("best_of", "best_of other than n is not supported", code="unsupported_parameter")
@@ -183,7 +193,7 @@ def completion_job(body: CompletionBody, context: Context) -> Job:
     if body.token_healing and body.echo and body.logprobs is not None:
         raise invalid("token_healing", "token_healing cannot be combined with echo and logprobs: tokens change")
     constraint = to_constraint(body)
-    prompts = _prompts(body, context)
+    prompts = prompts or _all_prompts(body, context)
     for prompt in prompts:
         if body.max_tokens is None:  # a default is not worth an error
             max_tokens = min(max_tokens, max(context.max_tokens - len(prompt), 1))
@@ -219,7 +229,7 @@ def encode_chat(body: ChatBody, toolbox: Toolbox, tokenizer: Tokenizer, *, max_t
     knows_tools = "tools" in tokenizer.chat.source
     messages, tools = to_messages(body.messages, toolbox, knows_tools=knows_tools)
     num_chars = sum(len(message.get("content") or "") for message in messages)
-    check_chars(num_chars, tokenizer, max_tokens=max_tokens, param="messages")
+    check_chars(num_chars, max_tokens=max_tokens, param="messages")
     return tokenizer.encode_chat(
         messages,
         tools=tools,
@@ -229,12 +239,9 @@ def encode_chat(body: ChatBody, toolbox: Toolbox, tokenizer: Tokenizer, *, max_t
     )
 
 
-def check_chars(num_chars: int, tokenizer: Tokenizer, *, max_tokens: int, param: str) -> None:
-    """Refuses a text that cannot fit whatever its tokens are: tokenising it would take long."""
-    if num_chars <= 16 * max_tokens:
-        return
-    longest = max((len(token) for token in tokenizer.token_bytes if token is not None), default=1)
-    if num_chars > longest * max_tokens:
+def check_chars(num_chars: int, *, max_tokens: int, param: str) -> None:
+    """Refuses a text that hardly fits whatever its tokens are: tokenising it would take long."""
+    if num_chars > MAX_TOKEN_CHARS * max_tokens:
         message = f"This model's maximum context length is {max_tokens} tokens, and {param} has {num_chars} characters."
         raise invalid(param, message, code="context_length_exceeded")
 
@@ -324,8 +331,12 @@ def _check_token(token: int, vocab_size: int, param: str) -> int:
     return token
 
 
-def _prompts(body: CompletionBody, context: Context) -> list[list[int]]:
-    """The prompts as token ids: one text or list of ids, or a list of either."""
+def encode_prompts(body: CompletionBody, context: Context, prompts: list[list[int]]) -> bool:
+    """Appends the token ids of prompts that follow on those in `prompts`, as many as are encoded in a moment; returns
+    whether that is all of them.
+
+    A body has one text or list of ids, or a list of either. Raises ApiError as `completion_job`.
+    """
     prompt = body.prompt
     if prompt == []:
         raise invalid("prompt", "prompt is an empty list", code="empty_array")
@@ -334,28 +345,40 @@ def _prompts(body: CompletionBody, context: Context) -> list[list[int]]:
         if type(item) is not type(many[0]):
             raise invalid(f"prompt[{index}]", "all entries of prompt must be of one type", code="invalid_type")
     if isinstance(many[0], int):
-        return [_checked_ids(many, context, "prompt")]
+        prompts.append(_checked_ids(many, context, "prompt"))
+        return True
     if len(many) * (body.n or 1) > context.max_sequences:
         message = f"{len(many)} prompts times n = {body.n or 1} are more than {context.max_sequences} sequences"
         raise ApiError(400, "too_many_sequences", message, param="n" if (body.n or 1) > 1 else "prompt")
-    prompts = []
-    for index, item in enumerate(many):
-        param = "prompt" if isinstance(prompt, str) else f"prompt[{index}]"
+    left = MAX_ENCODED_AT_ONCE
+    for index in range(len(prompts), len(many)):
+        if left <= 0:
+            return False
+        item, param = many[index], "prompt" if isinstance(prompt, str) else f"prompt[{index}]"
         if isinstance(item, str):
-            check_chars(len(item), context.tokenizer, max_tokens=context.max_tokens, param=param)
-            ids = context.tokenizer.encode_prompt(item, special=True)
+            check_chars(len(item), max_tokens=context.max_tokens, param=param)
+            ids, left = context.tokenizer.encode_prompt(item, special=True), left - len(item)
         else:
             ids = _checked_ids(item if isinstance(item, list) else [], context, param)
+            left -= len(ids)
         if not ids:
             raise invalid(param, "the prompt is empty", code="empty_prompt")
         prompts.append(ids)
+    return True
+
+
+def _all_prompts(body: CompletionBody, context: Context) -> list[list[int]]:
+    prompts: list[list[int]] = []
+    while not encode_prompts(body, context, prompts):
+        pass
     return prompts
 
 
 def _checked_ids(ids: Sequence[object], context: Context, param: str) -> list[int]:
     tokens = [token for token in ids if isinstance(token, int)]
-    for index, token in enumerate(tokens):
-        _check_token(token, context.info.vocab_size, f"{param}[{index}]")
+    if tokens and (min(tokens) < 0 or max(tokens) >= context.info.vocab_size):
+        for index, token in enumerate(tokens):
+            _check_token(token, context.info.vocab_size, f"{param}[{index}]")
     return tokens
 
 
