@@ -121,10 +121,10 @@ class HttpBackend:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _call(self, method: str, path: str, *, ignored: int | None = None) -> bytes:
+    def _call(self, method: str, path: str, *, ignored: int | None = None, json: object = None) -> bytes:
         """Returns the body of an answer. Raises BackendError: refused, unreachable, or far too long an answer."""
         try:
-            with self._client.stream(method, path) as response:
+            with self._client.stream(method, path, json=json) as response:
                 if response.is_error and response.status_code != ignored:
                     raise _refusal(response.status_code, _head(response.iter_bytes(), MAX_ERROR_BYTES))
                 body = _head(response.iter_bytes(), MAX_ANSWER_BYTES + 1)

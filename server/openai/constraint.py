@@ -193,13 +193,13 @@ def to_schema(raw: msgspec.Raw, param: str) -> JsonSchema:
     Raises:
         ApiError: it is not a schema, or too large for one.
     """
-    data = memoryview(raw)
-    if data[:1] == b'"' and not param.startswith("response_format"):
-        data = memoryview(_unquoted(raw, param))
-    if data.nbytes > MAX_SCHEMA_BYTES:
-        message = f"the schema has {data.nbytes} bytes, at most {MAX_SCHEMA_BYTES} are allowed"
+    data = bytes(raw)
+    if data.startswith(b'"') and not param.startswith("response_format"):
+        data = _unquoted(raw, param)
+    if len(data) > MAX_SCHEMA_BYTES:
+        message = f"the schema has {len(data)} bytes, at most {MAX_SCHEMA_BYTES} are allowed"
         raise invalid(param, message, code="grammar_too_complex")
-    text = bytes(data).decode()
+    text = data.decode()
     if not (text.startswith("{") or text in ("true", "false")):
         raise invalid(param, "a JSON Schema is an object or a boolean", code="invalid_type")
     try:

@@ -259,8 +259,8 @@ def _inner(op: Op) -> tuple[Op, ...]:
 
 def _check_tools(ops: tuple[Op, ...], allowed: tuple[str, ...] | None, *, param: str = "ops") -> None:
     """Raises ApiError if a tool is called that the key may not call."""
-    for op in walk(ops) if allowed is not None else ():
-        if isinstance(op, Use) and op.tool not in allowed:
+    for op in walk(ops):
+        if isinstance(op, Use) and allowed is not None and op.tool not in allowed:
             raise ApiError(403, "tool_not_allowed", f"The key may not call the tool {op.tool!r}.", param=param)
 
 
