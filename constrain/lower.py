@@ -16,11 +16,10 @@ from .json_schema.parse import parse_schema
 from .lowered import Lowered, Tabulate
 from .receipt import Receipt
 from .regex.automaton import Conjunction
-from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
+from .spec import MAX_OPTIONS, Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
 
 MAX_PATTERN_LENGTH = 16_384
 MAX_LARK_BYTES = 1_000_000
-MAX_OPTIONS = 10_000
 
 _LARK_TOKENS = regex.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*|(?P<control><)')
 

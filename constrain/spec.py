@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+MAX_OPTIONS = 10_000
+"""Options of a choice."""
+
 
 class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema", forbid_unknown_fields=True, omit_defaults=True):
     """A JSON value that validates against a JSON Schema.

@@ -46,8 +46,8 @@ _GRACE_S = 2.0
 _CUT_OFF_S = 0.5
 """Left after that, in which requests that are cancelled end."""
 
-TOKENIZED_CONTEXTS = 8
-"""A text of more tokens than so many contexts hold is not tokenised, nor so many tokens written."""
+TOKENIZED_CONTEXTS, WRITTEN_CONTEXTS = 2, 8
+"""A text that is longer than texts of so many contexts may be is not tokenised, nor are more tokens written."""
 
 MAX_UNACCEPTED = 2048
 """Connections that wait to be accepted."""
@@ -176,7 +176,7 @@ class Routes:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either prompt or messages", code="missing_required_parameter")
         if body.prompt is not None:
-            check_chars(len(body.prompt), tokenizer, max_tokens=limit, param="prompt")
+            check_chars(len(body.prompt), max_tokens=limit, param="prompt")
             encode = tokenizer.encode_prompt if body.add_special_tokens else tokenizer.encode
             return encode(body.prompt, special=True)
         chat = ChatBody(
@@ -190,8 +190,8 @@ class Routes:
         return encode_chat(chat, to_toolbox(chat), tokenizer, max_tokens=limit)
 
     async def detokenize(self, request: Request) -> Response:
-        body, size = await self._service.read(request, DetokenizeBody)
-        most = TOKENIZED_CONTEXTS * self._client.info.max_model_len
+        most = WRITTEN_CONTEXTS * self._client.info.max_model_len
+        body, size = await self._service.read(request, DetokenizeBody, max_tokens=most)
         if len(body.tokens) > most:
             raise invalid("tokens", f"at most {most} tokens can be decoded at a time", code="array_above_max_length")
         return await self._service.beside(request, partial(self._detokenized, body), size=size)

@@ -21,7 +21,15 @@ from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob, Usa
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
 from .http.backlog import Ahead, Budget
-from .http.connection import LARGE_BODY, ClientClosedError, Lifecycle, read_body, run_while_connected
+from .http.connection import (
+    LARGE_BODY,
+    MAX_ITEMS,
+    MAX_TOKEN_IDS,
+    ClientClosedError,
+    Lifecycle,
+    read_body,
+    run_while_connected,
+)
 from .http.door import Door, Party
 from .http.event_stream import DONE, PING, EventStream, Merged, event
 from .http.gate import caller_of, request_id_of
@@ -29,7 +37,7 @@ from .http.quota import Accounts, Visit, visit_of
 from .metrics import ServerMetrics
 from .openai.objects import ChatBody, CompletionBody
 from .openai.replies import ChatReply, CompletionReply, Header, Reply, Scores, ShownTokens
-from .openai.requests import Context, Job, chat_job, completion_job, decode_openai
+from .openai.requests import Context, Job, chat_job, completion_job, decode_openai, encode_prompts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -39,8 +47,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 B = TypeVar("B", bound=msgspec.Struct)
 
-NUM_THREADS = 2
-"""Threads for what is small: it takes some milliseconds. What is large has one thread of its own."""
+NUM_SMALL, NUM_LARGE = 3, 2
+"""Threads for what is small, which takes some milliseconds, and for what is large, which may take half a second. No key
+holds the last thread of either kind."""
 
 MAX_WAITING = 1024
 """Requests that may wait for either kind of thread; those of one key may be half of them."""
@@ -67,19 +76,19 @@ class Service:
         self.created = int(time.time())
         self.budget = Budget()
         self._shown = ShownTokens(client.tokenizer)
-        self._small = FairThreads("requests", NUM_THREADS)
-        self._large = FairThreads("large-requests", 1)
+        self._small = FairThreads("requests", NUM_SMALL, most_running=NUM_SMALL - 1)
+        self._large = FairThreads("large-requests", NUM_LARGE, most_running=NUM_LARGE - 1)
         self._observer = FairThreads("stats", 1)  # nobody waits behind a caller's work
         self._asked: asyncio.Future[EngineStats] | None = None
 
-    async def read(self, request: HttpRequest, kind: type[B]) -> tuple[B, int]:
-        """Reads the body of an OpenAI route; returns it with its size in bytes."""
-        data, strict = await self.read_body(request), self.config.strict_params
-        if len(data) > LARGE_BODY:
-            work = partial(decode_openai, data, kind, strict=strict)
-            body, num_unknown = await self.beside(request, work, size=len(data))
-        else:
-            body, num_unknown = decode_openai(data, kind, strict=strict)
+    async def read(self, request: HttpRequest, kind: type[B], *, max_tokens: int = 0) -> tuple[B, int]:
+        """Reads the body of an OpenAI route, in which `max_tokens` token ids may stand; returns it with its size in
+        bytes."""
+        data = await self.read_body(request)
+        max_items = max(MAX_ITEMS, min(max_tokens, MAX_TOKEN_IDS))
+        work = partial(decode_openai, data, kind, strict=self.config.strict_params, max_items=max_items)
+        large = len(data) > LARGE_BODY
+        body, num_unknown = await self.beside(request, work, size=len(data)) if large else work()
         self.metrics.unknown_fields += num_unknown
         model = getattr(body, "model", None)
         if model is not None:
@@ -96,7 +105,7 @@ class Service:
         """
         caller, large = caller_of(request.scope).name, size > LARGE_BODY
         threads = self._large if large else self._small
-        may_wait = large or threads.busy
+        may_wait = large or threads.busy(caller)
         if may_wait and (threads.num_waiting() >= MAX_WAITING or threads.num_waiting(caller) >= MAX_WAITING // 2):
             raise ApiError(503, "engine_overloaded", "Too many requests are waiting to be parsed. Try again later.")
         done = asyncio.wrap_future(threads.submit(caller, work))
@@ -124,10 +133,15 @@ class Service:
     async def complete(self, request: HttpRequest) -> Response:
         tenant = caller_of(request.scope).name
         self.door.check(tenant)
-        body, size = await self.read(request, CompletionBody)
+        max_tokens = self.config.max_sequences * self.client.info.max_model_len
+        body, size = await self.read(request, CompletionBody, max_tokens=max_tokens)
         context = self.context(request, body.cache_salt)
         with self.door.prepared(tenant):
-            job = await self.beside(request, partial(completion_job, body, context), size=size)
+            prompts: list[list[int]] = []
+            whole = size <= LARGE_BODY
+            while not whole:
+                whole = await self.beside(request, partial(encode_prompts, body, context, prompts), size=size)
+            job = await self.beside(request, partial(completion_job, body, context, prompts), size=size)
         visit_of(request.scope).charge(Usage(prompt_tokens=job.num_echoed))
         scores = await self.run_while_connected(request, self._score(request, job)) if job.scores else ()
         reply = CompletionReply(body, job, self._header("cmpl", request), self._shown, scores=scores)

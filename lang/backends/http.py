@@ -22,7 +22,7 @@ from ..backend import TEXT_ONLY
 from ..diagnostics.errors import BackendError
 from ..diagnostics.located import at_line
 from ..observe.otel import trace_headers
-from .apis.http_client import MAX_ERROR_BYTES, ahead
+from .apis.http_client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, ahead
 from .messages.tools import NO_TOOLS
 
 _MAX_CONNECTIONS = 1024
@@ -75,7 +75,7 @@ class HttpBackend:
         try:
             with self._client.stream("POST", "/v1/programs", **_body(program)) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise _refusal(response, _head(response.iter_bytes()))
+                    raise _refusal(response, _head(response.iter_bytes(), MAX_ERROR_BYTES))
                 for part in response.iter_bytes():
                     yield from events.feed(part)
         except httpx.HTTPError as error:
@@ -101,11 +101,11 @@ class HttpBackend:
         self._call("DELETE", f"/v1/programs/{program_id}", ignored=httpx.codes.NOT_FOUND)
 
     def flush_cache(self) -> bool:
-        return _FLUSHED.decode(self._call("POST", "/flush_cache").content).flushed
+        return _FLUSHED.decode(self._call("POST", "/flush_cache")).flushed
 
     def server_info(self) -> dict[str, Any]:
         """Returns the server's account of itself: version, model, settings, counters."""
-        return msgspec.json.decode(self._call("GET", "/server_info").content, type=dict[str, Any])
+        return msgspec.json.decode(self._call("GET", "/server_info"), type=dict[str, Any])
 
     def close(self) -> None:
         self._end()
@@ -124,14 +124,18 @@ class HttpBackend:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _call(self, method: str, path: str, *, ignored: int | None = None, json: object = None) -> httpx.Response:
+    def _call(self, method: str, path: str, *, ignored: int | None = None, json: object = None) -> bytes:
+        """Returns the body of an answer. Raises BackendError: refused, unreachable, or far too long an answer."""
         try:
-            response = self._client.request(method, path, json=json)
+            with self._client.stream(method, path, json=json) as response:
+                if response.is_error and response.status_code != ignored:
+                    raise _refusal(response, _head(response.iter_bytes(), MAX_ERROR_BYTES))
+                body = _head(response.iter_bytes(), MAX_ANSWER_BYTES + 1)
         except httpx.HTTPError as error:
             raise unreachable(error) from error
-        if response.is_error and response.status_code != ignored:
-            raise _refusal(response, response.content[:MAX_ERROR_BYTES])
-        return response
+        if len(body) > MAX_ANSWER_BYTES:
+            raise _too_long()
+        return body
 
     async def _lane(self) -> _Lane:
         """Returns a lane that is not full. Connections belong to an event loop, and are closed with it: its last act is
@@ -179,15 +183,20 @@ class _Events:
     """Reads server-sent events. The last one, or an error in its place, is held back until the answer is complete."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
         self._last: ProgramEvent | BackendError | None = None
 
     def feed(self, part: bytes) -> list[ProgramEvent]:
         """The events that a part of the answer completes."""
-        *lines, self._rest = (self._rest + part).split(b"\n")
+        self._rest += part
+        if b"\n" not in part:
+            if len(self._rest) > MAX_ANSWER_BYTES:
+                raise _too_long()
+            return []
+        *lines, self._rest = self._rest.split(b"\n")
         found: list[ProgramEvent] = []
         for line in lines:
-            event = self._read(line[5:]) if line.startswith(b"data:") and self._last is None else None
+            event = self._read(bytes(line[5:])) if line.startswith(b"data:") and self._last is None else None
             if isinstance(event, Done | Failed | BackendError):
                 self._last = event
             elif event is not None:
@@ -288,10 +297,15 @@ def unreachable(error: httpx.HTTPError) -> BackendError:
     return BackendError(message, code="connection_error", retryable=True)
 
 
-def _head(chunks: Iterator[bytes]) -> bytes:
-    body = b""
+def _too_long() -> BackendError:
+    return BackendError("the server's answer is longer than any can be", code="broken_stream")
+
+
+def _head(chunks: Iterator[bytes], most: int) -> bytes:
+    """Reads as much of an answer as `most` bytes, and a chunk perhaps."""
+    body = bytearray()
     for chunk in chunks:
         body += chunk
-        if len(body) >= MAX_ERROR_BYTES:
+        if len(body) >= most:
             break
-    return body
+    return bytes(body)

@@ -29,6 +29,7 @@ WAIT_S = 0.5
 """Wait after the first of them; each further one doubles it."""
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+_SPARE_BYTES = 1 << 30  # of the disk, where nothing says how much will come
 _CHUNK_BYTES = 1 << 16  # what a transfer that breaks off loses at most
 _MAX_TEXT_BYTES = 32 << 20
 _MAGIC = b"GGUF"
@@ -152,6 +153,12 @@ class Download:
         """Appends the body; tells whether it came to its end."""
         done = begun
         for chunk in response.iter_raw(_CHUNK_BYTES):
+            if not total and shutil.disk_usage(self.target.parent).free < _SPARE_BYTES:
+                _cut(part, 0)
+                raise ModelError(
+                    f"{self.source}: its server does not say how large it is, and after {done / 1e9:.1f} GB less than "
+                    f"{_SPARE_BYTES / 1e9:.1f} GB are left in {self.target.parent}: nothing was kept"
+                )
             part.write(chunk)
             done += len(chunk)
             if begun == 0 and done >= len(_MAGIC) > done - len(chunk):

@@ -108,15 +108,21 @@ class GGUFFile:
         """The metadata keys in file order."""
         return list(self._fields)
 
-    def metadata(self, key: str, default: Value | None = None) -> Value | None:
-        """The value of a metadata key, decoded now; `default` where the file has no such key."""
+    def metadata(self, key: str, default: Value | None = None, *, most: int | None = None) -> Value | None:
+        """The value of a metadata key, decoded now; `default` where the file has no such key.
+
+        Raises:
+            ModelError: it is a list of more than `most` elements, or a text of more bytes.
+        """
         field = self._fields.get(key)
         if field is None:
             return default
         if field.type_id == _ARRAY:
+            if most is not None and field.length > most:
+                raise self._fail(f"{key} has {field.length} elements, at most {most} are accepted")
             return self._array(field, key)
         if field.type_id == _STRING:
-            return self._string(field.start, key)[0]
+            return self._string(field.start, key, most)[0]
         value: Scalar = _SCALARS[field.type_id].unpack_from(self._data, field.start)[0]
         return value
 

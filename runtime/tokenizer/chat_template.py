@@ -154,8 +154,9 @@ class ChatTemplate:
         """
         extra = _checked_kwargs(template_kwargs)
         try:
-            shield = Shield(self._control, (messages, tools, extra))
-            chat = [_normalised(message) for message in shield.hide(list(messages))]
+            known = [_normalised(message) for message in messages]  # first: to parse JSON is to undo its escapes
+            shield = Shield(self._control, (known, tools, extra))
+            chat = shield.hide(known)
             end = _mark_end(chat) if continue_final_message else None
             context = {**shield.hide(extra), "messages": chat, "tools": shield.hide(tools) if tools else None}
         except RecursionError as error:

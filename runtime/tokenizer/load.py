@@ -17,6 +17,7 @@ from tokenizers import AddedToken, models
 from ..checkpoints.gguf_file import GGUFFile
 from ..protocol.errors import ModelError, in_file
 from .chat_template import ControlTokens
+from .sandbox import MAX_SOURCE_CHARS
 from .tokenizer import Description, TextPipeline, Tokenizer, TokenizerParts, end_of_turn_ids, is_library_error
 
 Fields = Mapping[str, Any]
@@ -291,6 +292,8 @@ def _eos_ids(
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
+        if path.stat().st_size > _BYTES_OF_CHARACTER * MAX_SOURCE_CHARS:
+            raise ModelError(f"{path.name}: more than {MAX_SOURCE_CHARS} characters")
         try:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:

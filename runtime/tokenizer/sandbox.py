@@ -29,7 +29,7 @@ MAX_VALUE = 1 << 24
 MAX_SPENT = 1 << 29
 """Bytes of all that one rendering makes, kept or not."""
 
-MAX_CPU_S = 5.0
+MAX_CPU_S = 1.0
 """Processor time of one rendering."""
 
 _BUDGET = "the budget"  # not an identifier: no template can name it
@@ -374,6 +374,8 @@ def _limit_format(budget: TemplateBudget, pattern: Any, *arguments: Any, **named
     pattern = pattern if isinstance(pattern, str) else str(pattern)
     if re.search(r"\{[^{}:]*:[^{}]*\{", pattern):
         raise TemplateLimitError("a format takes its width from another field")
+    if re.search(r"\{[^{}]*(?![0-9])\d", pattern):  # Python takes them for a width, too
+        raise TemplateLimitError("a format has digits that are not ASCII")
     parts = [*_flat(arguments), *named.values()]
     numbers = [abs(part) for part in parts if isinstance(part, int)] if "*" in pattern else []
     width = max((int(found[0][:9]) for found in budget.ticked(re.finditer("[0-9]+", pattern))), default=0)

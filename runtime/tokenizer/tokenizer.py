@@ -6,7 +6,7 @@ import codecs
 import json
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Unpack
@@ -90,19 +90,33 @@ class Tokenizer:
         place = bisect_right(self._sorted_bytes, text)
         return place < len(self._sorted_bytes) and self._sorted_bytes[place].startswith(text)
 
-    def fewest_tokens(self, text: str) -> int:
-        """Returns the least number of tokens that say a text; `encode` may use more."""
-        data, known = text.encode(), self._sorted_bytes
-        counts = [0] + [len(data)] * len(data)
-        for start in range(len(data)):
-            for stop in range(start + 1, len(data) + 1):
-                piece = data[start:stop]
-                place = bisect_left(known, piece)
-                if place == len(known) or not known[place].startswith(piece):
-                    break
-                if known[place] == piece:
-                    counts[stop] = min(counts[stop], counts[start] + 1)
-        return counts[-1]
+    def fewest_tokens(self, text: str, most: int | None = None) -> int:
+        """Returns the least number of tokens that say a text; `encode` may use more.
+
+        With `most`, it stops there: `most` + 1 is said for any number beyond.
+        """
+        data = text.encode()
+        count, reached, frontier = 0, {0}, [0]
+        while len(data) not in reached:
+            count += 1
+            if most is not None and count > most:
+                return count
+            frontier = [stop for start in frontier for stop in self._stops(data, start, reached)]
+            if not frontier:  # some byte has no token
+                return len(data)
+        return count
+
+    def _stops(self, data: bytes, start: int, reached: set[int]) -> Iterator[int]:
+        """Finds where tokens that begin at `start` end, of the places not yet `reached`, and notes them there."""
+        known = self._sorted_bytes
+        for stop in range(start + 1, len(data) + 1):
+            piece = data[start:stop]
+            place = bisect_left(known, piece)
+            if place == len(known) or not known[place].startswith(piece):
+                return
+            if known[place] == piece and stop not in reached:
+                reached.add(stop)
+                yield stop
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of a text that may stand anywhere: no beginning-of-sequence token, no space put before it.

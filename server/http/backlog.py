@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -262,6 +263,8 @@ class _Entry:
 
 
 def _size(event: ProgramEvent) -> int:
+    if isinstance(event, Done):  # its texts may be large: to encode them would hold up the event loop
+        return sum(map(sys.getsizeof, event.texts.values()))
     return len(msgspec.msgpack.encode(event))
 
 

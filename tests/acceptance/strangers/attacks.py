@@ -283,7 +283,7 @@ ATTACKS = (
         messages=[{"role": "user", "content": MANY_WORDS}]))),
     Attack("small texts to tokenise", OK | FULL, post(TOKENIZE, lambda n: {"prompt": f"{LONG} {n}"})),
     Attack("a word of 60 kB to tokenise", OK | BAD | FULL, post(TOKENIZE, lambda n: {"prompt": "ab" * 30_000})),
-    Attack("a million tokens to write", LEFT | BAD | FULL | OK,
+    Attack("a million tokens to write", TOO_LARGE | BAD | FULL,
            post("/detokenize", lambda n: padded('{"tokens":[', "7,", "7]}", 2_000_000))),
     Attack("deep JSON", BAD, post(CHAT, lambda n: f'{{"model":"tiny","messages":{NESTED}}}'.encode())),
     Attack("a million lists", TOO_LARGE | BAD | FULL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -227,3 +228,21 @@ def test_both_notations_are_told_apart() -> None:
     assert is_gbnf("some-rule ::=\n x")
     assert not is_gbnf('start: "::="')
     assert not is_gbnf("?start: x\nx: /a/")
+
+
+@pytest.mark.parametrize("blanks", [" ", "\n", " \n", "#", "//", "# \n", "\u2003", "a", "a\n"])
+def test_a_notation_is_told_in_time_linear_in_the_text(blanks: str) -> None:
+    texts = [(blanks * 24_000)[:24_000] + end for end in ("", "!::=", "\n!::=", "a", "a !", "::")]
+    began = time.thread_time()
+    for text in texts:
+        is_gbnf(text)
+    assert time.thread_time() - began < 0.2
+
+
+@pytest.mark.parametrize("part", ["x ", '"a" ', "[a] ", '("a") ', " \n", "# x\n", "x #\n"])
+def test_a_grammar_is_read_in_time_linear_in_its_text(part: str) -> None:
+    text = 'root ::= "a"\nx ::= ' + (part * 60_000)[:120_000]
+    began = time.thread_time()
+    with pytest.raises(GrammarError, match=f"line {2 + text.count(chr(10))}: expected"):
+        to_lark(f"{text}\n$")
+    assert time.thread_time() - began < 2.0

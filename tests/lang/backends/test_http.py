@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import socket
 import threading
@@ -16,6 +17,7 @@ import msgspec
 import pytest
 
 from bough.lang.api import function, gen
+from bough.lang.backends import http as http_module
 from bough.lang.backends.http import HttpBackend
 from bough.lang.backends.mock import MockBackend
 from bough.lang.diagnostics.errors import BackendError, ProgramError
@@ -298,6 +300,33 @@ def test_what_a_server_says_of_a_retry_goes_before_its_status(serve, status, sai
             backend.flush_cache()
     assert (caught.value.retryable, asyncio.run(main(server.url)).retryable) == (expected, expected)
     assert flushed.value.retryable == expected
+
+
+def test_an_answer_without_an_end_is_an_error(serve, monkeypatch):
+    monkeypatch.setattr(http_module, "MAX_ANSWER_BYTES", 1 << 20)
+
+    def answer(handler: Handler, body: bytes) -> None:
+        if handler.path == "/flush_cache":
+            handler.send(200, b" " * (1 << 21))
+            return
+        handler.begin()
+        with contextlib.suppress(OSError):
+            for _ in range(64):
+                handler.chunk(b"x" * (1 << 16))
+
+    with HttpBackend(serve(answer).url) as backend:
+        for call in (lambda: list(backend.run(PROGRAM)), backend.flush_cache):
+            with pytest.raises(BackendError, match="longer than any can be") as caught:
+                call()
+            assert (caught.value.code, caught.value.retryable) == ("broken_stream", False)
+
+
+def test_a_line_is_read_in_time_linear_in_its_length():
+    events, part = http_module._Events(), b"x" * 64
+    began = time.thread_time()
+    for _ in range(1 << 15):
+        assert events.feed(part) == []
+    assert time.thread_time() - began < 0.5
 
 
 def test_a_connection_that_is_cut_is_an_error(serve):

@@ -256,6 +256,17 @@ def test_a_full_disk_is_told_before(hub: HubServer, monkeypatch: pytest.MonkeyPa
         fetch_file(SOURCE)
 
 
+def test_a_file_of_unknown_length_does_not_fill_the_disk(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.lengths, hub.files["long.gguf"] = False, b"GGUF" + bytes(10_000_000)
+    assert fetch_file(f"{hub.url}/long.gguf").stat().st_size == 10_000_004
+    free = iter([*range(1 << 31, 0, -(1 << 29)), *[0] * 200])
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": next(free)})())
+    hub.files["other.gguf"] = hub.files["long.gguf"]
+    with pytest.raises(ModelError, match="does not say how large it is"):
+        fetch_file(f"{hub.url}/other.gguf")
+    assert not [path for path in folder_of(f"{hub.url}/other.gguf").rglob("*") if path.stat().st_size > 1000]
+
+
 def test_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("BOUGH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_ENDPOINT", "https://127.0.0.1:1")

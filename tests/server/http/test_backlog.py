@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from bough.runtime.protocol.errors import EngineError
 from bough.runtime.protocol.program import Assign, Delta, Done, Failed, Program, ProgramEvent, Skipped, Value
 from bough.runtime.protocol.request import TokenLogprob
+from bough.server.http import backlog as backlog_module
 from bough.server.http.backlog import MAX_WAITING_BYTES, Ahead, Backlog, Budget
 
 from ..conftest import Running, Start
@@ -145,6 +147,13 @@ def test_a_large_end_waits_for_nobody_who_has_not_read_what_came_before() -> Non
 
 async def nothing() -> None:
     """Closes nothing."""
+
+
+def test_a_large_end_is_not_encoded_to_be_counted() -> None:
+    end = Done(texts=dict.fromkeys(range(50), "\n" + " " * 660_000))
+    began = time.thread_time()
+    assert len(end.texts) * 660_000 <= backlog_module._size(end) <= 2 * len(end.texts) * 660_000
+    assert time.thread_time() - began < 0.002
 
 
 class Parts:
