@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from ...constrain.json_text.partial import PartialReader
 from ...constrain.spec import JsonSchema
-from ..diagnostics.errors import ProgramError
+from ..diagnostics.errors import ProgramError, UnsupportedError
 from ..diagnostics.located import users_lines
 from ..diagnostics.source_lines import caller
 from ..record.expression import RoleClose, RoleOpen
@@ -60,15 +60,39 @@ def text(branch: Branch) -> str:
         ) from None
 
 
+def num_tokens(branch: Branch) -> int:
+    """The tokens of a branch as the engine counts them. Over an API: those of the latest prompt and its answer."""
+    session = branch.session
+    sync(branch)
+    session.raise_error()
+    counted = session.arrivals.num_tokens.get(branch.id)
+    if counted is not None:
+        return counted
+    for mark in reversed(_marks(branch)):
+        value = mark.value if isinstance(mark, Turn | Slot) else None
+        if value is not None and value.usage.prompt_tokens:
+            return value.usage.prompt_tokens + value.usage.completion_tokens
+    raise UnsupportedError(
+        f"{type(session.backend).__name__} has no tokenizer, and no answer has told a number of tokens yet",
+        param="num_tokens",
+        place=caller(),
+    )
+
+
 def messages(branch: Branch) -> list[dict[str, str]]:
     """The messages of a branch; text outside of any is left out. Of a program that has failed: what had come."""
     try:
-        return _messages(branch, _marks(branch))
+        return _dicts(passages(branch))
     except ProgramError:
         if not branch.session.ended_early:
             raise
     pieces, _, unfinished = progress_of(branch)
-    return _messages(branch, [*pieces, unfinished])
+    return _dicts(_passages(branch, [*pieces, unfinished]))
+
+
+def passages(branch: Branch) -> list[tuple[str, str]]:
+    """The messages of a branch, as role and content; text outside of any has the role ""."""
+    return _passages(branch, _marks(branch))
 
 
 def _marks(branch: Branch) -> list[Any]:
@@ -83,19 +107,22 @@ def _marks(branch: Branch) -> list[Any]:
     return list(line_of(branch).pieces)
 
 
-def _messages(branch: Branch, marks: list[Any]) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = []
-    inside = False
+def _passages(branch: Branch, marks: list[Any]) -> list[tuple[str, str]]:
+    found: list[tuple[str, list[str]]] = [("", [])]
     for mark in marks:
         match mark:
             case RoleOpen(role=role):
-                found.append({"role": role, "content": ""})
-                inside = True
+                found.append((role, []))
             case RoleClose():
-                inside = False
-            case _ if inside:
-                found[-1]["content"] += text_of(mark) if isinstance(mark, Turn) else _text(branch, mark)
-    return found
+                found.append(("", []))
+            case _:
+                found[-1][1].append(text_of(mark) if isinstance(mark, Turn) else _text(branch, mark))
+    joined = [(role, "".join(texts)) for role, texts in found]
+    return [(role, text) for role, text in joined if role or text]
+
+
+def _dicts(passages: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in passages if role]
 
 
 def text_so_far(branch: Branch) -> tuple[str, Slot | None]:
