@@ -64,7 +64,7 @@ MISTAKES: tuple[tuple[str, int, str], ...] = (
     ("models list --config bad.toml", 2, r"bad\.toml is not valid TOML: Expected ']' .*line 1"),
     ("chat --config key.toml", 2, r"key\.toml, chat\.sistem: there is no such option: did you mean system\?"),
     ("chat --config .", 2, r"--config: \. cannot be read \(Is a directory\): check the path and its rights"),
-    ("chat --load essay.txt", 2, r"--load: essay\.txt is not a conversation saved by bough chat .*: choose another"),
+    ("chat --load essay.txt", 2, r"--load: essay\.txt is not a saved conversation .*: choose another"),
     ("chat --load .", 2, r"--load: \. is not a file: choose another one"),
     ("chat --temperature -1", 2, r"--temperature must be at least 0, got -1"),
     ("chat --max-tokens 0", 2, r"--max-tokens must be at least 1, got 0"),
