@@ -322,7 +322,9 @@ def _walk_line(branch: Branch, num_chars: int) -> Generator[str | Wait, None, in
     session.send()
     while True:
         text, slot = text_so_far(branch)
-        if len(text) > num_chars:
+        if slot is not None and not _through(session, slot) and session.arrivals.may_restart(branch.id):
+            yield Wait(partial(_through, session, slot), partial(_submission_of, slot))
+        elif len(text) > num_chars:
             yield text[num_chars:]
             num_chars = len(text)
         elif slot is None:
@@ -331,6 +333,10 @@ def _walk_line(branch: Branch, num_chars: int) -> Generator[str | Wait, None, in
             raise_missing(session, slot)
         else:
             yield Wait(partial(_moved, session, slot, len(slot.chunks), slot.attempt), partial(_submission_of, slot))
+
+
+def _through(session: Session, slot: Slot) -> bool:
+    return over(session, slot) if slot.submission is None else slot.submission.ended
 
 
 def _moved(session: Session, slot: Slot, num_chunks: int, attempt: int) -> bool:
@@ -352,6 +358,7 @@ def _walk_mark(branch: Branch, mark: str | Slot | Kept) -> Iterator[str | Wait]:
     session, num_seen = branch.session, 0
     if mark.submission is None:
         session.send()
+    yield from _certain(session, mark)
     while True:
         new = "".join(mark.chunks)[num_seen:]
         if new:
@@ -365,6 +372,13 @@ def _walk_mark(branch: Branch, mark: str | Slot | Kept) -> Iterator[str | Wait]:
             raise_missing(session, mark)
         else:
             yield Wait(partial(_grown, session, mark, num_seen), lambda: mark.submission)
+
+
+def _certain(session: Session, slot: Slot) -> Iterator[Wait]:
+    """Until what has come of a slot stays: a branch that may begin anew has first to be through, since no stream can
+    take back what it has yielded."""
+    if session.arrivals.may_restart(slot.branch):
+        yield Wait(partial(_through, session, slot), partial(_submission_of, slot))
 
 
 def _longer(branch: Branch, num_marks: int) -> bool:
