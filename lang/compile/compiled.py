@@ -148,7 +148,8 @@ class CompiledProgram:
         **arguments: Any,
     ) -> Any:
         """`run` for tasks; cancelling the task stops the program."""
-        return await self._arun(caller(), args, arguments, backend, namespace, timeout_s)
+        with users_lines:
+            return await self._arun(caller(), args, arguments, backend, namespace, timeout_s)
 
     async def _arun(
         self,
