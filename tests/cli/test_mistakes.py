@@ -112,6 +112,7 @@ MISTAKES: tuple[tuple[str, int, str], ...] = (
 VARIABLES: tuple[tuple[str, str, str, int, str], ...] = (
     ("BOUGH_NUM_PAGES", "many", "chat", 2, r"BOUGH_NUM_PAGES needs a whole number, such as 8; got 'many'"),
     ("BOUGH_DTYPE", "fp8", "chat", 2, r"BOUGH_DTYPE must be auto, float32, bfloat16 or float16, got 'fp8'"),
+    ("BOUGH_LOG", "loud", "models", 2, r"bough: BOUGH_LOG must be debug, info, warning, error or critical, got 'loud'"),
     ("BOUGH_CONFIG", "no.toml", "chat", 2, r"BOUGH_CONFIG: there is no file no\.toml: check the path"),
     (
         "BOUGH_CACHE",
