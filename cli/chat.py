@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..lang.diagnostics.errors import ProgramError
 from ..lang.state.conversation import Conversation
-from ..lang.state.messages import Message
+from ..lang.state.messages import ChatMessage
 from ..lang.state.trimming import KeepLast
 from ..runtime.checkpoints.fetch import user_path
 from ..runtime.client.local import LocalClient
@@ -124,7 +124,7 @@ class Chat:
 
     def reset(self, system: str | None = None) -> None:
         """Forgets what was said, and the system message if there is another one."""
-        messages = _system(self.conversation.messages) if system is None else [Message("system", system)]
+        messages = _system(self.conversation.messages) if system is None else [ChatMessage("system", system)]
         self.conversation = Conversation(messages, model=self._client.info.name)
 
     def _set_system(self, text: str) -> None:
@@ -164,15 +164,15 @@ class Chat:
         them."""
         before = self.conversation
         try:
-            asked = self._fitted([*before.messages, Message("user", line)])
+            asked = self._fitted([*before.messages, ChatMessage("user", line)])
         except (RequestError, ProgramError) as error:
             print(f"(not sent: {printable(error.message)})")
             return
         if asked is not None:
             answer = self._answer(self._encoded(asked))
-            self.conversation = before.replace([*asked, Message("assistant", answer)])
+            self.conversation = before.replace([*asked, ChatMessage("assistant", answer)])
 
-    def _fitted(self, messages: Sequence[Message]) -> Sequence[Message] | None:
+    def _fitted(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage] | None:
         """The messages with room for an answer; the oldest go if the user agrees. None: they are not sent."""
         limit = self._client.info.max_request_tokens
         most = limit - max(1, min(self._max_tokens, limit // _SHARE_OF_ANSWER))
@@ -189,7 +189,7 @@ class Chat:
             return None
         return kept
 
-    def _encoded(self, messages: Sequence[Message]) -> list[int]:
+    def _encoded(self, messages: Sequence[ChatMessage]) -> list[int]:
         shown = [{"role": message.role, "content": message.content} for message in messages]
         return list(self._client.tokenizer.encode_chat(shown))
 
@@ -214,7 +214,7 @@ class Chat:
         return text
 
 
-def _system(messages: Sequence[Message]) -> list[Message]:
+def _system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Returns the system message, alone in a list, or an empty list."""
     return [message for message in messages[:1] if message.role == "system"]
 

@@ -21,13 +21,13 @@ from ..record.expression import RoleClose, RoleOpen
 from ..session.branch import Branch
 from ..types.annotations import as_json
 from . import streaming, values
-from .messages import Message, beside_the_loop, count_tokens
+from .messages import ChatMessage, beside_the_loop, count_tokens
 
 MAX_FILE_BYTES = 64 << 20
 
 
 class Trimming(NamedTuple):
-    """What a policy has done to a conversation.
+    """Result of a policy: the messages that are gone, and the tokens that are left.
 
     dropped         the messages that it no longer has
     num_tokens      of what is left; None if the backend cannot count
@@ -36,7 +36,7 @@ class Trimming(NamedTuple):
     usage           what a summary took
     """
 
-    dropped: tuple[Message, ...] = ()
+    dropped: tuple[ChatMessage, ...] = ()
     num_tokens: int | None = None
     cached_tokens: int | None = None
     usage: Usage = Usage()
@@ -47,7 +47,7 @@ class _Saved(msgspec.Struct, forbid_unknown_fields=True):
 
     format: Literal["bough-chat-1"]
     model: str
-    messages: tuple[Message, ...]
+    messages: tuple[ChatMessage, ...]
     values: dict[str, Any] = {}
     is_open: bool = False
 
@@ -72,7 +72,7 @@ class Conversation:
 
     def __init__(
         self,
-        messages: Iterable[Message | Mapping[str, str]] = (),
+        messages: Iterable[ChatMessage | Mapping[str, str]] = (),
         values: Mapping[str, Any] | None = None,
         *,
         is_open: bool = False,
@@ -109,14 +109,14 @@ class Conversation:
         passages = streaming.passages(branch)
         branch.session.raise_error()
         return cls(
-            (Message(role or "text", content) for role, content in passages),  # type: ignore[arg-type]
+            (ChatMessage(role or "text", content) for role, content in passages),  # type: ignore[arg-type]
             values.values(branch),
             is_open=branch.open_role is not None,
             backend=branch.session.backend,
             namespace=branch.session.settings.namespace,
         )
 
-    def replace(self, messages: Iterable[Message | Mapping[str, str]], trimming: Trimming | None = None) -> Self:
+    def replace(self, messages: Iterable[ChatMessage | Mapping[str, str]], trimming: Trimming | None = None) -> Self:
         """The same conversation with other messages."""
         return type(self)(
             messages,
@@ -199,11 +199,11 @@ class Conversation:
         return cls(saved.messages, saved.values, is_open=saved.is_open, model=saved.model)
 
 
-def _message(given: Message | Mapping[str, str]) -> Message:
-    if isinstance(given, Message):
+def _message(given: ChatMessage | Mapping[str, str]) -> ChatMessage:
+    if isinstance(given, ChatMessage):
         return given
     try:
-        return msgspec.convert(given, Message)
+        return msgspec.convert(given, ChatMessage)
     except msgspec.ValidationError as error:
         raise RequestError(
             f"a message has a role (system, user, assistant or text) and a content, both text: {error}",

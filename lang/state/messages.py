@@ -34,14 +34,14 @@ Result = TypeVar("Result")
 _TOO_LONG = "context_length_exceeded"
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A message of a conversation; one of the role "text" is text outside of messages."""
 
     role: Literal["system", "user", "assistant", "text"]
     content: str
 
 
-def ops_of(messages: Sequence[Message], branch: int = 0) -> Iterator[Op]:
+def ops_of(messages: Sequence[ChatMessage], branch: int = 0) -> Iterator[Op]:
     """The instructions that append messages to a branch."""
     for message in messages:
         if message.role != "text":
@@ -68,7 +68,7 @@ def events_of(backend: Backend, namespace: str, ops: Sequence[Op]) -> Iterator[P
 
 
 def count_tokens(
-    backend: Backend, namespace: str, messages: Sequence[Message], num_first: int = 0
+    backend: Backend, namespace: str, messages: Sequence[ChatMessage], num_first: int = 0
 ) -> tuple[float, float]:
     """Counts the tokens of the first `num_first` messages, and of all. Nothing is computed.
 
@@ -109,7 +109,5 @@ def beside_the_loop(work: Callable[[], Result], awaited: str) -> Result:
     if in_body():
         return wait_for(asyncio.to_thread(work))
     if on_a_loop():
-        raise ProgramError(
-            f"this would block the event loop: use `{awaited}`", code="invalid_program", place=caller()
-        )
+        raise ProgramError(f"this would block the event loop: use `{awaited}`", code="invalid_program", place=caller())
     return work()

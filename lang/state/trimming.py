@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple, Unpack
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.program import Gen, RoleBegin, RoleEnd, Text, Value
 from ..backend import Backend, resolve_backend
-from ..diagnostics.errors import ProgramError, UnsupportedError
+from ..diagnostics.errors import ProgramError
 from ..diagnostics.located import located, users_lines
 from ..diagnostics.source_lines import caller
 from ..record.options import SamplingOptions, clean_options, merge_options
 from .conversation import Conversation, Trimming
-from .messages import Message, beside_the_loop, count_tokens, events_of, ops_of
+from .messages import ChatMessage, beside_the_loop, count_tokens, events_of, ops_of
 from .state import State
 
-Counter = Callable[[Sequence[Message]], float]
+Counter = Callable[[Sequence[ChatMessage]], float]
 """Counts the tokens of messages."""
 
 SUMMARY_PROMPT = "Summarise our conversation so far in a few sentences, with every fact that matters."
@@ -35,24 +35,24 @@ class _Turns(NamedTuple):
     turns    each from a message of the user to the next; the first also has what comes before
     """
 
-    system: tuple[Message, ...]
-    turns: tuple[tuple[Message, ...], ...]
+    system: tuple[ChatMessage, ...]
+    turns: tuple[tuple[ChatMessage, ...], ...]
 
     @classmethod
-    def of(cls, messages: Sequence[Message]) -> _Turns:
+    def of(cls, messages: Sequence[ChatMessage]) -> _Turns:
         num_system = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
         rest = messages[num_system:]
         starts = [index for index, message in enumerate(rest) if message.role == "user"][1:]
         bounds = zip([0, *starts], [*starts, len(rest)], strict=True)
         return cls(tuple(messages[:num_system]), tuple(tuple(rest[a:b]) for a, b in bounds) if rest else ())
 
-    def kept(self, first: int, last: int) -> tuple[Message, ...]:
+    def kept(self, first: int, last: int) -> tuple[ChatMessage, ...]:
         """Returns the messages without the turns between the `first` ones and the `last` ones."""
         return (*self.system, *chain(*self.turns[:first]), *chain(*self.turns[max(first, len(self.turns) - last) :]))
 
 
 class _Policy:
-    """What policies have in common: they take states and conversations, on any thread or event loop."""
+    """Basis of all policies, which take states and conversations, on any thread or event loop."""
 
     @users_lines
     def trim(self, conversation: Conversation | State[Any], *, backend: Backend | None = None) -> Conversation:
@@ -73,9 +73,9 @@ class _Policy:
 
     def _trimmed(self, given: Conversation | State[Any], backend: Backend | None) -> Conversation:
         conversation = given.conversation() if isinstance(given, State) else given
-        return self._apply(conversation, resolve_backend(backend or conversation.backend))
+        return self._apply(conversation, backend or conversation.backend)
 
-    def _apply(self, conversation: Conversation, backend: Backend) -> Conversation:
+    def _apply(self, conversation: Conversation, backend: Backend | None) -> Conversation:
         raise NotImplementedError
 
 
@@ -103,7 +103,7 @@ class KeepLast(_Policy):
         _check("max_tokens", self.max_tokens, 1)
         _check("first", self.first, 0)
 
-    def kept(self, messages: Sequence[Message], count: Counter) -> tuple[Message, ...]:
+    def kept(self, messages: Sequence[ChatMessage], count: Counter) -> tuple[ChatMessage, ...]:
         """Returns the messages that are kept of these; `count` counts tokens.
 
         Raises:
@@ -127,9 +127,9 @@ class KeepLast(_Policy):
             )
         return parts.kept(self.first, sizes[index]) if sizes else tuple(messages)
 
-    def _apply(self, conversation: Conversation, backend: Backend) -> Conversation:
+    def _apply(self, conversation: Conversation, backend: Backend | None) -> Conversation:
         messages = conversation.messages
-        kept = self.kept(messages, lambda some: count_tokens(backend, conversation.namespace, some)[1])
+        kept = self.kept(messages, lambda some: _count(conversation, backend, some)[1])
         return _replaced(conversation, kept, _dropped(messages, kept), backend)
 
 
@@ -162,47 +162,58 @@ class Summarise(_Policy):
         self.prompt = prompt
         self._sampling = merge_options({"max_tokens": 256, "temperature": 0.0}, clean_options(options))
 
-    def _apply(self, conversation: Conversation, backend: Backend) -> Conversation:
-        messages, namespace = conversation.messages, conversation.namespace
+    def _apply(self, conversation: Conversation, backend: Backend | None) -> Conversation:
+        messages = conversation.messages
         parts = _Turns.of(messages)
         num_replaced = len(parts.turns) - self.turns
-        short = self.above_tokens is not None and (
-            count_tokens(backend, namespace, messages)[1] <= self.above_tokens
-        )
+        short = self.above_tokens is not None and _count(conversation, backend, messages)[1] <= self.above_tokens
         if num_replaced < 1 or short:
             return _replaced(conversation, messages, (), backend)
         replaced = tuple(chain(*parts.turns[:num_replaced]))
-        summary = self._summary(backend, namespace, (*parts.system, *replaced))
-        pair = (Message("user", self.prompt), Message("assistant", summary.text.strip()))
+        summary = self._summary(conversation, backend, (*parts.system, *replaced))
+        pair = (ChatMessage("user", self.prompt), ChatMessage("assistant", summary.text.strip()))
         kept = (*parts.system, *pair, *chain(*parts.turns[num_replaced:]))
         shorter = _replaced(conversation, kept, replaced, backend)
         assert shorter.trimming is not None
         return shorter.replace(kept, shorter.trimming._replace(usage=summary.usage))
 
-    def _summary(self, backend: Backend, namespace: str, messages: Sequence[Message]) -> Value:
+    def _summary(self, conversation: Conversation, backend: Backend | None, messages: Sequence[ChatMessage]) -> Value:
         ask = (RoleBegin(0, "user"), Text(0, (self.prompt,)), RoleEnd(0), RoleBegin(0, "assistant"))
         ops = (*ops_of(messages), *ask, Gen(0, "summary", self._sampling), RoleEnd(0))
-        found = [event for event in events_of(backend, namespace, ops) if isinstance(event, Value)]
+        events = events_of(resolve_backend(backend), conversation.namespace, ops)
+        found = [event for event in events if isinstance(event, Value)]
         if not found:
             raise ProgramError("the backend sent no summary", code="broken_stream", place=caller())
         return found[0]
 
 
 def _replaced(
-    conversation: Conversation, kept: tuple[Message, ...], dropped: tuple[Message, ...], backend: Backend
+    conversation: Conversation,
+    kept: tuple[ChatMessage, ...],
+    dropped: tuple[ChatMessage, ...],
+    backend: Backend | None,
 ) -> Conversation:
     """The conversation with the messages that are kept, and what that means for its tokens."""
     pairs = zip(conversation.messages, kept, strict=False)
     num_same = next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(conversation.messages), len(kept)))
     try:
-        cached, total = count_tokens(backend, conversation.namespace, kept, num_same)
-    except UnsupportedError:
+        cached, total = _count(conversation, backend, kept, num_same)
+    except ProgramError as error:
+        if error.code not in ("unsupported", "no_backend"):
+            raise
         return conversation.replace(kept, Trimming(dropped))
     known = None if math.isinf(total) else int(total)
     return conversation.replace(kept, Trimming(dropped, known, None if math.isinf(cached) else int(cached)))
 
 
-def _dropped(messages: tuple[Message, ...], kept: tuple[Message, ...]) -> tuple[Message, ...]:
+def _count(
+    conversation: Conversation, backend: Backend | None, messages: Sequence[ChatMessage], num_first: int = 0
+) -> tuple[float, float]:
+    """Counts the tokens of the first `num_first` messages, and of all. Raises as `count_tokens`."""
+    return count_tokens(resolve_backend(backend), conversation.namespace, messages, num_first)
+
+
+def _dropped(messages: tuple[ChatMessage, ...], kept: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
     """The messages in the middle that are not kept."""
     num_gone = len(messages) - len(kept)
     start = next((i for i, (a, b) in enumerate(zip(messages, kept, strict=False)) if a is not b), len(kept))

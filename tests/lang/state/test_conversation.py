@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def test_a_finished_state_is_continued_on_every_backend(backend: Any) -> None:
     assert texts == ["Be brief.", "hello", first["answer"], "and now?", second["answer"]]
     assert second.usage.prompt_tokens > first.usage.prompt_tokens
     if not isinstance(backend, bough.OpenAI):
-        assert second.usage.cached_tokens >= first.usage.prompt_tokens  # the whole conversation, but for its last tokens
+        assert second.usage.cached_tokens >= first.usage.prompt_tokens
     assert len(first.messages()) == 3, "the first state has changed"
 
 
@@ -187,7 +187,11 @@ def test_a_continuation_can_only_be_run(use: str) -> None:
         else:
             further(s, "two")
 
-    ways = {"compile": further.compile, "explain": further.explain, "cache": further.cache}
+    ways: dict[str, Callable[[], object]] = {
+        "compile": further.compile,
+        "explain": further.explain,
+        "cache": further.cache,
+    }
     with pytest.raises(bough.ProgramError, match=r"a continuation, ask\.after\(\.\.\.\), cannot be") as caught:
         ways.get(use, lambda: outer.run(backend=backend))()
     assert caught.value.place is not None and caught.value.place.file == __file__
@@ -245,12 +249,8 @@ def test_a_conversation_is_saved_and_loaded(tmp_path: Path) -> None:
     loaded = Conversation.load(file)
     assert loaded.messages == talk.messages and loaded.values == {"place": {"name": "Rome"}, "note": "far"}
     state = ask.after(loaded).run("and then?", backend=MockBackend())
-    assert state.messages()[:2] == [message for message in visit_messages(talk)] and state["note"] == "far"
+    assert Conversation(state.messages()[:2]) == Conversation(talk.messages) and state["note"] == "far"
     talk.save(str(file))  # over its own file
-
-
-def visit_messages(talk: Conversation) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in talk.messages]
 
 
 GOOD = {"format": "bough-chat-1", "model": "", "messages": []}

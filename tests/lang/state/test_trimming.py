@@ -103,10 +103,14 @@ def test_a_history_beyond_the_context_is_cut_to_what_has_room(local: bough.Local
 
 
 def test_turns_need_no_tokenizer() -> None:
-    backend = FakeBackend(lambda program: iter([bough.Done(texts={0: ""})]))
+    backend: Any = FakeBackend(lambda program: iter([bough.Done(texts={0: ""})]))
     short = KeepLast(turns=1).trim(talk(3), backend=backend)
     assert contents(short) == ["Be brief.", "q2", "a2"]
     assert short.trimming is not None and short.trimming.num_tokens is None is short.trimming.cached_tokens
+    loaded = KeepLast(turns=1).trim(talk(3))  # there is no backend at all
+    assert contents(loaded) == contents(short) and loaded.trimming == short.trimming
+    with pytest.raises(bough.ProgramError, match="there is no backend to run on"):
+        KeepLast(max_tokens=50).trim(talk(3))
     with pytest.raises(bough.ProgramError, match="FakeBackend has no tokenizer, so it cannot count"):
         KeepLast(max_tokens=50).trim(talk(3), backend=backend)
 
@@ -186,7 +190,7 @@ def test_wrong_policies_are_refused(make: Any, message: str) -> None:
 
 def test_the_usage_of_a_summary_is_that_of_the_api() -> None:
     told = value(0, "summary", "Short.", usage=Usage(prompt_tokens=7, completion_tokens=2))
-    backend = FakeBackend(lambda program: iter([told, bough.Done(texts={0: ""})]))
+    backend: Any = FakeBackend(lambda program: iter([told, bough.Done(texts={0: ""})]))
     short = Summarise(turns=1).trim(talk(3), backend=backend)
     assert short.trimming is not None and short.trimming.usage.prompt_tokens == 7
     assert contents(short)[2] == "Short."
