@@ -27,7 +27,7 @@ from ..session.body import Scope, Watch, current, in_body, spawn, wait_for
 from ..session.branch import Branch
 from ..session.loops import background, on_a_loop
 from ..session.session import Session, Settings
-from ..state.conversation import Conversation
+from ..state.conversation import Conversation, begin_with
 from ..state.state import State
 from ..state.values import RunReading
 
@@ -187,7 +187,7 @@ class Run:
     def _enter(self) -> Token[Scope | None]:
         self.session.own()
         if self._call.past is not None:
-            self._call.past.conversation.record_in(self.state._branch, self._call.past.place)
+            begin_with(self._call.past.conversation, self.state._branch, self._call.past.place)
         return current.set(Scope(self.session, self.state, isinstance(self._driver, TaskDriver), current.get()))
 
     def _check(self) -> None:

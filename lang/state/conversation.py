@@ -99,23 +99,6 @@ class Conversation:
 
     __hash__ = None  # type: ignore[assignment]
 
-    @classmethod
-    def of(cls, branch: Branch) -> Self:
-        """The conversation that a branch holds. Waits for all of it.
-
-        Raises:
-            ProgramError: the program has failed.
-        """
-        passages = streaming.passages(branch)
-        branch.session.raise_error()
-        return cls(
-            (ChatMessage(role or "text", content) for role, content in passages),  # type: ignore[arg-type]
-            values.values(branch),
-            is_open=branch.open_role is not None,
-            backend=branch.session.backend,
-            namespace=branch.session.settings.namespace,
-        )
-
     def replace(self, messages: Iterable[ChatMessage | Mapping[str, str]], trimming: Trimming | None = None) -> Self:
         """The same conversation with other messages."""
         return type(self)(
@@ -127,19 +110,6 @@ class Conversation:
             namespace=self.namespace,
             trimming=trimming,
         )
-
-    def record_in(self, branch: Branch, here: Place) -> None:
-        """Begins a branch with what was said, and with the variables."""
-        last = len(self.messages) - 1
-        for index, message in enumerate(self.messages):
-            if message.role != "text":
-                branch.record_held(RoleOpen(message.role), here)
-            if message.content:
-                branch.record_held(message.content, here)
-            if message.role != "text" and not (self.is_open and index == last):
-                branch.record_held(RoleClose(message.role), here)
-        for name, value in self.values.items():
-            branch.assign(name, value)
 
     @users_lines
     def count_tokens(self, backend: Backend | None = None) -> int:
@@ -197,6 +167,37 @@ class Conversation:
         """
         saved = _read(Path(path))
         return cls(saved.messages, saved.values, is_open=saved.is_open, model=saved.model)
+
+
+def conversation_of(branch: Branch) -> Conversation:
+    """The conversation that a branch holds. Waits for all of it.
+
+    Raises:
+        ProgramError: the program has failed.
+    """
+    passages = streaming.passages(branch)
+    branch.session.raise_error()
+    return Conversation(
+        ({"role": role or "text", "content": content} for role, content in passages),
+        values.values(branch),
+        is_open=branch.open_role is not None,
+        backend=branch.session.backend,
+        namespace=branch.session.settings.namespace,
+    )
+
+
+def begin_with(past: Conversation, branch: Branch, here: Place) -> None:
+    """Begins a branch with what was said, and with the variables; `here` is the line to blame."""
+    last = len(past.messages) - 1
+    for index, message in enumerate(past.messages):
+        if message.role != "text":
+            branch.record_held(RoleOpen(message.role), here)
+        if message.content:
+            branch.record_held(message.content, here)
+        if message.role != "text" and not (past.is_open and index == last):
+            branch.record_held(RoleClose(message.role), here)
+    for name, value in past.values.items():
+        branch.assign(name, value)
 
 
 def _message(given: ChatMessage | Mapping[str, str]) -> ChatMessage:

@@ -26,7 +26,7 @@ from ..session.samples import cancel, samples_of
 from ..types.schema import check_constraint, typed
 from . import streaming
 from . import values as reader
-from .conversation import Conversation
+from .conversation import Conversation, conversation_of
 from .group import Group
 from .notebook import state_view
 from .streaming import Stream
@@ -348,7 +348,7 @@ class State(Generic[Result]):
 
         >>> state.conversation().save("talk.json")
         """
-        return Conversation.of(self._branch)
+        return conversation_of(self._branch)
 
     @property
     @users_lines
