@@ -68,6 +68,9 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/house/test_fac
     from bough.lang.sglang.words import gen_int as gen_int
     from bough.lang.sglang.words import gen_string as gen_string
     from bough.lang.sglang.words import global_config as global_config
+    from bough.lang.state.conversation import Conversation as Conversation
+    from bough.lang.state.trimming import KeepLast as KeepLast
+    from bough.lang.state.trimming import Summarise as Summarise
     from bough.lang.tools.http_tool import http_tool as http_tool
     from bough.lang.tools.tool import Tool as Tool
     from bough.lang.tools.tool import tool as tool
@@ -136,6 +139,8 @@ _HOMES = {
     "bough.lang.observe.otel": ("observe",),
     "bough.lang.function": ("Function", "State"),
     "bough.lang.observe.timelines.timeline": ("BatchTimeline", "Timeline"),
+    "bough.lang.state.conversation": ("Conversation",),
+    "bough.lang.state.trimming": ("KeepLast", "Summarise"),
     "bough.lang.tools.tool": ("Tool", "tool", "use"),
     "bough.runtime.protocol.errors": ("BoughError", "EngineError", "RequestError"),
     "bough.runtime.client.llm": ("LLM",),

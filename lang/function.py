@@ -15,11 +15,12 @@ from .diagnostics.source_lines import caller
 from .record.options import OPTION_NAMES, checked_flag, checked_timeout, clean_options, nearest, wrong_kind
 from .run.batch import Maker, States, alist, count_at_once, on_loop, on_threads, split_item
 from .run.events import EventStream
-from .run.run import Invocation, PullDriver, Run, TaskDriver
+from .run.run import Invocation, Past, PullDriver, Run, TaskDriver
 from .session.body import Promised, Scope, current, in_body, wait_for
 from .session.branch import Branch
 from .session.loops import on_a_loop, run_blocking
 from .session.session import Settings
+from .state.conversation import Conversation
 from .state.group import Group
 from .state.notebook import text_view
 from .state.state import Result, State
@@ -64,6 +65,7 @@ class Function(Generic[Result]):
         bound: Mapping[str, Any] | None = None,
         *,
         num_api_spec_tokens: int | None = None,
+        past: Past | None = None,
     ) -> None:
         parameters = list(inspect.signature(body).parameters.values())
         if not parameters or parameters[0].kind in (parameters[0].KEYWORD_ONLY, parameters[0].VAR_KEYWORD):
@@ -87,6 +89,7 @@ class Function(Generic[Result]):
         self.body = body
         self.bound = dict(bound or {})
         self.num_api_spec_tokens = num_api_spec_tokens
+        self._past = past
         needed = [one for one in parameters[1:] if one.default is one.empty and one.name not in self.bound]
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._takes_one = len(needed) <= 1 and any(one.kind in positional for one in parameters[1:])
@@ -99,7 +102,38 @@ class Function(Generic[Result]):
 
     def bind(self, **kwargs: Any) -> Self:
         """The same program with some arguments or sampling defaults filled in; a call overrides them."""
-        return type(self)(self.body, {**self.bound, **kwargs}, num_api_spec_tokens=self.num_api_spec_tokens)
+        bound = {**self.bound, **kwargs}
+        return type(self)(self.body, bound, num_api_spec_tokens=self.num_api_spec_tokens, past=self._past)
+
+    @located
+    def after(self, past: State[Any] | Conversation, /) -> Self:
+        """The same program as a continuation: its runs begin with all that `past` holds, messages and variables. Each
+        run is a new state; `past` stays as it is.
+
+        Runs on the backend and in the namespace of `past`, unless others are given.
+
+        >>> state = ask.run("What is the capital of France?")
+        >>> state = ask.after(state).run("And of Japan?")
+
+        Raises:
+            ProgramError: the program that `past` is the state of has failed.
+        """
+        conversation = past.conversation() if isinstance(past, State) else past
+        if not isinstance(conversation, Conversation):
+            raise wrong_kind("past", "a state or a Conversation", past)
+        around = {"backend": conversation.backend, "namespace": conversation.namespace or None}
+        bound = {**{name: value for name, value in around.items() if value is not None}, **self.bound}
+        past_here = Past(conversation, caller())
+        return type(self)(self.body, bound, num_api_spec_tokens=self.num_api_spec_tokens, past=past_here)
+
+    def _refuse_past(self, what: str) -> None:
+        """Raises if this is a continuation, which can only be run."""
+        if self._past is not None:
+            raise ProgramError(
+                f"a continuation, {self.__name__}.after(...), cannot be {what}: run it",
+                code="invalid_program",
+                place=caller(),
+            )
 
     @overload
     def __call__(self, state: State[Any], /, *args: Any, **kwargs: Any) -> Result: ...
@@ -113,6 +147,7 @@ class Function(Generic[Result]):
         separately, with the caller's backend and sampling defaults, when something is read from it or it is awaited.
         """
         if args and isinstance(args[0], State):
+            self._refuse_past("recorded in another program")
             result = self.body(*args, **{**self.bound, **kwargs})
             return args[0]._watched(result, f"{self.__name__}(s, ...)") if inspect.iscoroutine(result) else result
         scope = current.get()
@@ -277,6 +312,7 @@ class Function(Generic[Result]):
         """
         from .compile.build import compile_body  # noqa: PLC0415  the compiler, once it is asked for
 
+        self._refuse_past("compiled")
         arguments = {**self.bound, **known}
         options = {name: arguments.pop(name) for name in list(arguments) if self._is_option(name)}
         return compile_body(self.body, arguments, clean_options(options), optimisations=optimisations)
@@ -293,6 +329,7 @@ class Function(Generic[Result]):
         """
         from .compile.explain import explain  # noqa: PLC0415  as above
 
+        self._refuse_past("explained")
         arguments, bound = dict(known), dict(self.bound)
         options = {name: bound.pop(name) for name in list(bound) if self._is_option(name)}
         options |= {name: arguments.pop(name) for name in list(arguments) if self._is_option(name)}
@@ -310,6 +347,7 @@ class Function(Generic[Result]):
         """
         from .compile.prefix import cache_prefix  # noqa: PLC0415  the compiler, once it is asked for
 
+        self._refuse_past("cached")
         known = dict(self.bound)
         options = {name: known.pop(name) for name in list(known) if self._is_option(name)}
         title = self.body.__name__
@@ -338,7 +376,8 @@ class Function(Generic[Result]):
         for name in unknown:
             meant = _ELSEWHERE.get(name) or nearest(name, {*self._own_names, *OPTION_NAMES, *_RESERVED})
             raise TypeError(f"{self.body.__qualname__}() got an unexpected keyword argument {name!r}{meant}")
-        return Invocation(self.body.__name__, self.body, args, fields, clean_options(options), backend, settings)
+        defaults = clean_options(options)
+        return Invocation(self.body.__name__, self.body, args, fields, defaults, backend, settings, past=self._past)
 
 
 class AsyncFunction(Function[Result]):

@@ -28,6 +28,7 @@ from ...constrain.regex.formats import example
 from ...constrain.spec import Choice, GrammarSpec, JsonSchema, Regex, Structural
 from ...runtime.client.streams import aiterate, iterate
 from ...runtime.programs.executor import Executor
+from ...runtime.programs.state import Branch
 from ...runtime.protocol.errors import BoughError, EngineError, RequestError
 from ...runtime.protocol.program import Gen, Program, ProgramEvent, Select, Use, Value, walk
 from ...runtime.protocol.request import Usage
@@ -110,6 +111,13 @@ class MockBackend:
         self._end()
 
 
+class _Machine(MessageMachine):
+    """Counts words as tokens."""
+
+    def num_tokens(self, branch: Branch) -> int:
+        return len(words(branch.content.text))
+
+
 @dataclass(eq=False, slots=True)
 class _Flight:
     """A tool that runs, and what has come of it while those before it are waited for."""
@@ -132,7 +140,7 @@ class _Runs:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.lock = threading.RLock()  # an answer may be a function that runs a program
-        self._programs = Executor(MessageMachine(self), time.monotonic, max_states=MAX_STATES)
+        self._programs = Executor(_Machine(self), time.monotonic, max_states=MAX_STATES)
         self._tools = ToolRuns()
         self._flights: dict[ModelCall, _Flight] = {}
 

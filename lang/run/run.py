@@ -19,7 +19,7 @@ from ...runtime.protocol.program import ProgramEvent
 from ..backend import Backend
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.located import add_line, users_lines
-from ..diagnostics.source_lines import caller
+from ..diagnostics.source_lines import Place, caller
 from ..observe import otel
 from ..record.variables import Submission
 from ..session.attempts import asettle, settle
@@ -27,6 +27,7 @@ from ..session.body import Scope, Watch, current, in_body, spawn, wait_for
 from ..session.branch import Branch
 from ..session.loops import background, on_a_loop
 from ..session.session import Session, Settings
+from ..state.conversation import Conversation, begin_with
 from ..state.state import State
 from ..state.values import RunReading
 
@@ -34,8 +35,16 @@ _GRACE_S = 0.5
 """After a program's limit: in which the engine can say itself what has taken too long."""
 
 
+class Past(NamedTuple):
+    """A conversation that a program continues, and the line that says so."""
+
+    conversation: Conversation
+    place: Place
+
+
 class Invocation(NamedTuple):
-    """Call of a program: body, arguments, sampling defaults, where and how to run. `refusal`: why it cannot be run."""
+    """Call of a program: body, arguments, sampling defaults, where and how to run. `refusal`: why it cannot be run.
+    `past`: what its state begins with."""
 
     name: str
     body: Callable[..., Any]
@@ -45,6 +54,7 @@ class Invocation(NamedTuple):
     backend: Backend
     settings: Settings
     refusal: Exception | None = None
+    past: Past | None = None
 
     @property
     def is_async(self) -> bool:
@@ -176,6 +186,8 @@ class Run:
 
     def _enter(self) -> Token[Scope | None]:
         self.session.own()
+        if self._call.past is not None:
+            begin_with(self._call.past.conversation, self.state._branch, self._call.past.place)
         return current.set(Scope(self.session, self.state, isinstance(self._driver, TaskDriver), current.get()))
 
     def _check(self) -> None:

@@ -441,7 +441,8 @@ class Branch:
                 code="invalid_program",
                 place=place(),
             )
-        reason = "the program has ended" if self.session.body.ended else self.closed
+        continued = "the program has ended: continue it with another one, f.after(state).run(...)"
+        reason = continued if self.session.body.ended else self.closed
         if reason:
             raise ProgramError(f"nothing can be appended to this state: {reason}", code="ended", place=place())
 

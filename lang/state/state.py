@@ -26,6 +26,7 @@ from ..session.samples import cancel, samples_of
 from ..types.schema import check_constraint, typed
 from . import streaming
 from . import values as reader
+from .conversation import Conversation, conversation_of
 from .group import Group
 from .notebook import state_view
 from .streaming import Stream
@@ -339,6 +340,24 @@ class State(Generic[Result]):
     def messages(self) -> list[dict[str, str]]:
         """The chat so far, as role and content. Waits for all of it; after the program has failed: what had arrived."""
         return streaming.messages(self._branch)
+
+    @users_lines
+    def conversation(self) -> Conversation:
+        """The messages and variables as plain data: to continue (`Function.after`), count, trim, save. Waits for all of
+        it.
+
+        >>> state.conversation().save("talk.json")
+        """
+        return conversation_of(self._branch)
+
+    @property
+    @users_lines
+    def num_tokens(self) -> int:
+        """Number of tokens of this branch, the chat template's included. Waits for everything recorded.
+
+        APIs have no tokenizer: there it is the number that came with the latest answer.
+        """
+        return streaming.num_tokens(self._branch)
 
     @users_lines
     def get_meta_info(self, name: str) -> dict[str, Any]:

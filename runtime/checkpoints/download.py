@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
+import logging
 import os
 import re
 import shutil
 import ssl
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +24,8 @@ import httpx
 from ..protocol.errors import ModelError
 from .fetch import Progress, file_sha256, unwritable
 from .pins import FileOrigin, read_origin, write_origin
+
+logger = logging.getLogger("bough.checkpoints")
 
 MAX_FAILURES = 5
 """Tries in a row that bring nothing before a download is given up."""
@@ -90,10 +95,14 @@ class Download:
     def _locked(self) -> Iterator[IO[bytes]]:
         """Opens the part, which no other process has open then."""
         while True:
-            with self.part.open("ab+") as part:
-                fcntl.flock(part, fcntl.LOCK_EX)
+            with _open_part(self.part) as part:
                 try:
-                    current = os.path.samestat(os.fstat(part.fileno()), self.part.stat())
+                    fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    logger.warning("another process is downloading %s: waiting for it", self.source)
+                    fcntl.flock(part, fcntl.LOCK_EX)
+                try:
+                    current = os.path.samestat(os.fstat(part.fileno()), self.part.lstat())
                 except FileNotFoundError:  # it has become the target, or was none, while this one waited
                     current = False
                 if current:
@@ -201,6 +210,24 @@ class Download:
                 f"{self.source}: the download has SHA-256 {digest}, but {self.sha256} was expected; nothing was kept"
             )
         os.replace(self.part, self.target)
+
+
+def _open_part(path: Path) -> IO[bytes]:
+    """Opens or makes a file to append to and to read.
+
+    Raises:
+        ModelError: something else is there. Whoever shares the cache could lead a link to any file of this user.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "ab+")
+        os.close(descriptor)
+    raise ModelError(f"{path} is a link or no file, and nothing was written to it: remove it")
 
 
 def client(source: str, url: str, token: str | None) -> httpx.Client:

@@ -176,5 +176,8 @@ def _refuse(message: Unreadable, writer: FrameWriter) -> None:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
-    log_to_stderr()
+    try:
+        log_to_stderr()
+    except RequestError as refusal:
+        sys.exit(f"bough: {refusal.message}")
     sys.exit(serve(int(sys.argv[2])))

@@ -90,6 +90,9 @@ class EngineMachine:
     def room(self, branch: Branch) -> float:
         return self._token_chars * max(self._max_tokens - branch.content.length, 0)
 
+    def num_tokens(self, branch: Branch) -> int:
+        return branch.content.length
+
     def append_text(self, frame: Frame, text: str) -> None:
         tokens = self._known.find(frame.state.namespace, text)
         if tokens is None and len(text) > LONG_TEXT and self._encodings is not None:

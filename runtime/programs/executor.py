@@ -166,9 +166,18 @@ class Executor:
         if not state.kept and not state.runs:
             del self._states[state.id]
             self._machine.forget(state, run)
-        texts = {branch.id: branch.content.text for branch in state.branches.values() if branch.started}
-        elapsed_s = now - run.started
-        run.tell(Done(usage=run.usage, requests=run.num_requests, texts=texts, elapsed_s=elapsed_s))
+        opened = [branch for branch in state.branches.values() if branch.started]
+        texts = {branch.id: branch.content.text for branch in opened}
+        counts = {branch.id: self._machine.num_tokens(branch) for branch in opened}
+        run.tell(
+            Done(
+                usage=run.usage,
+                requests=run.num_requests,
+                texts=texts,
+                num_tokens={branch_id: count for branch_id, count in counts.items() if count is not None},
+                elapsed_s=now - run.started,
+            )
+        )
 
     def _fail(self, state: State, step: Step | None, branch_id: int, info: ErrorInfo) -> None:
         """The program has failed: all its branches stop, every submission in flight hears why."""

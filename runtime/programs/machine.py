@@ -30,6 +30,9 @@ class Machine(Protocol):
     def room(self, branch: Branch) -> float:
         """Returns how many characters of text the branch may still take."""
 
+    def num_tokens(self, branch: Branch) -> int | None:
+        """Returns the number of tokens of the branch; None: it is not known."""
+
     def append_text(self, frame: Frame, text: str) -> None: ...
 
     def open_message(self, frame: Frame, role: str) -> None: ...

@@ -277,11 +277,13 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """The submission has ended. `texts` is the whole text of each branch that is still open."""
+    """The submission has ended. `texts` is the whole text of each branch that is still open, `num_tokens` its number of
+    tokens; APIs that do not tell have none."""
 
     usage: Usage = Usage()
     requests: int = 0
     texts: dict[int, str] = {}
+    num_tokens: dict[int, int] = {}
     elapsed_s: float = 0.0
 
 

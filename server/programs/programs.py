@@ -19,7 +19,7 @@ from ...constrain.errors import GrammarError
 from ...runtime.client.client import EngineClient
 from ...runtime.programs.room import check_room
 from ...runtime.programs.validate import MAX_DEPTH
-from ...runtime.protocol.errors import BoughError
+from ...runtime.protocol.errors import BoughError, RequestError
 from ...runtime.protocol.program import (
     STATE_LIFE_S,
     BranchFailed,
@@ -63,7 +63,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
 class Programs:
-    """The programs of a server. Lives on its event loop."""
+    """The programs of a server. Lives on its event loop.
+
+    Raises:
+        RequestError: one of `templates` cannot be run.
+    """
 
     def __init__(self, service: Service, templates: tuple[Template, ...] = ()) -> None:
         self._service = service
@@ -72,7 +76,11 @@ class Programs:
         self._templates: dict[str, Template] = {}
         self._num_bytes: dict[str, int] = {}
         for template in templates:
-            self._put(template.name, template)
+            try:
+                _check(template, service.client)
+                self._put(template.name, template)
+            except (ApiError, BoughError) as error:
+                raise RequestError(f"the program {template.name!r}: {error.message}", param="program") from error
 
     # Sent
 
@@ -286,14 +294,23 @@ def _program(data: bytes, tokenizer: Tokenizer) -> Program:
 
 
 def _deployable(body: bytes, name: str, client: EngineClient) -> tuple[Template, Response]:
-    """Reads a template, and the answer that describes it. Raises ApiError if it cannot be run or described."""
-    template = decode(body, Template)
+    """Reads a template, and the answer that describes it. Raises as `_check`."""
+    template = msgspec.structs.replace(decode(body, Template), name=name)
+    return template, _check(template, client)
+
+
+def _check(template: Template, client: EngineClient) -> Response:
+    """Checks a program before it is deployed, and describes it.
+
+    Raises:
+        ApiError, BoughError: it cannot be run or described.
+    """
     _check_ops(template.ops)
     try:
         check_template(template)
         rehearse(template, client.tools)
         check_room(template.ops, client.tokenizer)
-        return template, to_json(card(msgspec.structs.replace(template, name=name)))
+        return to_json(card(template))
     except GrammarError as error:
         raise to_api_error(error, grammar_param="parameters") from error
     except BoughError:

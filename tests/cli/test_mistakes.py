@@ -64,7 +64,7 @@ MISTAKES: tuple[tuple[str, int, str], ...] = (
     ("models list --config bad.toml", 2, r"bad\.toml is not valid TOML: Expected ']' .*line 1"),
     ("chat --config key.toml", 2, r"key\.toml, chat\.sistem: there is no such option: did you mean system\?"),
     ("chat --config .", 2, r"--config: \. cannot be read \(Is a directory\): check the path and its rights"),
-    ("chat --load essay.txt", 2, r"--load: essay\.txt is not a conversation saved by bough chat .*: choose another"),
+    ("chat --load essay.txt", 2, r"--load: essay\.txt is not a saved conversation .*: choose another"),
     ("chat --load .", 2, r"--load: \. is not a file: choose another one"),
     ("chat --temperature -1", 2, r"--temperature must be at least 0, got -1"),
     ("chat --max-tokens 0", 2, r"--max-tokens must be at least 1, got 0"),
@@ -112,6 +112,7 @@ MISTAKES: tuple[tuple[str, int, str], ...] = (
 VARIABLES: tuple[tuple[str, str, str, int, str], ...] = (
     ("BOUGH_NUM_PAGES", "many", "chat", 2, r"BOUGH_NUM_PAGES needs a whole number, such as 8; got 'many'"),
     ("BOUGH_DTYPE", "fp8", "chat", 2, r"BOUGH_DTYPE must be auto, float32, bfloat16 or float16, got 'fp8'"),
+    ("BOUGH_LOG", "loud", "models", 2, r"bough: BOUGH_LOG must be debug, info, warning, error or critical, got 'loud'"),
     ("BOUGH_CONFIG", "no.toml", "chat", 2, r"BOUGH_CONFIG: there is no file no\.toml: check the path"),
     (
         "BOUGH_CACHE",

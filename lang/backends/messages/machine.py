@@ -111,6 +111,9 @@ class MessageMachine:
     def room(self, branch: Branch) -> float:
         return math.inf
 
+    def num_tokens(self, branch: Branch) -> int | None:
+        """Returns None: only the API could tell."""
+
     def append_text(self, frame: Frame, text: str) -> None:
         self._append(frame, text, "text")
 

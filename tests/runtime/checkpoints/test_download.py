@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,6 +55,40 @@ def test_a_file_of_the_hub(hub: HubServer, source: str) -> None:
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["origin.json", FILE]
     assert locate(source) == path and model_name(source, path) == source
     assert len(hub.asked) == 2  # what is there is not asked for again
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe"])
+def test_a_part_that_somebody_else_has_planted_is_not_followed(hub: HubServer, kind: str, tmp_path: Path) -> None:
+    part, other = folder_of(SOURCE) / f"{FILE}.part", tmp_path / "other"
+    part.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(part)
+    else:
+        part.symlink_to(other)
+    if kind == "link":
+        other.write_text("mine")
+    with pytest.raises(ModelError, match=r"\.part is a link or no file, and nothing was written to it: remove it"):
+        fetch_file(SOURCE)
+    assert not other.exists() if kind != "link" else other.read_text() == "mine"
+    part.unlink()
+    assert fetch_file(SOURCE).read_bytes() == CONTENT
+
+
+def test_who_waits_for_another_download_says_so(hub: HubServer, caplog: pytest.LogCaptureFixture) -> None:
+    part = folder_of(SOURCE) / f"{FILE}.part"
+    part.parent.mkdir(parents=True)
+    with part.open("ab+") as held, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        fetched = pool.submit(fetch_file, SOURCE)
+        deadline = time.monotonic() + 10
+        while not caplog.messages and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert caplog.messages == [f"another process is downloading {SOURCE}: waiting for it"]
+        assert not fetched.done()
+        fcntl.flock(held, fcntl.LOCK_UN)
+        assert fetched.result(10).read_bytes() == CONTENT
+    caplog.clear()
+    assert fetch_file(SOURCE) and not caplog.messages
 
 
 def test_a_transfer_that_breaks_off_goes_on(hub: HubServer) -> None:
