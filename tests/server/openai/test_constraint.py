@@ -16,8 +16,9 @@ import pytest
 from bough.constrain import GrammarCompiler, Vocabulary
 from bough.constrain.spec import JsonSchema, Structural
 from bough.runtime.protocol.request import Request
-from bough.server.openai.readers import Called, ReasoningReader, Said, TagReader, TextReader, Thought
-from bough.server.openai.tools import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, find_form
+from bough.runtime.tools.forms import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, find_form
+from bough.runtime.tools.tag_reader import Called, Said, TagReader
+from bough.server.openai.readers import ReasoningReader, TextReader, Thought
 
 from ..conftest import Running, Start
 from ..fake_client import EOS, ByteTokenizer, FakeClient, Script
