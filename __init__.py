@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/house/test_fac
     from bough.lang.api import assistant as assistant
     from bough.lang.api import assistant_begin as assistant_begin
     from bough.lang.api import assistant_end as assistant_end
+    from bough.lang.api import call_tools as call_tools
     from bough.lang.api import flush_cache as flush_cache
     from bough.lang.api import function as function
     from bough.lang.api import gen as gen
@@ -69,6 +70,7 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/house/test_fac
     from bough.lang.sglang.words import gen_string as gen_string
     from bough.lang.sglang.words import global_config as global_config
     from bough.lang.tools.http_tool import http_tool as http_tool
+    from bough.lang.tools.offered import ToolCall as ToolCall
     from bough.lang.tools.tool import Tool as Tool
     from bough.lang.tools.tool import tool as tool
     from bough.lang.tools.tool import use as use
@@ -95,6 +97,7 @@ _HOMES = {
         "assistant",
         "assistant_begin",
         "assistant_end",
+        "call_tools",
         "flush_cache",
         "function",
         "gen",
@@ -136,6 +139,7 @@ _HOMES = {
     "bough.lang.observe.otel": ("observe",),
     "bough.lang.function": ("Function", "State"),
     "bough.lang.observe.timelines.timeline": ("BatchTimeline", "Timeline"),
+    "bough.lang.tools.offered": ("ToolCall",),
     "bough.lang.tools.tool": ("Tool", "tool", "use"),
     "bough.runtime.protocol.errors": ("BoughError", "EngineError", "RequestError"),
     "bough.runtime.client.llm": ("LLM",),

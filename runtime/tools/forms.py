@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -86,7 +85,16 @@ def call_or_answer(form: CallForm, functions: Arguments, answer: Answer) -> Stru
 
 def no_calls(form: CallForm) -> Regex:
     """Any text in which no call begins."""
-    return Regex(f"(?s:(?!.*{re.escape(form.trigger)}).*)")
+    first, *others = map(_escaped, form.trigger)  # no other character of a trigger is its first one
+    rest = ""
+    for char in reversed(others):
+        on = f"{char}{rest}|" if rest else ""
+        rest = f"(?:{on}[^{first}{char}][^{first}]*)?"
+    return Regex(f"[^{first}]*(?:{first}{rest})*")
+
+
+def _escaped(char: str) -> str:
+    return char if char.isalnum() or char in ' "_<>:' else f"\\{char}"
 
 
 def _tags(form: CallForm, functions: Arguments) -> tuple[Tag, ...]:

@@ -27,8 +27,8 @@ from ...runtime.protocol.program import (
     Op,
     Program,
     ProgramEvent,
-    Use,
     Value,
+    named_tools,
     walk,
 )
 from ...runtime.protocol.request import Usage
@@ -242,8 +242,9 @@ def _check_ops(ops: tuple[Op, ...]) -> None:
 def _check_tools(ops: tuple[Op, ...], allowed: tuple[str, ...] | None) -> None:
     """Raises ApiError if a tool is called that the key may not call."""
     for op in walk(ops):
-        if isinstance(op, Use) and allowed is not None and op.tool not in allowed:
-            raise ApiError(403, "tool_not_allowed", f"The key may not call the tool {op.tool!r}.", param="ops")
+        for name in () if allowed is None else named_tools(op):
+            if name not in allowed:
+                raise ApiError(403, "tool_not_allowed", f"The key may not call the tool {name!r}.", param="ops")
 
 
 def _arguments(data: bytes) -> dict[str, Any]:
