@@ -41,8 +41,8 @@ from .types.checks import checked, waits
 from .types.schema import check_constraint, numeral_of, typed, with_stop
 
 __all__ = [
-    "assistant", "assistant_begin", "assistant_end", "call_tools", "flush_cache", "function", "gen", "get_server_info", "image",
-    "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
+    "assistant", "assistant_begin", "assistant_end", "call_tools", "flush_cache", "function", "gen", "get_server_info",
+    "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
     "system_end", "user", "user_begin", "user_end", "video",
 ]  # fmt: skip
 
@@ -105,7 +105,9 @@ def gen(
 ) -> Choose: ...
 @located  # type: ignore[misc]  # the second place has two names
 @in_places(SGLANG_ORDER, GenOptions)
-def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any, **options: Any) -> Generate | Choose | ToolTurns:
+def gen(
+    name: str | None = None, max_tokens_or_type: object = None, *placed: Any, **options: Any
+) -> Generate | Choose | ToolTurns:
     """Generates text and keeps it as the variable `name`. Options left out have the run's defaults.
 
     type, dtype, schema   a type: the text has its format and `s[name]` is a value of it. int, float, bool, str, an
@@ -181,9 +183,9 @@ def call_tools(
     parallel_tool_calls: bool | None = None,
     **options: Any,
 ) -> ToolTurns:
-    """Lets the model call tools until it answers; the answer is the variable `name`, and `s.calls(name)` lists the calls.
+    """Lets the model call tools until it answers: that is the variable `name`, and `s.calls(name)` lists the calls.
 
-    It stands in an assistant message, or outside of messages, where it is one. It is the same as `gen(name, tools=...)`.
+    The same as `gen(name, tools=...)` in an assistant message; outside of messages it is one by itself.
 
     tools        functions with annotations, `@bough.tool`s, MCP servers, names of tools that the server has
     tool_choice  "auto": the model decides. "required", or a tool: its first turn is a call, of that tool. "none": it

@@ -210,7 +210,7 @@ class ToolTurns(Control):
         for tool in self.offered.tools.values():
             branch.session.add_tool(tool)
         self._record(branch)
-        del branch.variables[self._calls]  # s.calls(name) reads it
+        branch.variables.pop(self._calls, None)  # s.calls(name) reads it
 
     @property
     def _calls(self) -> str:

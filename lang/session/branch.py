@@ -157,6 +157,8 @@ class Branch:
     def record_turn(self, item: Generate, offer: Offer, calls: str) -> None:
         """Records a turn of a model that has tools, and the calls that it may hold: these are the variable `calls`."""
         slot = self._generate(item, offer)
+        if offer.choice == "none":
+            return
         name, sent = self.recorder.name_for(self.id, calls, "calls")
         made = Slot(self.id, sent, str, slot.place, variable=name)
         op = CallTools(self.id, sent, slot.name, offer.tools)

@@ -292,7 +292,7 @@ class State(Generic[Result]):
 
     @users_lines
     def calls(self, name: str) -> list[ToolCall]:
-        """The calls that the model made before its answer `name`, in order: with their arguments, and what came of them.
+        """The calls that the model made before its answer `name`, in order, with what came of them.
 
         >>> s += call_tools("answer", [weather])
         >>> s.calls("answer")

@@ -100,7 +100,7 @@ def _choice(
         case None | "auto":
             return "auto", ""
         case "required" | "none":
-            return choice, ""  # type: ignore[return-value]
+            return choice, ""
     name = choice if isinstance(choice, str) else _named(choice)[0]
     if name not in tools:
         names = ", ".join(map(repr, tools))

@@ -15,16 +15,17 @@ import msgspec
 
 from ..engine.engine import Engine
 from ..protocol.errors import BoughError, EngineError, EngineStoppedError, ErrorInfo, RequestError, to_info
-from ..protocol.program import CallTools, Delta, Gen, MadeCall, Piece, Select, Use, Value
+from ..protocol.program import CallTools, Delta, Gen, Piece, Select, Use, Value
 from ..protocol.request import SAMPLED, UNUSED, Request, RequestOutput, Timings, TokenLogprob, Usage
 from ..protocol.sampling_params import SamplingParams
 from ..sampler.seeds import derive, derive_again
 from ..scheduler.token_tree import ChoiceTree, plant
 from ..tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from ..tools.arguments import read_arguments
-from ..tools.calls import WrittenCall, fault_of, read_calls
+from ..tools.calls import fault_of, read_calls
 from ..tools.quotas import Owner
 from ..tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolCall, ToolRunner
+from ..tools.turns import TOLD_TO_MODEL, ToolTurn
 from .choices import probabilities, score_choices
 from .costs import COPIED_PER_WORK, ENCODED_PER_WORK, ENGINE_BUDGET, MESSAGES_PER_WORK
 from .interpreter import Post
@@ -624,37 +625,6 @@ class ModelCalls:
 
 
 # Calls of tools
-
-
-TOLD_TO_MODEL = frozenset({"tool_failed", "tool_timeout", "unknown_tool", "invalid_tool_call"})
-"""Failures of calls that the model is told of. Others end the program."""
-
-
-class ToolTurn:
-    """The calls of one turn, and what has come of them."""
-
-    def __init__(self, calls: Sequence[WrittenCall]) -> None:
-        self._calls = calls
-        self._found: dict[int, MadeCall] = {}
-
-    def take(self, index: int, outcome: str | ErrorInfo) -> None:
-        name, arguments = self._calls[index]
-        if isinstance(outcome, ErrorInfo):
-            self._found[index] = MadeCall(name, arguments, error=outcome.message)
-        else:
-            self._found[index] = MadeCall(name, arguments, result=outcome)
-
-    @property
-    def over(self) -> bool:
-        return len(self._found) == len(self._calls)
-
-    @property
-    def made(self) -> list[MadeCall]:
-        return [self._found[index] for index in range(len(self._calls))]
-
-    @property
-    def text(self) -> str:
-        return msgspec.json.encode(self.made).decode()
 
 
 Returned = Callable[[str | ErrorInfo], None]

@@ -42,7 +42,6 @@ class Snapshot(NamedTuple):
     num_edges: int = 0
     inserted: tuple[int, int] = (0, 0)
 
-
     def shifted(self, inserted: tuple[int, int]) -> Snapshot:
         """Returns the same point after more has been put in before it: `inserted` in all."""
         more_tokens, more_texts = inserted[0] - self.inserted[0], inserted[1] - self.inserted[1]
@@ -166,7 +165,9 @@ class TokenContent:
         """Numbers of tokens and texts so far."""
         return len(self.tokens), len(self.texts)
 
-    def replace(self, start: tuple[int, int], stop: tuple[int, int], tokens: list[int], text: str, told: Appended) -> None:
+    def replace(
+        self, start: tuple[int, int], stop: tuple[int, int], tokens: list[int], text: str, told: Appended
+    ) -> None:
         """Puts other tokens in the place of those between two edges. What the branch has appended since its fork stays.
 
         Raises:

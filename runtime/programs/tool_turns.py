@@ -108,9 +108,7 @@ def _first(gaps: list[Pieces] | None) -> Pieces:
     return gaps[0] if gaps else []
 
 
-def _put(
-    branch: Branch, start: tuple[int, int], stop: tuple[int, int], pieces: Pieces, tokenizer: Tokenizer
-) -> None:
+def _put(branch: Branch, start: tuple[int, int], stop: tuple[int, int], pieces: Pieces, tokenizer: Tokenizer) -> None:
     told = Appended(branch.id, branch.num_ops, "role", "tools", [])
     tokens = tokenizer.encode_pieces(pieces)
     content_of(branch).replace(start, stop, tokens, _text_of(pieces, tokenizer), told)

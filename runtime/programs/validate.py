@@ -9,7 +9,22 @@ from dataclasses import dataclass, field
 from ..protocol.condition import Compare, Condition, Hole, Matches, nodes
 from ..protocol.errors import RequestError
 from ..protocol.patterns import Pattern, PatternCache
-from ..protocol.program import Assign, CallTools, Cancel, Fork, Gen, Join, Offer, Op, Part, Repeat, Select, Text, Use, When
+from ..protocol.program import (
+    Assign,
+    CallTools,
+    Cancel,
+    Fork,
+    Gen,
+    Join,
+    Offer,
+    Op,
+    Part,
+    Repeat,
+    Select,
+    Text,
+    Use,
+    When,
+)
 from ..protocol.sampling_params import SamplingParams
 from ..tools.arguments import check_names
 from ..tools.registry import ToolCall, unknown_tool
@@ -270,7 +285,6 @@ class SubmissionReader:
         for _, parts in op.arguments:
             self._check_parts(parts, index)
         return self._work_of(sum(1 + len(parts) for _, parts in op.arguments), num_chars, index)
-
 
     def _check_offer(self, offer: Offer, sampling: SamplingParams, index: int) -> None:
         self._check_offered(offer.tools, index)

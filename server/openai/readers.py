@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -31,9 +31,9 @@ Piece = Thought | Said | Called
 class Reader(Protocol):
     """Splits generated text into what is said and what is called, piece by piece."""
 
-    def push(self, text: str) -> list[Piece]: ...
+    def push(self, text: str) -> Sequence[Piece]: ...
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> Sequence[Piece]:
         """Returns what was held back until now."""
 
 
@@ -99,7 +99,7 @@ class ReasoningReader:
         self._held = ""
         self._any = self._closed = self._blank = False
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> Sequence[Piece]:
         if self._closed:
             return self._after(text)
         self._held += text
@@ -121,7 +121,7 @@ class ReasoningReader:
         pieces: list[Piece] = [Thought(self._held)] if self._held else []
         return [*pieces, *self._then.finish()]
 
-    def _after(self, text: str) -> list[Piece]:
+    def _after(self, text: str) -> Sequence[Piece]:
         """Passes the answer on without the empty lines between the reasoning and it."""
         text = text.lstrip("\n") if self._blank else text
         self._blank = self._blank and not text

@@ -242,8 +242,8 @@ def _check_ops(ops: tuple[Op, ...]) -> None:
 def _check_tools(ops: tuple[Op, ...], allowed: tuple[str, ...] | None) -> None:
     """Raises ApiError if a tool is called that the key may not call."""
     for op in walk(ops):
-        for name in () if allowed is None else named_tools(op):
-            if name not in allowed:
+        for name in named_tools(op):
+            if allowed is not None and name not in allowed:
                 raise ApiError(403, "tool_not_allowed", f"The key may not call the tool {name!r}.", param="ops")
 
 
