@@ -70,6 +70,8 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/house/test_fac
     from bough.lang.sglang.words import gen_string as gen_string
     from bough.lang.sglang.words import global_config as global_config
     from bough.lang.tools.http_tool import http_tool as http_tool
+    from bough.lang.tools.mcp_server import McpServer as McpServer
+    from bough.lang.tools.mcp_server import mcp_server as mcp_server
     from bough.lang.tools.offered import ToolCall as ToolCall
     from bough.lang.tools.tool import Tool as Tool
     from bough.lang.tools.tool import tool as tool
@@ -139,6 +141,7 @@ _HOMES = {
     "bough.lang.observe.otel": ("observe",),
     "bough.lang.function": ("Function", "State"),
     "bough.lang.observe.timelines.timeline": ("BatchTimeline", "Timeline"),
+    "bough.lang.tools.mcp_server": ("McpServer", "mcp_server"),
     "bough.lang.tools.offered": ("ToolCall",),
     "bough.lang.tools.tool": ("Tool", "tool", "use"),
     "bough.runtime.protocol.errors": ("BoughError", "EngineError", "RequestError"),

@@ -362,6 +362,7 @@ def called_in_vain(backend: Backend) -> object:
 
     with bough.function(body).stream(backend=backend, **GREEDY) as events:
         *_, done = events
+    assert isinstance(done, Done)
     calls = events.state.calls("a")
     return {call.error is not None for call in calls}, events.state["a"] is not None, done.requests
 
