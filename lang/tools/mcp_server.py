@@ -143,7 +143,8 @@ class _Link:
         self._listed: Future[list[Any]] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: Any = None
-        self._closing: asyncio.Event | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._closing = asyncio.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="bough-mcp", daemon=True)
 
     def connect(self) -> list[Any]:
@@ -161,20 +162,25 @@ class _Link:
         return asyncio.run_coroutine_threadsafe(work(self._client), self._loop)
 
     def close(self) -> None:
-        if self._loop is not None and self._closing is not None:
+        if self._loop is not None and self._task is not None:
             with contextlib.suppress(RuntimeError):  # it has ended by itself
-                self._loop.call_soon_threadsafe(self._closing.set)
+                self._loop.call_soon_threadsafe(self._end)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_S)
 
+    def _end(self) -> None:
+        if self._client is None and self._task is not None:  # it is still being opened
+            self._task.cancel()
+        self._closing.set()
+
     async def _live(self) -> None:
-        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         try:
             async with _package().Client(self._server) as client:
                 self._client = client
                 self._listed.set_result(await _list(client))
                 await self._closing.wait()
-        except BaseException as error:  # noqa: BLE001  whoever connects, or calls, hears of it
+        except BaseException as error:  # noqa: BLE001  whoever connects hears of it
             if not self._listed.done():
                 self._listed.set_exception(_unreachable(_reason(error)))
 

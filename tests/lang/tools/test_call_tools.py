@@ -206,8 +206,7 @@ def unannotated(city) -> str:  # type: ignore[no-untyped-def]
 )
 def test_what_cannot_be_offered_is_refused_with_what_was_meant(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(bough.RequestError, match=said):
-        made = make()
-        made.run(backend=bough.MockBackend())
+        make().run(backend=bough.MockBackend())
 
 
 def len_of(text: str) -> int:
@@ -220,7 +219,9 @@ def test_tools_are_called_in_assistant_messages(role: str) -> None:
         expression = bough.gen("answer", tools=[temperature])
         s += getattr(bough, role)(expression) if role else expression
 
-    with pytest.raises(bough.ProgramError, match=r"in an assistant message, not .*bough.call_tools\('answer', \[...\]\)"):
+    with pytest.raises(
+        bough.ProgramError, match=r"in an assistant message, not .*bough.call_tools\('answer', \[...\]\)"
+    ):
         bough.function(body).run(backend=bough.MockBackend())
 
 
