@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ..engine.engine import Engine
-from ..protocol.errors import BoughError, EngineError, EngineStoppedError, ErrorInfo, RequestError, to_info
+from ..protocol.errors import BoughError, EngineError, ErrorInfo, RequestError, to_info
 from ..protocol.program import CallTools, Delta, Gen, Piece, Select, Use, Value
 from ..protocol.request import SAMPLED, UNUSED, Request, RequestOutput, Timings, TokenLogprob, Usage
 from ..protocol.sampling_params import SamplingParams
@@ -23,8 +21,7 @@ from ..scheduler.token_tree import ChoiceTree, plant
 from ..tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from ..tools.arguments import read_arguments
 from ..tools.calls import fault_of, read_calls
-from ..tools.quotas import Owner
-from ..tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolCall, ToolRunner
+from ..tools.registry import ToolRunner
 from ..tools.turns import TOLD_TO_MODEL, ToolTurn
 from .choices import probabilities, score_choices
 from .costs import COPIED_PER_WORK, ENCODED_PER_WORK, ENGINE_BUDGET, MESSAGES_PER_WORK
@@ -42,6 +39,7 @@ from .tokens import (
     open_message,
 )
 from .tool_turns import append_results, form_of, offered
+from .tool_uses import ToolUses
 from .validate import MAX_CHOICES
 
 logger = logging.getLogger("bough.engine")
@@ -622,101 +620,3 @@ class ModelCalls:
         for content in (*(branch.content for branch in state.branches.values()), *state.untold):
             assert isinstance(content, TokenContent)
             self.send_appended(run, content, None)
-
-
-# Calls of tools
-
-
-Returned = Callable[[str | ErrorInfo], None]
-"""Hears what a call has brought, or why it failed."""
-
-
-@dataclass(eq=False, slots=True)
-class _RunningTool:
-    frame: Frame
-    returned: Returned
-    ticket: Ticket
-    started: float
-    limit_s: float
-
-    @property
-    def end(self) -> float:
-        return self.started + self.limit_s
-
-
-class ToolUses:
-    """Makes the tool calls of one engine. Lives in its thread, on which it is heard what they bring."""
-
-    def __init__(self, runner: ToolRunner, post: Post, clock: Callable[[], float]) -> None:
-        self._runner = runner
-        self._post = post
-        self._clock = clock
-        self._flights: dict[str, _RunningTool] = {}
-
-    def begin(
-        self, frame: Frame, tool: ToolCall, arguments: dict[str, Any], timeout_s: float | None, returned: Returned
-    ) -> None:
-        """Begins a call. Raises BoughError: nothing was begun."""
-        now = self._clock()
-        limit_s = frame.run.time_left(now, min(timeout_s or math.inf, tool.timeout_s or DEFAULT_TIMEOUT_S))
-        assert limit_s is not None
-        call_id = frame.state.new_id("tool/")
-
-        def done(outcome: str | ErrorInfo) -> None:
-            with contextlib.suppress(EngineStoppedError):
-                self._post(lambda: self._take(call_id, outcome))
-
-        owner = Owner.of(frame.state.namespace, frame.state.id)
-        ticket = self._runner.start(tool, arguments, done, owner)
-        self._flights[call_id] = _RunningTool(frame, returned, ticket, now, limit_s)
-        frame.branch.running.add(call_id)
-
-    def stop(self, call_id: str) -> bool:
-        """Leaves a call to itself; False if it is none of these."""
-        flight = self._flights.pop(call_id, None)
-        if flight is None:
-            return False
-        self._runner.abandon(flight.ticket)
-        return True
-
-    def expire(self) -> None:
-        """Fails the calls whose time is over."""
-        now = self._clock()
-        for call_id, flight in list(self._flights.items()):
-            if call_id in self._flights and now >= flight.end:
-                self.stop(call_id)
-                flight.frame.branch.running.discard(call_id)
-                self._tell(flight, _late(flight, now))
-
-    def sleep_s(self) -> float | None:
-        """Seconds until the first of them is over; None: there is none."""
-        first = min((flight.end for flight in self._flights.values()), default=None)
-        return None if first is None else max(first - self._clock(), 0.0)
-
-    def _take(self, call_id: str, outcome: str | ErrorInfo) -> None:
-        flight = self._flights.pop(call_id, None)
-        if flight is None:  # nobody waits for it any more
-            return
-        flight.frame.branch.running.discard(call_id)
-        self._tell(flight, outcome)
-
-    def _tell(self, flight: _RunningTool, outcome: str | ErrorInfo) -> None:
-        try:
-            flight.returned(outcome)
-        except BoughError as error:
-            flight.frame.failed(to_info(error))
-        except Exception:
-            logger.exception("a program failed")
-            flight.frame.failed(ErrorInfo(code="internal_error", message="the program failed"))
-
-
-def _late(flight: _RunningTool, now: float) -> ErrorInfo:
-    """Returns the error of a call whose time is over, or its program's."""
-    name = flight.ticket.tool.name
-    try:
-        flight.frame.run.time_left(now)
-    except EngineError as error:
-        return to_info(error)
-    return ErrorInfo(
-        code="tool_timeout", message=f"the tool {name!r} was not done within {flight.limit_s:g} s", param=name
-    )
