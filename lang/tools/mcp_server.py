@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -67,7 +69,7 @@ def mcp_server(
         raise RequestError("headers are for a URL: a command has env", param="headers")
     command, *args = target
     server = package.StdioServerParameters(command=command, args=args, env=None if env is None else dict(env))
-    return McpServer(command, server, prefix, limit_s, max_chars)
+    return McpServer(command, _stdio(server), prefix, limit_s, max_chars)
 
 
 class McpServer:
@@ -204,6 +206,19 @@ def _text_of(found: Any) -> str:
     if not texts and found.structured_content is not None:
         return json.dumps(found.structured_content, ensure_ascii=False)
     return "\n".join(texts)
+
+
+@contextlib.asynccontextmanager
+async def _stdio(server: Any) -> AsyncIterator[Any]:
+    """Starts a command. What it says on stderr goes where this process's does; nowhere, if that is no file."""
+    with contextlib.ExitStack() as stack:
+        try:
+            sys.stderr.fileno()
+            told: Any = sys.stderr
+        except (AttributeError, OSError, ValueError):  # in a notebook, for one
+            told = stack.enter_context(open(os.devnull, "w"))
+        async with import_module("mcp.client.stdio").stdio_client(server, errlog=told) as streams:
+            yield streams
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import subprocess
 import sys
@@ -90,6 +91,12 @@ def test_names_can_have_a_prefix_and_threads_end() -> None:
         state = assistant.run(server, backend=bough.MockBackend({"answer": calls}))
         assert state.calls("answer")[0].result == "list: milk, bread"
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "bough-mcp"]
+
+
+def test_a_command_starts_where_stderr_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with bough.mcp_server(COMMAND, timeout_s=LIMIT_S) as server:
+        assert server.tools[0](first=1) == "2"
 
 
 def test_a_server_s_file_may_name_one(tmp_path: Path) -> None:
