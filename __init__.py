@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/house/test_fac
     from bough.lang.api import assistant as assistant
     from bough.lang.api import assistant_begin as assistant_begin
     from bough.lang.api import assistant_end as assistant_end
+    from bough.lang.api import call_tools as call_tools
     from bough.lang.api import flush_cache as flush_cache
     from bough.lang.api import function as function
     from bough.lang.api import gen as gen
@@ -72,6 +73,9 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/house/test_fac
     from bough.lang.state.trimming import KeepLast as KeepLast
     from bough.lang.state.trimming import Summarise as Summarise
     from bough.lang.tools.http_tool import http_tool as http_tool
+    from bough.lang.tools.mcp_server import McpServer as McpServer
+    from bough.lang.tools.mcp_server import mcp_server as mcp_server
+    from bough.lang.tools.offered import ToolCall as ToolCall
     from bough.lang.tools.tool import Tool as Tool
     from bough.lang.tools.tool import tool as tool
     from bough.lang.tools.tool import use as use
@@ -98,6 +102,7 @@ _HOMES = {
         "assistant",
         "assistant_begin",
         "assistant_end",
+        "call_tools",
         "flush_cache",
         "function",
         "gen",
@@ -141,6 +146,8 @@ _HOMES = {
     "bough.lang.observe.timelines.timeline": ("BatchTimeline", "Timeline"),
     "bough.lang.state.conversation": ("Conversation",),
     "bough.lang.state.trimming": ("KeepLast", "Summarise"),
+    "bough.lang.tools.mcp_server": ("McpServer", "mcp_server"),
+    "bough.lang.tools.offered": ("ToolCall",),
     "bough.lang.tools.tool": ("Tool", "tool", "use"),
     "bough.runtime.protocol.errors": ("BoughError", "EngineError", "RequestError"),
     "bough.runtime.client.llm": ("LLM",),

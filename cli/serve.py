@@ -136,12 +136,16 @@ def tools_in(path: Path) -> list[Tool[..., Any]]:
     Raises:
         RequestError: there is no such file, or there are none in it.
     """
+    from ..lang.tools.mcp_server import McpServer
     from ..lang.tools.tool import Tool
     from .programs import load_file
 
-    tools = [value for value in vars(load_file(path)).values() if isinstance(value, Tool)]
+    values = list(vars(load_file(path)).values())
+    tools = [value for value in values if isinstance(value, Tool)]
+    tools += [tool for value in values if isinstance(value, McpServer) for tool in value.tools]
     if not tools:
-        raise RequestError(f"--tools: {path} has no function that is marked with @bough.tool", param="tools")
+        message = f"--tools: {path} has no function that is marked with @bough.tool, and no bough.mcp_server"
+        raise RequestError(message, param="tools")
     return tools
 
 

@@ -63,6 +63,10 @@ class TypedOptions(SamplingOptions, total=False):
     check: Callable[[Any], object] | None
     regex: str | None
     timeout_s: float | None
+    tools: Sequence[object] | None
+    tool_choice: object
+    parallel_tool_calls: bool | None
+    max_turns: int | None
 
 
 class GenOptions(TokenOptions, total=False):
@@ -80,6 +84,10 @@ class GenOptions(TokenOptions, total=False):
     retries: int | None
     check: Callable[[Any], object] | None
     timeout_s: float | None
+    tools: Sequence[object] | None
+    tool_choice: object
+    parallel_tool_calls: bool | None
+    max_turns: int | None
 
 
 class RunOptions(SamplingOptions, total=False):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ...runtime.protocol.program import Fork, Gen, Join, JoinMode, RoleBegin, RoleEnd, Select
+from ...runtime.protocol.program import CallTools, Fork, Gen, Join, JoinMode, Offer, RoleBegin, RoleEnd, Select
 from ..diagnostics.errors import ProgramError, UnsupportedError
 from ..diagnostics.source_lines import Place, leading_to, place
 from ..record.condition import Condition, Operand
@@ -154,13 +154,24 @@ class Branch:
         self.marks.extend(marks)
         self.session.notify()
 
-    def _generate(self, item: Generate) -> Slot:
+    def record_turn(self, item: Generate, offer: Offer, calls: str) -> None:
+        """Records a turn of a model that has tools, and the calls that it may hold: these are the variable `calls`."""
+        slot = self._generate(item, offer)
+        if offer.choice == "none":
+            return
+        name, sent = self.recorder.name_for(self.id, calls, "calls")
+        made = Slot(self.id, sent, str, slot.place, variable=name)
+        op = CallTools(self.id, sent, slot.name, offer.tools)
+        self.recorder.add(OpNode(op, slot.place, made))
+        self._add_slot(made, appended=False)
+
+    def _generate(self, item: Generate, offer: Offer | None = None) -> Slot:
         if item.check:
             self.session.refuse_checks(leading_to(item.place))
         name, sent = self.recorder.name_for(self.id, item.name, "gen")
         slot = Slot(self.id, sent, item.convert, leading_to(item.place), kind=item.kind, variable=name)
         sampling = sampling_of(item, self.defaults, self.session.backend, slot.place)
-        self.recorder.add(OpNode(Gen(self.id, sent, sampling, item.grammar, item.timeout_s), slot.place, slot))
+        self.recorder.add(OpNode(Gen(self.id, sent, sampling, item.grammar, item.timeout_s, offer), slot.place, slot))
         return self._add_slot(slot)
 
     def _choose(self, item: Choose) -> None:

@@ -26,8 +26,8 @@ from ...runtime.protocol.program import (
     Program,
     ProgramEvent,
     Skipped,
-    Use,
     Value,
+    named_tools,
     walk,
 )
 from ...runtime.protocol.request import TokenLogprob, Usage
@@ -454,7 +454,7 @@ class Session:
             timeout_s=self.time_left(),
             spec_tokens=self.settings.spec_tokens,
         )
-        used = {op.tool for op in walk(ops) if isinstance(op, Use)} if self.outbox.tools else ()
+        used = {name for op in walk(ops) for name in named_tools(op)} if self.outbox.tools else ()
         tools = {name: self.outbox.tools[name] for name in used if name in self.outbox.tools}
         if self.spans is not None:
             self.spans.sent(program)

@@ -23,6 +23,7 @@ from ..session.attempts import asettle
 from ..session.body import Promised, current
 from ..session.branch import Branch, Reference
 from ..session.samples import cancel, samples_of
+from ..tools.offered import ToolCall
 from ..types.schema import check_constraint, typed
 from . import streaming
 from . import values as reader
@@ -289,6 +290,16 @@ class State(Generic[Result]):
     def history(self, name: str) -> list[Any]:
         """All values of the generations called `name` in this branch, in order: of all turns of a loop."""
         return reader.history(self._branch, name)
+
+    @users_lines
+    def calls(self, name: str) -> list[ToolCall]:
+        """The calls that the model made before its answer `name`, in order, with what came of them.
+
+        >>> s += call_tools("answer", [weather])
+        >>> s.calls("answer")
+        [ToolCall(name='weather', arguments={'city': 'Vienna'}, result='18 degrees', error=None)]
+        """
+        return reader.calls(self._branch, name)
 
     def __contains__(self, name: object) -> bool:
         branch = self._branch

@@ -17,6 +17,7 @@ from ..session.attempts import settle
 from ..session.branch import Branch
 from ..session.replay import Joined, Line, Outcome, Turn, text_of
 from ..session.session import Session, Wait
+from ..tools.offered import ToolCall, call_of, read_made
 from ..types.annotations import described
 from ..types.checks import reason_of
 from ..types.schema import typed
@@ -155,8 +156,8 @@ def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
         ) from error
 
 
-def history(branch: Branch, name: str) -> list[Any]:
-    """All values of the generations called `name` that this branch has made, in order."""
+def history(branch: Branch, name: str, *, known: bool = False) -> list[Any]:
+    """All values of the generations called `name` that this branch has made, in order. `known`: there may be none."""
     session = branch.session
     branch.settle()
     session.refuse_in_block(repr(name))
@@ -164,9 +165,17 @@ def history(branch: Branch, name: str) -> list[Any]:
     for wait in () if session.ended_early else until_through(branch):
         session.wait(*wait)
     made = [one for one in line_of(branch).made if one.variable == name]
-    if not made and name not in branch.variables:
+    if not made and not known and name not in branch.variables:
         branch.look_up(name)  # raises
     return [_made(branch, one) for one in made]
+
+
+def calls(branch: Branch, name: str) -> list[ToolCall]:
+    """The calls that the model has made in the turns of the generation called `name`."""
+    branch.look_up(name)
+    turns = history(branch, f"{name}.calls", known=True)
+    tools = branch.session.outbox.tools
+    return [call_of(made, tools) for turn in turns for made in read_made(turn)]
 
 
 def _made(branch: Branch, made: Turn | Joined) -> Any:

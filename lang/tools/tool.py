@@ -89,6 +89,21 @@ class Tool(Generic[Params, Result]):
         except EngineError as error:
             raise RequestError(error.message, code="invalid_tool_call", param=name) from error
 
+    @property
+    def typed(self) -> bool:
+        """Its parameters are those of a Python function."""
+        return bool(self._readers)
+
+    def as_declared(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns JSON values as values of the declared types; as they are, if they are not of these."""
+        try:
+            return {
+                name: self._readers[name].convert(value) if name in self._readers else value
+                for name, value in arguments.items()
+            }
+        except ValueError:
+            return arguments
+
     def call(self, arguments: dict[str, Any]) -> str | Awaitable[str]:
         """Calls it with JSON values; what it returns is text, or JSON.
 

@@ -46,6 +46,7 @@ class ToolInfo(msgspec.Struct, frozen=True):
     timeout_s: float | None
     max_chars: int
     parameters: dict[str, Any] | None
+    description: str = ""
 
 
 class RunProgram(msgspec.Struct, frozen=True, tag="run"):

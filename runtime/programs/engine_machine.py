@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,16 +12,17 @@ from typing import Any, Protocol
 import msgspec
 
 from ..engine.engine import Engine
-from ..protocol.errors import BoughError, EngineError, EngineStoppedError, ErrorInfo, RequestError, to_info
-from ..protocol.program import Delta, Gen, Piece, Select, Use, Value
+from ..protocol.errors import BoughError, EngineError, ErrorInfo, RequestError, to_info
+from ..protocol.program import CallTools, Delta, Gen, Piece, Select, Use, Value
 from ..protocol.request import SAMPLED, UNUSED, Request, RequestOutput, Timings, TokenLogprob, Usage
 from ..protocol.sampling_params import SamplingParams
 from ..sampler.seeds import derive, derive_again
 from ..scheduler.token_tree import ChoiceTree, plant
 from ..tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from ..tools.arguments import read_arguments
-from ..tools.quotas import Owner
-from ..tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolRunner
+from ..tools.calls import fault_of, read_calls
+from ..tools.registry import ToolRunner
+from ..tools.turns import TOLD_TO_MODEL, ToolTurn
 from .choices import probabilities, score_choices
 from .costs import COPIED_PER_WORK, ENCODED_PER_WORK, ENGINE_BUDGET, MESSAGES_PER_WORK
 from .interpreter import Post
@@ -39,6 +38,8 @@ from .tokens import (
     knows_turns,
     open_message,
 )
+from .tool_turns import append_results, form_of, offered
+from .tool_uses import ToolUses
 from .validate import MAX_CHOICES
 
 logger = logging.getLogger("bough.engine")
@@ -56,6 +57,7 @@ class EngineMachine:
         self.budget = ENGINE_BUDGET
         self._engine = engine
         self._tokenizer = engine.tokenizer
+        self._clock = clock
         # A text that is longer fits into no context. Some tokenizers write a few characters as one, hence the 4.
         longest = max((len(text) for text in engine.tokenizer.token_bytes if text is not None), default=1)
         self._token_chars = 4 * longest
@@ -65,7 +67,7 @@ class EngineMachine:
         self._encodings = None if post is None else Encodings(engine.tokenizer, post, self._append_tokens)
         self._tools: ToolUses | None = None
         if runner is not None and post is not None:
-            self._tools = ToolUses(runner, post, clock, self._append_returned)
+            self._tools = ToolUses(runner, post, clock)
 
     @property
     def calls_tools(self) -> bool:
@@ -129,8 +131,70 @@ class EngineMachine:
         self._calls.begin(frame)
 
     def use(self, frame: Frame, arguments: dict[str, str]) -> None:
-        assert self._tools is not None and isinstance(frame.op, Use)
-        self._tools.begin(frame, frame.op, arguments)
+        op, started = frame.op, self._clock()
+        assert self._tools is not None and isinstance(op, Use)
+
+        def returned(outcome: str | ErrorInfo) -> None:
+            if isinstance(outcome, ErrorInfo):
+                frame.failed(outcome)
+                return
+            self._append_returned(frame, op, outcome)
+            self._tell(frame, op.name, outcome, [(op.name, started)])
+            frame.ended()
+
+        tool = frame.run.tools[op.tool]
+        self._tools.begin(frame, tool, read_arguments(tool, arguments), op.timeout_s, returned)
+
+    def call_tools(self, frame: Frame) -> None:
+        """Begins the calls that the model has written. One that cannot be made has its error at once."""
+        op, run, started = frame.op, frame.run, self._clock()
+        assert self._tools is not None and isinstance(op, CallTools)
+        text = frame.branch.values.get(op.of, "")
+        frame.spend(1 + len(text) // ENCODED_PER_WORK)
+        calls = read_calls(form_of(self._tokenizer), text, op.tools)
+        if not calls:
+            self._tell(frame, op.name, "[]", [])
+            return
+        tools = {name: run.tools[name] for name in op.tools}
+        turn = ToolTurn(calls)
+
+        def returned(index: int, outcome: str | ErrorInfo) -> None:
+            if isinstance(outcome, ErrorInfo) and outcome.code not in TOLD_TO_MODEL:
+                frame.failed(outcome)
+                return
+            turn.take(index, outcome)
+            if turn.over:
+                self._end_turn(frame, op, turn, started)
+                frame.ended()
+
+        for index, call in enumerate(calls):
+            fault = fault_of(call, tools)
+            if fault is not None or isinstance(call.arguments, str):
+                turn.take(index, fault or "")
+            else:
+                self._tools.begin(frame, tools[call.name], call.arguments, None, partial(returned, index))
+        if turn.over:
+            self._end_turn(frame, op, turn, started)
+
+    def _end_turn(self, frame: Frame, op: CallTools, turn: ToolTurn, started: float) -> None:
+        num_tokens = frame.branch.content.length
+        append_results(frame.branch, turn.made, self._tokenizer)
+        frame.state.add_tokens(frame.branch.content.length - num_tokens, frame.branch)
+        self.check_length(frame.branch)
+        self._tell(frame, op.name, turn.text, [(call.name, started) for call in turn.made])
+
+    def _tell(self, frame: Frame, name: str, text: str, uses: Sequence[tuple[str, float]]) -> None:
+        """Keeps a value that tools have brought, and tells of it, and of their times."""
+        state, branch, run = frame.state, frame.branch, frame.run
+        state.add_tokens(len(text), branch)
+        turn = branch.turns[name]
+        branch.keep(name, text)
+        run.listener(Value(branch=branch.id, name=name, text=text, turn=turn))
+        for used, started in uses if run.program.trace else ():
+            start_s, stop_s = started - state.born, self._clock() - state.born
+            run.listener(
+                Piece(branch=branch.id, op=branch.num_ops, kind="tool", name=used, start_s=start_s, stop_s=stop_s)
+            )
 
     def cancel(self, call_id: str) -> None:
         if self._tools is not None and self._tools.stop(call_id):
@@ -448,6 +512,8 @@ class ModelCalls:
                 param="ops",
             )
         tokenizer = self._engine.tokenizer
+        if isinstance(op, Gen) and op.offer is not None:
+            op = offered(op, op.offer, branch, run.tools, tokenizer)
         if isinstance(op, Gen):
             call: Call = GenCall(op, branch, tokenizer)
         else:
@@ -557,120 +623,3 @@ class ModelCalls:
         for content in (*(branch.content for branch in state.branches.values()), *state.untold):
             assert isinstance(content, TokenContent)
             self.send_appended(run, content, None)
-
-
-# Calls of tools
-
-
-@dataclass(eq=False, slots=True)
-class _RunningTool:
-    frame: Frame
-    op: Use
-    ticket: Ticket
-    started: float
-    limit_s: float
-
-    @property
-    def end(self) -> float:
-        return self.started + self.limit_s
-
-
-class ToolUses:
-    """Makes the tool calls of one engine. Lives in its thread; `append` puts what they return into a branch there."""
-
-    def __init__(
-        self,
-        runner: ToolRunner,
-        post: Post,
-        clock: Callable[[], float],
-        append: Callable[[Frame, Use, str], None],
-    ) -> None:
-        self._runner = runner
-        self._post = post
-        self._clock = clock
-        self._append = append
-        self._flights: dict[str, _RunningTool] = {}
-
-    def begin(self, frame: Frame, op: Use, texts: dict[str, str]) -> None:
-        """Begins a call. Raises BoughError: nothing was begun."""
-        tool = frame.run.tools[op.tool]
-        arguments = read_arguments(tool, texts)
-        now = self._clock()
-        limit_s = frame.run.time_left(now, min(op.timeout_s or math.inf, tool.timeout_s or DEFAULT_TIMEOUT_S))
-        assert limit_s is not None
-        call_id = frame.state.new_id("tool/")
-
-        def done(outcome: str | ErrorInfo) -> None:
-            with contextlib.suppress(EngineStoppedError):
-                self._post(lambda: self._take(call_id, outcome))
-
-        owner = Owner.of(frame.state.namespace, frame.state.id)
-        ticket = self._runner.start(tool, arguments, done, owner)
-        self._flights[call_id] = _RunningTool(frame, op, ticket, now, limit_s)
-        frame.branch.running.add(call_id)
-
-    def stop(self, call_id: str) -> bool:
-        """Leaves a call to itself; False if it is none of these."""
-        flight = self._flights.pop(call_id, None)
-        if flight is None:
-            return False
-        self._runner.abandon(flight.ticket)
-        return True
-
-    def expire(self) -> None:
-        """Fails the calls whose time is over."""
-        now = self._clock()
-        for call_id, flight in list(self._flights.items()):
-            if call_id in self._flights and now >= flight.end:
-                self.stop(call_id)
-                flight.frame.branch.running.discard(call_id)
-                flight.frame.failed(_late(flight, now))
-
-    def sleep_s(self) -> float | None:
-        """Seconds until the first of them is over; None: there is none."""
-        first = min((flight.end for flight in self._flights.values()), default=None)
-        return None if first is None else max(first - self._clock(), 0.0)
-
-    def _take(self, call_id: str, outcome: str | ErrorInfo) -> None:
-        flight = self._flights.pop(call_id, None)
-        if flight is None:  # nobody waits for it any more
-            return
-        flight.frame.branch.running.discard(call_id)
-        if isinstance(outcome, ErrorInfo):
-            flight.frame.failed(outcome)
-            return
-        try:
-            self._end(flight, outcome)
-        except BoughError as error:
-            flight.frame.failed(to_info(error))
-        except Exception:
-            logger.exception("a program failed")
-            flight.frame.failed(ErrorInfo(code="internal_error", message="the program failed"))
-        else:
-            flight.frame.ended()
-
-    def _end(self, flight: _RunningTool, text: str) -> None:
-        frame, name = flight.frame, flight.op.name
-        state, branch, run = frame.state, frame.branch, frame.run
-        self._append(frame, flight.op, text)
-        state.add_tokens(len(text), branch)
-        turn = branch.turns[name]
-        branch.keep(name, text)
-        run.listener(Value(branch=branch.id, name=name, text=text, turn=turn))
-        if run.program.trace:
-            start_s, stop_s = flight.started - state.born, self._clock() - state.born
-            run.listener(
-                Piece(branch=branch.id, op=branch.num_ops, kind="tool", name=name, start_s=start_s, stop_s=stop_s)
-            )
-
-
-def _late(flight: _RunningTool, now: float) -> ErrorInfo:
-    """Returns the error of a call whose time is over, or its program's."""
-    name = flight.ticket.tool.name
-    try:
-        flight.frame.run.time_left(now)
-    except EngineError as error:
-        return to_info(error)
-    return ErrorInfo(
-        code="tool_timeout", message=f"the tool {name!r} was not done within {flight.limit_s:g} s", param=name
-    )

@@ -20,6 +20,7 @@ from ..protocol.patterns import Matching, Pattern
 from ..protocol.program import (
     Assign,
     BranchRestarted,
+    CallTools,
     Cancel,
     Fork,
     Gen,
@@ -377,6 +378,8 @@ class Interpreter:
                 self._machine.call(frame)
             case Use() as op:
                 self._use(frame, op)
+            case CallTools():
+                self._machine.call_tools(frame)
             case Cancel():
                 self.cancel(frame.state, frame.run, frame.branch, frame.step.item.index)
         frame.spend(1)

@@ -45,6 +45,9 @@ class Machine(Protocol):
     def use(self, frame: Frame, arguments: dict[str, str]) -> None:
         """Begins a Use."""
 
+    def call_tools(self, frame: Frame) -> None:
+        """Begins a CallTools."""
+
     def cancel(self, call_id: str) -> None:
         """Ends something in flight, of which nothing is to be heard any more."""
 

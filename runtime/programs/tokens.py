@@ -39,6 +39,15 @@ class Snapshot(NamedTuple):
     num_texts: int = 0
     num_roles: int = 0
     suffix: str | None = None
+    num_edges: int = 0
+    inserted: tuple[int, int] = (0, 0)
+
+    def shifted(self, inserted: tuple[int, int]) -> Snapshot:
+        """Returns the same point after more has been put in before it: `inserted` in all."""
+        more_tokens, more_texts = inserted[0] - self.inserted[0], inserted[1] - self.inserted[1]
+        return self._replace(
+            num_tokens=self.num_tokens + more_tokens, num_texts=self.num_texts + more_texts, inserted=inserted
+        )
 
 
 START = Snapshot()
@@ -70,6 +79,8 @@ class TokenContent:
     appended    tokens put in as text that no request has covered yet, and the position of the first of them; shared
                 with the branches forked from here
     forked      how far it was when it was forked
+    edges       of each message, where it begins, its content does, that ends, and it does: numbers of tokens and texts
+    offered     the tools that the model has been shown; `inserted`: numbers of tokens and texts that this has added
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -79,6 +90,9 @@ class TokenContent:
     suffix: str | None = None
     appended: list[tuple[int, Appended]] = field(default_factory=list)
     forked: Snapshot = START
+    edges: tuple[tuple[int, int], ...] = ()
+    offered: tuple[str, ...] = ()
+    inserted: tuple[int, int] = (0, 0)
 
     @property
     def size(self) -> int:
@@ -98,7 +112,8 @@ class TokenContent:
         return "".join(self.texts)
 
     def place(self) -> Snapshot:
-        return Snapshot(len(self.tokens), len(self.texts), len(self.roles), self.suffix)
+        lengths = len(self.tokens), len(self.texts), len(self.roles)
+        return Snapshot(*lengths, self.suffix, len(self.edges), self.inserted)
 
     def fork(self) -> TokenContent:
         return TokenContent(
@@ -109,18 +124,26 @@ class TokenContent:
             self.suffix,
             list(self.appended),
             self.place(),
+            self.edges,
+            self.offered,
+            self.inserted,
         )
 
     def restart(self) -> None:
         forked = self.forked
         self.tokens, self.texts = self.tokens[: forked.num_tokens], self.texts[: forked.num_texts]
         self.roles, self.suffix = self.roles[: forked.num_roles], forked.suffix
+        self.edges = self.edges[: forked.num_edges]
         while self.turn is not None and self.turn.depth > forked.num_roles:
             self.turn = self.turn.before
         self.appended = [(start, piece) for start, piece in self.appended if start < forked.num_tokens]
 
     def adopt(self, child: TokenContent, place: Snapshot) -> None:
+        place = place.shifted(child.inserted)
         forked, shift = child.forked, len(self.tokens) - child.forked.num_tokens
+        shift_texts = len(self.texts) - forked.num_texts
+        edges = child.edges[forked.num_edges : place.num_edges]
+        self.edges += tuple((at + shift, at_text + shift_texts) for at, at_text in edges)
         for start, piece in child.appended:
             if forked.num_tokens <= start < place.num_tokens:
                 self.appended.append((start + shift, piece))
@@ -136,6 +159,38 @@ class TokenContent:
         if not pieces:
             return None
         return TokenContent([token for _, piece in pieces for token in piece.tokens], appended=pieces)
+
+    @property
+    def edge(self) -> tuple[int, int]:
+        """Numbers of tokens and texts so far."""
+        return len(self.tokens), len(self.texts)
+
+    def replace(
+        self, start: tuple[int, int], stop: tuple[int, int], tokens: list[int], text: str, told: Appended
+    ) -> None:
+        """Puts other tokens in the place of those between two edges. What the branch has appended since its fork stays.
+
+        Raises:
+            RequestError: the fork lies between the edges, and what follows it there would change.
+        """
+        forked = self.forked.num_tokens, self.forked.num_texts
+        if start[0] < forked[0] < stop[0]:
+            own, own_text = self.tokens[forked[0] : stop[0]], "".join(self.texts[forked[1] : stop[1]])
+            if tokens[len(tokens) - len(own) :] != own or not text.endswith(own_text):
+                message = "the tools cannot be shown: the branch was forked where its chat template puts them"
+                raise RequestError(message, param="tools")
+            tokens, text, stop = tokens[: len(tokens) - len(own)], text[: len(text) - len(own_text)], forked
+        told.tokens = tokens
+        more = len(tokens) - (stop[0] - start[0]), 1 - (stop[1] - start[1])
+        self.tokens[start[0] : stop[0]] = tokens
+        self.texts[start[1] : stop[1]] = [text]
+        before = [(at, piece) for at, piece in self.appended if at < start[0]]
+        after = [(at + more[0], piece) for at, piece in self.appended if at >= stop[0]]
+        self.appended = [*before, (start[0], told), *after]
+        self.edges = tuple((at + more[0], n + more[1]) if (at, n) >= stop else (at, n) for at, n in self.edges)
+        self.inserted = self.inserted[0] + more[0], self.inserted[1] + more[1]
+        if self.forked is not START and stop <= forked:
+            self.forked = self.forked.shifted(self.inserted)
 
     @property
     def num_own_text_tokens(self) -> int:
@@ -202,7 +257,9 @@ def open_message(branch: Branch, role: str, tokenizer: Tokenizer) -> None:
     while not knows_turns(content, tokenizer):
         pass
     turn = tokenizer.chat.after(content.turn or tokenizer.chat.start, role)
+    content.edges += (content.edge,)
     append_text(branch, turn.pieces.prefix, tokenizer, template=True, role=role)
+    content.edges += (content.edge,)
     content.turn, content.roles, content.suffix = turn, (*content.roles, role), turn.pieces.suffix
 
 
@@ -211,7 +268,9 @@ def close_message(branch: Branch, tokenizer: Tokenizer) -> None:
     content = content_of(branch)
     if content.suffix is None:
         raise RequestError("there is no open message to close", param="role")
+    content.edges += (content.edge,)
     append_text(branch, content.suffix, tokenizer, template=True, role=content.roles[-1])
+    content.edges += (content.edge,)
     content.suffix = None
 
 

@@ -9,7 +9,23 @@ from dataclasses import dataclass, field
 from ..protocol.condition import Compare, Condition, Hole, Matches, nodes
 from ..protocol.errors import RequestError
 from ..protocol.patterns import Pattern, PatternCache
-from ..protocol.program import Assign, Cancel, Fork, Gen, Join, Op, Part, Repeat, Select, Text, Use, When
+from ..protocol.program import (
+    Assign,
+    CallTools,
+    Cancel,
+    Fork,
+    Gen,
+    Join,
+    Offer,
+    Op,
+    Part,
+    Repeat,
+    Select,
+    Text,
+    Use,
+    When,
+)
+from ..protocol.sampling_params import SamplingParams
 from ..tools.arguments import check_names
 from ..tools.registry import ToolCall, unknown_tool
 from .costs import CHILDREN_PER_WORK, COPIED_PER_WORK, PARTS_PER_WORK
@@ -22,6 +38,7 @@ MAX_RETRIES = 16
 MAX_PATTERNS = 64
 MAX_STOP_PATTERNS = 16
 MAX_CHOICES = 1024
+MAX_OFFERED = 128
 MAX_PARTS = 16_384
 """Parts of one instruction's text, arguments or condition. They are put together in one go."""
 
@@ -137,8 +154,13 @@ class SubmissionReader:
             case Use():
                 work = self._check_use(op, index)
                 scope.values.append((op.branch, op.name))
+            case CallTools(tools=tools):
+                self._check_offered(tools, index)
+                scope.values.append((op.branch, op.name))
             case Gen(sampling=sampling):
                 self._check_stop_pattern(sampling.stop_regex)
+                if op.offer is not None:
+                    self._check_offer(op.offer, sampling, index)
                 scope.values.append((op.branch, op.name))
             case Select():
                 scope.values.append((op.branch, op.name))
@@ -263,6 +285,21 @@ class SubmissionReader:
         for _, parts in op.arguments:
             self._check_parts(parts, index)
         return self._work_of(sum(1 + len(parts) for _, parts in op.arguments), num_chars, index)
+
+    def _check_offer(self, offer: Offer, sampling: SamplingParams, index: int) -> None:
+        self._check_offered(offer.tools, index)
+        if offer.only and offer.only not in offer.tools:
+            raise _refused(f"instruction {index}: the tool {offer.only!r} is not among those that are offered")
+        if sampling.n != 1:
+            raise _refused(f"instruction {index}: with tools there is one sample, got n={sampling.n}")
+
+    def _check_offered(self, tools: Sequence[str], index: int) -> None:
+        if not 1 <= len(set(tools)) == len(tools) <= MAX_OFFERED:
+            raise _refused(f"instruction {index}: 1 to {MAX_OFFERED} different tools can be offered")
+        self._add_size(len(tools), "offers")
+        for name in tools:
+            if name not in self._tools:
+                raise unknown_tool(index, name, self._tools)
 
 
 def joins_of(item: Item) -> Iterator[Place]:

@@ -128,6 +128,10 @@ class Tokenizer:
         """
         return self._encode(self._parts.control.split(text) if special else [text], at_start=False)
 
+    def encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
+        """Ids of a template's pieces that may stand anywhere: plain texts, and control tokens' ids."""
+        return self._encode(list(pieces), at_start=False)
+
     def encode_prompt(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of a text that begins a sequence."""
         pieces = self._parts.control.split(text) if special else [text]

@@ -12,10 +12,11 @@ from ...constrain.context_free.gbnf import is_gbnf
 from ...constrain.json_schema.parse import MAX_SCHEMA_BYTES
 from ...constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag
 from ...constrain.workers.decoders import json_decoder
+from ...runtime.tools.forms import CallForm, call_or_answer, calls_in_text, only_calls
 from ..errors import ApiError, invalid
 from ..http.connection import check_parts
 from .objects import MAX_GRAMMAR_CHARS, NO_JSON, FunctionDefinition, GenerationBody, ResponseFormat
-from .tools import CallForm, Toolbox, arguments_schema, call_or_answer, call_schema, calls_in_text, only_calls
+from .tools import Toolbox, arguments_schema, call_schema
 
 ANY_OBJECT = JsonSchema('{"type":"object"}')
 

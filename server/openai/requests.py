@@ -15,11 +15,12 @@ from ...runtime.protocol.request import Request
 from ...runtime.protocol.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from ...runtime.tokenizer.reasoning import THINK
 from ...runtime.tokenizer.tokenizer import Tokenizer
+from ...runtime.tools.forms import CLOSE_TAG, OPEN_TAG, describe_tools, find_form
 from ..errors import ApiError, invalid
 from ..http.connection import check_parts, decode
 from .constraint import Constraint, after_reasoning, num_chars, to_constraint
 from .objects import IGNORED, REFUSED, ChatBody, CompletionBody, ContentPart, GenerationBody, Message
-from .tools import CLOSE_TAG, OPEN_TAG, Toolbox, as_system_message, find_form, to_template, to_toolbox
+from .tools import Toolbox, to_template, to_toolbox
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -463,7 +464,7 @@ def to_messages(
         return messages, tools
     messages = _without_tools(messages)
     if tools:
-        text = as_system_message(tools)
+        text = describe_tools(tools)
         if messages[0]["role"] == "system":
             messages[0]["content"] = f"{messages[0]['content']}\n\n{text}"
         else:

@@ -31,9 +31,9 @@ from ...runtime.protocol.program import (
     Program,
     ProgramEvent,
     Repeat,
-    Use,
     Value,
     When,
+    named_tools,
     walk,
 )
 from ...runtime.protocol.request import Usage
@@ -268,8 +268,9 @@ def _inner(op: Op) -> tuple[Op, ...]:
 def _check_tools(ops: tuple[Op, ...], allowed: tuple[str, ...] | None, *, param: str = "ops") -> None:
     """Raises ApiError if a tool is called that the key may not call."""
     for op in walk(ops):
-        if isinstance(op, Use) and allowed is not None and op.tool not in allowed:
-            raise ApiError(403, "tool_not_allowed", f"The key may not call the tool {op.tool!r}.", param=param)
+        for name in named_tools(op):
+            if allowed is not None and name not in allowed:
+                raise ApiError(403, "tool_not_allowed", f"The key may not call the tool {name!r}.", param=param)
 
 
 def _arguments(data: bytes) -> dict[str, Any]:

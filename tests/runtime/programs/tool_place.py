@@ -47,12 +47,14 @@ class ToolPlace(Place):
         for _ in range(max_steps):
             if over():
                 return
-            busy = not self.engine.idle
+            stats = self.engine.stats()
+            busy = bool(stats.running or stats.waiting)
             while not self.posted.empty() or not busy:
                 self.posted.get(timeout=10.0)()
                 busy = True
-            if not self.engine.idle:
-                self.engine.step()
+            if self.engine.idle:
+                self.engine.wait_for_grammar(5.0)
+            self.engine.step()
         raise AssertionError("no progress")
 
     def close(self) -> None:

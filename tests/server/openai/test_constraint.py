@@ -17,12 +17,14 @@ import pytest
 from bough.constrain import GrammarCompiler, Vocabulary
 from bough.constrain.spec import JsonSchema, Structural
 from bough.runtime.protocol.request import Request
+from bough.runtime.tools.forms import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, find_form
+from bough.runtime.tools.tag_reader import Called, Said, TagReader
 from bough.server.errors import ApiError
 from bough.server.openai.constraint import to_constraint
 from bough.server.openai.objects import ChatBody
-from bough.server.openai.readers import Called, ReasoningReader, Said, TagReader, TextReader, Thought
+from bough.server.openai.readers import ReasoningReader, TextReader, Thought
 from bough.server.openai.requests import decode_openai, to_messages
-from bough.server.openai.tools import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, Toolbox, find_form
+from bough.server.openai.tools import Toolbox
 
 from ..conftest import Running, Start
 from ..fake_client import EOS, ByteTokenizer, FakeClient, Script
