@@ -56,20 +56,25 @@ class SamplingOptions(TokenOptions, total=False):
     max_tokens: int | None
 
 
-class TypedOptions(SamplingOptions, total=False):
-    """Options of a generation with a given type."""
+class ToolOptions(TypedDict, total=False):
+    """Options of a generation that may call tools."""
 
-    retries: int | None
-    check: Callable[[Any], object] | None
-    regex: str | None
-    timeout_s: float | None
     tools: Sequence[object] | None
     tool_choice: object
     parallel_tool_calls: bool | None
     max_turns: int | None
 
 
-class GenOptions(TokenOptions, total=False):
+class TypedOptions(SamplingOptions, ToolOptions, total=False):
+    """Options of a generation with a given type."""
+
+    retries: int | None
+    check: Callable[[Any], object] | None
+    regex: str | None
+    timeout_s: float | None
+
+
+class GenOptions(TokenOptions, ToolOptions, total=False):
     """Options of `gen` by name: sampling options and constraints."""
 
     type: object
@@ -84,10 +89,6 @@ class GenOptions(TokenOptions, total=False):
     retries: int | None
     check: Callable[[Any], object] | None
     timeout_s: float | None
-    tools: Sequence[object] | None
-    tool_choice: object
-    parallel_tool_calls: bool | None
-    max_turns: int | None
 
 
 class RunOptions(SamplingOptions, total=False):

@@ -77,7 +77,7 @@ class McpServer:
 
     def __init__(self, name: str, server: Any, prefix: str, timeout_s: float | None, max_chars: int) -> None:
         self.name = name
-        self._link = _Link(server, timeout_s)
+        self._link = _Connection(server, timeout_s)
         self._end = weakref.finalize(self, self._link.close)
         try:
             listed = self._link.connect()
@@ -105,7 +105,7 @@ class McpServer:
 class McpTool(Tool[..., str]):
     """A tool of an MCP server."""
 
-    def __init__(self, link: _Link, listed: Any, prefix: str, timeout_s: float | None, max_chars: int) -> None:
+    def __init__(self, link: _Connection, listed: Any, prefix: str, timeout_s: float | None, max_chars: int) -> None:
         self.name = prefix + listed.name
         self.description = listed.description or listed.title or ""
         self.parameters = {"type": "object", **listed.input_schema}
@@ -136,7 +136,7 @@ class McpTool(Tool[..., str]):
         return text
 
 
-class _Link:
+class _Connection:
     """A client on an event loop of its own: the package wants a connection opened and closed by one task."""
 
     def __init__(self, server: Any, timeout_s: float | None) -> None:

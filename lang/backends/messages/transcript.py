@@ -30,7 +30,7 @@ class Calls(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What the calls before it have brought; the assistant's next message begins."""
+    """Results of the calls before it; the assistant's next message begins."""
 
     calls: tuple[MadeCall, ...]
 
