@@ -178,9 +178,13 @@ class PrefixCache:
         lease.pages = array("i")
         lease.num_shared = 0
 
-    def flush(self) -> int:
-        """Drops all that nobody uses; returns how many pages that freed."""
-        return self._evict(self.tree.num_cached)
+    def flush(self, tenant: str | None = None) -> int:
+        """Drops all that nobody uses, of one tenant if it is given; returns how many pages that freed."""
+        if tenant is None:
+            return self._evict(self.tree.num_cached)
+        pages = self.tree.evict_all(tenant)
+        self.pool.free(pages)
+        return len(pages)
 
     def counts(self) -> CacheCounts:
         num_pages, free = self.pool.num_pages - 1, self.pool.num_free

@@ -166,6 +166,11 @@ class RadixTree:
             evicted.extend(dropped)
         return evicted
 
+    def evict_all(self, tenant: str) -> array[int]:
+        """Drops all unlocked pages of a tenant, and returns them."""
+        holding = self.holdings.by_tenant.get(tenant)
+        return array("i") if holding is None else self._evict_from(holding, holding.num_cached)
+
     def spare(self, tenant: str) -> int:
         """Returns how many pages can be evicted for a tenant without taking what is another's own."""
         if len(self.holdings.by_tenant) == 1:

@@ -68,6 +68,7 @@ def serve(
         gc.collect()
         gc.freeze()
         sys.setswitchinterval(SWITCH_S)
+        at_once = False
         try:
             from .app import DrainingServer  # noqa: PLC0415  the web framework takes as long to load as the engine
 
@@ -79,10 +80,11 @@ def serve(
             server = DrainingServer(config, client, lifecycle, programs, announce=told)
             server.run(sockets=[listener])
             if server.ended_by is not None:
+                at_once = True
                 return 128 + server.ended_by
             return EXIT_ENGINE_DIED if server.engine_died else 0
         finally:
-            client.close()
+            client.close(at_once=at_once)
 
 
 @contextmanager

@@ -57,6 +57,9 @@ class WorkerProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin = self._process.stdin
         self._stdout = self._process.stdout
+        os.set_blocking(self._stdin.fileno(), False)  # a pipe holds less than some jobs have
+        self._room = select.poll()
+        self._room.register(self._stdin, select.POLLOUT)
         self._poll = select.poll()
         self._poll.register(self._stdout, select.POLLIN)
         self._decoder = msgpack_decoder(FromWorker)
@@ -91,7 +94,7 @@ class WorkerProcess:
             LateError: nobody waits for it any more (`given_up`).
             ProcessEndedError: the process broke down over it.
         """
-        self._send(job)
+        self._send(job, given_up)
         while not self._poll.poll(TICK_S * 1000):
             if given_up():
                 self.close(kill=True)
@@ -128,13 +131,16 @@ class WorkerProcess:
         assert not isinstance(answer, Ready)
         return answer
 
-    def _send(self, job: Job) -> None:
+    def _send(self, job: Job, given_up: Callable[[], bool]) -> None:
         data = memoryview(frame(job))
-        try:
-            while data:
+        while data:
+            try:
                 data = data[self._stdin.write(data) or 0 :]
-        except OSError:
-            self._end()
+            except OSError:
+                self._end()
+            if data and not self._room.poll(TICK_S * 1000) and given_up():
+                self.close(kill=True)
+                raise LateError
 
     def _receive(self, deadline: float) -> Ready | Answer:
         size = int.from_bytes(self._read(HEADER_BYTES, deadline), "little")

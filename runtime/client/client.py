@@ -65,4 +65,5 @@ class EngineClient(Protocol):
     def check(self) -> None:
         """Raises EngineStoppedError: it takes nothing now. EngineStuckError, EngineStartingError: it may, later."""
 
-    def close(self) -> None: ...
+    def close(self, *, at_once: bool = False) -> None:
+        """Ends the engine, and what runs in it. `at_once`: without waiting for what it is in the middle of."""

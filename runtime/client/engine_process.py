@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
@@ -44,6 +45,7 @@ from .messages import (
     read_frames,
 )
 from .remote_tools import RemoteTools
+from .spawn import DUMP_SIGNAL
 from .watchdog import BEAT_S, StepTimer
 
 EXIT_LOAD_FAILED = 3
@@ -91,12 +93,14 @@ def _load(config: EngineConfig, writer: FrameWriter) -> EngineLoop:
     gc.collect()
     gc.freeze()
 
-    def died() -> None:
-        writer.close()
-        logging.shutdown()
-        os._exit(EXIT_ENGINE_DIED)
+    return EngineLoop(engine, config, on_death=lambda: end(writer), serves=True)
 
-    return EngineLoop(engine, config, on_death=died, serves=True)
+
+def end(writer: FrameWriter) -> None:
+    """Ends the process of an engine that has died, once all that it said has been sent."""
+    writer.close()
+    logging.shutdown()
+    os._exit(EXIT_ENGINE_DIED)
 
 
 class _Heart:
@@ -127,13 +131,14 @@ def _serve(message: object, loop: EngineLoop, writer: FrameWriter, tools: Remote
         case Submit(key=key, request=request):
             loop.start_request(request, lambda output: tell(writer, Output(key, output)))
         case RunProgram(key=key, program=program, tools=infos):
-            loop.start_program(program, lambda event: _tell_of_program(writer, Event(key, event)), tools.of(key, infos))
+            told = lambda event: _tell_of_program(writer, Event(key, event))  # noqa: E731
+            loop.start_program(program, told, tools.of(key, infos), key)
         case ToolResult():
             tools.take(message)
         case Abort(request_id=request_id):
             loop.abort(request_id)
-        case Drop(program_id=program_id):
-            loop.drop(program_id)
+        case Drop(program_id=program_id, key=key):
+            loop.drop(program_id, key or None)
         case AskStats(key=key):
             loop.ask(loop.stats, lambda stats: writer.put(Stats(key, stats)))
         case AskFlush(key=key):
@@ -180,4 +185,6 @@ if __name__ == "__main__":
         log_to_stderr()
     except RequestError as refusal:
         sys.exit(f"bough: {refusal.message}")
+    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # there is no standard error
+        faulthandler.register(DUMP_SIGNAL)
     sys.exit(serve(int(sys.argv[2])))

@@ -34,31 +34,32 @@ class LineWriter:
         self._target = target
         self._dropped = dropped
         self._num_dropped = 0
-        self._waiting: queue.Queue[tuple[int, str] | threading.Event] = queue.Queue(MAX_WAITING)
-        self._lock = threading.Lock()
+        # Both may be entered again by the handler of a signal that comes while the main thread writes a line.
+        self._waiting: queue.SimpleQueue[tuple[int, str] | threading.Event] = queue.SimpleQueue()
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
 
     def write(self, line: str) -> None:
         """Writes it soon, or drops it. Never waits."""
         with self._lock:
+            if self._waiting.qsize() >= MAX_WAITING:
+                self._num_dropped += 1
+                return
+            num_dropped, self._num_dropped = self._num_dropped, 0
+            self._waiting.put((num_dropped, line))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="bough-lines", daemon=True)
-                self._thread.start()
-            try:
-                self._waiting.put_nowait((self._num_dropped, line))
-                self._num_dropped = 0
-            except queue.Full:
-                self._num_dropped += 1
+                try:
+                    self._thread.start()
+                except RuntimeError:  # there is none now: the next line may start it
+                    self._thread = None
 
     def flush(self) -> None:
         """Waits until what was written before is out, FLUSH_TIMEOUT_S at most."""
         if self._thread is None or not self._thread.is_alive():
             return
         done = threading.Event()
-        try:
-            self._waiting.put(done, timeout=FLUSH_TIMEOUT_S)
-        except queue.Full:
-            return
+        self._waiting.put(done)
         done.wait(FLUSH_TIMEOUT_S)
 
     def _work(self) -> None:

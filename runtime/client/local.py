@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -78,8 +79,9 @@ class EngineLoop:
 
     @property
     def step_began(self) -> float | None:
-        """Time at which the step under way began, or the calls before it; None while the loop sleeps."""
-        return None if self._stopped else self._turned
+        """Time at which the step under way began, or the calls before it, or the end of a loop that is ending; None
+        while it sleeps, and once it is over."""
+        return self._turned
 
     def start_request(self, request: Request, listen: Callable[[RequestOutput], None]) -> None:
         """`listen` is called from the engine's thread; a refusal arrives as a terminal event."""
@@ -93,25 +95,32 @@ class EngineLoop:
         self._post(submit)
 
     def start_program(
-        self, program: Program, listen: Callable[[ProgramEvent], None], tools: Mapping[str, ToolCall] | None = None
-    ) -> None:
-        """`listen` is called from the engine's thread; a refusal arrives as the terminal event."""
+        self,
+        program: Program,
+        listen: Callable[[ProgramEvent], None],
+        tools: Mapping[str, ToolCall] | None = None,
+        key: object = None,
+    ) -> Callable[[], None]:
+        """`listen` is called from the engine's thread; a refusal arrives as the terminal event. Returns what drops the
+        program if this submission is in flight; so does `drop` with its `key`, which no other has."""
+        key = object() if key is None else key
 
         def start() -> None:
             try:
-                self._executor.run(program, listen, tools)
+                self._executor.run(program, listen, tools, key)
             except Exception as error:  # noqa: BLE001  it goes to who asked
                 listen(Failed(error=_refusal(error)))
 
         self._post(start)
+        return partial(self.drop, program.id, key)
 
     def abort(self, request_id: str) -> None:
         with contextlib.suppress(EngineStoppedError):
             self._post(lambda: self.engine.abort(request_id))
 
-    def drop(self, program_id: str) -> None:
+    def drop(self, program_id: str, key: object = None) -> None:
         with contextlib.suppress(EngineStoppedError):
-            self._post(lambda: self._executor.drop(program_id))
+            self._post(lambda: self._executor.drop(program_id, key))
 
     def ask(self, question: Callable[[], Answer], answer: Callable[[Answer], None]) -> None:
         """Has `question` asked on the engine's thread, between steps."""
@@ -121,7 +130,10 @@ class EngineLoop:
         """Counters of engine and executor. On the engine's thread only."""
         executor = self._executor
         return msgspec.structs.replace(
-            self.engine.stats(), states=executor.num_states, programs_total=executor.num_programs
+            self.engine.stats(),
+            states=executor.num_states,
+            abandoned_tools=self._runner.num_abandoned,
+            programs_total=executor.num_programs,
         )
 
     def close(self) -> None:
@@ -141,9 +153,9 @@ class EngineLoop:
         try:
             while self._take_calls():
                 self._machine.expire()
-                self._executor.expire()
                 works = not self.engine.idle
                 self.engine.step()
+                self._executor.expire()  # after who knows better what has taken so long
                 if works:
                     self._rest_s = REST_S
                     if self._warm_at < math.inf:
@@ -153,15 +165,26 @@ class EngineLoop:
             died = True
         with self._lock:
             self._stopped = True
-        self._executor.close()
-        self._runner.close()
-        self.engine.close()
+        self._turned = time.monotonic()  # an end that hangs is seen like a step that does
+        self.engine.expected_s = 0.0
+        try:
+            self._end_all()
+        finally:
+            self._turned = None
+            if died and self._on_death is not None:
+                self._on_death()
+
+    def _end_all(self) -> None:
+        """Ends what is live, and refuses what waits. What the engine has died of may come up again in each of them."""
+        for part in (self._executor, self._runner, self.engine):
+            try:
+                part.close()
+            except BaseException:
+                logger.exception("a part of the engine did not end in order")
         while not self._inbox.empty():  # refused by what is closed
             call = self._inbox.get()
             if call is not None:
                 _make(call)
-        if died and self._on_death is not None:
-            self._on_death()
 
     def _take_calls(self) -> bool:
         """Makes the calls that wait, sleeping for one if there is nothing to compute. False: close.
@@ -271,7 +294,8 @@ class LocalClient(StreamingClient):
     def flush_cache(self) -> bool:
         return self._wait(self._loop.engine.flush_cache)
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
+        """A thread ends with what it is in the middle of, however much hurry there is."""
         self._loop.close()
 
     def _wait(self, question: Callable[[], Answer]) -> Answer:

@@ -68,7 +68,10 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    """Drops a program; with the `key` of a submission, which is not 0, only if that is in flight."""
+
     program_id: str
+    key: int = 0
 
 
 class AskStats(msgspec.Struct, frozen=True, tag="ask_stats"):

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -56,7 +57,7 @@ from .messages import (
     read_frames,
 )
 from .remote_tools import LocalTools
-from .spawn import EngineProcess, spawn_engine
+from .spawn import DUMP_SIGNAL, EngineProcess, spawn_engine
 from .streams import StreamingClient
 from .watchdog import TICK_S, Watchdog
 
@@ -65,8 +66,23 @@ logger = logging.getLogger("bough.engine")
 CLOSE_TIMEOUT_S = 3.0
 """Seconds that an engine may take to end by itself; one that is stuck in a step or a program is killed."""
 
+KILL_TIMEOUT_S = 5.0
+"""Seconds within which a killed process is gone. One that waits within a driver or a file system may stay for ever."""
+
 LOAD_SILENCE_S = 60.0
 """Seconds without a heartbeat after which an engine that loads its model is ended."""
+
+LOAD_STALL_S = 600.0
+"""Seconds without a step of the load after which it is, although its heart beats."""
+
+DUMP_S = 0.3
+"""Seconds in which a stuck process writes where its threads are, before it is killed."""
+
+LATE_S = 10.0
+"""Seconds past its time after which a request fails here that the engine has not ended."""
+
+CRASHES_WITHIN_S = 600.0
+"""Time between two crashes by which what ran in the second must not be sent again: it may have caused both."""
 
 ANSWER_TIMEOUT_S = 60.0
 """Seconds that an engine may take for the step it is in before it answers a question."""
@@ -92,8 +108,9 @@ class RemoteClient(StreamingClient):
     it may `watch` it, so that an engine that is stuck is noticed.
     """
 
-    def __init__(self, spawned: EngineProcess | None = None) -> None:
-        """Takes over a process that was started before, or starts one; `load` is what it waits for."""
+    def __init__(self, spawned: EngineProcess | None = None, *, crashed_at: float = -math.inf) -> None:
+        """Takes over a process that was started before, or starts one; `load` is what it waits for. `crashed_at` is
+        when the engine before it has ended, by the monotonic clock."""
         super().__init__(self, ToolRegistry())
         self.info: ModelInfo
         self.tokenizer: Tokenizer
@@ -112,7 +129,10 @@ class RemoteClient(StreamingClient):
         self._answers: dict[int, queue.SimpleQueue[Any]] = {}
         self._tools = LocalTools(self._send)
         self._alive = True
+        self._killed = False
+        self._crashed_at = crashed_at
         self._watchdog = Watchdog()
+        self._load_steps = Watchdog()
         self._limit_s = math.inf
         self._fate: BoughError = EngineStoppedError("the engine process has died")
         self._reader: threading.Thread | None = None
@@ -135,60 +155,85 @@ class RemoteClient(StreamingClient):
         client.load(config or EngineConfig(), progress)
         return client
 
-    def load(self, config: EngineConfig, progress: Progress | None = None, silence_s: float = LOAD_SILENCE_S) -> None:
+    def load(
+        self,
+        config: EngineConfig,
+        progress: Progress | None = None,
+        silence_s: float = LOAD_SILENCE_S,
+        stall_s: float = LOAD_STALL_S,
+    ) -> None:
         """Has the model loaded, and waits until the engine is ready, which then took `load_s` from its start.
 
         Raises:
-            ModelError: it cannot be loaded, or the process has ended, or has said nothing for `silence_s`. The client
-                is closed, as after any other exception.
+            ModelError: it cannot be loaded, or the process has ended, has said nothing for `silence_s`, or has come no
+                further for `stall_s`. The client is closed, as after any other exception.
         """
         loaded = threading.Event()
-        silent = threading.Event()
+        given_up: list[str] = []
         watcher = threading.Thread(
-            target=self._watch_load, args=(silence_s, loaded, silent), name="bough-load-watch", daemon=True
+            target=self._watch_load,
+            args=(silence_s, stall_s, loaded, given_up),
+            name="bough-load-watch",
+            daemon=True,
         )
         try:
             watcher.start()
-            self._wait_until_ready(config, progress)
+            self._wait_until_ready(config, progress, stall_s)
         except BaseException as error:
             self.kill()
             self.close()
-            if silent.is_set():
-                reason = f"the engine process said nothing for {silence_s:.0f} s while it loaded the model"
-                raise ModelError(reason) from error
+            if given_up:
+                raise ModelError(f"the engine process {given_up[0]} while it loaded the model") from error
             raise
         finally:
             loaded.set()
 
-    def _watch_load(self, limit_s: float, loaded: threading.Event, silent: threading.Event) -> None:
+    def _watch_load(self, silence_s: float, stall_s: float, loaded: threading.Event, given_up: list[str]) -> None:
         while not loaded.wait(TICK_S):
-            self._watchdog.look(time.monotonic())
-            if self._watchdog.silence_s >= limit_s:
-                silent.set()
-                self.kill()
-                return
+            now = time.monotonic()
+            self._watchdog.look(now)
+            self._load_steps.look(now)
+            if self._watchdog.silence_s >= silence_s:
+                given_up.append(f"said nothing for {silence_s:.0f} s")
+            elif self._load_steps.silence_s >= stall_s:
+                given_up.append(f"made no progress for {stall_s:.0f} s")
+            else:
+                continue
+            self._kill_stuck()
+            return
 
-    def _wait_until_ready(self, config: EngineConfig, progress: Progress | None) -> None:
+    def _wait_until_ready(self, config: EngineConfig, progress: Progress | None, stall_s: float) -> None:
         messages = read_frames(self._spawned.connection, FromEngine)
+        tokenizer: Future[Tokenizer] | None = None
         self._send(Start(config))
         for message in messages:
             self._watchdog.beat(0.0)
+            if not isinstance(message, Beat):
+                self._load_steps.beat(0.0)
             match message:
                 case Loading(what=what, done=done, total=total):
                     if progress is not None:
                         progress(what, done, total)
                 case LoadFailed(error=error):
                     raise ModelError(error.message, code=error.code, param=error.param)
-                case Located(path=path):  # the engine loads the weights meanwhile
-                    self.tokenizer = load_tokenizer(path)
+                case Located(path=path):  # both processes read it: heartbeats that wait here would count as silence
+                    tokenizer = _begin(lambda path=path: load_tokenizer(path), "bough-tokenizer")  # type: ignore[misc]
                 case Ready(info=info):
                     self.info = info
-                    self.load_s = time.monotonic() - self._spawned.begun
                     reader = threading.Thread(target=self._read, args=(messages,), name="bough-reader", daemon=True)
                     reader.start()
                     self._reader = reader
+                    if tokenizer is not None:
+                        self.tokenizer = _result_of(tokenizer, stall_s)
+                    if not self._alive:
+                        raise ModelError("the engine process ended as soon as it had loaded the model")
+                    self.load_s = time.monotonic() - self._spawned.begun
                     return
-        status = self._spawned.process.wait(timeout=30)
+            if tokenizer is not None and tokenizer.done():
+                tokenizer.result()
+        if not self._ends_within(KILL_TIMEOUT_S if self._killed else 30.0):
+            raise ModelError("the engine process closed its link while it loaded the model")
+        status = self._spawned.process.returncode
         raise ModelError(f"the engine process ended with status {status} while it loaded the model")
 
     @property
@@ -215,30 +260,54 @@ class RemoteClient(StreamingClient):
 
         While there is none, requests fail when their time is over; after `limit_s` seconds, or more where its passes
         are expected to take long, the process is killed, and all of them do: one of them may be to blame, so that none
-        must be sent again.
+        must be sent again. Also an engine that seems to go on cannot keep them for longer than LATE_S past their time.
         """
         self._limit_s = limit_s
         now = time.monotonic()
         self._watchdog.look(now)
+        if self._killed or not self._alive:
+            return
         if not self._watchdog.stuck:
+            late = EngineError("the engine did not end it when its time was over", code="generation_timeout")
+            self._expire(now - LATE_S, late)
             return
         error = self._stuck()
         if self._watchdog.hangs(limit_s):
             logger.error("%s: process %d is killed", error.message, self.process_id)
             error.may_retry = False
             self._fate = error
-            self.kill()
-            return
+            self._kill_stuck()
+        else:
+            self._expire(now, error)
+
+    def _expire(self, time_over: float, error: BoughError) -> None:
+        """Fails what should have ended by then."""
         with self._lock:
-            late = {key: stream for key, stream in self._streams.items() if now >= stream.deadline}
+            late = {key: stream for key, stream in self._streams.items() if time_over >= stream.deadline}
         for key, stream in late.items():
             if self._leave(key):
                 self._send(stream.stop)
                 _tell(stream.fail, to_info(error))
 
+    def _kill_stuck(self) -> None:
+        """Kills the process once it has written to standard error where its threads are."""
+        self._spawned.process.send_signal(DUMP_SIGNAL)
+        time.sleep(DUMP_S)
+        self.kill()
+
     def kill(self) -> None:
-        """Ends the process at once; what is running in it fails."""
+        """Ends the process at once. What is running in it fails, also while the system cannot end the process."""
+        self._killed = True
         self._spawned.process.kill()
+        with contextlib.suppress(OSError):  # the link is closed already
+            self._spawned.connection.shutdown(socket.SHUT_RDWR)
+
+    def _ends_within(self, seconds: float) -> bool:
+        try:
+            self._spawned.process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def drop(self, program_id: str) -> None:
         self._send(Drop(program_id))
@@ -246,22 +315,23 @@ class RemoteClient(StreamingClient):
     def stats(self, timeout_s: float = ANSWER_TIMEOUT_S) -> EngineStats:
         """Raises EngineError: the engine has not answered in time."""
         answer: EngineStats = self._ask(AskStats, timeout_s)
-        return answer
+        return msgspec.structs.replace(answer, abandoned_tools=self._tools.num_abandoned)
 
     def flush_cache(self) -> bool:
         answer: bool = self._ask(AskFlush, ANSWER_TIMEOUT_S)
         return answer
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         """Ends the engine process; what is running in it fails. Closing twice is fine."""
+        if at_once:
+            self.kill()
         self._writer.close(timeout_s=1.0)
         with contextlib.suppress(OSError):  # it has gone already
             self._spawned.connection.shutdown(socket.SHUT_WR)
-        try:
-            self._spawned.process.wait(timeout=CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._spawned.process.kill()
-            self._spawned.process.wait()
+        if self._killed or not self._ends_within(CLOSE_TIMEOUT_S):
+            self.kill()
+            if not self._ends_within(KILL_TIMEOUT_S):
+                logger.error("process %d was killed and does not end: it is left behind", self.process_id)
         self._tools.close()
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join(timeout=10)
@@ -282,13 +352,13 @@ class RemoteClient(StreamingClient):
 
     def start_program(
         self, program: Program, listen: Callable[[ProgramEvent], None], tools: Mapping[str, ToolCall] | None
-    ) -> None:
+    ) -> Callable[[], None]:
         key = next(self._keys)
         infos = self._tools.offer(key, program, {**self._registry.tools, **(tools or {})})
-        stream = _Stream(
-            listen, lambda error: listen(Failed(error=error)), Drop(program.id), _deadline(program.timeout_s)
-        )
+        stop = Drop(program.id, key)
+        stream = _Stream(listen, lambda error: listen(Failed(error=error)), stop, _deadline(program.timeout_s))
         self._start(key, stream, lambda key: RunProgram(key, program, infos))
+        return lambda: self._send(stop)
 
     def _start(self, key: int, stream: _Stream, message: Callable[[int], msgspec.Struct]) -> None:
         try:
@@ -335,6 +405,8 @@ class RemoteClient(StreamingClient):
             pass  # a broken link is a dead engine
         except Exception:  # whatever it was, nobody must be left waiting
             logger.exception("the messages of the engine process can no longer be read")
+        if self._crashed_again:
+            self._fate.may_retry = False
         with self._lock:
             self._alive = False
             streams, self._streams = self._streams, {}
@@ -343,6 +415,11 @@ class RemoteClient(StreamingClient):
             _tell(stream.fail, to_info(self._fate))
         for waiting in answers.values():
             waiting.put(None)
+
+    @property
+    def _crashed_again(self) -> bool:
+        """Tells whether a crash now would be the second within some time."""
+        return time.monotonic() - self._crashed_at < CRASHES_WITHIN_S
 
     def _dispatch(self, message: Any) -> None:
         match message:
@@ -367,8 +444,21 @@ class RemoteClient(StreamingClient):
             stream = self._streams.get(key)
         if last:
             self._leave(key)
+            if self._crashed_again:
+                event = _not_again(event)
         if stream is not None and not _tell(stream.listen, event) and self._leave(key):
             self._send(stream.stop)
+
+
+def _not_again(event: RequestOutput | ProgramEvent) -> RequestOutput | ProgramEvent:
+    """The last event of a request or program, which must not be sent again if an engine that died has ended it."""
+    match event:
+        case RequestOutput(finish=Finish(error=ErrorInfo(code=EngineStoppedError.code) as error) as finish):
+            told = msgspec.structs.replace(finish, error=msgspec.structs.replace(error, may_retry=False))
+            return msgspec.structs.replace(event, finish=told)
+        case Failed(error=ErrorInfo(code=EngineStoppedError.code) as error):
+            return msgspec.structs.replace(event, error=msgspec.structs.replace(error, may_retry=False))
+    return event
 
 
 def _tell(listen: Callable[[Told], None], event: Told) -> bool:
@@ -379,6 +469,28 @@ def _tell(listen: Callable[[Told], None], event: Told) -> bool:
         logger.exception("who listens to a request or program failed")
         return False
     return True
+
+
+def _begin(make: Callable[[], Told], name: str) -> Future[Told]:
+    """Has something made on a thread of its own."""
+    made: Future[Told] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:  # noqa: BLE001  it is raised where it is waited for
+            made.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return made
+
+
+def _result_of(tokenizer: Future[Tokenizer], timeout_s: float) -> Tokenizer:
+    """Raises ModelError: it was not read in time."""
+    try:
+        return tokenizer.result(timeout_s)
+    except TimeoutError as error:
+        raise ModelError(f"the tokenizer was not read within {timeout_s:.0f} s") from error
 
 
 def _deadline(timeout_s: float | None) -> float:

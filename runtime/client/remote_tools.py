@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from ..protocol.program import Program, named_tools, walk
 from ..tools.quotas import Owner
 from ..tools.registry import Ticket, ToolCall, ToolCallError, ToolRunner, check_tool, tool_failed, unknown_tool
 from .messages import LeaveTool, ToolInfo, ToolResult, UseTool
+
+logger = logging.getLogger("bough.tools")
 
 Send = Callable[[Any], None]
 
@@ -147,12 +150,19 @@ class LocalTools:
                 self._tickets[message.call] = self._runner.start(tool, message.arguments, done, owner)
         except BoughError as error:
             done(to_info(error))
+        except Exception:  # who reads the engine's messages must go on
+            logger.exception("tool %s could not be called", message.tool)
+            done(tool_failed(message.tool, "it could not be called"))
 
     def leave(self, message: LeaveTool) -> None:
         with self._lock:
             ticket = self._tickets.pop(message.call, None)
         if ticket is not None:
             self._runner.abandon(ticket)
+
+    @property
+    def num_abandoned(self) -> int:
+        return self._runner.num_abandoned
 
     def close(self) -> None:
         self._runner.close()

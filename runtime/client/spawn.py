@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -12,6 +13,10 @@ from ...constrain.workers.child import start_child
 
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 """Secrets that loading a model may need."""
+
+
+DUMP_SIGNAL = signal.SIGUSR2
+"""Has an engine's process write to standard error where its threads are."""
 
 
 class EngineProcess(NamedTuple):

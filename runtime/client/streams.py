@@ -31,7 +31,8 @@ class Starter(Protocol):
 
     def start_program(
         self, program: Program, listen: Callable[[ProgramEvent], None], tools: Mapping[str, ToolCall] | None
-    ) -> None: ...
+    ) -> Callable[[], None]:
+        """Returns what drops the program if this submission is in flight: another may have come by its id."""
 
     def drop(self, program_id: str) -> None: ...
 
@@ -57,7 +58,7 @@ class StreamingClient:
         return aiterate(partial(self._starter.start_request, request), partial(self._starter.abort, request.id))
 
     def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
-        return iterate(partial(self._starter.start_program, program, tools=tools), partial(self.drop, program.id))
+        return iterate(*self._submission(program, tools))
 
     def arun(
         self,
@@ -66,11 +67,25 @@ class StreamingClient:
         *,
         settle: Callable[[Done | Failed], None] | None = None,
     ) -> AsyncIterator[ProgramEvent]:
-        start = partial(self._starter.start_program, program, tools=tools)
-        return aiterate(start, partial(self.drop, program.id), settle)
+        return aiterate(*self._submission(program, tools), settle)
 
     def drop(self, program_id: str) -> None:
         self._starter.drop(program_id)
+
+    def _submission(
+        self, program: Program, tools: Mapping[str, ToolCall] | None
+    ) -> tuple[Callable[[Callable[[ProgramEvent], None]], None], Callable[[], None]]:
+        """Returns what starts it, and what ends it and nothing else."""
+        ends: list[Callable[[], None]] = []
+
+        def start(listen: Callable[[ProgramEvent], None]) -> None:
+            ends.append(self._starter.start_program(program, listen, tools=tools))
+
+        def stop() -> None:
+            for end in ends:
+                end()
+
+        return start, stop
 
 
 def iterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[], None]) -> Iterator[Event]:

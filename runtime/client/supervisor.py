@@ -19,7 +19,7 @@ from ..protocol.program import Program, ProgramEvent
 from ..protocol.request import Request, RequestOutput
 from ..tokenizer.tokenizer import Tokenizer
 from ..tools.registry import ToolCall, ToolRegistry
-from .remote import Progress, RemoteClient
+from .remote import LOAD_STALL_S, Progress, RemoteClient
 from .spawn import EngineProcess
 from .streams import StreamingClient
 from .watchdog import TICK_S
@@ -37,6 +37,10 @@ PAUSES_S = (5.0, 20.0)
 
 LOAD_SILENCE_S = 30.0
 """Least time that a process may take to be heard of: to import its modules takes long on a busy machine."""
+
+
+LOAD_STALLS = 10.0
+"""Times the allowed time without progress that a load may take for one of its steps, or LOAD_STALL_S."""
 
 
 class Supervisor(StreamingClient):
@@ -108,8 +112,8 @@ class Supervisor(StreamingClient):
 
     def start_program(
         self, program: Program, listen: Callable[[ProgramEvent], None], tools: Mapping[str, ToolCall] | None
-    ) -> None:
-        self._engine.start_program(program, listen, {**self.tools, **(tools or {})})
+    ) -> Callable[[], None]:
+        return self._engine.start_program(program, listen, {**self.tools, **(tools or {})})
 
     def drop(self, program_id: str) -> None:
         self._client.drop(program_id)
@@ -129,12 +133,14 @@ class Supervisor(StreamingClient):
     def flush_cache(self) -> bool:
         return self._engine.flush_cache()
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         """Ends the engine; what is running in it fails. Closing twice is fine."""
         with self._lock:
             self._closed.set()
             if self._loading is not None:  # which can take long
                 self._loading.kill()
+            if at_once:
+                self._client.kill()
         self._keeper.join(timeout=30.0)
         self._alive = self._ready = False
         self._client.close()
@@ -166,7 +172,8 @@ class Supervisor(StreamingClient):
             self._alive = self._ready = False
 
     def _load(self, client: RemoteClient, progress: Progress | None = None) -> None:
-        client.load(self._config, progress, max(self._stuck_timeout_s, LOAD_SILENCE_S))
+        silence_s = max(self._stuck_timeout_s, LOAD_SILENCE_S)
+        client.load(self._config, progress, silence_s, max(LOAD_STALLS * self._stuck_timeout_s, LOAD_STALL_S))
 
     def _start_again(self) -> bool:
         """Returns true once the next process is ready, false if there is to be none."""
@@ -180,7 +187,7 @@ class Supervisor(StreamingClient):
                 with self._lock:
                     if self._closed.is_set():
                         break
-                    self._loading = RemoteClient()
+                    self._loading = RemoteClient(crashed_at=time.monotonic())
                 self._load(self._loading)
             except Exception as error:  # whatever it is, the next attempt may do
                 expected = isinstance(error, BoughError | OSError)

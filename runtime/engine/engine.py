@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -15,11 +16,12 @@ from ...constrain import GrammarCompiler
 from ...radix import PrefixCache
 from ..protocol.config import EngineConfig
 from ..protocol.counters import Counters, EngineStats, ModelInfo
-from ..protocol.errors import BoughError, DeviceLostError, ErrorInfo, to_info
-from ..protocol.request import Request, RequestOutput
+from ..protocol.errors import BoughError, DeviceLostError, EngineStoppedError, ErrorInfo, ModelError, to_info
+from ..protocol.request import Finish, Request, RequestOutput
+from ..protocol.sampling_params import SamplingParams
 from ..runner.runner import DrawSpec, Pass, PassRunner
 from ..sampler.rows import Row
-from ..scheduler.scheduler import Advance, Plan, Scheduler, Sequence, Work
+from ..scheduler.scheduler import Advance, Plan, Scheduler, Sequence, Standing, Work
 from ..tokenizer.tokenizer import Tokenizer
 from .admission import Admission
 from .checks import Checks
@@ -29,6 +31,11 @@ from .speculation import DraftStage
 from .step_size import StepSize
 
 logger = logging.getLogger("bough.engine")
+
+MAX_FAILED_PASSES = 8
+"""Passes that may fail one after the other, and the seconds over which they may, before the engine gives up: a new
+process may do what this one cannot any more."""
+MAX_FAILING_S = 10.0
 
 Outputs = list[tuple[Generation, RequestOutput]]
 
@@ -50,6 +57,22 @@ class _LaunchedSteps:
     masks: StepMasks | None
     expected_s: float
     first_row: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Passes:
+    """The steps under way, and how those before went: `num_failed` in a row, the first of them at `failing_since`."""
+
+    flight: _LaunchedSteps | None = None
+    num_failed: int = 0
+    failing_since: float = 0.0
+
+    def failed(self, now: float) -> bool:
+        """Counts a pass that failed. Returns true if none can be expected to succeed any more."""
+        if not self.num_failed:
+            self.failing_since = now
+        self.num_failed += 1
+        return self.num_failed >= MAX_FAILED_PASSES and now - self.failing_since >= MAX_FAILING_S
 
 
 class Engine:
@@ -90,7 +113,7 @@ class Engine:
         self._drafts = DraftStage(config, runner, self._scheduler, self.counters, grammars.tokens.vocabulary.tokens)
         self._checks = Checks(grammars.check, lambda: self.wake())
         self._live: dict[str, Generation] = {}
-        self._flight: _LaunchedSteps | None = None
+        self._passes = _Passes()
 
     # Requests
 
@@ -126,7 +149,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing can be computed now (grammars may still be compiling)."""
-        busy = self._flight is not None or not self._scheduler.idle
+        busy = self._passes.flight is not None or not self._scheduler.idle
         busy = busy or (bool(self._checks.under_way) and self._checks.any_done)
         return not busy and not self._admission.any_compiled
 
@@ -140,8 +163,11 @@ class Engine:
         self._size.under_way_s = seconds
 
     def sleep_s(self) -> float | None:
-        """Seconds that an idle engine may sleep if nothing happens: until the first deadline of what is compiled."""
-        return self._admission.sleep_s(self._live, self._clock())
+        """Seconds that an idle engine may sleep if nothing happens: until the first deadline of what is compiled, or
+        checked."""
+        now = self._clock()
+        ends = (self._admission.sleep_s(self._live, now), self._checks.sleep_s(now))
+        return min((end for end in ends if end is not None), default=None)
 
     def wait_for_grammar(self, timeout_s: float) -> None:
         """Sleeps until a grammar is compiled or a value checked, if any is."""
@@ -158,17 +184,18 @@ class Engine:
 
         Raises:
             DeviceLostError: the device computes no more; what is still live ends when the engine is closed.
+            EngineStoppedError: all passes have failed for some time.
         """
         now = self._clock()
-        self._size.under_way_s = 0.0 if self._flight is None else self._flight.expected_s
+        self._size.under_way_s = 0.0 if self._passes.flight is None else self._passes.flight.expected_s
         self._admit(now)
         outputs: Outputs = []
         plan = self._schedule(now, outputs)
-        before, self._flight = self._flight, None
+        before, self._passes.flight = self._passes.flight, None
         failures: list[tuple[Plan, Exception]] = []
         if plan.work:
             try:
-                self._flight = self._launch(plan, before, now, outputs)
+                self._passes.flight = self._launch(plan, before, now, outputs)
             except MemoryError as error:
                 failures += self._run_in_parts(plan, error, outputs)
             except Exception as error:
@@ -178,8 +205,8 @@ class Engine:
             outputs += self._read(before)
         elif self._masks.any_deferred:
             time.sleep(LATE_MASK_SLEEP_S)
-        if self._flight is not None and not self._runner.overlaps:
-            flight, self._flight = self._flight, None
+        if self._passes.flight is not None and not self._runner.overlaps:
+            flight, self._passes.flight = self._passes.flight, None
             outputs += self._read(flight)
         for generation, output in outputs:
             self._emit(generation, output)
@@ -195,7 +222,7 @@ class Engine:
                 else:
                     self._scheduler.add(generation.sequence)
         if self._checks.under_way:
-            for generation, output in self._checks.take_done():
+            for generation, output in chain(self._checks.take_done(), self._checks.take_late(now)):
                 self._emit(generation, output)
         self._masks.resume_ready()
 
@@ -315,6 +342,7 @@ class Engine:
             logger.exception("a forward pass failed")
             self._fail(flight.plans[0], error)
             return []
+        self._passes.num_failed = 0
         now = self._clock()
         outputs: Outputs = []
         right, dead_ends = (flight.masks.right, flight.masks.dead_ends) if flight.masks is not None else ({}, {})
@@ -353,6 +381,7 @@ class Engine:
 
         Raises:
             DeviceLostError: `error`, after which no other pass could run.
+            EngineStoppedError: all passes have failed for some time.
         """
         if isinstance(error, BoughError):
             info = to_info(error)
@@ -360,6 +389,7 @@ class Engine:
             info = ErrorInfo(code="out_of_memory", message="there is too little memory to compute the request")
         else:
             info = ErrorInfo(code="internal_error", message="the forward pass failed")
+        self.counters.failed_passes += 1
         self._scheduler.discard(plan)
         for work in plan.work:
             generation = self._live.get(work.sequence.id)
@@ -367,6 +397,8 @@ class Engine:
                 self._emit(generation, generation.end(self._clock(), "error", info))
         if isinstance(error, DeviceLostError):
             raise error
+        if self._passes.failed(self._clock()):
+            raise EngineStoppedError(f"the last {self._passes.num_failed} passes have failed") from error
 
     def _emit(self, generation: Generation, output: RequestOutput) -> None:
         request_id, finish = generation.request.id, output.finish
@@ -375,19 +407,43 @@ class Engine:
         if finish is not None and generation.must_be_checked:
             self._checks.begin(generation, finish)
             output, finish = msgspec.structs.replace(output, finish=None), None
-        if finish is not None:
-            del self._live[request_id]
-            self._admission.drop(generation)
-            self._drafts.drop(generation)
-            self._scheduler.remove(generation.sequence)
-            self.counters.ended(finish)
         try:
-            generation.listener(output)
-        except Exception:
-            logger.exception("who listens to request %s failed", request_id)
-            self.abort(request_id)
+            if finish is not None:
+                self._forget(generation, finish)
+        finally:  # whatever becomes of the engine, who waits is told
+            try:
+                generation.listener(output)
+            except Exception:
+                logger.exception("who listens to request %s failed", request_id)
+                self.abort(request_id)
+
+    def _forget(self, generation: Generation, finish: Finish) -> None:
+        del self._live[generation.request.id]
+        self._admission.drop(generation)
+        self._drafts.drop(generation)
+        self._scheduler.remove(generation.sequence)
+        self.counters.ended(finish)
 
     # Around it
+
+    def self_test(self) -> None:
+        """Computes a token before anything is asked, of which nothing is kept.
+
+        Raises:
+            ModelError: its numbers are not finite.
+        """
+        sequence = Sequence(id="", tokens=[self.tokenizer.bos_id or 0], num_prompt=1, standing=Standing(0))
+        self._scheduler.add(sequence)
+        plan = self._scheduler.schedule(self._clock())
+        try:
+            launched = self._runner.launch([plan], None)
+            launched.draw([Row(SamplingParams(temperature=0.0), position=1)], None)
+            (draws,) = launched.read()
+        finally:
+            self._scheduler.discard(plan)
+            self._scheduler.remove(sequence)
+        if draws.faulty or any(draws.poisoned):
+            raise ModelError("the model computes numbers that are not finite: its weights, or the dtype, are to blame")
 
     def warm(self) -> None:
         """Gets ready for the first constraint, which others then need not wait for."""
@@ -425,7 +481,10 @@ class Engine:
         self._admission.close()
         error = ErrorInfo(code="engine_dead", message="the engine has stopped")
         for generation in list(self._live.values()):
-            self._emit(generation, generation.end(self._clock(), "error", error))
+            try:
+                self._emit(generation, generation.end(self._clock(), "error", error))
+            except BaseException:  # the engine may have died of the same
+                logger.exception("request %s did not end in order", generation.request.id)
         self._masks.close()
         self._grammars.close()
 

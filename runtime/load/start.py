@@ -29,14 +29,20 @@ def start_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     `progress(what, done, total)` is called while it loads.
 
     Raises:
-        ModelError: the model's files cannot be used, or its cache does not fit into memory.
+        ModelError: the model's files cannot be used, or its cache does not fit into memory, or what it computes is not
+            finite.
     """
     # Threads that answer clients, or fill masks, need not wait longer for the one that steps.
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
     with _without_collections(), _within_memory():
         config = _as_stored(config, progress)
-        engine = load_gguf_engine(config, progress)
-        return engine if engine is not None else _load_torch(config)(config, progress)
+        engine = load_gguf_engine(config, progress) or _load_torch(config)(config, progress)
+        try:
+            engine.self_test()
+        except BaseException:
+            engine.close()
+            raise
+        return engine
 
 
 def _load_torch(config: EngineConfig) -> Callable[[EngineConfig, Progress | None], Engine]:

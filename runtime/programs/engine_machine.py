@@ -545,9 +545,9 @@ class ModelCalls:
             if not run.program.deltas and branch.origin.attempts == flight.attempts:
                 flight.send_text(self._engine.tokenizer)
             return
-        if continues and output.cached_tokens is not None:
-            self.send_appended(run, content_of(branch), output.cached_tokens)
         try:
+            if continues and output.cached_tokens is not None:
+                self.send_appended(run, content_of(branch), output.cached_tokens)
             flight.kept.append(flight.call.take(index, output))
             self._take(flight, output)
         except Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
@@ -15,6 +16,8 @@ from .interpreter import Interpreter, Post
 from .machine import Machine
 from .state import ProgramListener, Run, State, Step, enqueue
 from .validate import SubmissionReader
+
+logger = logging.getLogger("bough.engine")
 
 LOOK_S = 30.0
 """Time between two looks for states that are too old."""
@@ -47,14 +50,22 @@ class Executor:
         self._states: OrderedDict[str, State] = OrderedDict()
         self._closed = False
         self._look_at = -math.inf
+        self._expire_at = math.inf  # no submission's time is over before
         self.num_programs = 0
 
     @property
     def num_states(self) -> int:
         return len(self._states)
 
-    def run(self, program: Program, listener: ProgramListener, tools: Mapping[str, ToolCall] | None = None) -> None:
-        """Starts (or, with `resume`, continues) a program. `tools` go before those that every program may call.
+    def run(
+        self,
+        program: Program,
+        listener: ProgramListener,
+        tools: Mapping[str, ToolCall] | None = None,
+        key: object = None,
+    ) -> None:
+        """Starts (or, with `resume`, continues) a program. `tools` go before those that every program may call. By its
+        `key`, `drop` knows this submission.
 
         Raises:
             RequestError: the program is not well-formed, or the state to continue is gone. Nothing was started.
@@ -67,42 +78,53 @@ class Executor:
         usable = {**self._tools.tools, **(tools or {})} if self._machine.calls_tools else {}
         reader = SubmissionReader(known, usable, self._patterns)
         block = reader.read(program.ops)  # raises before anything has changed
-        run = Run(program, listener, now, state.budget.work, tools=usable, patterns=reader.patterns)
+        run = Run(program, listener, now, state.budget.work, tools=usable, patterns=reader.patterns, key=key)
+        self._expire_at = min(self._expire_at, run.deadline)
         self.num_programs += 1
         state.used = now
         state.runs.append(run)
         self._states[program.id] = state
         self._states.move_to_end(program.id)
         run.work += block.work
-        enqueue(state, run, block)
-        run.num_left += 1  # so that it does not end before its cancels are done
-        for item in block.items:
-            if isinstance(item.op, Cancel):
-                self._interpreter.cancel(state, run, state.branches[item.op.branch], item.index)
-        run.num_left -= 1
-        if run.num_left == 0:
-            self._finish(state, run)
-        self._interpreter.walk(state)
+        with self._interpreter.contained(state):
+            enqueue(state, run, block)
+            run.num_left += 1  # so that it does not end before its cancels are done
+            for item in block.items:
+                if isinstance(item.op, Cancel):
+                    self._interpreter.cancel(state, run, state.branches[item.op.branch], item.index)
+            run.num_left -= 1
+            if run.num_left == 0:
+                self._finish(state, run)
+            self._interpreter.walk(state)
         self._trim(now)
 
     def expire(self) -> None:
-        """Drops the idle states that are old; to be called as time passes, at the latest after `sleep_s`."""
+        """Ends the programs whose time is over, and drops the idle states that are old; to be called as time passes, at
+        the latest after `sleep_s`."""
         now = self._clock()
+        if now >= self._expire_at:
+            for state in list(self._states.values()):
+                if any(now >= run.deadline for run in state.runs):
+                    with self._interpreter.contained(state):
+                        self._interpreter.check_time(state)
+            deadlines = (run.deadline for state in self._states.values() for run in state.runs)
+            self._expire_at = min(deadlines, default=math.inf)
         if self._states and now >= self._look_at:
             self._look_at = now + LOOK_S
             self._trim(now)
 
     def sleep_s(self) -> float | None:
         """Seconds until `expire` has something to do; None: there are no states."""
-        return max(self._look_at - self._clock(), 0.0) if self._states else None
+        return max(min(self._look_at, self._expire_at) - self._clock(), 0.0) if self._states else None
 
-    def drop(self, program_id: str) -> None:
+    def drop(self, program_id: str, key: object = None) -> None:
         """Stops a program and forgets its state, kept or not; its submissions in flight fail. Unknown ids are ignored.
 
-        This is also what happens when a client leaves: see `runtime.client.streams.aiterate`.
+        This is also what happens when a client leaves: see `runtime.client.streams.aiterate`. It gives the `key` of its
+        submission, without which the program goes on: that may have been refused, and the program be another's.
         """
         state = self._states.get(program_id)
-        if state is not None:
+        if state is not None and (key is None or any(run.key == key for run in state.runs)):
             self._fail(state, None, 0, ErrorInfo(code="aborted", message="the program was dropped"))
 
     def drop_all(self) -> None:
@@ -115,7 +137,10 @@ class Executor:
         self._closed = True
         error = ErrorInfo(code="engine_dead", message="the engine has stopped")
         for state in list(self._states.values()):
-            self._fail(state, None, 0, error)
+            try:
+                self._fail(state, None, 0, error)
+            except Exception:
+                logger.exception("program %s did not end in order", state.id)
         self._machine.close()
 
     def _find(self, program: Program, now: float) -> State:
@@ -183,8 +208,10 @@ class Executor:
         """The program has failed: all its branches stop, every submission in flight hears why."""
         self._states.pop(state.id, None)
         runs, state.runs = state.runs, []
-        self._interpreter.stop(list(state.branches.values()))
-        for run in runs:
-            run.over = True
-            index = step.index if step is not None and run is step.run else None
-            run.tell(Failed(error=info, branch=branch_id, index=index, usage=run.usage))
+        try:
+            self._interpreter.stop(list(state.branches.values()))
+        finally:  # whatever becomes of the engine, who waits is told
+            for run in runs:
+                run.over = True
+                index = step.index if step is not None and run is step.run else None
+                run.tell(Failed(error=info, branch=branch_id, index=index, usage=run.usage))

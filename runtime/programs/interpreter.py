@@ -10,6 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ...constrain.workers.turns import FairQueue
@@ -131,12 +132,23 @@ class Interpreter:
     # Outcome of instructions that took their time
 
     def ended(self, frame: Frame) -> None:
-        self._done(frame, None)
-        self.walk(frame.state)
+        with self.contained(frame.state):
+            self._done(frame, None)
+            self.walk(frame.state)
 
     def failed(self, frame: Frame, info: ErrorInfo) -> None:
-        self._fail(frame.state, frame.branch, frame.step, info)
-        self.walk(frame.state)
+        with self.contained(frame.state):
+            self._fail(frame.state, frame.branch, frame.step, info)
+            self.walk(frame.state)
+
+    @contextmanager
+    def contained(self, state: State) -> Iterator[None]:
+        """Ends the program if there is an exception, which is a bug: no other is concerned."""
+        try:
+            yield
+        except Exception:
+            logger.exception("a program failed")
+            self._failed(state, None, 0, ErrorInfo(code="internal_error", message="the program failed"))
 
     def pause(self, state: State) -> None:
         if self._slice.over(state):
@@ -151,7 +163,7 @@ class Interpreter:
             self._slice = Slice(state.work + MAX_SLICE_WORK, began + MAX_SLICE_S)
         state.walk.active = True
         try:
-            self._check_time(state)
+            self.check_time(state)
             while state.runs:
                 if state.walk.attempts is None:
                     state.walk.attempts = self._attempts(state)
@@ -199,14 +211,13 @@ class Interpreter:
                 break
             tenant, state = taken
             state.walk.posted, began = False, time.monotonic()
-            try:
+            with self.contained(state):
                 self._go_on(state)
-            finally:
-                self._later.end(tenant, time.monotonic() - began)
+            self._later.end(tenant, time.monotonic() - began)
         if len(self._later):
             self._post_turn()
 
-    def _check_time(self, state: State) -> None:
+    def check_time(self, state: State) -> None:
         """Ends a program whose time is over while it calls nobody, who would notice."""
         for run in list(state.runs):
             try:

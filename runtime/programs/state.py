@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ class Run:
     num_left    instructions that are still to be done
     begun       a first token has come
     told        failures of branches that the listener has heard of
+    key         by which its sender knows it; None: it has none
     """
 
     program: Program
@@ -56,6 +58,12 @@ class Run:
     over: bool = False
     begun: bool = False
     told: set[Failure] = field(default_factory=set)
+    key: object = None
+
+    @property
+    def deadline(self) -> float:
+        whole = self.program.timeout_s
+        return math.inf if whole is None else self.started + whole
 
     @property
     def exhausted(self) -> bool:

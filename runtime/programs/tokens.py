@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from ...constrain.workers.turns import Turns
 from ...radix import tenant_of
-from ..protocol.errors import BoughError, EngineStoppedError, ErrorInfo, RequestError, to_info
+from ..protocol.errors import BoughError, EngineStoppedError, ErrorInfo, OverloadedError, RequestError, to_info
 from ..protocol.request import CACHED, PREFILLED
 from ..tokenizer.chat_template import Turn
 from ..tokenizer.tokenizer import Tokenizer
@@ -401,7 +401,12 @@ class Encodings:
             with contextlib.suppress(EngineStoppedError):
                 self._post(lambda: self._take(call, future))
 
-        self._pool.submit(self._tokenizer.encode, self._flights[call.id][1]).add_done_callback(done)
+        try:
+            future = self._pool.submit(self._tokenizer.encode, self._flights[call.id][1])
+        except RuntimeError as error:  # no thread can be started: the next one may
+            self._pool, future = None, Future()
+            future.set_exception(OverloadedError(f"a text cannot be encoded now: {error}"))
+        future.add_done_callback(done)
 
     def _take(self, call: _Waiting, future: Future[list[int]]) -> None:
         self._busy = False

@@ -24,6 +24,7 @@ class Counters:
     guessed_tokens: int = 0
     right_guesses: int = 0
     retried_passes: int = 0
+    failed_passes: int = 0
     step_seconds: float = 0.0
     forward_seconds: float = 0.0
     mask_seconds: float = 0.0
@@ -85,6 +86,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the start (`*_total`) and gauges now.
 
     `up` is 1 while the engine takes requests; `restarts_total` counts how often its process was started again.
+    `abandoned_tools` are calls of tools that have not returned although nobody waits for them any more.
     num_pages = free_pages + cached_pages + locked_pages. Cached ones are in nobody's use; locked ones are in use, by
     one sequence or shared by several.
     """
@@ -94,6 +96,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     waiting: int = 0
     states: int = 0
+    abandoned_tools: int = 0
     num_pages: int = 0
     free_pages: int = 0
     cached_pages: int = 0
@@ -110,6 +113,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     guessed_tokens_total: int = 0
     right_guesses_total: int = 0
     retried_passes_total: int = 0
+    failed_passes_total: int = 0
     preemptions_total: int = 0
     evicted_tokens_total: int = 0
     grammars_compiled_total: int = 0

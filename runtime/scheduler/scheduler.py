@@ -304,7 +304,7 @@ class Scheduler:
                 self.running.remove(sequence)
                 sequence.rewind(0)
                 self._release(sequence)
-                self.cache.flush()  # chunks before this one were shared before anyone looked at their numbers
+                self.cache.flush(sequence.tenant)  # chunks before this one were shared before their numbers were seen
                 continue
             sequence.tokens.extend(advance.tokens)
             if work.drafts:

@@ -146,7 +146,7 @@ class ToolRunner:
         """Begins a call; `done` gets what it returns, or why it failed, on another thread.
 
         Raises:
-            OverloadedError: too many calls wait or do not return, of all or of the owner's.
+            OverloadedError: too many calls wait or do not return, of all or of the owner's, or there is no thread.
         """
         ticket = Ticket(tool, arguments, done, owner)
         with self._changed:
@@ -157,6 +157,9 @@ class ToolRunner:
             self._in_queues.add(owner)
             if self._num_idle < self._in_queues.total and self._may_begin(owner):
                 self._start_thread()
+            if self._num_usable == 0:
+                self._take_back(ticket)
+                raise OverloadedError(f"no thread can be started; the tool {tool.name!r} cannot be called")
             self._changed.notify()
         return ticket
 
@@ -184,10 +187,16 @@ class ToolRunner:
             if self._closed and ticket.stage == "waiting":
                 return  # it has been dropped
             if ticket.stage == "waiting":
-                self._waiting[ticket.owner].remove(ticket)
-                self._left_queue(ticket)
+                self._take_back(ticket)
             elif ticket.stage == "on a thread":
                 self._left_alone.add(ticket.owner)
+                if self._left_alone.total == self._max_abandoned:
+                    logger.error(
+                        "%d tool calls have not returned although nobody waits for them any more: no tool can be "
+                        "called until one does; the last is of %r",
+                        self._left_alone.total,
+                        ticket.tool.name,
+                    )
                 self._on_threads.remove(ticket.owner)
                 room = self._num_usable < self._max_threads and self._left_alone.total < self._max_abandoned
                 if self._in_queues.total and room:
@@ -195,6 +204,11 @@ class ToolRunner:
                 self._changed.notify()
             elif ticket.future is not None:
                 ticket.future.cancel()
+
+    @property
+    def num_abandoned(self) -> int:
+        """Calls for which nobody waits any more, and which have not returned."""
+        return self._left_alone.total
 
     def close(self) -> None:
         """Takes no more calls. Those that run end by themselves, unheard. Closing twice is fine."""
@@ -209,8 +223,13 @@ class ToolRunner:
             self._loop_thread.join(timeout=2.0)
 
     def _start_thread(self) -> None:
-        self._num_threads += 1
-        threading.Thread(target=self._work, name="bough-tool", daemon=True).start()
+        """Starts one if the system has any; if not, those that there are go on."""
+        try:
+            threading.Thread(target=self._work, name="bough-tool", daemon=True).start()
+        except RuntimeError as error:
+            logger.warning("a tool waits for a thread: %s", error)
+        else:
+            self._num_threads += 1
 
     @property
     def _num_usable(self) -> int:
@@ -246,6 +265,11 @@ class ToolRunner:
         self._on_threads.add(ticket.owner)
         ticket.stage = "on a thread"
         return ticket
+
+    def _take_back(self, ticket: Ticket) -> None:
+        """Takes a call that waits out of its queue."""
+        self._waiting[ticket.owner].remove(ticket)
+        self._left_queue(ticket)
 
     def _left_queue(self, ticket: Ticket) -> None:
         self._in_queues.remove(ticket.owner)
@@ -292,23 +316,35 @@ class ToolRunner:
             else:
                 self._deliver(ticket, checked_text(ticket.tool, future.result()))
 
+        try:
+            loop = self._event_loop()
+        except RuntimeError as error:  # no thread can be started for it
+            if inspect.iscoroutine(result):
+                result.close()
+            self._leave(ticket)
+            self._deliver(ticket, _failed(ticket.tool, error))
+            return
         with self._changed:
             self._awaited.add(ticket.owner)
             self._left_thread(ticket)
             ticket.stage = "awaited"
-            future = ticket.future = asyncio.run_coroutine_threadsafe(wait(), self._event_loop())
+            future = ticket.future = asyncio.run_coroutine_threadsafe(wait(), loop)
             if ticket.abandoned:  # while the function ran that began it
                 future.cancel()
         future.add_done_callback(ended)
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._loop_thread = threading.Thread(
-                target=_serve, args=(self._loop,), name="bough-async-tools", daemon=True
-            )
-            self._loop_thread.start()
-        return self._loop
+        with self._changed:
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=_serve, args=(loop,), name="bough-async-tools", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    loop.close()
+                    raise
+                self._loop, self._loop_thread = loop, thread
+            return self._loop
 
     def _deliver(self, ticket: Ticket, outcome: str | ErrorInfo) -> None:
         if ticket.abandoned:

@@ -24,3 +24,6 @@ PROMPTS = (
     "The patient presented with a fever of 39.5 °C, and",
     "🙂 Emoji are small pictures that",
 )
+
+HANG, LOSE, POISON = "\x02", "\x03", "\x04"
+"""A pass of `faulty_server` that computes this does not end, loses the device, or has logits that are not finite."""

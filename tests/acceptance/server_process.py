@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,18 @@ import httpx
 
 START_TIMEOUT_S = 120.0
 
+SERVE = (sys.executable, "-P", "-m", "bough.cli", "serve", "--port", "0")
+
 
 class ServerProcess:
-    """Started with a free port; ready when made. Use as a context manager. `popen` are options of subprocess.Popen.
+    """Started with a free port; ready when made. Use as a context manager. `popen` are options of subprocess.Popen;
+    `command` may be another program that serves.
 
     ready_s   seconds from the start of the process to the first request that it would take
     """
 
-    def __init__(self, *options: str, **popen: Any) -> None:
-        command = [sys.executable, "-P", "-m", "bough.cli", "serve", "--port", "0", *options]
+    def __init__(self, *options: str, command: Sequence[str] = SERVE, **popen: Any) -> None:
+        command = [*command, *options]
         started = time.perf_counter()
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **popen)
         self.lines: list[str] = []

@@ -89,3 +89,16 @@ def test_nobody_in_use_is_brought_below_its_part(seed: int) -> None:
             for other, pages in before.items():
                 assert other == name or after.get(other, 0) >= min(pages, part - short)
         cache.check([])
+
+
+def test_the_cache_of_one_tenant_is_flushed_and_no_other() -> None:
+    cache = PrefixCache(64, 1)
+    fill(cache, [1, 2, 3], "one")
+    fill(cache, [4, 5], "one/salt")
+    fill(cache, [1, 2], "two")
+    reader = cache.open([4, 5, 6], "one/salt")
+    assert cache.flush("nobody") == 0
+    assert cache.flush("one") == 3  # what somebody reads stays
+    assert held(cache) == {"one": 2, "two": 2}
+    assert cache.cached_tokens([1, 2, 3], "two") == 2
+    cache.check([reader])

@@ -214,7 +214,7 @@ class FakeClient:
         if not self.alive:
             raise EngineStoppedError("the engine has stopped")
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         self.closed = True
 
 

@@ -153,7 +153,7 @@ class StuckClient(FakeClient):
         self.ended.wait(60.0)
         return super().stats()
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         super().close()
         self.ended.set()
 

@@ -129,6 +129,22 @@ def test_native_code_that_cannot_be_interrupted_is_killed(process: WorkerProcess
     assert not exists(process.process_id)
 
 
+@pytest.mark.parametrize("num_bytes", [1000, 300_000])
+def test_a_stopped_process_holds_nobody_up(process: WorkerProcess, num_bytes: int) -> None:
+    """Also with a job of more than a pipe holds, which it does not read."""
+    os.kill(process.process_id, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(LateError):
+        do(process, Lower(Regex("a" * num_bytes)), seconds=0.5)
+    assert time.monotonic() - began < 5.0
+    assert not exists(process.process_id)
+
+
+def test_a_job_of_more_than_a_pipe_holds_comes_whole(process: WorkerProcess) -> None:
+    spec = JsonSchema(json.dumps({"type": "string", "description": "x" * 300_000}))
+    assert do(process, Lower(spec)) == Done(lower(spec))
+
+
 def test_a_process_that_dies_over_a_job_is_told_from_one_that_answers(process: WorkerProcess) -> None:
     timer = threading.Timer(0.1, os.kill, (process.process_id, signal.SIGKILL))
     timer.start()

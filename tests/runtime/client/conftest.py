@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ...support.engine_thread import engine_threads
 from ...support.tiny_model import write_tiny_model
+
+__all__ = ["engine_threads"]
 
 
 @pytest.fixture(scope="module")

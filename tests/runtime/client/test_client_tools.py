@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import RequestError
 from bough.runtime.protocol.program import Done, Failed, Gen, Op, Ref, Repeat, Text, Use, Value, When
 
+from ...support.engine_thread import EngineThread
 from ...support.fakes import fake_engine
 from ...support.tiny_model import write_tiny_model
 from ..asking import assert_nothing_left, config, program, request, wait_until
@@ -198,3 +199,30 @@ def test_programs_that_are_nested_too_deeply_do_not_end_the_engine(client: Engin
         next(client.run(program(op)))
     assert isinstance(run(client, Text(0, ("x",))), Done)
     wait_until(lambda: client.stats().states == 0)
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_a_tool_without_a_thread_ends_its_program_alone(
+    kind: str, engine_threads: Callable[..., EngineThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, begin = fake_engine()[0], threading.Thread.start
+    if kind == "local":
+        client: LocalClient | RemoteClient = LocalClient(EngineLoop(engine, EngineConfig()))
+    else:
+        client = RemoteClient(engine_threads(lambda thread, writer: engine).spawned())
+        client.load(EngineConfig())
+    other = client.stream(request(1900))
+    next(other)
+
+    def fail(self: threading.Thread) -> None:
+        if self.name == "bough-tool":
+            raise RuntimeError("can't start new thread")
+        begin(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        assert failed(client, Tool("quick", lambda: "quick")).startswith("engine_overloaded: no thread can be started")
+    assert isinstance(run(client, *calls("quick"), tools={"quick": Tool("quick", lambda: "quick")}), Done)
+    last = list(other)[-1].finish
+    assert client.alive and last is not None and last.error is None
+    client.close()

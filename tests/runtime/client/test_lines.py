@@ -75,3 +75,31 @@ def test_a_process_without_standard_error_loses_its_lines(monkeypatch: pytest.Mo
     lines.write("line 1")
     lines.flush()
     assert told.getvalue().splitlines() == ["1 lines were dropped", "line 1"]
+
+
+SIGNALS = """
+import os, signal, threading, time
+from bough.runtime.client.lines import LineWriter
+
+lines, beats = LineWriter(dropped="{} lines were dropped".format), 0
+signal.signal(signal.SIGTERM, lambda number, frame: lines.write("a signal"))
+
+def send():
+    for _ in range(500):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.004)
+    before = beats
+    time.sleep(0.5)
+    os._exit(beats == before)
+
+threading.Thread(target=send, daemon=True).start()
+while True:
+    lines.write("a line")
+    beats += 1
+"""
+
+
+def test_the_handler_of_a_signal_may_write_while_a_line_is_written() -> None:
+    command = [sys.executable, "-P", "-c", SIGNALS]
+    ended = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=60, check=False)
+    assert ended.returncode == 0

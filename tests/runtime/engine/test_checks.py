@@ -15,6 +15,7 @@ from bough.runtime.protocol.request import Finish, Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ...support.fakes import fake_engine
+from ..listening import Clock
 
 SPEC = Regex("[a-c]{2}")
 
@@ -242,3 +243,25 @@ def test_an_engine_that_closes_ends_what_is_being_checked() -> None:
     engine.close()
     finish = end(heard)
     assert finish.reason == "error" and finish.error is not None and finish.error.code == "engine_dead"
+
+
+def test_a_check_does_not_outlast_the_time_of_its_request() -> None:
+    engine, _ = fake_engine()
+    judge, clock = Judge(engine), Clock()
+    engine._clock = clock
+    heard: list[RequestOutput] = []
+    params = SamplingParams(max_tokens=8, seed=3)
+    engine.submit(Request(id="a", prompt=(65, 66), sampling=params, grammar=SPEC, timeout_s=5.0), heard.append)
+    engine.wait_for_grammar(10.0)
+    engine._admit(clock.now)
+    engine._live["a"].check.receipt = Receipt(mode="exact", checked=("/pattern",))
+    run(engine)
+    assert engine.sleep_s() == 5.0
+    clock.now += 5.0
+    engine.step()
+    finish = end(heard)
+    assert finish.error is not None and finish.error.code == "generation_timeout"
+    judge.asked[0][2].set_result([])
+    engine.step()
+    assert engine.idle and engine.sleep_s() is None and not engine._live
+    engine.close()

@@ -406,6 +406,57 @@ def test_a_lost_device_ends_the_engine_and_everyone_hears_of_it(monkeypatch: pyt
     assert codes and set(codes) == {"engine_dead"}
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_an_engine_all_of_whose_passes_fail_gives_up(ahead: int) -> None:
+    engine, runner = fake_engine(ahead=ahead)
+    clock = Clock()
+    engine._clock = clock
+
+    def ask(name: str) -> Heard:
+        heard = Heard()
+        engine.submit(request(name), heard)
+        drive(engine)
+        return heard
+
+    runner.fails = 10**9
+    for number in range(20):  # a burst of failures is no proof
+        assert ask(str(number)).code == "internal_error"
+    clock.now += 9.0
+    assert ask("still").code == "internal_error"
+    runner.fails = 0
+    assert ask("good").code is None
+    runner.fails = 10**9
+    for number in range(7):  # nor are a few of them
+        clock.now += 5.0
+        assert ask(f"again {number}").code == "internal_error"
+    heard = Heard()
+    engine.submit(request("last"), heard)
+    with pytest.raises(EngineStoppedError, match="the last 8 passes have failed"):
+        drive(engine)
+    assert heard.code == "internal_error"
+    engine.close()
+
+
+def test_a_poisoned_row_takes_nothing_from_other_tenants() -> None:
+    engine, runner = fake_engine(max_batch_tokens=8)
+    said = [("good", "one"), ("bad", "two")]
+    for name, namespace in said:
+        engine.submit(request(name, "what both have said", namespace=namespace), heard := Heard())
+        drive(engine)
+        assert heard.code is None
+    runner.broken = ord("!")
+    bad, expected = Heard(), alone(text="what both have said, and more", namespace="one")
+    engine.submit(request("poison", "what both have said!!", namespace="two"), bad)
+    drive(engine)
+    assert bad.code == "nonfinite_logits"
+    for (name, namespace), cached in zip(said, (True, False), strict=True):
+        heard = Heard()
+        engine.submit(request(name, "what both have said, and more", namespace=namespace), heard)
+        drive(engine)
+        assert bool(heard.finish.usage.cached_tokens) is cached and heard.tokens == expected
+    assert_clean(engine)
+
+
 # Memory
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from safetensors.torch import load_file, save_file
 
 from bough.kernels.native.library import Library
 from bough.runtime.engine.engine import Engine
@@ -204,3 +205,21 @@ def test_what_does_not_fit_is_a_model_error(error: Exception, monkeypatch: pytes
     monkeypatch.setattr(start, "load_gguf_engine", lambda *_: (_ for _ in ()).throw(RuntimeError("another fault")))
     with pytest.raises(RuntimeError, match="another fault"):
         start_engine(EngineConfig(model="any"))
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj.weight", "lm_head.weight"])
+def test_weights_that_are_not_finite_are_found_before_anything_is_asked(name: str, tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny")
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name][3, 5] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="numbers that are not finite"):
+        start_engine(EngineConfig(model=str(folder), num_pages=64, device="cpu"))
+
+
+def test_nothing_is_kept_of_the_first_pass(tmp_path: Path) -> None:
+    engine = start_engine(EngineConfig(model=str(write_tiny_model(tmp_path / "tiny")), num_pages=64, device="cpu"))
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.cached_pages, stats.steps_total, stats.requests_total) == (0,) * 5
+    assert stats.free_pages == stats.num_pages and engine.idle
+    engine.close()

@@ -90,7 +90,7 @@ def run(engine: Engine, slack: int) -> Answers:
         heard[request.id] = []
         engine.submit(request, heard[request.id].append)
     for _ in range(6000):
-        if not engine._live and engine._flight is None:
+        if not engine._live and engine._passes.flight is None:
             break
         while engine._admission.compiling and not all(one.done for one in engine._admission.compiling.values()):
             time.sleep(0.001)  # so that all are admitted at once

@@ -147,7 +147,7 @@ def run(engine: Engine) -> dict[str, tuple[list[int], str]]:
         engine.submit(request, outputs[request.id].append)
     engine.wait_for_grammar(10.0)
     for _ in range(4000):
-        if not engine._live and engine._flight is None:
+        if not engine._live and engine._passes.flight is None:
             break
         engine.step()
     assert not engine._live

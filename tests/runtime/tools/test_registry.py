@@ -481,3 +481,77 @@ def test_a_program_that_is_left_does_not_begin_its_other_calls() -> None:
     assert len(begun) <= 4 + 6
     gate.set()
     runner.close()
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Has no thread for tools be started, or has them be started again."""
+    begin = threading.Thread.start
+
+    def fail(self: threading.Thread) -> None:
+        if self.name in {"bough-tool", "bough-async-tools"}:
+            raise RuntimeError("can't start new thread")
+        begin(self)
+
+    return lambda fails: monkeypatch.setattr(threading.Thread, "start", fail if fails else begin)
+
+
+def test_threads_that_cannot_be_started_are_tried_again(no_threads: Callable[[bool], None]) -> None:
+    runner = ToolRunner()
+    found, done = collect()
+    no_threads(True)
+    for _ in range(MAX_THREADS + 1):
+        with pytest.raises(OverloadedError, match="no thread can be started"):
+            runner.start(Tool("quick", lambda: "early"), {}, done)
+    no_threads(False)
+    runner.start(Tool("quick", lambda: "late"), {}, done)
+    wait_until(lambda: bool(found))
+    assert found == ["late"]  # those that were refused are not called
+    runner.close()
+
+
+def test_calls_wait_for_the_threads_that_there_are(no_threads: Callable[[bool], None]) -> None:
+    runner = ToolRunner()
+    found, done = collect()
+    gate = threading.Event()
+    first = runner.start(Tool("slow", lambda: str(gate.wait(10.0))), {}, done)
+    wait_until(lambda: first.stage == "on a thread")
+    no_threads(True)
+    runner.start(Tool("quick", lambda: "quick"), {}, done)
+    gate.set()
+    wait_until(lambda: found == ["True", "quick"])
+    runner.close()
+
+
+def test_a_coroutine_without_a_loop_to_run_on_fails_alone(no_threads: Callable[[bool], None]) -> None:
+    runner = ToolRunner()
+    found, done = collect()
+    runner.start(Tool("quick", lambda: "quick"), {}, done)
+    wait_until(lambda: found == ["quick"])
+    no_threads(True)
+    runner.start(Tool("later", later), {}, done)
+    wait_until(lambda: len(found) == 2)
+    assert isinstance(found[1], ErrorInfo) and "can't start new thread" in found[1].message
+    no_threads(False)
+    runner.start(Tool("later", later), {}, done)
+    wait_until(lambda: found[2:] == ["later"])
+    runner.close()
+
+
+def test_too_many_calls_that_do_not_return_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    runner = ToolRunner(max_abandoned=2)
+    gate = threading.Event()
+    _, done = collect()
+    for number in range(2):
+        ticket = runner.start(Tool(f"stuck{number}", lambda: str(gate.wait(10.0))), {}, done)
+        wait_until(lambda: ticket.stage == "on a thread")  # noqa: B023
+        runner.abandon(ticket)
+        assert runner.num_abandoned == number + 1
+    for _ in range(3):
+        with pytest.raises(OverloadedError):
+            runner.start(Tool("quick", lambda: "quick"), {}, done)
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1 and "2 tool calls have not returned" in errors[0] and "'stuck1'" in errors[0]
+    gate.set()
+    wait_until(lambda: runner.num_abandoned == 0)
+    runner.close()
