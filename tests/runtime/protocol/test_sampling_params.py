@@ -12,5 +12,5 @@ from bough.runtime.protocol.sampling_params import SamplingParams
 @pytest.mark.parametrize("sign", [1, -1])
 def test_numbers_that_no_float_holds_are_refused(name: str, sign: int) -> None:
     with pytest.raises(RequestError, match=rf"{name} must be at (most|least) .*, got a number of 1329 bits") as caught:
-        SamplingParams(**{name: sign * 10**400})
+        SamplingParams(**{name: sign * 10**400})  # type: ignore[arg-type]
     assert caught.value.param == name
