@@ -46,6 +46,8 @@ from .messages import (
 from .remote_tools import RemoteTools
 from .watchdog import BEAT_S, StepTimer
 
+logger = logging.getLogger("bough.engine")
+
 EXIT_LOAD_FAILED = 3
 EXIT_ENGINE_DIED = 5
 
@@ -172,6 +174,8 @@ def _refuse(message: Unreadable, writer: FrameWriter) -> None:
         writer.put(Event(message.key, Failed(error=error)))
     elif message.kind == "submit":
         writer.put(Output(message.key, RequestOutput(id="", finish=Finish(reason="error", error=error))))
+    else:
+        logger.error("a message %r of the client was left out: %s", message.kind, message.reason)
 
 
 if __name__ == "__main__":

@@ -412,7 +412,7 @@ def test_calls_that_do_not_return_make_room_until_there_are_too_many() -> None:
         runner.start(quick, {}, done)
         runner.abandon(ticket)
         runner.abandon(ticket)
-    with pytest.raises(OverloadedError, match="4 tool calls for which nobody waits any more have not returned"):
+    with pytest.raises(OverloadedError, match="too many tool calls of this process, for which nobody waits any more"):
         runner.start(quick, {}, done)
     wait_until(lambda: found == ["quick"] * 4)
     gate.set()
