@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 
+import msgspec
+
 from ...constrain.workers.child import die_with_parent
 from ..checkpoints.locate import locate
 from ..load.start import start_engine
@@ -25,6 +27,7 @@ from .messages import (
     AskFlush,
     AskStats,
     Beat,
+    Constrain,
     Drop,
     Event,
     Flushed,
@@ -70,9 +73,18 @@ def serve(descriptor: int) -> int:
         return EXIT_LOAD_FAILED
     tools = RemoteTools(writer.put)
     writer.put(Ready(loop.engine.info))
+    last: Constrain | None = None
     for message in messages:
         if not loop.alive:
             break
+        if isinstance(message, Constrain):
+            last = message
+            continue
+        if isinstance(message, Submit) and message.constraint is not None:
+            if last is None or last.number != message.constraint:
+                _refuse(Unreadable("submit", message.key, "its constraint cannot be read"), writer)
+                continue
+            message = Submit(message.key, msgspec.structs.replace(message.request, grammar=last.grammar))
         with contextlib.suppress(EngineStoppedError):  # seen above, at the next message
             _serve(message, loop, writer, tools)
     died = not loop.alive

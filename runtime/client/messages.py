@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ...constrain.spec import GrammarSpec
 from ...constrain.workers.decoders import msgpack_decoder
 from ..protocol.config import EngineConfig
 from ..protocol.counters import EngineStats, ModelInfo
@@ -37,9 +38,19 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     config: EngineConfig
 
 
+class Constrain(msgspec.Struct, frozen=True, tag="constrain"):
+    """A large constraint of requests to come, which is sent once for all of them."""
+
+    number: int
+    grammar: GrammarSpec
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """A request. With `constraint` its grammar is that of the last Constrain, which has this number."""
+
     key: int
     request: Request
+    constraint: int | None = None
 
 
 class ToolInfo(msgspec.Struct, frozen=True):
@@ -81,7 +92,7 @@ class AskFlush(msgspec.Struct, frozen=True, tag="ask_flush"):
     key: int
 
 
-ToEngine = Start | Submit | RunProgram | ToolResult | Abort | Drop | AskStats | AskFlush
+ToEngine = Start | Constrain | Submit | RunProgram | ToolResult | Abort | Drop | AskStats | AskFlush
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
