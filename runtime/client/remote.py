@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from ...constrain.errors import GrammarTooComplexError
+from ...constrain.spec import MAX_SPEC_CHARS, GrammarSpec, spec_chars
 from ..protocol.config import EngineConfig
 from ..protocol.counters import EngineStats, ModelInfo
 from ..protocol.errors import (
@@ -26,6 +28,7 @@ from ..protocol.errors import (
     EngineStuckError,
     ErrorInfo,
     ModelError,
+    to_exception,
     to_info,
 )
 from ..protocol.program import Done, Failed, Program, ProgramEvent
@@ -38,6 +41,7 @@ from .messages import (
     AskFlush,
     AskStats,
     Beat,
+    Constrain,
     Drop,
     Event,
     Flushed,
@@ -87,6 +91,9 @@ CRASHES_WITHIN_S = 600.0
 ANSWER_TIMEOUT_S = 60.0
 """Seconds that an engine may take for the step it is in before it answers a question."""
 
+SHARED_CHARS = 4096
+"""Constraints that are larger are sent once for the requests of one body, which have the same object."""
+
 Progress = Callable[[str, int, int], None]
 
 Told = TypeVar("Told")
@@ -134,6 +141,8 @@ class RemoteClient(StreamingClient):
         self._watchdog = Watchdog()
         self._load_steps = Watchdog()
         self._limit_s = math.inf
+        self._constraining = threading.Lock()
+        self._constraint: tuple[int, GrammarSpec | None] = 0, None  # the one that was sent last, and its number
         self._fate: BoughError = EngineStoppedError("the engine process has died")
         self._reader: threading.Thread | None = None
 
@@ -344,8 +353,21 @@ class RemoteClient(StreamingClient):
         def fail(error: ErrorInfo) -> None:
             listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=error)))
 
-        stream = _Stream(listen, fail, Abort(request.id), _deadline(request.timeout_s))
-        self._start(next(self._keys), stream, lambda key: Submit(key, request))
+        stream, grammar = _Stream(listen, fail, Abort(request.id), _deadline(request.timeout_s)), request.grammar
+        num_chars = spec_chars(grammar)
+        if grammar is None or num_chars <= SHARED_CHARS:
+            self._start(next(self._keys), stream, lambda key: Submit(key, request))
+            return
+        if num_chars > MAX_SPEC_CHARS:
+            message = f"the constraint has {num_chars} characters, at most {MAX_SPEC_CHARS} are allowed"
+            raise to_exception(ErrorInfo(code=GrammarTooComplexError.code, message=message, param="grammar"))
+        bare = msgspec.structs.replace(request, grammar=None)
+        with self._constraining:
+            number, last = self._constraint
+            if last is not grammar:
+                self._send(Constrain(number + 1, grammar))
+                self._constraint = number, last = number + 1, grammar
+            self._start(next(self._keys), stream, lambda key: Submit(key, bare, number))
 
     def abort(self, request_id: str) -> None:
         self._send(Abort(request_id))

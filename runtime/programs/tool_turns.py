@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,7 +71,7 @@ def show_tools(branch: Branch, tools: Sequence[ToolCall], tokenizer: Tokenizer) 
 
 def _show_by_template(branch: Branch, functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> None:
     content, chat = content_of(branch), tokenizer.chat
-    before = content.roles[:-1]
+    before = tuple(content.roles[:-1])
     old, new = chat.around(before), chat.around(before, tools=functions)
     if old is None or new is None:
         raise _no_room()
@@ -87,7 +88,7 @@ def _show_in_words(branch: Branch, text: str, tokenizer: Tokenizer) -> None:
     """Puts a description of the tools at the end of the system message; into one of its own, if there is none; or, for
     templates that know no system messages, before what the user says first."""
     content, chat = content_of(branch), tokenizer.chat
-    before = content.roles[:-1]
+    before = tuple(content.roles[:-1])
     if before[:1] == ("system",):
         _put(branch, content.edges[2], content.edges[2], ["\n\n" + text], tokenizer)
         return
@@ -109,7 +110,7 @@ def _first(gaps: list[Pieces] | None) -> Pieces:
 
 
 def _put(branch: Branch, start: tuple[int, int], stop: tuple[int, int], pieces: Pieces, tokenizer: Tokenizer) -> None:
-    told = Appended(branch.id, branch.num_ops, "role", "tools", [])
+    told = Appended(branch.id, branch.num_ops, "role", "tools", array("i"))
     tokens = tokenizer.encode_pieces(pieces)
     content_of(branch).replace(start, stop, tokens, _text_of(pieces, tokenizer), told)
 
@@ -123,7 +124,7 @@ def append_results(branch: Branch, calls: Sequence[MadeCall], tokenizer: Tokeniz
         RequestError: the template refuses the order of roles.
     """
     content, chat = content_of(branch), tokenizer.chat
-    before = content.roles[:-1]
+    before = tuple(content.roles[:-1])
     results = [(call.name, said_of(call)) for call in calls]
     pieces = chat.after_calls(before, results) if own_form(chat.source) is not None else None
     if pieces is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from bough.runtime.programs.engine_machine import EngineMachine
 from bough.runtime.programs.executor import Executor
+from bough.runtime.protocol.errors import BoughError, ErrorInfo, to_info
 from bough.runtime.protocol.program import Op, Program
 from bough.runtime.tools.registry import ToolCall, ToolRegistry, ToolRunner
 
@@ -41,6 +42,13 @@ class ToolPlace(Place):
         program = Program(id=program_id, ops=tuple(ops), **fields)  # type: ignore[arg-type]
         self.executor.run(program, heard, tools)  # type: ignore[arg-type]
         return heard
+
+    def refusal(self, ops: list[Op], program_id: str = "p", **fields: object) -> ErrorInfo:
+        """Returns why a submission cannot be started: it is raised, or told if reading it takes its time."""
+        try:
+            return self.run(ops, program_id, **fields).failed.error
+        except BoughError as error:
+            return to_info(error)
 
     def drive(self, over: Callable[[], bool], max_steps: int = 50_000) -> None:
         """Makes posted calls and steps until `over`."""
