@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,16 +13,14 @@ import msgspec
 
 from ...constrain.spec import MAX_SPEC_CHARS, spec_chars
 from ..engine.engine import Engine
-from ..protocol.errors import BoughError, EngineError, EngineStoppedError, ErrorInfo, RequestError, to_info
+from ..protocol.errors import BoughError, EngineError, ErrorInfo, RequestError, to_info
 from ..protocol.program import Delta, Gen, Piece, Select, Use, Value
 from ..protocol.request import SAMPLED, UNUSED, Request, RequestOutput, Timings, TokenLogprob, Usage
 from ..protocol.sampling_params import SamplingParams
 from ..sampler.seeds import derive, derive_again
 from ..scheduler.token_tree import ChoiceTree, plant
 from ..tokenizer.tokenizer import LONG_TEXT, Tokenizer
-from ..tools.arguments import read_arguments
-from ..tools.quotas import Owner
-from ..tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolRunner
+from ..tools.registry import ToolRunner
 from .choices import probabilities, score_choices
 from .costs import COPIED_PER_WORK, ENCODED_PER_WORK, ENGINE_BUDGET, MESSAGES_PER_WORK
 from .interpreter import Post
@@ -41,6 +37,7 @@ from .tokens import (
     knows_turns,
     open_message,
 )
+from .tool_uses import ToolUses
 from .validate import MAX_CHOICES
 
 logger = logging.getLogger("bough.engine")
@@ -450,7 +447,7 @@ class _Flight:
 
 
 @dataclass(eq=False, slots=True)
-class _Begun:
+class _UnfinishedCall:
     """A call that is begun by and by, so that others have a turn: its choices are encoded, then requests submitted.
 
     tokens      of each choice, as far as they are encoded, and their number in all
@@ -483,8 +480,8 @@ class ModelCalls:
         pending = frame.pending
         if pending.begun is None:
             self._check(frame)
-            pending.begun = _Begun()
-        begun: _Begun = pending.begun
+            pending.begun = _UnfinishedCall()
+        begun: _UnfinishedCall = pending.begun
         if begun.flight is None:
             if isinstance(frame.op, Select) and not self._encode_choices(frame, frame.op, begun):
                 return
@@ -504,7 +501,7 @@ class ModelCalls:
         elif isinstance(frame.op, Gen):
             frame.spend(min(spec_chars(frame.op.grammar), MAX_SPEC_CHARS) // ENCODED_PER_WORK)
 
-    def _encode_choices(self, frame: Frame, op: Select, begun: _Begun) -> bool:
+    def _encode_choices(self, frame: Frame, op: Select, begun: _UnfinishedCall) -> bool:
         """Encodes the choices; false if it waits for a long one, which is encoded beside the engine."""
         while len(begun.tokens) < len(op.choices):
             if begun.tokens:
@@ -517,11 +514,11 @@ class ModelCalls:
             self._add_choice(frame, begun, self._engine.tokenizer.encode(choice))
         return True
 
-    def _take_choice(self, frame: Frame, begun: _Begun, tokens: list[int]) -> None:
+    def _take_choice(self, frame: Frame, begun: _UnfinishedCall, tokens: list[int]) -> None:
         self._add_choice(frame, begun, tokens)
         frame.go_on()
 
-    def _add_choice(self, frame: Frame, begun: _Begun, tokens: list[int]) -> None:
+    def _add_choice(self, frame: Frame, begun: _UnfinishedCall, tokens: list[int]) -> None:
         """Raises RequestError: it does not fit behind the branch, or is one too many."""
         length = frame.branch.content.length
         if length + len(tokens) > self._max_tokens:
@@ -536,7 +533,7 @@ class ModelCalls:
             raise RequestError(message, param="choices")
         begun.tokens.append(tokens)
 
-    def _flight(self, frame: Frame, begun: _Begun) -> _Flight:
+    def _flight(self, frame: Frame, begun: _UnfinishedCall) -> _Flight:
         state, branch, run, op = frame.state, frame.branch, frame.run, frame.op
         if isinstance(op, Gen):
             call: Call = GenCall(op, branch, self._engine.tokenizer)
@@ -664,121 +661,3 @@ class ModelCalls:
         for content in (*(branch.content for branch in state.branches.values()), *state.untold):
             assert isinstance(content, TokenContent)
             self.send_appended(run, content, None)
-
-
-# Calls of tools
-
-
-@dataclass(eq=False, slots=True)
-class _RunningTool:
-    frame: Frame
-    op: Use
-    ticket: Ticket
-    started: float
-    limit_s: float
-
-    @property
-    def end(self) -> float:
-        return self.started + self.limit_s
-
-
-class ToolUses:
-    """Makes the tool calls of one engine. Lives in its thread; `append` puts what they return into a branch there."""
-
-    def __init__(
-        self,
-        runner: ToolRunner,
-        post: Post,
-        clock: Callable[[], float],
-        append: Callable[[Frame, Use, str], None],
-    ) -> None:
-        self._runner = runner
-        self._post = post
-        self._clock = clock
-        self._append = append
-        self._flights: dict[str, _RunningTool] = {}
-
-    def begin(self, frame: Frame, op: Use, texts: dict[str, str]) -> None:
-        """Begins a call. Raises BoughError: nothing was begun."""
-        tool = frame.run.tools[op.tool]
-        arguments = read_arguments(tool, texts)
-        now = self._clock()
-        limit_s = frame.run.time_left(now, min(op.timeout_s or math.inf, tool.timeout_s or DEFAULT_TIMEOUT_S))
-        assert limit_s is not None
-        call_id = frame.state.new_id("tool/")
-
-        def done(outcome: str | ErrorInfo) -> None:
-            with contextlib.suppress(EngineStoppedError):
-                self._post(lambda: self._take(call_id, outcome))
-
-        owner = Owner.of(frame.state.namespace, frame.state.id)
-        ticket = self._runner.start(tool, arguments, done, owner)
-        self._flights[call_id] = _RunningTool(frame, op, ticket, now, limit_s)
-        frame.branch.running.add(call_id)
-
-    def stop(self, call_id: str) -> bool:
-        """Leaves a call to itself; False if it is none of these."""
-        flight = self._flights.pop(call_id, None)
-        if flight is None:
-            return False
-        self._runner.abandon(flight.ticket)
-        return True
-
-    def expire(self) -> None:
-        """Fails the calls whose time is over."""
-        now = self._clock()
-        for call_id, flight in list(self._flights.items()):
-            if call_id in self._flights and now >= flight.end:
-                self.stop(call_id)
-                flight.frame.branch.running.discard(call_id)
-                flight.frame.failed(_late(flight, now))
-
-    def sleep_s(self) -> float | None:
-        """Seconds until the first of them is over; None: there is none."""
-        first = min((flight.end for flight in self._flights.values()), default=None)
-        return None if first is None else max(first - self._clock(), 0.0)
-
-    def _take(self, call_id: str, outcome: str | ErrorInfo) -> None:
-        flight = self._flights.pop(call_id, None)
-        if flight is None:  # nobody waits for it any more
-            return
-        flight.frame.branch.running.discard(call_id)
-        if isinstance(outcome, ErrorInfo):
-            flight.frame.failed(outcome)
-            return
-        try:
-            self._end(flight, outcome)
-        except BoughError as error:
-            flight.frame.failed(to_info(error))
-        except Exception:
-            logger.exception("a program failed")
-            flight.frame.failed(ErrorInfo(code="internal_error", message="the program failed"))
-        else:
-            flight.frame.ended()
-
-    def _end(self, flight: _RunningTool, text: str) -> None:
-        frame, name = flight.frame, flight.op.name
-        state, branch, run = frame.state, frame.branch, frame.run
-        self._append(frame, flight.op, text)
-        state.add_tokens(len(text), branch)
-        state.add_values(1, branch)
-        turn = branch.turns[name]
-        branch.keep(name, text)
-        run.listener(Value(branch=branch.id, name=name, text=text, turn=turn))
-        if run.program.trace:
-            start_s, stop_s = flight.started - state.born, self._clock() - state.born
-            run.listener(
-                Piece(branch=branch.id, op=branch.num_ops, kind="tool", name=name, start_s=start_s, stop_s=stop_s)
-            )
-
-
-def _late(flight: _RunningTool, now: float) -> ErrorInfo:
-    """Returns the error of a call whose time is over, or its program's."""
-    name = flight.ticket.tool.name
-    try:
-        flight.frame.run.time_left(now)
-    except EngineError as error:
-        return to_info(error)
-    return ErrorInfo(
-        code="tool_timeout", message=f"the tool {name!r} was not done within {flight.limit_s:g} s", param=name
-    )
