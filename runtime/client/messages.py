@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...constrain.spec import GrammarSpec
+from ...constrain.spec import GrammarSpec, spec_chars
 from ...constrain.workers.decoders import msgpack_decoder
 from ..protocol.config import EngineConfig
 from ..protocol.counters import EngineStats, ModelInfo
@@ -29,6 +29,9 @@ MAX_HEAD_BYTES = 64
 """The first two fields of a message: its tag, and the key of its stream."""
 
 ROOM_BYTES = 256 << 10
+SHARED_CHARS = 4096
+"""Constraints that are larger are sent once for the requests of one body, which have the same object."""
+
 ROOM_TIMEOUT_S = 1.0
 
 
@@ -194,6 +197,8 @@ class FrameWriter:
         self._ended = False
         self._sent = threading.Condition()
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._constraining = threading.Lock()
+        self._constraint: tuple[int, GrammarSpec | None] = 0, None  # the one that was sent last, and its number
         self._thread = threading.Thread(target=self._run, name="bough-writer", daemon=True)
         self._thread.start()
 
@@ -214,6 +219,24 @@ class FrameWriter:
         with self._sent:
             self._num_bytes += HEAD_BYTES + len(body)
         self._queue.put(body)
+
+    def submit(self, key: int, request: Request) -> None:
+        """Sends a request; a large constraint goes before it, unless it is the same object as the one that went last.
+
+        Raises:
+            RequestError: as `put`.
+        """
+        grammar = request.grammar
+        if grammar is None or spec_chars(grammar) <= SHARED_CHARS:
+            self.put(Submit(key, request))
+            return
+        with self._constraining:
+            number, last = self._constraint
+            if last is not grammar:
+                number += 1
+                self.put(Constrain(number, grammar))
+                self._constraint = number, grammar
+            self.put(Submit(key, msgspec.structs.replace(request, grammar=None), number))
 
     def wait_for_room(self) -> None:
         """Returns once no more than ROOM_BYTES wait to be sent, or after ROOM_TIMEOUT_S."""

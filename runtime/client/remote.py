@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from ...constrain.errors import GrammarTooComplexError
-from ...constrain.spec import MAX_SPEC_CHARS, GrammarSpec, spec_chars
+from ...constrain.spec import MAX_SPEC_CHARS, spec_chars
 from ..protocol.config import EngineConfig
 from ..protocol.counters import EngineStats, ModelInfo
 from ..protocol.errors import (
@@ -41,7 +41,6 @@ from .messages import (
     AskFlush,
     AskStats,
     Beat,
-    Constrain,
     Drop,
     Event,
     Flushed,
@@ -56,7 +55,6 @@ from .messages import (
     RunProgram,
     Start,
     Stats,
-    Submit,
     UseTool,
     read_frames,
 )
@@ -90,9 +88,6 @@ CRASHES_WITHIN_S = 600.0
 
 ANSWER_TIMEOUT_S = 60.0
 """Seconds that an engine may take for the step it is in before it answers a question."""
-
-SHARED_CHARS = 4096
-"""Constraints that are larger are sent once for the requests of one body, which have the same object."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -141,8 +136,6 @@ class RemoteClient(StreamingClient):
         self._watchdog = Watchdog()
         self._load_steps = Watchdog()
         self._limit_s = math.inf
-        self._constraining = threading.Lock()
-        self._constraint: tuple[int, GrammarSpec | None] = 0, None  # the one that was sent last, and its number
         self._fate: BoughError = EngineStoppedError("the engine process has died")
         self._reader: threading.Thread | None = None
 
@@ -353,21 +346,12 @@ class RemoteClient(StreamingClient):
         def fail(error: ErrorInfo) -> None:
             listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=error)))
 
-        stream, grammar = _Stream(listen, fail, Abort(request.id), _deadline(request.timeout_s)), request.grammar
-        num_chars = spec_chars(grammar)
-        if grammar is None or num_chars <= SHARED_CHARS:
-            self._start(next(self._keys), stream, lambda key: Submit(key, request))
-            return
+        stream = _Stream(listen, fail, Abort(request.id), _deadline(request.timeout_s))
+        num_chars = spec_chars(request.grammar)
         if num_chars > MAX_SPEC_CHARS:
             message = f"the constraint has {num_chars} characters, at most {MAX_SPEC_CHARS} are allowed"
             raise to_exception(ErrorInfo(code=GrammarTooComplexError.code, message=message, param="grammar"))
-        bare = msgspec.structs.replace(request, grammar=None)
-        with self._constraining:
-            number, last = self._constraint
-            if last is not grammar:
-                self._send(Constrain(number + 1, grammar))
-                self._constraint = number, last = number + 1, grammar
-            self._start(next(self._keys), stream, lambda key: Submit(key, bare, number))
+        self._start(next(self._keys), stream, lambda key: self._writer.submit(key, request))
 
     def abort(self, request_id: str) -> None:
         self._send(Abort(request_id))
@@ -379,17 +363,17 @@ class RemoteClient(StreamingClient):
         infos = self._tools.offer(key, program, {**self._registry.tools, **(tools or {})})
         stop = Drop(program.id, key)
         stream = _Stream(listen, lambda error: listen(Failed(error=error)), stop, _deadline(program.timeout_s))
-        self._start(key, stream, lambda key: RunProgram(key, program, infos))
+        self._start(key, stream, lambda key: self._send(RunProgram(key, program, infos)))
         return lambda: self._send(stop)
 
-    def _start(self, key: int, stream: _Stream, message: Callable[[int], msgspec.Struct]) -> None:
+    def _start(self, key: int, stream: _Stream, send: Callable[[int], None]) -> None:
         try:
             self.check()
             with self._lock:
                 if not self._alive:
                     raise EngineStoppedError(self._fate.message, code=self._fate.code)
                 self._streams[key] = stream
-            self._send(message(key))
+            send(key)
         except BoughError:
             self._leave(key)
             raise

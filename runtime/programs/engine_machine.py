@@ -518,7 +518,7 @@ class _Flight:
 
 
 @dataclass(eq=False, slots=True)
-class _Begun:
+class _UnfinishedCall:
     """A call that is begun by and by, so that others have a turn: its choices are encoded, then requests submitted.
 
     tokens      of each choice, as far as they are encoded, and their number in all
@@ -551,8 +551,8 @@ class ModelCalls:
         pending = frame.pending
         if pending.begun is None:
             self._check(frame)
-            pending.begun = _Begun()
-        begun: _Begun = pending.begun
+            pending.begun = _UnfinishedCall()
+        begun: _UnfinishedCall = pending.begun
         if begun.flight is None:
             if isinstance(frame.op, Select) and not self._encode_choices(frame, frame.op, begun):
                 return
@@ -570,7 +570,7 @@ class ModelCalls:
         if isinstance(frame.op, Select):
             _check_choices(frame.op.choices)
 
-    def _encode_choices(self, frame: Frame, op: Select, begun: _Begun) -> bool:
+    def _encode_choices(self, frame: Frame, op: Select, begun: _UnfinishedCall) -> bool:
         """Encodes the choices; false if it waits for a long one, which is encoded beside the engine."""
         while len(begun.tokens) < len(op.choices):
             if begun.tokens:
@@ -583,11 +583,11 @@ class ModelCalls:
             self._add_choice(frame, begun, self._engine.tokenizer.encode(choice))
         return True
 
-    def _take_choice(self, frame: Frame, begun: _Begun, tokens: list[int]) -> None:
+    def _take_choice(self, frame: Frame, begun: _UnfinishedCall, tokens: list[int]) -> None:
         self._add_choice(frame, begun, tokens)
         frame.go_on()
 
-    def _add_choice(self, frame: Frame, begun: _Begun, tokens: list[int]) -> None:
+    def _add_choice(self, frame: Frame, begun: _UnfinishedCall, tokens: list[int]) -> None:
         """Raises RequestError: it does not fit behind the branch, or is one too many."""
         length = frame.branch.content.length
         if length + len(tokens) > self._max_tokens:
@@ -619,7 +619,7 @@ class ModelCalls:
         frame.spend(min(spec_chars(op.grammar), MAX_SPEC_CHARS) // ENCODED_PER_WORK)
         return op
 
-    def _flight(self, frame: Frame, begun: _Begun) -> _Flight:
+    def _flight(self, frame: Frame, begun: _UnfinishedCall) -> _Flight:
         state, branch, run, op = frame.state, frame.branch, frame.run, frame.op
         if isinstance(op, Gen):
             op = self._constrained(frame, op)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..protocol.errors import OverloadedError
 
 SHARE_OF_LEFT = 8
-"""What a key may hold for each token that is left (dynamic thresholds, as for places in the queue): one that floods
+"""Tokens that a key may hold for each that is left (dynamic thresholds, as for places in the queue): one that floods
 leaves a ninth of everything to the others."""
 
 FEW = 1 / 64
@@ -51,7 +51,7 @@ class Memory:
 
 @dataclass(eq=False, slots=True)
 class Account:
-    """What one state holds. Once closed, nothing more is counted."""
+    """Tokens that one state holds. Once closed, nothing more is counted."""
 
     memory: Memory
     tenant: str

@@ -298,6 +298,8 @@ class Origin:
     turns       those of it and of the branches that it forks, by branch, as they were at the fork
     num_loops   that it was in at the fork
     given       everything that was put into its queue, kept if it may have to be done again
+    shared      tokens that are counted as its own, but are its parent's
+    apart       there are none: it has had to copy them, to change them
     """
 
     parent: int | None = None
@@ -308,6 +310,8 @@ class Origin:
     turns: dict[int, Counter[str]] = field(default_factory=dict)
     num_loops: int = 0
     given: list[Step | Barrier] | None = None
+    shared: int = 0
+    apart: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -321,8 +325,7 @@ class Branch:
     looping     of each name the loops, not over yet, that make values of it: the last one is still to come
     children    the branches that it forks
     failure     it has ended early
-    counted     tokens of it that the program's bound counts; of them `shared` with the branch that forked it
-    apart       it shares nothing: it has changed what it was forked with
+    counted     tokens of it that the program's bound counts
     """
 
     id: int
@@ -340,8 +343,6 @@ class Branch:
     children: dict[int, None] = field(default_factory=dict)
     failure: Failure | None = None
     counted: int = 0
-    shared: int = 0
-    apart: bool = False
 
     @property
     def settled(self) -> bool:
@@ -370,11 +371,10 @@ class Branch:
         """Begins where `parent` stands: with its tokens, whose pages the cache finds again (`Interpreter._fork`)."""
         self.started = True
         self.content, self.values = parent.content.fork(), parent.values.fork()
-        self.apart = False
         self.pending = None
         self.inside = list(parent.inside)
         origin, before = self.origin, self.origin.attempts
-        origin.num_loops = len(parent.inside)
+        origin.num_loops, origin.apart = len(parent.inside), False
         origin.attempts = (*parent.origin.attempts, before[-1] if before else 0)
 
     def start_anew(self) -> None:
@@ -469,7 +469,7 @@ class State:
         """
         branch.counted += count
         if shared:
-            branch.shared += count
+            branch.origin.shared += count
             self.num_tokens += count
         else:
             self.count(count)
@@ -488,22 +488,22 @@ class State:
 
     def recount(self, branch: Branch) -> None:
         """Counts a branch again that has gone back to where it was forked."""
-        branch.counted = branch.shared = branch.content.size
+        branch.counted = branch.origin.shared = branch.content.size
         self.num_tokens += branch.counted
-        if branch.apart:
+        if branch.origin.apart:
             self.unshare(branch)
 
     def unshare(self, branch: Branch) -> None:
         """Counts as a branch's own what it has had to copy to change it."""
-        branch.apart = True
-        self.account.add(branch.shared)
-        branch.shared = 0
+        branch.origin.apart = True
+        self.account.add(branch.origin.shared)
+        branch.origin.shared = 0
 
     def forget(self, branch: Branch) -> None:
         """Takes off the count what a branch will lose. What the trace has still to tell of it stays, and counts."""
-        self.count(branch.shared - branch.counted)
-        self.num_tokens -= branch.shared
-        branch.counted = branch.shared = 0
+        self.count(branch.origin.shared - branch.counted)
+        self.num_tokens -= branch.origin.shared
+        branch.counted = branch.origin.shared = 0
         if any(run.program.trace for run in self.runs) and (untold := branch.content.untold()) is not None:
             self.count(untold.size)
             self.untold.append(untold)
@@ -551,7 +551,7 @@ class Frame:
 
     @property
     def pending(self) -> Pending:
-        """What is known of the instruction, if it has to be tried again."""
+        """The instruction, if it has to be tried again, with what is known of it."""
         return self.branch.pending_of(self.step)
 
     def go_on(self) -> None:

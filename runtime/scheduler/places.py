@@ -55,7 +55,7 @@ class Places:
         return min(self._total, max(FEW, math.ceil(share * left / (1 + share))))
 
     def _check_tokens(self, tenant: str, num_tokens: int, total: int) -> None:
-        """Who has few requests may have prompts as long as there is any room."""
+        """Checks the tokens of prompts: those of few requests find room as long as there is any."""
         left, own = total - self._num_tokens - num_tokens, self._tokens_of[tenant] + num_tokens
         if left < 0:
             raise OverloadedError(f"{self._num_tokens} tokens of prompts are waiting or running; {total} is the limit")

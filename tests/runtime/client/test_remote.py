@@ -19,7 +19,7 @@ import pytest
 
 from bough.constrain.spec import Choice, Lark
 from bough.runtime.client.local import LocalClient
-from bough.runtime.client.messages import Submit
+from bough.runtime.client.messages import FrameWriter, Submit
 from bough.runtime.client.remote import RemoteClient
 from bough.runtime.client.spawn import spawn_engine
 from bough.runtime.protocol.config import EngineConfig
@@ -55,8 +55,13 @@ def test_both_clients_generate_the_same(folder: Path, running: RemoteClient) -> 
 
 def test_a_large_constraint_is_sent_once(running: RemoteClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 prompts of one body with a schema of 1 MB were 64 frames of 1 MB."""
-    sent: list[Any] = []
-    monkeypatch.setattr(running, "_send", lambda message: (sent.append(message), running._writer.put(message)))
+    sent: list[msgspec.Struct] = []
+
+    def put(message: msgspec.Struct) -> None:
+        sent.append(message)
+        FrameWriter.put(running._writer, message)
+
+    monkeypatch.setattr(running._writer, "put", put)
     large, other, small = Choice(("yes", "y" * 6000)), Choice(("ja", "j" * 6000)), Choice(("yes", "no"))
     for grammar in (large, large, small, large, other, large):
         asked = msgspec.structs.replace(request(400, "hello"), grammar=grammar)
@@ -70,7 +75,7 @@ def test_a_large_constraint_is_sent_once(running: RemoteClient, monkeypatch: pyt
 
 
 def test_a_constraint_that_is_too_large_is_not_sent(running: RemoteClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_send", None)
+    monkeypatch.setattr(running._writer, "put", None)
     with pytest.raises(RequestError, match="at most 1000000 are allowed") as caught:
         next(running.stream(msgspec.structs.replace(request(), grammar=Lark("x" * 1_000_001))))
     assert (caught.value.code, caught.value.param) == ("grammar_too_complex", "grammar")

@@ -36,7 +36,6 @@ from bough.runtime.protocol.program import (
     SelectMethod,
     Skipped,
     Text,
-    Use,
     Value,
     When,
 )
@@ -469,12 +468,6 @@ def test_a_program_that_is_read_can_be_dropped(place: ToolPlace) -> None:
     while not place.posted.empty():
         place.posted.get()()
     assert place.executor.num_states == 0
-
-
-def test_arguments_are_charged_by_their_length(place: ToolPlace) -> None:
-    argument = ("text", (Ref(0, "x"),) * 5)
-    place.run([Assign(0, "x", ("a" * 200_000,)), Use(0, "u", "upper", (argument,), append=False)], keep=True)
-    assert place.executor._states["p"].work >= 1_000_000 // costs.COPIED_PER_WORK
 
 
 def test_a_large_constraint_is_read_once(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:

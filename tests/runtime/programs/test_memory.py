@@ -1,4 +1,4 @@
-"""What programs hold, and how keys share it: states that are kept, programs that run, and what both are made of."""
+"""Memory that programs hold, and how keys share it: of states that are kept, and of programs that run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Calls of tools beside an engine: what they bring is heard once, in time, on the engine's thread."""
+"""Calls of tools beside an engine: what they bring is heard once, in time, on the engine's thread; what they take is
+charged to their program."""
 
 from __future__ import annotations
 
@@ -9,16 +10,18 @@ from typing import Any
 
 import pytest
 
+from bough.runtime.programs import costs
 from bough.runtime.programs.costs import Budget
 from bough.runtime.programs.state import Frame, Run, State, Step
 from bough.runtime.programs.tokens import TokenContent
 from bough.runtime.programs.tool_uses import ToolUses
 from bough.runtime.programs.validate import Item
 from bough.runtime.protocol.errors import ErrorInfo
-from bough.runtime.protocol.program import Program, Use
+from bough.runtime.protocol.program import Assign, Program, Ref, Text, Use
 from bough.runtime.tools.registry import ToolRunner
 
 from .place import Clock
+from .tool_place import ToolPlace
 
 
 class Gate:
@@ -97,3 +100,22 @@ def test_a_call_that_was_stopped_is_not_heard(calls: Calls) -> None:
     assert not calls.uses.stop(call_id)
     calls.gate.open.set()
     assert calls.heard == [] and calls.uses.sleep_s() is None
+
+
+@pytest.fixture
+def place() -> Iterator[ToolPlace]:
+    made = ToolPlace()
+    yield made
+    made.close()
+
+
+def test_arguments_are_charged_by_their_length(place: ToolPlace) -> None:
+    argument = ("text", (Ref(0, "x"),) * 5)
+    place.run([Assign(0, "x", ("a" * 200_000,)), Use(0, "u", "upper", (argument,), append=False)], keep=True)
+    assert place.executor._states["p"].work >= 1_000_000 // costs.COPIED_PER_WORK
+
+
+def test_values_of_tools_are_counted(place: ToolPlace) -> None:
+    place.run([Text(0, ("x",)), *(Use(0, f"u{index}", "upper", (("text", ("y",)),)) for index in range(20))], keep=True)
+    state = place.executor._states["p"]
+    assert state.account.num_held >= costs.BRANCH_TOKENS + 20 * (costs.VALUE_TOKENS + 2 * len("Y!"))
