@@ -75,6 +75,7 @@ def complete(tenants: Tenants, key: str, **fields: Any) -> httpx.Response:
 def keep_a_secret(tenants: Tenants) -> None:
     """Has the quiet key keep a state."""
     kept = {"id": "mine", "ops": [{"type": "text", "branch": 0, "parts": ["a secret"]}], "keep": True}
+    tenants.ask("DELETE", "/v1/programs/mine", QUIET).raise_for_status()
     tenants.ask("POST", "/v1/programs", QUIET, json=kept).raise_for_status()
 
 
