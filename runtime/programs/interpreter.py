@@ -294,13 +294,14 @@ class Interpreter:
             if walk.num_looked >= COPIED_PER_WORK:
                 work, walk.num_looked = divmod(walk.num_looked, COPIED_PER_WORK)
                 frame.spend(work)
-            entered = self._do(frame)
+            try:
+                entered = self._do(frame)
+            except PausedError:
+                self._count_added(frame, num_tokens)
+                raise
             if branch.failure is not None:  # it has cancelled itself
                 return False
-            num_added = branch.content.length - num_tokens
-            if num_added:
-                state.add_tokens(num_added, branch)
-                self._machine.check_length(branch)
+            self._count_added(frame, num_tokens)
         except NotYetError as error:
             if error.of:
                 branch.pending = branch.pending or Pending(step)
@@ -320,6 +321,13 @@ class Interpreter:
         if not branch.running:
             self._done(frame, entered)
         return True
+
+    def _count_added(self, frame: Frame, num_before: int) -> None:
+        """Counts what an instruction has appended behind the first `num_before` tokens."""
+        num_added = frame.branch.content.length - num_before
+        if num_added:
+            frame.state.add_tokens(num_added, frame.branch)
+            self._machine.check_length(frame.branch)
 
     def _waits(self, state: State, branch: Branch, pending: Pending) -> bool:
         """Returns true if the branch's next instruction still lacks something that it was found to lack."""
@@ -492,14 +500,14 @@ class Interpreter:
 
     def _join(self, frame: Frame, op: Join) -> None:
         branch, step = frame.branch, frame.step
-        pending, index, before = branch.pending_of(step), step.item.index, branch.content.length
+        pending, index = branch.pending_of(step), step.item.index
         for number in op.children[pending.num_done :]:
             if not step.barriers[index, number].passed:
                 raise NotYetError
             pending.num_done += 1
         for number in op.children[pending.num_appended :] if op.mode == "append" else ():
             if pending.num_appended:
-                self._pause_within(frame, before)
+                frame.pause()
             pending.num_appended += 1
             frame.spend(1)
             barrier = step.barriers[index, number]
@@ -512,14 +520,6 @@ class Interpreter:
             self._machine.check_length(branch)
             frame.spend((branch.content.length - num_tokens) // COPIED_PER_WORK)
             frame.state.add_values(branch.values.num_made - num_values, branch)
-
-    def _pause_within(self, frame: Frame, num_before: int) -> None:
-        """Makes way, within an instruction that has appended tokens behind the first `num_before`."""
-        try:
-            frame.pause()
-        except PausedError:
-            frame.state.add_tokens(frame.branch.content.length - num_before, frame.branch)
-            raise
 
     def _when(self, frame: Frame, condition: Condition) -> Entered:
         then, otherwise = frame.step.item.blocks

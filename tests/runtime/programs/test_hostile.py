@@ -470,6 +470,38 @@ def test_a_program_that_is_read_can_be_dropped(place: ToolPlace) -> None:
     assert place.executor.num_states == 0
 
 
+@pytest.mark.parametrize("dropped", [0, 1, 2])
+def test_a_submission_that_is_read_is_dropped_by_its_key(place: ToolPlace, dropped: int) -> None:
+    """Those that wait behind it are another's, and go on: the second only if the first has begun its program."""
+    heard = [
+        place.start(LARGE["64 patterns"], keep=True, key=0),
+        place.start([Text(0, ("x",))], resume=True, keep=True, key=1),
+        place.start([Text(0, ("y",))], resume=True, keep=True, key=2),
+    ]
+    assert not any(each.over for each in heard)
+    place.executor.drop("p", 3)
+    assert not any(each.over for each in heard)
+    place.executor.drop("p", dropped)
+    assert heard[dropped].failed.error.code == "aborted"
+    place.drive(lambda: all(each.over for each in heard))
+    for index in {0, 1, 2} - {dropped}:
+        if dropped == 0:
+            assert heard[index].failed.error.code == "state_not_found"
+        else:
+            assert heard[index].done
+
+
+def test_the_time_of_a_submission_ends_while_it_is_read(place: ToolPlace) -> None:
+    late = place.start(LARGE["64 patterns"], "late", timeout_s=1.0)
+    behind = place.start([Text(0, ("x",))], "late", resume=True)
+    quiet = place.start(LARGE["64 patterns"], "quiet")
+    place.clock.now += 1.0
+    place.drive(lambda: late.over and behind.over and quiet.over)
+    assert late.failed.error.code == "generation_timeout"
+    assert behind.failed.error.code == "state_not_found"
+    assert quiet.done
+
+
 def test_a_large_constraint_is_read_once(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was encoded for each of 128 samples, in one go: four seconds."""
     calls = count_calls(monkeypatch, compiler, "_key")

@@ -17,7 +17,7 @@ def test_forks_equal_copied_lists(seed: int, compact: bool) -> None:
     pairs = [(Shared[int](compact=compact), list[int]())]
     for step in range(2000):
         shared, model = rng.choice(pairs)
-        match rng.randrange(5):
+        match rng.randrange(6):
             case 0:
                 pairs.append((shared.fork(), list(model)))
                 del pairs[: max(len(pairs) - 20, 0)]
@@ -32,6 +32,10 @@ def test_forks_equal_copied_lists(seed: int, compact: bool) -> None:
                 items = [rng.randrange(50_000) for _ in range(rng.randrange(5))]
                 shared.extend(items)
                 model += items
+            case 4 if model:
+                start, stop = sorted(rng.choices(range(len(model) + 1), k=2))
+                shared.replace(start, stop, [step] * 3)
+                model[start:stop] = [step] * 3
             case _:
                 low, high = rng.randrange(-5, len(model) + 3), rng.randrange(-5, len(model) + 3)
                 assert shared[low:high] == model[low:high]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 
 from bough.runtime.protocol.program import (
@@ -227,6 +228,22 @@ def test_branches_see_tools_that_their_parent_does_not(place_of: Make) -> None:
     call = json.loads(values(heard, "a.calls")[0])[0]
     assert f"<|im_start|>assistant\n{values(heard, 'a')[0]}<|im_end|>" in text
     assert f"<tool_response>\n{call['result']}\n</tool_response>" in text
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_branches_that_are_shown_tools_are_counted_whole(retries: int, place_of: Make) -> None:
+    """Their tokens are no longer their parent's; nor are they once the branch has begun anew."""
+    place = place_of(QWEN)
+    children = range(1, 9)
+    told = Gen(0, "a", SamplingParams(max_tokens=1, temperature=0.0), offer=Offer(("weather",), "none"))
+    ops: list[Op] = [*chat(system="x" * 1000), Fork(0, tuple(children), isolated=True, retries=retries)]
+    for child in children:
+        ops += [msgspec.structs.replace(told, branch=child), RoleEnd(child), RoleEnd(child)]  # the second one fails
+    heard = place.run([*ops, Text(0, ("!",))], keep=True)
+    assert heard.done
+    state = place.executor._states["p"]
+    assert state.account.num_held > len(children) * 1000
+    assert state.account.num_held >= sum(branch.content.length for branch in state.branches.values())
 
 
 def test_tools_are_shown_before_a_user_s_message_where_the_template_does(place_of: Make) -> None:

@@ -37,10 +37,12 @@ class ToolPlace(Place):
         self.drive(lambda: heard.over)
         return heard
 
-    def start(self, ops: list[Op], program_id: str = "p", tools: object = None, **fields: object) -> Heard:
+    def start(
+        self, ops: list[Op], program_id: str = "p", tools: object = None, key: object = None, **fields: object
+    ) -> Heard:
         heard = Heard()
         program = Program(id=program_id, ops=tuple(ops), **fields)  # type: ignore[arg-type]
-        self.executor.run(program, heard, tools)  # type: ignore[arg-type]
+        self.executor.run(program, heard, tools, key)  # type: ignore[arg-type]
         return heard
 
     def refusal(self, ops: list[Op], program_id: str = "p", **fields: object) -> ErrorInfo:
