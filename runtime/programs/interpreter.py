@@ -12,7 +12,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from ...constrain.workers.turns import FairQueue
@@ -54,7 +53,7 @@ from .costs import (
 )
 from .failures import CANCELLED, alive, begin_anew, end, isolated, may_begin_anew, num_given, subtree, within_isolated
 from .machine import Machine
-from .state import NEVER, Barrier, Branch, Failure, Frame, Pending, Run, State, Step, enter, pass_over
+from .state import NEVER, Barrier, Branch, Failure, Frame, Pending, Run, Slice, State, Step, enter, pass_over
 from .validate import Block
 
 logger = logging.getLogger("bough.engine")
@@ -64,17 +63,6 @@ Entered = tuple[Block, Step | None] | None
 
 Post = Callable[[Callable[[], None]], None]
 """Has a function called on the interpreter's thread, soon."""
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Bound of how far a program may go before the engine makes a step: in work, and in seconds by `time.monotonic`."""
-
-    work: float = math.inf
-    until: float = math.inf
-
-    def over(self, state: State) -> bool:
-        return state.work >= self.work or time.monotonic() >= self.until
 
 
 class Interpreter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -507,6 +508,17 @@ class State:
         if any(run.program.trace for run in self.runs) and (untold := branch.content.untold()) is not None:
             self.count(untold.size)
             self.untold.append(untold)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Bound of how far a program may go before the engine makes a step: in work, and in seconds by `time.monotonic`."""
+
+    work: float = math.inf
+    until: float = math.inf
+
+    def over(self, state: State) -> bool:
+        return state.work >= self.work or time.monotonic() >= self.until
 
 
 class Outcome(Protocol):
