@@ -194,16 +194,18 @@ class Executor:
         state.walk.held = True
         with self._interpreter.contained(state):
             for first in range(0, len(block.items), OPS_PER_LOOK):
-                enqueue(state, run, block.items[first : first + OPS_PER_LOOK])
-                yield
+                if first:  # a short submission is begun at once
+                    yield
                 if run.over:
                     return
-            for item in block.items:
-                if isinstance(item.op, Cancel):
-                    self._interpreter.cancel(state, run, state.branches[item.op.branch], item.index)
+                enqueue(state, run, block.items[first : first + OPS_PER_LOOK])
+            cancels = [item for item in block.items if isinstance(item.op, Cancel)]
+            for index, item in enumerate(cancels, start=1):
+                if index % OPS_PER_LOOK == 0:
                     yield
-                    if run.over:
-                        return
+                if run.over:
+                    return
+                self._interpreter.cancel(state, run, state.branches[item.op.branch], item.index)
 
     def _enter(self, state: State, run: Run) -> None:
         """Begins with a submission whose instructions are all in the queues."""

@@ -171,7 +171,7 @@ def test_running_programs_of_a_key_hold_no_more_than_its_share(place: ToolPlace)
 def test_instructions_that_wait_are_counted(place: ToolPlace) -> None:
     ops: list[Op] = [Text(0, ("x",)), Gen(0, "g", ENDLESS), *(Text(0, ("y" * 16,)) for _ in range(1000))]
     heard = place.start(ops)
-    place.drive(lambda: place.executor._states["p"].runs != [])
+    place.drive(lambda: "p" in place.executor._states and not place.executor._arrivals)
     assert held(place) >= 1000 * (costs.OP_TOKENS + 1)
     place.executor.drop("p")
     assert heard.over
