@@ -138,6 +138,8 @@ def test_a_constraint_that_comes_to_a_dead_end(stack: Stack, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(stack.engine._grammars, "submit", lambda *_: settled)
         assert_error(stack.complete(regex="[a-z]{9}"), 500, "grammar_dead_end")
+        *begun, last = stack.complete(regex="[a-z]{9}", stream=True).text.strip().split("\n\n")
+        assert begun and json.loads(last.removeprefix("data: "))["error"]["code"] == "grammar_dead_end"
 
 
 # More than it may hold
@@ -158,7 +160,9 @@ def test_what_can_never_be_held_is_refused_for_good(small: Stack, stream: bool) 
     for fields, param in (({"n": 7}, "n"), ({"prompt": ["x"] * 7}, "prompt"), ({"prompt": ["x"] * 4, "n": 2}, "n")):
         assert_error(small.complete(stream=stream, **fields), 400, "too_many_sequences", param)
     assert_error(small.http.post("/v1/chat/completions", json=CHAT | {"n": 7}), 400, "too_many_sequences", "n")
-    assert_error(small.complete(prompt=["xy"] * 7, echo=True, logprobs=1, max_tokens=0), 400, "too_many_sequences", "prompt")
+    assert_error(
+        small.complete(prompt=["xy"] * 7, echo=True, logprobs=1, max_tokens=0), 400, "too_many_sequences", "prompt"
+    )
     answer = small.complete(stream=stream, n=6)
     assert answer.status_code == 200 and answer.text.count('"finish_reason":"') == 6
 
