@@ -51,7 +51,7 @@ class Merged(Generic[T]):
         self._pumps = [asyncio.ensure_future(self._pump(index, stream)) for index, stream in enumerate(streams)]
 
     async def start(self) -> None:
-        """Waits for the first item of all, `quiet_s` at most, so that a refusal is raised before an answer begins."""
+        """Waits for the first item of all, `quiet_s` at most: a refusal is raised before anything is answered."""
         if self._num_open:
             with suppress(TimeoutError):
                 self._first = await self._next(self._quiet_s)
