@@ -291,7 +291,7 @@ class DrainingServer(uvicorn.Server):
             loop.call_at(now + LAG_EVERY_S, self._look_at_lag, loop, now + LAG_EVERY_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal starts the drain; the second ends it. This may interrupt who holds a lock, as that of a log."""
+        """The first signal starts the drain; the second ends it. The log's lock may be held by what this interrupts."""
         if self._drains_since is None:
             self._signal = signal.Signals(sig)
             self._lifecycle.drain(self._drain_delay_s + self._drain_timeout_s)

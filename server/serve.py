@@ -40,8 +40,8 @@ def serve(
     *,
     programs: tuple[Template, ...] = (),
 ) -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit code. `client_factory` starts the engine, and may take long: until
-    then `/livez` answers, and all else is a 503. `programs` are deployed from the start.
+    """Serves until SIGTERM or SIGINT; returns the exit code. `client_factory` starts the engine, and may take long:
+    until then `/livez` answers, and all else is a 503. `programs` are deployed from the start.
 
     `announce` is told the address, `http://host:port`, once the server handles signals and accepts connections.
 

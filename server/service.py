@@ -197,8 +197,7 @@ class Service:
         return Merged(streams, quiet_s=quiet_s, at_close=party.close)
 
     async def start(self, request: HttpRequest, merged: Merged[Any], *, grammar_param: str) -> None:
-        """Waits for the first event, so that refusals are plain HTTP errors; for a stream no longer than until a ping is
-        due."""
+        """Waits for the first event, so that refusals are plain HTTP errors; for a stream not beyond its first ping."""
         try:
             await self.run_while_connected(request, merged.start(), grammar_param=grammar_param)
         except BaseException:

@@ -134,8 +134,6 @@ class RemoteClient(StreamingClient):
         self._killed = False
         self._crashed_at = crashed_at
         self._watchdog = Watchdog()
-        self._load_steps = Watchdog()
-        self._limit_s = math.inf
         self._fate: BoughError = EngineStoppedError("the engine process has died")
         self._reader: threading.Thread | None = None
 
@@ -170,17 +168,17 @@ class RemoteClient(StreamingClient):
             ModelError: it cannot be loaded, or the process has ended, has said nothing for `silence_s`, or has come no
                 further for `stall_s`. The client is closed, as after any other exception.
         """
-        loaded = threading.Event()
+        loaded, steps = threading.Event(), Watchdog()
         given_up: list[str] = []
         watcher = threading.Thread(
             target=self._watch_load,
-            args=(silence_s, stall_s, loaded, given_up),
+            args=(silence_s, stall_s, steps, loaded, given_up),
             name="bough-load-watch",
             daemon=True,
         )
         try:
             watcher.start()
-            self._wait_until_ready(config, progress, stall_s)
+            self._wait_until_ready(config, progress, stall_s, steps)
         except BaseException as error:
             self.kill()
             self.close()
@@ -190,28 +188,32 @@ class RemoteClient(StreamingClient):
         finally:
             loaded.set()
 
-    def _watch_load(self, silence_s: float, stall_s: float, loaded: threading.Event, given_up: list[str]) -> None:
+    def _watch_load(
+        self, silence_s: float, stall_s: float, steps: Watchdog, loaded: threading.Event, given_up: list[str]
+    ) -> None:
         while not loaded.wait(TICK_S):
             now = time.monotonic()
             self._watchdog.look(now)
-            self._load_steps.look(now)
+            steps.look(now)
             if self._watchdog.silence_s >= silence_s:
                 given_up.append(f"said nothing for {silence_s:.0f} s")
-            elif self._load_steps.silence_s >= stall_s:
+            elif steps.silence_s >= stall_s:
                 given_up.append(f"made no progress for {stall_s:.0f} s")
             else:
                 continue
             self._kill_stuck()
             return
 
-    def _wait_until_ready(self, config: EngineConfig, progress: Progress | None, stall_s: float) -> None:
+    def _wait_until_ready(
+        self, config: EngineConfig, progress: Progress | None, stall_s: float, steps: Watchdog
+    ) -> None:
         messages = read_frames(self._spawned.connection, FromEngine)
         tokenizer: Future[Tokenizer] | None = None
         self._send(Start(config))
         for message in messages:
             self._watchdog.beat(0.0)
             if not isinstance(message, Beat):
-                self._load_steps.beat(0.0)
+                steps.beat(0.0)
             match message:
                 case Loading(what=what, done=done, total=total):
                     if progress is not None:
@@ -254,7 +256,7 @@ class RemoteClient(StreamingClient):
 
     def _stuck(self) -> EngineStuckError:
         error = EngineStuckError(f"the engine has made no progress for {self._watchdog.stuck_s:.0f} s")
-        error.retry_after_s = self._watchdog.left_s(self._limit_s)
+        error.retry_after_s = self._watchdog.left_s()
         return error
 
     def watch(self, limit_s: float) -> None:
@@ -264,7 +266,7 @@ class RemoteClient(StreamingClient):
         are expected to take long, the process is killed, and all of them do: one of them may be to blame, so that none
         must be sent again. Also an engine that seems to go on cannot keep them for longer than LATE_S past their time.
         """
-        self._limit_s = limit_s
+        self._watchdog.limit_s = limit_s
         now = time.monotonic()
         self._watchdog.look(now)
         if self._killed or not self._alive:
@@ -274,7 +276,7 @@ class RemoteClient(StreamingClient):
             self._expire(now - LATE_S, late)
             return
         error = self._stuck()
-        if self._watchdog.hangs(limit_s):
+        if self._watchdog.hangs():
             logger.error("%s: process %d is killed", error.message, self.process_id)
             error.may_retry = False
             self._fate = error

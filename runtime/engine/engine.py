@@ -281,9 +281,9 @@ class Engine:
             flight.first_row.append(len(rows))
             rows += generation.rows(item, masks.first(index))
         flight.launched.draw(rows, masks.rows)
-        self.counters.forward_seconds += forwarded - flight.started
-        self.counters.mask_seconds += masked - forwarded
-        self.counters.sample_seconds += self._clock() - masked
+        self.counters.seconds["forward"] += forwarded - flight.started
+        self.counters.seconds["mask"] += masked - forwarded
+        self.counters.seconds["sample"] += self._clock() - masked
 
     def _device_specs(self, work: list[Work], generations: list[Generation]) -> list[DrawSpec] | None:
         """The rules by which the device draws by itself; None if it cannot draw all of `work`."""
@@ -371,7 +371,7 @@ class Engine:
         self._drafts.propose(flight.plans[-1], flight.generations)
         self._size.observe(flight.plans, flight.started, now)
         seconds = self._clock() - flight.started
-        self.counters.step_seconds += seconds
+        self.counters.seconds["step"] += seconds
         if self._runner.overlaps:
             self._masks.pass_s = seconds
         return outputs

@@ -70,8 +70,8 @@ class Room:
 class Ahead(AsyncIterator[bytes]):
     """Parts of an answer, made as fast as their work goes on, for a reader that may be slower.
 
-    When too much waits, an EngineError with the code "reader_too_slow" comes in place of all that was not taken, and the
-    work ends: `close`, which may be awaited again, ends what `parts` are made of. Close it: that does the same.
+    When too much waits, an EngineError with the code "reader_too_slow" comes in place of all that was not taken, and
+    the work ends: `close`, which may be awaited again, ends what `parts` are made of. Close it: that does the same.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ class Merged(Generic[T]):
     """Iterates over (index of the stream, item) in order of arrival, and None after each `quiet_s` without any.
 
     The first exception of any stream is raised here. `close` (or leaving `async with`) closes every stream, which
-    aborts its work, and returns once they are closed; then `at_close` is called. `room` items of each stream may wait to
-    be taken.
+    aborts its work, and returns once they are closed; then `at_close` is called. `room` items of each stream may wait
+    to be taken.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Merged(Generic[T]):
         self._pumps = [asyncio.ensure_future(self._pump(index, stream)) for index, stream in enumerate(streams)]
 
     async def start(self) -> None:
-        """Waits for the first item of all, `quiet_s` at most, so that a refusal is raised before anything is answered."""
+        """Waits for the first item of all, `quiet_s` at most: a refusal is raised before anything is answered."""
         if self._num_open:
             with suppress(TimeoutError):
                 self._first = await self._next(self._quiet_s)

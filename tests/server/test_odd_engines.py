@@ -138,6 +138,8 @@ def test_a_constraint_that_comes_to_a_dead_end(stack: Stack, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(stack.engine._grammars, "submit", lambda *_: settled)
         assert_error(stack.complete(regex="[a-z]{9}"), 500, "grammar_dead_end")
+        *begun, last = stack.complete(regex="[a-z]{9}", stream=True).text.strip().split("\n\n")
+        assert begun and json.loads(last.removeprefix("data: "))["error"]["code"] == "grammar_dead_end"
 
 
 # More than it may hold

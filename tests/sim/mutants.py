@@ -199,11 +199,15 @@ class ForgetsDeadlines(Scheduler):
         return super().schedule(-math.inf, prompt_tokens)
 
 
+def _keep_all(tenant: str | None = None) -> int:
+    return 0
+
+
 class PoisonStays(Scheduler):
     """Pages shared before anyone saw that they are not finite are kept."""
 
     def apply(self, plan: Plan, advances: Iterable[Advance]) -> None:
-        flush, self.cache.flush = self.cache.flush, lambda: 0  # type: ignore[method-assign]
+        flush, self.cache.flush = self.cache.flush, _keep_all  # type: ignore[method-assign]
         super().apply(plan, advances)
         self.cache.flush = flush  # type: ignore[method-assign]
 

@@ -83,7 +83,7 @@ def test_shrinking_leaves_what_is_needed_and_nothing_else() -> None:
 
 
 class CannotFlush(PrefixCache):
-    def flush(self) -> int:
+    def flush(self, tenant: str | None = None) -> int:
         raise RuntimeError("no flush")
 
 

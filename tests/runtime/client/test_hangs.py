@@ -296,7 +296,7 @@ def test_a_tokenizer_that_cannot_be_read_ends_the_load_at_once(
 def test_what_runs_in_a_second_crash_must_not_be_sent_again(
     engine_threads: Make, monkeypatch: pytest.MonkeyPatch, *, died: bool
 ) -> None:
-    """Whether the process is killed, or its engine dies and says so."""
+    """The process is killed, or its engine dies and says so."""
     engines = [fake_engine()[0] for _ in range(3)]
     threads = [engine_threads(loads(engine)) for engine in engines]
     client = Supervisor(EngineConfig(), None, threads[0].spawned())
