@@ -299,7 +299,7 @@ def test_bodies_that_are_empty_or_fail_at_once_end(place: ToolPlace) -> None:
 
 
 def test_a_fork_makes_way_between_its_children(place: ToolPlace) -> None:
-    number, text = 1500, "abcdefg " * 250
+    number, text = 2500, "abcdefg " * 100
     attack = Attack(place, [Text(0, (text,)), Fork(0, tuple(range(1, number + 1))), Text(0, ("!",)), Text(7, ("?",))])
     assert attack.heard.done.texts == {0: text + "!", **dict.fromkeys(range(1, number + 1), text), 7: text + "?"}
     assert attack.num_goes >= 2
