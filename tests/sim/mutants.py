@@ -256,8 +256,8 @@ class StatesPileUp(Executor):
 class ForgetfulContent(TokenContent):
     def fork(self) -> TokenContent:
         child = super().fork()
-        fields = {field.name: getattr(child, field.name) for field in dataclasses.fields(child)}
-        return ForgetfulContent(**fields | {"tokens": child.tokens[:-1]})
+        child.tokens.cut(len(child.tokens) - 1)
+        return ForgetfulContent(**{field.name: getattr(child, field.name) for field in dataclasses.fields(child)})
 
 
 class ForksForget(Executor):
