@@ -117,7 +117,7 @@ class RemoteClient(StreamingClient):
         self.info: ModelInfo
         self.tokenizer: Tokenizer
         self.load_s = 0.0
-        self._spawned = spawned or spawn_engine()
+        self._spawned = (spawned or spawn_engine())._replace(crashed_at=crashed_at)
         try:
             self._writer = FrameWriter(self._spawned.connection)
         except BaseException:
@@ -132,7 +132,6 @@ class RemoteClient(StreamingClient):
         self._tools = LocalTools(self._send)
         self._alive = True
         self._killed = False
-        self._crashed_at = crashed_at
         self._watchdog = Watchdog()
         self._fate: BoughError = EngineStoppedError("the engine process has died")
         self._reader: threading.Thread | None = None
@@ -427,7 +426,7 @@ class RemoteClient(StreamingClient):
     @property
     def _crashed_again(self) -> bool:
         """Tells whether a crash now would be the second within some time."""
-        return time.monotonic() - self._crashed_at < CRASHES_WITHIN_S
+        return time.monotonic() - self._spawned.crashed_at < CRASHES_WITHIN_S
 
     def _dispatch(self, message: Any) -> None:
         match message:
