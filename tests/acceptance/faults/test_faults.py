@@ -344,7 +344,7 @@ def test_the_second_signal_ends_at_once(folder: Path, number: int, status: int) 
             began = time.monotonic()
             os.killpg(server.process.pid, number)
             assert server.process.wait(10) == status
-            assert time.monotonic() - began < 3.0
+            assert time.monotonic() - began < 5.0
             refused = answer.exception() or answer.result()
             assert isinstance(refused, httpx.TransportError) or refused.json()["error"]["code"] == "shutting_down"  # type: ignore[union-attr]
         assert not alive([engine])

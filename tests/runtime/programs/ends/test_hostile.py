@@ -43,10 +43,10 @@ from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.tokenizer import chat_template as chat
 from bough.runtime.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 
-from ..tokenizer.test_tokenizer import SMOLLM
-from .oracle import Heard
-from .place import GREEDY, bound
-from .tool_place import ToolPlace
+from ...tokenizer.test_tokenizer import SMOLLM
+from ..oracle import Heard
+from ..place import GREEDY, bound
+from ..tool_place import ToolPlace
 
 FALSE: Condition = Either(())
 TRUE: Condition = Every(())
