@@ -146,8 +146,8 @@ def test_requests_that_are_none_do_not_fill_the_log(
     connection = connect(server)
     connection.sendall(b"no request\r\n\r\n")
     assert b" 400 " in connection.recv(65536)
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert re.search(r"Invalid HTTP request received\. \((19|2\d|\d{3,}) more", said)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert re.search(r"Invalid HTTP request received\. \((19|2\d|\d{3,}) more", line)
 
 
 def test_a_client_that_ends_its_side_is_answered(start: Start) -> None:
