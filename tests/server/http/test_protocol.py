@@ -234,7 +234,7 @@ def large_event_half_sent(start: Start) -> tuple[Running, socket.socket]:
 
 
 def events_of(connection: socket.socket) -> list[bytes]:
-    """What is still sent, as server-sent events."""
+    """Reads what is still sent, as server-sent events."""
     with connection.makefile("rb") as reader:
         while reader.readline().strip():
             pass
