@@ -269,7 +269,7 @@ def _outcome(url: str, body: dict[str, str] | None = None) -> int:
 
 
 def test_an_idle_server_stays_for_its_delay_and_says_that_it_ends() -> None:
-    config = ServerConfig(port=0, drain_delay_s=1.0)
+    config = ServerConfig(port=0, drain_delay_s=3.0)
     with bind(config.host, config.port) as listener:
         server = DrainingServer(config, FakeClient(), Lifecycle())
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -280,8 +280,8 @@ def test_an_idle_server_stays_for_its_delay_and_says_that_it_ends() -> None:
         server.handle_exit(signal.SIGTERM, None)
         while time.monotonic() < began + 0.7:
             assert (_outcome(f"{url}/readyz"), _outcome(f"{url}/livez")) == (503, 200)
-        thread.join(5.0)
-        assert not thread.is_alive() and 0.9 < time.monotonic() - began < 4.0
+        thread.join(10.0)
+        assert not thread.is_alive() and time.monotonic() - began > 2.9
 
 
 def test_idle_servers_end_at_once() -> None:

@@ -146,8 +146,8 @@ def test_requests_that_are_none_do_not_fill_the_log(
     connection = connect(server)
     connection.sendall(b"no request\r\n\r\n")
     assert b" 400 " in connection.recv(65536)
-    (last,) = [record.getMessage() for record in caplog.records]
-    assert re.search(r"Invalid HTTP request received\. \((19|2\d|\d{3,}) more", last)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert re.search(r"Invalid HTTP request received\. \((19|2\d|\d{3,}) more", line)
 
 
 def test_a_client_that_ends_its_side_is_answered(start: Start) -> None:
@@ -234,7 +234,7 @@ def large_event_half_sent(start: Start) -> tuple[Running, socket.socket]:
 
 
 def events_of(connection: socket.socket) -> list[bytes]:
-    """Returns what is still sent, as server-sent events."""
+    """Reads what is still sent, as server-sent events."""
     with connection.makefile("rb") as reader:
         while reader.readline().strip():
             pass
