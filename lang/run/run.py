@@ -74,7 +74,7 @@ class Run:
         if otel.switch.begin is not None:
             self.session.spans = otel.switch.begin(call.name, self.session.id, call.backend)
         self.state: State[Any] = State(Branch(self.session, call.defaults))
-        self.state.ret_value = None
+        self.state._return(None)
         self.session.body.state = self.state
         self.main: asyncio.Task[State[Any]] | None = None
 
@@ -182,7 +182,7 @@ class Run:
 
     def _returned(self, result: Any) -> None:
         self.session.body.awaited.check(self._call.body, result)
-        self.state.ret_value = result
+        self.state._return(result)
 
     def _enter(self) -> Token[Scope | None]:
         self.session.own()

@@ -29,7 +29,7 @@ from . import streaming
 from . import values as reader
 from .conversation import Conversation, conversation_of
 from .group import Group
-from .notebook import state_view
+from .notebook import described, state_view
 from .streaming import Stream
 
 if TYPE_CHECKING:
@@ -63,9 +63,6 @@ class State(Generic[Result]):
     'Blue'
     """
 
-    ret_value: Result
-    """The body's result; None before it has returned."""
-
     _group: Group[State[Any]] | None = None
     """Group of a copy, which ends with its block."""
 
@@ -77,7 +74,32 @@ class State(Generic[Result]):
         return self._own
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._branch.session.settings.title}, branch {self._branch.id}>"
+        return self._described(self._branch)
+
+    def _described(self, branch: Branch) -> str:
+        where = f", branch {branch.id}" if branch.id else ""
+        found = described(branch)
+        return f"<{type(self).__name__} of {branch.session.settings.title}{where}{found}>"
+
+    @property
+    def ret_value(self) -> Result:
+        """What the body has returned; None before it has.
+
+        Raises:
+            ProgramError: the program has failed.
+        """
+        if "_returned" not in vars(self):
+            raise AttributeError(name="ret_value")  # of a branch: __getattr__ says it
+        session = self._branch.session
+        if session.ended_early:
+            with users_lines:
+                session.raise_error()
+        returned: Result = vars(self)["_returned"]
+        return returned
+
+    def _return(self, result: Any) -> None:
+        """Takes what the body has returned."""
+        vars(self)["_returned"] = result
 
     def __format__(self, spec: str) -> str:
         if current.get() is not None:
@@ -89,7 +111,7 @@ class State(Generic[Result]):
         return format(repr(self), spec)
 
     def _repr_html_(self) -> str:
-        returned = getattr(self, "ret_value", None)
+        returned = vars(self).get("_returned")
         return state_view(self._branch, None if isinstance(returned, State) else returned)
 
     # Appending
