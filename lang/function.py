@@ -43,7 +43,19 @@ __all__ = ["AsyncFunction", "Function", "Group", "State"]
 
 _ELSEWHERE = {
     "stream": ": only run(stream=True) has it; `for event in f.stream(...)` and `async for` give events",
-    "max_retries": ": gen(name, Type, retries=...) asks again",
+    **dict.fromkeys(("retries", "max_retries"), ": gen(name, Type, retries=...) asks again"),
+    **dict.fromkeys(
+        ("messages", "history"),
+        ": f.after(state).run(...) continues a state, f.after(bough.Conversation(messages)) a list of messages",
+    ),
+    **dict.fromkeys(
+        ("return_exceptions", "on_error", "raise_on_error"),
+        ": a failed run of a batch keeps its error, state.error(), and the others go on",
+    ),
+    **dict.fromkeys(
+        ("max_workers", "n_jobs", "concurrency", "max_concurrency", "num_workers"),
+        ": run_batch(batch, num_threads=...) says how many run at once",
+    ),
     "model": ": a program is run on a backend, backend=bough.LocalBackend(model)",
 }
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -118,9 +130,9 @@ class Function(Generic[Result]):
         return type(self)(self.body, bound, num_api_spec_tokens=self.num_api_spec_tokens, past=self._past)
 
     @located
-    def after(self, past: State[Any] | Conversation, /) -> Self:
+    def after(self, past: State[Any] | Conversation | None, /) -> Self:
         """The same program as a continuation: its runs begin with all that `past` holds, messages and variables. Each
-        run is a new state; `past` stays as it is.
+        run is a new state; `past` stays as it is. None is an empty history, as of a chat that begins.
 
         Runs on the backend and in the namespace of `past`, unless others are given.
 
@@ -130,9 +142,10 @@ class Function(Generic[Result]):
         Raises:
             ProgramError: the program that `past` is the state of has failed.
         """
-        conversation = past.conversation() if isinstance(past, State) else past
+        conversation = past.conversation() if isinstance(past, State) else Conversation() if past is None else past
         if not isinstance(conversation, Conversation):
-            raise wrong_kind("past", "a state or a Conversation", past)
+            messages = " (write bough.Conversation(messages))" if isinstance(past, list | tuple | dict) else ""
+            raise wrong_kind("past", f"a state or a Conversation{messages}", past)
         around = {"backend": conversation.backend, "namespace": conversation.namespace or None}
         bound = {**{name: value for name, value in around.items() if value is not None}, **self.bound}
         past_here = Past(conversation, caller())

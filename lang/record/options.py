@@ -137,8 +137,8 @@ def by_name(word: str, order: Sequence[str], placed: Sequence[Any], named: Mappi
     return {**options, **named}
 
 
-def clean_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of SamplingParams, with what is None left out.
+def clean_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
+    """Fields of SamplingParams, with what is None left out. `others` are options that the caller has taken itself.
 
     Raises:
         RequestError: a value is of the wrong type or out of range, or an option is given twice.
@@ -146,8 +146,10 @@ def clean_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in options:
         if name not in OPTION_NAMES:
-            meant = nearest(name, OPTION_NAMES)
-            raise TypeError(f"there is no option {name!r}{meant}; the options are {', '.join(sorted(OPTION_NAMES))}")
+            known = {*OPTION_NAMES, *others}
+            raise TypeError(
+                f"there is no option {name!r}{nearest(name, known)}; the options are {', '.join(sorted(known))}"
+            )
     fields = {name: checked_option(name, value) for name, value in options.items() if value is not None}
     if "max_new_tokens" in fields:
         if "max_tokens" in fields:

@@ -205,8 +205,13 @@ def _explain_arguments(error: TypeError, call: Invocation) -> None:
     first, *others = inspect.signature(call.body).parameters
     shown = ", ".join(f"{name}=..." for name in others)
     state = "" if first == "s" else f"; its first parameter, {first!r}, is the state"
-    error.args = (f"{error}: call it as {call.name}.run({shown}){state}",)
+    past = f"; to continue a state, {call.name}.after(state).run(...)" if _has_state(call) else ""
+    error.args = (f"{error}: call it as {call.name}.run({shown}){state}{past}",)
     add_line(error)
+
+
+def _has_state(call: Invocation) -> bool:
+    return any(isinstance(given, State) for given in (*call.args, *call.kwargs.values()))
 
 
 def _leave_to_readers(done: Future[State[Any]] | asyncio.Task[State[Any]]) -> None:

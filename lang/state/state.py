@@ -49,6 +49,11 @@ _MEANT = {
     "var": "that is bough.var(name), or s.ref(name)",
     "join": "join the group that s.fork(...) returns: branches.join()",
     "run": "a program is run, f.run(...), not its state",
+    "save": "state.conversation().save(path) saves it",
+    **dict.fromkeys(
+        ("items", "result", "results", "value", "output", "outputs", "return_value", "returned"),
+        "what the body has returned is state.ret_value; s[name] is a variable, and s.values() a dict of all",
+    ),
 }
 """Likely meanings of attributes that do not exist."""
 
@@ -130,9 +135,8 @@ class State(Generic[Result]):
             raise ProgramError("a state is appended to with s += ...", code="invalid_program", place=caller())
 
         def __getattr__(self, name: str) -> NoReturn:
-            advice = _MEANT.get(name)
-            if advice is None and not name.startswith("_") and name in self._branch.variables:
-                advice = f"read the variable with s[{name!r}]"
+            is_variable = not name.startswith("_") and name in self._branch.variables
+            advice = f"read the variable with s[{name!r}]" if is_variable else _MEANT.get(name)
             error = AttributeError(f"a state has no attribute {name!r}" + (f": {advice}" if advice else ""))
             if advice:
                 add_line(error)
@@ -140,7 +144,8 @@ class State(Generic[Result]):
 
     def _append_to(self, state: State) -> None:
         raise ProgramError(
-            "the state of a program cannot be appended; read from it, and append what you read",
+            "the state of a program cannot be appended; read from it, and append what you read, or continue it with "
+            "f.after(state).run(...)",
             code="invalid_program",
             place=caller(),
         )
@@ -260,6 +265,13 @@ class State(Generic[Result]):
 
         After a join it is a list. With n > 1 it is a list of samples; the text continues with the first.
         """
+        if isinstance(name, int | slice):  # also where it is iterated over
+            raise ProgramError(
+                "this is a State, which has no elements: what the body has returned is state.ret_value, s[name] is a "
+                "variable, and s.text_iter() streams the text",
+                code="invalid_program",
+                place=caller(),
+            )
         return reader.read(self._branch, reader.known(self._branch, name))
 
     @overload
@@ -415,7 +427,7 @@ class State(Generic[Result]):
     @overload
     def stream(self, what: object, *, name: str = ..., **options: Unpack[SamplingOptions]) -> Stream[Any]: ...
     def stream(
-        self, what: object, *, partial: bool = False, name: str | None = None, **options: Unpack[SamplingOptions]
+        self, what: object = None, *, partial: bool = False, name: str | None = None, **options: Unpack[SamplingOptions]
     ) -> Stream[Any]:
         """Streams a variable, for `for` and `async for`: its text, or with `partial` its typed value.
 
@@ -429,6 +441,9 @@ class State(Generic[Result]):
         ...     show(invoice)
         """
         branch = self._branch
+        if what is None:
+            message = "stream takes a variable's name, or a type: s.text_iter() streams all text"
+            raise ProgramError(message, code="invalid_program", param="what", place=caller())
         if isinstance(what, str):
             if name is not None or options:
                 raise TypeError("options are for a value that stream asks for itself: give its type, not a name")
