@@ -167,12 +167,15 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_HOME_OF)
 
+_CHATS = ("Chat", "ChatSession", "History", "Session", "chat", "load", "session")
+_SESSIONS = ": f.after(state) continues a program, and bough.Conversation holds, saves and loads what was said"
+
 if not TYPE_CHECKING:  # hidden from type checkers: to them it would make every misspelt name an object
 
     def __getattr__(name: str) -> object:
         module = _HOME_OF.get(name)
         if module is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_SESSIONS if name in _CHATS else ''}")
         value = getattr(import_module(module), name)
         globals()[name] = value
         return value

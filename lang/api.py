@@ -16,7 +16,7 @@ from .control import ToolTurns
 from .diagnostics.errors import ProgramError, UnsupportedError
 from .diagnostics.located import located
 from .diagnostics.source_lines import caller
-from .function import AsyncFunction, Function
+from .function import AsyncFunction, Function, State
 from .record.choices import ChoicesSamplingMethod, method_name
 from .record.expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, Series, items_of
 from .record.options import (
@@ -145,7 +145,7 @@ def gen(
     dtype = given["dtype"]
     given["dtype"] = _DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     constraints = {name: value for name, value in given.items() if value is not None}
-    cleaned = clean_options(options)
+    cleaned = clean_options(options, GenOptions.__optional_keys__)
     if turns is not None:
         _check_turns(name, choices, retries, cleaned)
     if choices is not None:
@@ -323,11 +323,15 @@ def _message(role: str, expression: str | Expression | None) -> Expression:
         expression = ""
     if not isinstance(expression, str | Expression):
         raise ProgramError(
-            f"a message contains text and expressions, got {type(expression).__name__}",
+            f"a message contains text and expressions, got {type(expression).__name__}{_instead(expression)}",
             code="invalid_program",
             place=caller(),
         )
     return Series((RoleOpen(role), *items_of(expression), RoleClose(role)))
+
+
+def _instead(given: object) -> str:
+    return ": a state is continued with f.after(state).run(...)" if isinstance(given, State) else ""
 
 
 def _offered(given: dict[str, Any]) -> Offered | None:

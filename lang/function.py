@@ -12,8 +12,18 @@ from .backend import Backend, resolve_backend
 from .diagnostics.errors import ProgramError
 from .diagnostics.located import located, users_lines
 from .diagnostics.source_lines import caller
-from .record.options import OPTION_NAMES, checked_flag, checked_timeout, clean_options, nearest, wrong_kind
-from .run.batch import Maker, States, alist, count_at_once, on_loop, on_threads, split_item
+from .record.options import (
+    OF_CALLS,
+    OF_ITEMS,
+    OPTION_NAMES,
+    apart,
+    checked_flag,
+    checked_timeout,
+    clean_options,
+    nearest,
+    wrong_kind,
+)
+from .run.batch import Maker, States, alist, check_batch, count_at_once, on_loop, on_threads, split_item
 from .run.events import EventStream
 from .run.run import Invocation, Past, PullDriver, Run, TaskDriver
 from .session.body import Promised, Scope, current, in_body, wait_for
@@ -33,9 +43,22 @@ __all__ = ["AsyncFunction", "Function", "Group", "State"]
 
 _ELSEWHERE = {
     "stream": ": only run(stream=True) has it; `for event in f.stream(...)` and `async for` give events",
-    "max_retries": ": gen(name, Type, retries=...) asks again",
+    **dict.fromkeys(("retries", "max_retries"), ": gen(name, Type, retries=...) asks again"),
+    **dict.fromkeys(
+        ("messages", "history"),
+        ": f.after(state).run(...) continues a state, f.after(bough.Conversation(messages)) a list of messages",
+    ),
+    **dict.fromkeys(
+        ("return_exceptions", "on_error", "raise_on_error"),
+        ": a failed run of a batch keeps its error, state.error(), and the others go on",
+    ),
+    **dict.fromkeys(
+        ("max_workers", "n_jobs", "concurrency", "max_concurrency", "num_workers"),
+        ": run_batch(batch, num_threads=...) says how many run at once",
+    ),
     "model": ": a program is run on a backend, backend=bough.LocalBackend(model)",
 }
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _RESERVED = ("backend", "stream", "trace", "namespace", "timeout_s")
 
 
@@ -91,8 +114,9 @@ class Function(Generic[Result]):
         self.num_api_spec_tokens = num_api_spec_tokens
         self._past = past
         needed = [one for one in parameters[1:] if one.default is one.empty and one.name not in self.bound]
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        self._takes_one = len(needed) <= 1 and any(one.kind in positional for one in parameters[1:])
+        free = [one for one in parameters[1:] if one.name not in self.bound]
+        self._has_one = len(free) == 1 and free[0].kind in _POSITIONAL
+        self._takes_one = len(needed) <= 1 and any(one.kind in _POSITIONAL for one in parameters[1:])
         self._own_names = {parameter.name for parameter in parameters[1:]}
         self._takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         functools.update_wrapper(self, body)
@@ -106,9 +130,9 @@ class Function(Generic[Result]):
         return type(self)(self.body, bound, num_api_spec_tokens=self.num_api_spec_tokens, past=self._past)
 
     @located
-    def after(self, past: State[Any] | Conversation, /) -> Self:
+    def after(self, past: State[Any] | Conversation | None, /) -> Self:
         """The same program as a continuation: its runs begin with all that `past` holds, messages and variables. Each
-        run is a new state; `past` stays as it is.
+        run is a new state; `past` stays as it is. None is an empty history, as of a chat that begins.
 
         Runs on the backend and in the namespace of `past`, unless others are given.
 
@@ -118,9 +142,10 @@ class Function(Generic[Result]):
         Raises:
             ProgramError: the program that `past` is the state of has failed.
         """
-        conversation = past.conversation() if isinstance(past, State) else past
+        conversation = past.conversation() if isinstance(past, State) else Conversation() if past is None else past
         if not isinstance(conversation, Conversation):
-            raise wrong_kind("past", "a state or a Conversation", past)
+            messages = " (write bough.Conversation(messages))" if isinstance(past, list | tuple | dict) else ""
+            raise wrong_kind("past", f"a state or a Conversation{messages}", past)
         around = {"backend": conversation.backend, "namespace": conversation.namespace or None}
         bound = {**{name: value for name, value in around.items() if value is not None}, **self.bound}
         past_here = Past(conversation, caller())
@@ -247,7 +272,7 @@ class Function(Generic[Result]):
         **kwargs: Any,
     ) -> list[State[Result]] | Generator[State[Result], None, None]:
         """Runs the program for each item, a dict or tuple of arguments, many at once. Returns the states in order.
-        If the program has one parameter, an item may be its value: `f.run_batch(["France", "Japan"])`.
+        If the program has one parameter, an item may be its value, a list too: `f.run_batch(["France", "Japan"])`.
 
         With `num_threads="auto"` the bodies take turns on one event loop: each yields to the others whenever it reads.
         A body that blocks in other ways (time.sleep, requests, files) blocks all others; with a number, that many
@@ -282,7 +307,8 @@ class Function(Generic[Result]):
 
     def _split_batch(self, batch: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Maker, int]:
         """Checks what can be checked before anything runs; how to make the run of each item, and how many there are."""
-        items = [split_item(item, takes_one=self._takes_one) for item in batch]
+        check_batch(batch)
+        items = [split_item(item, takes_one=self._takes_one, takes_list=self._has_one) for item in batch]
         shared = {**kwargs, "backend": resolve_backend(kwargs.get("backend"))}
         self._call((), shared)
 
@@ -290,6 +316,8 @@ class Function(Generic[Result]):
             args, own = items[index]
             try:
                 call = self._call(args, {**shared, **own})
+                if own.get("seed") is None:
+                    call = call._replace(defaults=apart(call.defaults, OF_ITEMS, index))
             except (BoughError, TypeError) as error:  # what is wrong with one item is that item's failure
                 call = self._call((), shared)._replace(refusal=error)
             return Run(call, driver)
@@ -405,6 +433,8 @@ class NestedState(State[Result]):
         self._kwargs = kwargs
         self._started: State[Result] | None = None
         self._num_appended = 0
+        self._number = scope.session.body.num_calls
+        scope.session.body.num_calls += 1
 
     @property
     def _branch(self) -> Branch:
@@ -435,6 +465,11 @@ class NestedState(State[Result]):
         """Neither appended nor read from."""
         return self._started is None
 
+    def __repr__(self) -> str:
+        if self._started is None:
+            return f"<{type(self).__name__} of {self._function.__name__}, neither appended nor read from yet>"
+        return super().__repr__()
+
     def _repr_html_(self) -> str:
         if self._started is None:  # looking at it must not run it
             return text_view(self._function.__name__, "called, but neither appended nor read from yet")
@@ -453,12 +488,13 @@ class NestedState(State[Result]):
         inherited: Branch = self._scope.state._branch
         session, settings = inherited.session, inherited.session.settings
         around = {"backend": session.backend, "namespace": settings.namespace, "trace": settings.trace}
-        options = {name: value for name, value in inherited.defaults.items() if self._function._is_option(name)}
+        defaults = apart(inherited.defaults, OF_CALLS, self._number)
+        options = {name: value for name, value in defaults.items() if self._function._is_option(name)}
         return {**around, "timeout_s": session.time_left(), **options, **self._kwargs}
 
     def _take(self, state: State[Result]) -> None:
         self._started = state
-        self.ret_value = state.ret_value
+        self._return(state.ret_value)
 
     def _append_to(self, state: State[Any]) -> None:
         if self._started is not None and not self._num_appended:
@@ -478,4 +514,4 @@ class NestedState(State[Result]):
             result = wait_for(result)
         self._num_appended += 1
         self._started = State(branch.recorded_since(before))
-        self.ret_value = result
+        self._return(result)

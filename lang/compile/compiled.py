@@ -25,7 +25,7 @@ from ..diagnostics.located import blamed, users_lines
 from ..diagnostics.source_lines import Place, caller
 from ..observe import otel as observe
 from ..record.options import OPTION_NAMES, checked_timeout
-from ..run.batch import count_at_once, split_item
+from ..run.batch import check_batch, count_at_once, split_item
 from ..session.loops import run_blocking
 from ..state.notebook import text_view
 from ..types.annotations import as_json
@@ -197,7 +197,8 @@ class CompiledProgram:
         """`run_batch` for tasks."""
         parameters = self.template.parameters
         takes_one = sum(one.default is None for one in parameters) <= 1 <= len(parameters)
-        items = [split_item(item, takes_one=takes_one) for item in batch]
+        check_batch(batch)
+        items = [split_item(item, takes_one=takes_one, takes_list=len(parameters) == 1) for item in batch]
         permits = asyncio.Semaphore(count_at_once(num_threads))
         shared, here = {**kwargs, "backend": resolve_backend(kwargs.get("backend"))}, caller()
 

@@ -74,7 +74,7 @@ class Run:
         if otel.switch.begin is not None:
             self.session.spans = otel.switch.begin(call.name, self.session.id, call.backend)
         self.state: State[Any] = State(Branch(self.session, call.defaults))
-        self.state.ret_value = None
+        self.state._return(None)
         self.session.body.state = self.state
         self.main: asyncio.Task[State[Any]] | None = None
 
@@ -182,7 +182,7 @@ class Run:
 
     def _returned(self, result: Any) -> None:
         self.session.body.awaited.check(self._call.body, result)
-        self.state.ret_value = result
+        self.state._return(result)
 
     def _enter(self) -> Token[Scope | None]:
         self.session.own()
@@ -205,8 +205,13 @@ def _explain_arguments(error: TypeError, call: Invocation) -> None:
     first, *others = inspect.signature(call.body).parameters
     shown = ", ".join(f"{name}=..." for name in others)
     state = "" if first == "s" else f"; its first parameter, {first!r}, is the state"
-    error.args = (f"{error}: call it as {call.name}.run({shown}){state}",)
+    past = f"; to continue a state, {call.name}.after(state).run(...)" if _has_state(call) else ""
+    error.args = (f"{error}: call it as {call.name}.run({shown}){state}{past}",)
     add_line(error)
+
+
+def _has_state(call: Invocation) -> bool:
+    return any(isinstance(given, State) for given in (*call.args, *call.kwargs.values()))
 
 
 def _leave_to_readers(done: Future[State[Any]] | asyncio.Task[State[Any]]) -> None:

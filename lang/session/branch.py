@@ -14,7 +14,7 @@ from ..diagnostics.errors import ProgramError, UnsupportedError
 from ..diagnostics.source_lines import Place, leading_to, place
 from ..record.condition import Condition, Operand
 from ..record.expression import Choose, Control, Expression, Generate, Picture, RoleClose, RoleOpen, items_of
-from ..record.options import nearest, refuse_unknown
+from ..record.options import OF_BRANCHES, apart, nearest, refuse_unknown
 from ..record.reasoning import Reasoned
 from ..record.recorder import AssignNode, OpNode, Recorder, UseNode
 from ..record.variables import BLOCK, Block, Derived, Entry, Fixed, Gathered, Kept, Mark, Passage, Piece, Slot, marks_of
@@ -398,7 +398,7 @@ class Branch:
         self.session.arrivals.add_branches(self.id, ids, restart=retries > 0)
         children = []
         for branch_id in ids:
-            child = Branch(self.session, self.defaults, branch_id)
+            child = Branch(self.session, apart(self.defaults, OF_BRANCHES, branch_id), branch_id)
             child.variables = dict(self.variables)
             child.transcript, child._forked_at = list(self.marks), len(self.marks)
             child.open_role = self.open_role

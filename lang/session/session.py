@@ -331,13 +331,14 @@ class Outbox:
 @dataclass(slots=True)
 class Body:
     """The program's body: the state that it appends to, the thread that it records on (0: none yet), whether it has
-    returned, what it awaits, the values that are asked for until they are right, and the branches that hold attempts at
-    them."""
+    returned, what it awaits, how many other programs it has called, the values that are asked for until they are right,
+    and the branches that hold attempts at them."""
 
     state: object = None
     thread: int = 0
     ended: bool = False
     awaited: Awaited = field(default_factory=Awaited)
+    num_calls: int = 0
     attempts: list[Pending] = field(default_factory=list)
     trials: set[int] = field(default_factory=set)
 

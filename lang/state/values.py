@@ -19,7 +19,7 @@ from ..session.replay import Joined, Line, Outcome, Turn, text_of
 from ..session.session import Session, Wait
 from ..tools.offered import ToolCall, call_of, read_made
 from ..types.annotations import described
-from ..types.checks import reason_of
+from ..types.checks import refusal_of
 from ..types.schema import typed
 from ..types.texts import from_text
 from .meta_info import info_so_far
@@ -148,8 +148,7 @@ def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
         return convert(value.text) if value.samples is None else [convert(text) for text in value.samples]
     except ValueError as error:
         raise ProgramError(
-            f"{slot.variable!r} is not of the type asked for: {reason_of(error)}; its text is {value.text!r} "
-            f"and it ended by {value.finish_reason!r}",
+            f"{refusal_of(slot.variable, error)}; its text is {value.text!r} and it ended by {value.finish_reason!r}",
             code="invalid_output",
             place=slot.place,
             branch=slot.branch,

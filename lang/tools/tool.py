@@ -22,6 +22,7 @@ from ..types.annotations import annotations_of, as_json, described
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
+Word = TypeVar("Word", bound=Callable[..., Any])
 
 MAX_CHARS = 16_384
 
@@ -182,7 +183,21 @@ class Using(Expression):
     place: Place
 
 
+def _name_first(word: Word) -> Word:
+    """Says of a call that begins with the tool what stands before it."""
+
+    @functools.wraps(word)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], Tool):
+            message = f'use takes the name of a variable first: bough.use("name", {args[0].name}, argument=...)'
+            raise RequestError(message, param="name")
+        return word(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
 @located
+@_name_first
 def use(
     name: str | None,
     tool: Tool[..., Any] | str,
