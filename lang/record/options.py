@@ -189,7 +189,7 @@ def merge_options(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> Sa
 
 
 OF_BRANCHES, OF_ITEMS, OF_CALLS = 1 << 56, 1 << 57, 1 << 58
-"""What a run's seed is divided among, so that no two of them draw the same."""
+"""Parts that a run's seed is divided among, so that no two of them draw the same."""
 
 
 def apart(defaults: Mapping[str, Any], among: int, number: int) -> Mapping[str, Any]:

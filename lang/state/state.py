@@ -88,7 +88,7 @@ class State(Generic[Result]):
 
     @property
     def ret_value(self) -> Result:
-        """What the body has returned; None before it has.
+        """The result of the body; None before there is one.
 
         Raises:
             ProgramError: the program has failed.

@@ -1,4 +1,4 @@
-"""What a run has come to: its returned value, its text, its error, and seeds that are not the same for equal parts."""
+"""The outcome of a run: its returned value, its text, its error, and seeds that are not the same for equal parts."""
 
 from __future__ import annotations
 
