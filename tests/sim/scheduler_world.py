@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from bough.radix import Lease, PrefixCache
+from bough.radix import Lease, PrefixCache, tenant_of
 from bough.runtime.protocol.config import SchedulerLimits
 from bough.runtime.scheduler.scheduler import Advance, Plan, Scheduler, Scoring, Sequence, Standing, Work
 
@@ -456,8 +456,8 @@ class SchedulerWorld:
             for work, advance, live in zip(plan.work, advances, taken, strict=True):
                 if live and advance.tokens:
                     self.jobs[work.sequence.id].learn(self.device.nan_every)
-            if any(advance.poisoned for advance in advances):
-                self._check_poison()
+            poisoned = [work for work, advance in zip(plan.work, advances, strict=True) if advance.poisoned]
+            self._check_poison({work.sequence.tenant for work in poisoned})
         for work in flight.plans[-1].work:
             self._propose(work)
         return ended
@@ -568,11 +568,11 @@ class SchedulerWorld:
             found = slots[pages[position // size] * size + position % size]
             assert found == contents[position], "a page of a running sequence holds something else"
 
-    def _check_poison(self) -> None:
-        """After a sequence that met NaN nothing that anyone could find is NaN (I10)."""
+    def _check_poison(self, tenants: set[str]) -> None:
+        """After a sequence that met NaN nothing that its tenant could find is NaN (I10)."""
         size, slots = self.page_size, self.device.slots
-        for node in self.cache.tree.nodes():
-            if not node.lock:
+        for node in self.cache.tree.nodes() if tenants else ():
+            if not node.lock and tenant_of(node.namespace) in tenants:
                 found = (slots[page * size + size - 1] for page in node.pages)
                 assert NAN not in found, "pages that are not finite stay in the cache"
 
