@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/house/test_fac
     from bough.lang.api import assistant as assistant
     from bough.lang.api import assistant_begin as assistant_begin
     from bough.lang.api import assistant_end as assistant_end
+    from bough.lang.api import call_tools as call_tools
     from bough.lang.api import flush_cache as flush_cache
     from bough.lang.api import function as function
     from bough.lang.api import gen as gen
@@ -68,7 +69,13 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers; tests/house/test_fac
     from bough.lang.sglang.words import gen_int as gen_int
     from bough.lang.sglang.words import gen_string as gen_string
     from bough.lang.sglang.words import global_config as global_config
+    from bough.lang.state.conversation import Conversation as Conversation
+    from bough.lang.state.trimming import KeepLast as KeepLast
+    from bough.lang.state.trimming import Summarise as Summarise
     from bough.lang.tools.http_tool import http_tool as http_tool
+    from bough.lang.tools.mcp_server import McpServer as McpServer
+    from bough.lang.tools.mcp_server import mcp_server as mcp_server
+    from bough.lang.tools.offered import ToolCall as ToolCall
     from bough.lang.tools.tool import Tool as Tool
     from bough.lang.tools.tool import tool as tool
     from bough.lang.tools.tool import use as use
@@ -95,6 +102,7 @@ _HOMES = {
         "assistant",
         "assistant_begin",
         "assistant_end",
+        "call_tools",
         "flush_cache",
         "function",
         "gen",
@@ -136,6 +144,10 @@ _HOMES = {
     "bough.lang.observe.otel": ("observe",),
     "bough.lang.function": ("Function", "State"),
     "bough.lang.observe.timelines.timeline": ("BatchTimeline", "Timeline"),
+    "bough.lang.state.conversation": ("Conversation",),
+    "bough.lang.state.trimming": ("KeepLast", "Summarise"),
+    "bough.lang.tools.mcp_server": ("McpServer", "mcp_server"),
+    "bough.lang.tools.offered": ("ToolCall",),
     "bough.lang.tools.tool": ("Tool", "tool", "use"),
     "bough.runtime.protocol.errors": ("BoughError", "EngineError", "RequestError"),
     "bough.runtime.client.llm": ("LLM",),
@@ -155,12 +167,15 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_HOME_OF)
 
+_CHATS = ("Chat", "ChatSession", "History", "Session", "chat", "load", "session")
+_SESSIONS = ": f.after(state) continues a program, and bough.Conversation holds, saves and loads what was said"
+
 if not TYPE_CHECKING:  # hidden from type checkers: to them it would make every misspelt name an object
 
     def __getattr__(name: str) -> object:
         module = _HOME_OF.get(name)
         if module is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_SESSIONS if name in _CHATS else ''}")
         value = getattr(import_module(module), name)
         globals()[name] = value
         return value

@@ -34,7 +34,6 @@ from ..runtime.runner.native_runner import NativeRunner
 from ..runtime.runner.runner import Batch, LogitsRunner
 from ..runtime.runner.torch_runner import ModelRunner
 from ..runtime.tokenizer.load import load_tokenizer
-from .harness.arguments import BenchmarkParser
 from .harness.report import table
 from .workloads.prose import PASSAGE, TEXTS
 
@@ -205,17 +204,8 @@ def _mean_bits(loaded: LoadedModel) -> float:
 def lines(results: Sequence[WeightQuality]) -> str:
     """One line a kind."""
     heads = (
-        "weights",
-        "bits",
-        "perplexity",
-        "ratio",
-        "bits/token",
-        "same token",
-        "KL, nats",
-        "mean",
-        "p99",
-        "most",
-        "s",
+        *("weights", "bits", "perplexity", "ratio", "bits/token", "same token", "KL, nats"),
+        *("mean", "p99", "most", "s"),
     )
     rows = [
         (
@@ -228,9 +218,8 @@ def lines(results: Sequence[WeightQuality]) -> str:
     return table(heads, rows, right=range(1, len(heads)))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Prints a table and a JSON line for each text."""
-    options = _parser().parse_args(argv)
     asked = {"device": options.device, "dtype": options.dtype, "num_tokens": options.num_tokens}
     for name in options.texts:
         results = compare(options.model, options.kinds, text=TEXTS[name], **asked)
@@ -240,8 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = BenchmarkParser(prog="bough bench perplexity", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument(
         "--kinds", nargs="*", default=list(TORCH_KINDS), choices=[*TORCH_KINDS, _STORED, _BFLOAT16, *_NATIVES]
@@ -250,4 +238,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--num-tokens", type=int, help="of the text; default: all")
-    return parser

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,9 +11,7 @@ from tqdm import tqdm
 from ..runtime.client.client import EngineClient
 from ..runtime.client.local import LocalClient
 from ..runtime.protocol.config import EngineConfig
-from ..runtime.protocol.errors import BoughError
 from ..runtime.runner.host import num_threads
-from .harness.arguments import BenchmarkParser
 from .harness.measure import Measurement, best_hit_rate, measure
 from .harness.pictures import BLUE, GREY, ORANGE, PALE_BLUE, PALE_ORANGE, Chart, write_picture
 from .harness.report import describe_machine, now, table, write_json
@@ -32,15 +28,10 @@ _MODES = {  # name: (prefix caching, programs at once)
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+def run(arguments: argparse.Namespace) -> int:
     size = Size(_QUICK_SCALE if arguments.quick else arguments.scale)
-    try:
-        workloads = {name: WORKLOADS[name](size) for name in arguments.only or WORKLOADS}
-        results = _measure_all(workloads, arguments.model)
-    except BoughError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    workloads = {name: WORKLOADS[name](size) for name in arguments.only or WORKLOADS}
+    results = _measure_all(workloads, arguments.model)
     print(_table(workloads, results))
     report = {
         "model": arguments.model,
@@ -49,22 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         "machine": {**describe_machine(), "threads": num_threads()},
         "results": results,
     }
-    if arguments.json:
-        write_json(arguments.json, report)
-    if arguments.plot:
-        _plot(results, arguments.plot)
+    write_json(arguments.json, report)
+    write_picture(arguments.plot, [_charts(results)])
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = BenchmarkParser(prog="bough bench programs", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=EngineConfig().model, help="model to load (default: %(default)s)")
     parser.add_argument("--scale", type=float, default=1.0, help="size of the workloads; 1 takes about ten minutes")
     parser.add_argument("--quick", action="store_true", help=f"the same as --scale {_QUICK_SCALE}: about a minute")
     parser.add_argument("--only", action="append", choices=list(WORKLOADS), help="run this one (may be repeated)")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--plot", metavar="FILE", help="draw the result as SVG")
-    return parser
 
 
 def _measure_all(workloads: dict[str, Workload], model: str) -> dict[str, dict[str, Any]]:
@@ -129,8 +116,8 @@ def _table(workloads: dict[str, Workload], results: dict[str, dict[str, Any]]) -
     return "\n".join(parts)
 
 
-def _plot(results: dict[str, dict[str, Any]], path: str) -> None:
-    """Draws the hit rates beside the best possible, and the times of all modes."""
+def _charts(results: dict[str, dict[str, Any]]) -> list[Chart]:
+    """The hit rates beside the best possible, and the times of all modes."""
     hits, times = {}, {}
     for result in results.values():
         found = result["modes"]["cache, batched"]["hit_rate"]
@@ -138,4 +125,4 @@ def _plot(results: dict[str, dict[str, Any]], path: str) -> None:
         times[result["workload"]] = {mode: result["modes"][mode]["elapsed_s"] for mode in _MODES}
     colours = dict(zip(_MODES, (BLUE, PALE_BLUE, ORANGE, PALE_ORANGE), strict=True))
     found_chart = Chart("Hits", "prompt tokens from the cache, %", hits, {"found": BLUE, "best possible": GREY})
-    write_picture(path, [[found_chart, Chart("Times", "seconds", times, colours)]])
+    return [found_chart, Chart("Times", "seconds", times, colours)]

@@ -5,48 +5,34 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from ..constrain.spec import JsonSchema
-from ..runtime.engine.engine import Engine
-from ..runtime.load.load_torch import load_engine
+from ..runtime.client.llm import LLM
 from ..runtime.protocol.config import EngineConfig
-from ..runtime.protocol.errors import BoughError
-from ..runtime.protocol.request import Request, RequestOutput
 from ..runtime.protocol.sampling_params import SamplingParams
-from .harness.arguments import BenchmarkParser
+from .constrain.generate import generated
 from .harness.report import write_json
 from .workloads.prompts import RESIDENT
 from .workloads.prose import PASSAGE
 
 _PEOPLE = ("smith", "pilot", "queen", "thief", "baker", "monk", "spy", "nurse", "sailor", "judge", "poet", "giant")
-_SCHEMA = json.dumps(json.loads(RESIDENT))
+_SCHEMA = JsonSchema(json.dumps(json.loads(RESIDENT)))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
-    try:
-        config = EngineConfig(model=arguments.model, dtype=arguments.dtype, num_pages=32_768)
-        engines = {mode: load_engine(msgspec.structs.replace(config, speculation=mode)) for mode in ("off", "auto")}
-    except BoughError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+def run(arguments: argparse.Namespace) -> int:
+    options = {"dtype": arguments.dtype, "num_pages": 32_768}
+    engines = {mode: LLM(arguments.model, speculation=mode, **options) for mode in ("off", "auto")}
     chosen = [name for name in _WORKLOADS if name in arguments.only]
     rows = [_compare(engines, name, batch, arguments) for batch in arguments.batch for name in chosen]
     for engine in engines.values():
         engine.close()
-    if arguments.json:
-        write_json(arguments.json, rows)
+    write_json(arguments.json, rows)
     return 0 if all(row["same"] for row in rows) else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = BenchmarkParser(prog="python -m bough.benchmarks.speculation", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=EngineConfig().model)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
@@ -54,24 +40,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", metavar="FILE")
-    return parser
 
 
-def _compare(engines: dict[str, Engine], name: str, batch: int, arguments: argparse.Namespace) -> dict[str, Any]:
+def _compare(engines: dict[str, LLM], name: str, batch: int, arguments: argparse.Namespace) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {mode: [] for mode in engines}
-    same, before = True, engines["auto"].stats()
+    same, before, tokenizer = True, engines["auto"].stats, engines["off"].get_tokenizer()
+    grammars = [_SCHEMA] * batch if name == "json" else None
     for number in range(arguments.rounds + 1):
-        make, first = _WORKLOADS[name], number * batch
-        requests = [make(engines["off"], first + index, arguments.tokens) for index in range(batch)]
+        asked = [_WORKLOADS[name](number * batch + index) for index in range(batch)]
+        prompts = [tokenizer.encode_prompt(prompt) for prompt, _ in asked]
+        params = [SamplingParams(max_tokens=arguments.tokens, **sampling) for _, sampling in asked]
         outputs = {}
         for mode in sorted(engines, reverse=number % 2 == 0):
-            outputs[mode], elapsed = _run(engines[mode], requests)
+            engines[mode].reset_prefix_cache()
+            found, elapsed = generated(engines[mode], prompts, params, grammars)
+            outputs[mode] = [output.token_ids for output in found]
             if number:  # the first round warms up
                 seconds[mode].append(elapsed)
         same &= outputs["off"] == outputs["auto"]
-    after = engines["auto"].stats()
+    after = engines["auto"].stats
     guessed = after.guessed_tokens_total - before.guessed_tokens_total
-    generated = after.generated_tokens_total - before.generated_tokens_total
+    generated_tokens = after.generated_tokens_total - before.generated_tokens_total
     ratios = [off / auto for off, auto in zip(seconds["off"], seconds["auto"], strict=True)]
     row: dict[str, Any] = {
         "workload": name,
@@ -79,7 +68,7 @@ def _compare(engines: dict[str, Engine], name: str, batch: int, arguments: argpa
         "ratio": statistics.median(ratios),
         "least": min(ratios),
         "most": max(ratios),
-        "guessed": guessed / generated,
+        "guessed": guessed / generated_tokens,
         "right": (after.right_guesses_total - before.right_guesses_total) / max(guessed, 1),
         "same": same,
     }
@@ -91,46 +80,22 @@ def _compare(engines: dict[str, Engine], name: str, batch: int, arguments: argpa
     return row
 
 
-def _run(engine: Engine, requests: Sequence[Request]) -> tuple[list[list[int]], float]:
-    """The tokens of each request, and seconds until the last has ended."""
-    engine.flush_cache()
-    heard: list[list[RequestOutput]] = [[] for _ in requests]
-    started = time.perf_counter()
-    for request, outputs in zip(requests, heard, strict=True):
-        engine.submit(request, outputs.append)
-    while not all(outputs and outputs[-1].finish for outputs in heard):
-        engine.step()
-    elapsed = time.perf_counter() - started
-    return [[token for output in outputs for token in output.tokens] for outputs in heard], elapsed
-
-
-def _copying(engine: Engine, number: int, num_tokens: int) -> Request:
+def _copying(number: int) -> tuple[str, dict[str, Any]]:
     paragraphs = PASSAGE.split("\n\n")
     text = "\n\n".join(paragraphs[number % (len(paragraphs) - 2) :][:2])
     prompt = f"The text, number {number}:\n\n{text}\n\nThe same text again, in which nothing has changed:\n\n"
-    greedy = {"temperature": 0.0, "ignore_eos": True}
-    return _request(engine, number, prompt + " ".join(text.split()[:8]), None, max_tokens=num_tokens, **greedy)
+    return prompt + " ".join(text.split()[:8]), {"temperature": 0.0, "ignore_eos": True}
 
 
-def _json(engine: Engine, number: int, num_tokens: int) -> Request:
+def _json(number: int) -> tuple[str, dict[str, Any]]:
     task = f"Describe a {_PEOPLE[number % len(_PEOPLE)]}, number {number}, as JSON."
-    prompt = f"<|im_start|>user\n{task}<|im_end|>\n<|im_start|>assistant\n"
-    return _request(engine, number, prompt, JsonSchema(_SCHEMA), max_tokens=num_tokens, temperature=0.0)
+    return f"<|im_start|>user\n{task}<|im_end|>\n<|im_start|>assistant\n", {"temperature": 0.0}
 
 
-def _prose(engine: Engine, number: int, num_tokens: int) -> Request:
+def _prose(number: int) -> tuple[str, dict[str, Any]]:
     prompt = f"A story of a {_PEOPLE[number % len(_PEOPLE)]}, the tale number {number}. Once upon a time"
-    drawn = {"temperature": 0.9, "top_p": 0.95, "seed": number, "ignore_eos": True}
-    return _request(engine, number, prompt, None, max_tokens=num_tokens, **drawn)
+    return prompt, {"temperature": 0.9, "top_p": 0.95, "seed": number, "ignore_eos": True}
 
 
-def _request(engine: Engine, number: int, prompt: str, grammar: JsonSchema | None, **sampling: Any) -> Request:
-    tokens = tuple(engine.tokenizer.encode_prompt(prompt))
-    return Request(id=str(number), prompt=tokens, sampling=SamplingParams(**sampling), grammar=grammar)
-
-
-_WORKLOADS: dict[str, Callable[[Engine, int, int], Request]] = {"copy": _copying, "json": _json, "prose": _prose}
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+_WORKLOADS: dict[str, Callable[[int], tuple[str, dict[str, Any]]]] = {"copy": _copying, "json": _json, "prose": _prose}
+"""The prompt and how it is sampled, by number."""

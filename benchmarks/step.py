@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -18,7 +18,6 @@ from ..runtime.protocol.request import Request
 from ..runtime.protocol.sampling_params import SamplingParams
 from ..runtime.runner import runner as passes
 from ..runtime.runner.runner import DirectPasses
-from .harness.arguments import BenchmarkParser
 from .harness.report import write_json
 
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -57,8 +56,7 @@ class Stopwatch:
         setattr(owner, name, timed)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+def run(arguments: argparse.Namespace) -> int:
     engine = start_engine(EngineConfig(model=arguments.model, device="cpu", speculation="off"))
     watch = watch_engine(engine)
     print(f"{'sampling':12} {'batch':>5} {'step ms':>8}  " + " ".join(f"{stage:>8}" for stage in STAGES) + "  beside")
@@ -72,8 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{kind:12} {batch:5} {1e3 * whole_s:8.2f}  {numbers}  {beside:6.1%}", flush=True)
             results.append({"sampling": kind, "batch": batch, "step_s": whole_s, "beside": beside, "stages_s": stages})
     engine.close()
-    if arguments.json:
-        write_json(arguments.json, results)
+    write_json(arguments.json, results)
     return 0
 
 
@@ -115,11 +112,9 @@ def measure(engine: Engine, watch: Stopwatch, params: SamplingParams, batch: int
     return {stage: statistics.median(step[stage] for step in steps) for stage in STAGES}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = BenchmarkParser(prog="bough bench step", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=EngineConfig().model, help="a name or a file (default: %(default)s)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64], help="sequences (default: %(default)s)")
     parser.add_argument("--sampling", nargs="+", choices=SAMPLING, default=list(SAMPLING), help="default: all")
     parser.add_argument("--steps", type=int, default=60, help="of each, of which the median counts")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    return parser

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -17,7 +15,7 @@ from ..runtime.models.load import locate, resolve_dtype
 from ..runtime.protocol.config import EngineConfig
 from ..runtime.protocol.errors import BoughError
 from ..runtime.tokenizer.load import load_tokenizer
-from .harness.arguments import BenchmarkParser
+from .harness.models import TransformersReference
 from .harness.report import write_json
 from .harness.server_process import ServerProcess
 from .workloads.prose import Prose
@@ -27,19 +25,12 @@ LENGTH = 64
 """Tokens of a prompt, and of an answer."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+def run(arguments: argparse.Namespace) -> int:
+    dtype = resolve_dtype(arguments.dtype, "cpu")
     try:
-        from .harness.models import TransformersReference
-
-        dtype = resolve_dtype(arguments.dtype, "cpu")
         reference = TransformersReference(arguments.model, dtype)
     except ImportError:
-        print("error: the comparison needs transformers: pip install transformers", file=sys.stderr)
-        return 1
-    except (BoughError, ValueError) as error:  # this model cannot be compared
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        raise BoughError("the comparison needs transformers: pip install transformers") from None
     tokenizer, prose = load_tokenizer(locate(arguments.model)), Prose(0)
 
     def new_prompts() -> list[list[int]]:
@@ -60,19 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"bough, {REQUESTS} at once    {report['bough_tokens_per_s']:8.1f} output tokens/s")
     print(f"transformers, 1 by 1 {report['transformers_tokens_per_s']:8.1f} output tokens/s")
     print(f"median ratio         {report['median_ratio']:8.2f}")
-    if arguments.json:
-        write_json(arguments.json, report)
+    write_json(arguments.json, report)
     return 0 if report["median_ratio"] >= arguments.at_least else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = BenchmarkParser(prog="bough bench throughput", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=EngineConfig().model, help="a GGUF model (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="of both (default: what the engine takes)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--at-least", type=float, default=0.0, help="fail below this median ratio")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    return parser
 
 
 async def _complete_all(server: ServerProcess, prompts: list[list[int]], *, num_tokens: int) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -18,7 +17,6 @@ from ..kernels.attention.interface import SharedPrefix
 from ..kernels.attention.plan.tree_cost import H200, HeadShape, processor_loads, tile_costs
 from ..kernels.attention.plan.tree_plan import TreePlan, TreePlanner
 from ..kernels.attention.plan.work_list import PROGRAMS_PER_PROCESSOR
-from .harness.arguments import BenchmarkParser
 from .harness.report import table
 
 SHAPE = HeadShape(page_size=16, group=4, num_kv_heads=8, head_dim=128, kv_itemsize=2)
@@ -94,13 +92,12 @@ def cost_of(plan: TreePlan) -> Cost:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints a table, or one JSON object a load. Returns the exit status."""
-    as_json = _parser().parse_args(arguments).json
     rows = []
     for load in LOADS:
         flat, tree = cost_of(plan_load(load, tree=False)), cost_of(plan_load(load))
-        if as_json:
+        if arguments.json:
             about = {"load": load.name, "num_sequences": load.num_sequences}
             print(json.dumps(about | {"flat": asdict(flat), "tree": asdict(tree)}))
         for name, cost in (("flat", flat), ("tree", tree)):
@@ -108,13 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cells += [f"{cost.layer_us:.1f}", f"{cost.step_ms:.2f}"]
             gains = (flat.layer_us / cost.layer_us, flat.step_ms / cost.step_ms)
             rows.append((*cells, *(f"{gain:.2f}x" for gain in gains)))
-    if not as_json:
+    if not arguments.json:
         heads = ("load", "B", "plan", "KV tokens", "GB", "us/layer", "ms/step", "a layer's gain", "a step's")
         print(table(heads, rows, right=(1, *range(3, 9))))
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = BenchmarkParser(prog="bough bench tree_costs", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a load")
-    return parser

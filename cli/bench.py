@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
 
 from ..runtime.protocol.errors import BoughError
+from .parsing.parser import CommandParser
 
 _BENCHMARKS = {
     "programs": "ten multi-call workloads: hit rate, throughput, latency, with the cache off and on",
     "throughput": "the server at 16 concurrent requests against transformers, one by one",
+    "speculation": "drafts on and off in turn: copying, JSON and prose, alone and in batches",
     "step": "where the time of a decode step goes, stage by stage, on the CPU",
     "tree_costs": "what tree decode attention saves: bytes and items of the real planner, on a model of the machine",
     "perplexity": "quantised weights beside the model as it is: perplexity, and how often the likeliest token agrees",
@@ -54,7 +57,20 @@ def module_of(name: str) -> ModuleType:
         raise BoughError(message) from None
 
 
+def read(name: str, words: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
+    """Imports the benchmark `name` and parses its options, or ends the process with a line about one that is wrong.
+
+    Raises:
+        BoughError: as `module_of`.
+    """
+    module = module_of(name)
+    description, _, more = (module.__doc__ or "").partition("\n\n")
+    parser = CommandParser(prog=f"bough bench {name}", description=description, epilog=more)
+    module.add_arguments(parser)
+    return module, parser.parse_args(words)
+
+
 def run(arguments: argparse.Namespace) -> int:
-    module = module_of(arguments.name)
-    status: int = module.main(arguments.options)
+    module, options = read(arguments.name, arguments.options)
+    status: int = module.run(options)
     return status

@@ -8,15 +8,14 @@ import importlib
 import itertools
 import sys
 import time
-from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
-import msgspec
-
+from ..lang.diagnostics.errors import ProgramError
+from ..lang.state.conversation import Conversation
+from ..lang.state.messages import ChatMessage
+from ..lang.state.trimming import KeepLast
 from ..runtime.checkpoints.fetch import user_path
-from ..runtime.checkpoints.pins import write_whole
 from ..runtime.client.local import LocalClient
 from ..runtime.protocol.errors import RequestError, printable, reason
 from ..runtime.protocol.request import Finish, Request
@@ -30,55 +29,8 @@ _HELP = """\
 /reset        start over                                /load FILE  continue a saved conversation
 /stats        show the engine's counters                /quit       leave (or press Ctrl-D)"""
 
-_MAX_FILE_BYTES = 64 << 20
 _SHARE_OF_ANSWER = 8
 """An eighth of the context, or what --max-tokens says if that is less, is kept free for the next answer."""
-
-
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message of a conversation."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-class Conversation(msgspec.Struct, forbid_unknown_fields=True):
-    """A conversation as it is saved: the system message, if there is one, and what was said after it."""
-
-    model: str
-    messages: list[Message]
-    format: Literal["bough-chat-1"] = "bough-chat-1"
-
-    def reset(self, system: str | None = None) -> None:
-        """Forgets what was said, and the system message if there is another one."""
-        self.messages = self.system if system is None else [Message("system", system)]
-
-    @property
-    def system(self) -> list[Message]:
-        """Returns the system message, alone in a list, or an empty list."""
-        return [message for message in self.messages[:1] if message.role == "system"]
-
-    def without_oldest(self, count: int) -> list[Message]:
-        """Returns the messages without the `count` oldest of those after the system message."""
-        return [*self.system, *self.messages[len(self.system) + count :]]
-
-    def save(self, path: Path) -> None:
-        """Writes the file whole or not at all. Raises OSError, or RequestError: something else is in it."""
-        if path.exists():
-            Conversation.load(path)
-        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-
-    @classmethod
-    def load(cls, path: Path) -> Conversation:
-        """Reads a file that `save` wrote. Raises OSError, or RequestError: it is no such file."""
-        if path.exists() and not path.is_file():
-            raise RequestError(f"{path} is not a file: choose another one")
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise RequestError(f"{path} is too large for a conversation: choose another file")
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except msgspec.DecodeError as error:
-            raise RequestError(f"{path} is not a conversation saved by bough chat ({error}): choose another") from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,9 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{info.name} ({info.num_parameters / 1e6:.0f} M parameters, {info.described()})\n{_HELP}")
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # arrow keys and history at the prompt, where the system has it
-    chat = Chat(client, arguments, loaded or Conversation(info.name, []))
+    chat = Chat(client, arguments, loaded or Conversation(model=info.name))
     if arguments.system and loaded is None:
-        chat.conversation.reset(arguments.system)
+        chat.reset(arguments.system)
     try:
         chat.talk()
     finally:
@@ -119,10 +71,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _load(path: Path) -> Conversation:
+    """Reads a conversation. Raises OSError, or RequestError: it is none that can be chatted on."""
+    loaded = Conversation.load(path)
+    if loaded.is_open or any(message.role == "text" for message in loaded.messages):
+        raise RequestError(f"{path} holds text outside of messages: continue it with a program, or choose another file")
+    return loaded
+
+
 def _loaded(path: str) -> Conversation:
     """The conversation that the command line names. Raises RequestError."""
     try:
-        return Conversation.load(user_path(path))
+        return _load(user_path(path))
     except OSError as error:
         raise RequestError(f"--load: {path} cannot be read ({reason(error)}): check the path") from error
     except RequestError as error:
@@ -139,7 +99,7 @@ class Chat:
         self._temperature: float = arguments.temperature
         self._numbers = itertools.count()
         self._commands: dict[str, Callable[[str], None]] = {
-            "/reset": lambda _: self.conversation.reset(),
+            "/reset": lambda _: self.reset(),
             "/system": self._set_system,
             "/stats": lambda _: print(self._client.stats()),
             "/save": self._save,
@@ -162,20 +122,25 @@ class Chat:
             elif line:
                 self._say(line)
 
+    def reset(self, system: str | None = None) -> None:
+        """Forgets what was said, and the system message if there is another one."""
+        messages = _system(self.conversation.messages) if system is None else [ChatMessage("system", system)]
+        self.conversation = Conversation(messages, model=self._client.info.name)
+
     def _set_system(self, text: str) -> None:
         if text:
-            self.conversation.reset(text)
+            self.reset(text)
         else:
             print("(which? /system TEXT)")
 
     def _save(self, name: str) -> None:
-        self._with_file(name, "/save", self.conversation.save)
+        self._with_file(name, "/save", lambda path: self.conversation.save(path))
 
     def _load(self, name: str) -> None:
         def load(path: Path) -> None:
-            self.conversation = Conversation.load(path)
-            print(f"({len(self.conversation.messages)} messages, with {self.conversation.model})")
-            self.conversation.model = self._client.info.name
+            loaded = _load(path)
+            print(f"({len(loaded.messages)} messages, with {loaded.model})")
+            self.conversation = Conversation(loaded.messages, loaded.values, model=self._client.info.name)
 
         self._with_file(name, "/load", load)
 
@@ -197,42 +162,36 @@ class Chat:
     def _say(self, line: str) -> None:
         """Answers a line, and remembers both; neither if there is no room for them, or the model's template refuses
         them."""
-        talk = self.conversation
-        before = talk.messages
-        talk.messages = [*before, Message("user", line)]
+        before = self.conversation
         try:
-            prompt = self._fitted()
-        except RequestError as error:
+            asked = self._fitted([*before.messages, ChatMessage("user", line)])
+        except (RequestError, ProgramError) as error:
             print(f"(not sent: {printable(error.message)})")
-            prompt = None
-        if prompt is None:
-            talk.messages = before
             return
-        talk.messages.append(Message("assistant", self._answer(prompt)))
+        if asked is not None:
+            answer = self._answer(self._encoded(asked))
+            self.conversation = before.replace([*asked, ChatMessage("assistant", answer)])
 
-    def _fitted(self) -> list[int] | None:
-        """The conversation as tokens, with room for an answer; its oldest messages go if the user agrees. None: it has
-        no room."""
+    def _fitted(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage] | None:
+        """The messages with room for an answer; the oldest go if the user agrees. None: they are not sent."""
         limit = self._client.info.max_request_tokens
         most = limit - max(1, min(self._max_tokens, limit // _SHARE_OF_ANSWER))
-        talk = self.conversation
-        prompt = self._encoded(talk.messages)
-        if len(prompt) <= most:
-            return prompt
-        counts = range(2, len(talk.messages) - len(talk.system), 2)  # questions go with their answers
-        place = bisect_left(counts, True, key=lambda count: len(self._encoded(talk.without_oldest(count))) <= most)
-        if place < len(counts):
-            count = counts[place]
-            if not _agrees(f"The context is full ({len(prompt)} of {limit} tokens). Drop the oldest {count} messages?"):
-                print("(not sent: /save FILE keeps the conversation, /reset starts over)")
-                return None
-            talk.messages = talk.without_oldest(count)
-            return self._encoded(talk.messages)
-        print(f"(not sent: this message takes {len(prompt)} of {limit} tokens: shorten it, or raise --max-model-len)")
-        return None
+        try:
+            kept = KeepLast(max_tokens=most).kept(messages, lambda some: len(self._encoded(some)))
+        except ProgramError:
+            length = len(self._encoded([*_system(messages), messages[-1]]))
+            print(f"(not sent: this message takes {length} of {limit} tokens: shorten it, or raise --max-model-len)")
+            return None
+        num_gone = len(messages) - len(kept)
+        full = f"The context is full ({len(self._encoded(messages))} of {limit} tokens)."
+        if num_gone and not _agrees(f"{full} Drop the oldest {num_gone} messages?"):
+            print("(not sent: /save FILE keeps the conversation, /reset starts over)")
+            return None
+        return kept
 
-    def _encoded(self, messages: list[Message]) -> list[int]:
-        return list(self._client.tokenizer.encode_chat([msgspec.structs.asdict(message) for message in messages]))
+    def _encoded(self, messages: Sequence[ChatMessage]) -> list[int]:
+        shown = [{"role": message.role, "content": message.content} for message in messages]
+        return list(self._client.tokenizer.encode_chat(shown))
 
     def _answer(self, prompt: list[int]) -> str:
         """Streams one answer to the terminal; Ctrl-C ends it."""
@@ -253,6 +212,11 @@ class Chat:
         if finish is not None and first is not None:
             _report(finish, time.monotonic() - started, first - started, limit)
         return text
+
+
+def _system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Returns the system message, alone in a list, or an empty list."""
+    return [message for message in messages[:1] if message.role == "system"]
 
 
 def _show_help(_: str) -> None:

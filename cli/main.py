@@ -55,7 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0, 1 for a failure, 2 for a wrong command line, 3 for a bad model."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded: see docs/decisions/0008
-    log_to_stderr()
+    try:
+        log_to_stderr()
+    except RequestError as error:
+        print(f"bough: {printable(error.message)}", file=sys.stderr)
+        return 2
     # Only the command that is asked for is imported, so that --help and pull start at once.
     parser = make_parser(arguments[:1])
     if arguments and arguments[0].startswith("-") and arguments[0] not in parser.options:

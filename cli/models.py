@@ -20,11 +20,13 @@ from ..runtime.checkpoints.inventory import (
     remove,
 )  # fmt: skip
 from ..runtime.protocol.errors import ModelError, RequestError, did_you_mean, printable
+from .parsing.parser import CommandParser
 
 _HEADINGS = ("NAME", "SIZE", "WEIGHTS", "PARAMETERS", "WHERE")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
+    parser.rewrite = _with_action
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     listing = _action(actions, "list", "list the models on this machine and those that can be pulled (the default)")
@@ -37,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     removing.add_argument(
         "--forget", action="store_true", help="delete its pinned commit and hashes too: the next pull is trusted anew"
     )
+
+
+def _with_action(words: list[str], _: frozenset[str]) -> list[str]:
+    """Words of a command line, with the action that is meant where none is named."""
+    named = any(word in ("list", "info", "remove", "-h", "--help") for word in words)
+    return words if named or (words and not words[0].startswith("-")) else ["list", *words]
 
 
 def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..lang.diagnostics.source_lines import users_frames
+from ..lang.diagnostics.source_lines import users_only
 from ..lang.function import Function
 from ..lang.record.options import OPTION_NAMES, clean_options
 from ..runtime.protocol.errors import BoughError, RequestError, did_you_mean, reason
@@ -151,14 +151,14 @@ def users_errors() -> Iterator[None]:
     except (BoughError, BrokenPipeError):
         raise
     except Exception as error:
-        if not users_frames(error):
+        if users_only(error.__traceback__) is None:
             raise
         raise UsersError(_trace(error)) from error
 
 
 def _trace(error: Exception) -> str:
     """The traceback in Python's form, of the user's lines alone."""
-    lines = traceback.format_list(users_frames(error))
+    lines = traceback.format_tb(users_only(error.__traceback__))
     return "".join(["your code failed:\n", *lines, *traceback.format_exception_only(error)]).rstrip()
 
 

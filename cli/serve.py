@@ -33,14 +33,13 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults, watch = ServerConfig(), SupervisorConfig()
     group = parser.add_argument_group("server")
+    whole, seconds = {"type": whole_number, "metavar": "N"}, {"type": number, "metavar": "SECONDS"}
+
+    def add(name: str, kind: dict[str, Any], default: float, text: str) -> None:
+        group.add_argument(name, **kind, default=default, help=f"{text} (default: %(default)s)")
+
     group.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
-    group.add_argument(
-        "--port",
-        type=whole_number,
-        metavar="N",
-        default=defaults.port,
-        help="port to listen on; 0 picks a free one (default: %(default)s)",
-    )
+    add("--port", whole, defaults.port, "port to listen on; 0 picks a free one")
     group.add_argument("--served-model-name", metavar="NAME", help="the model's name for clients (default: its own)")
     group.add_argument("--api-key-file", metavar="FILE", help="API keys, one per line, with their rights and limits")
     group.add_argument(
@@ -48,41 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="listen on an address that other machines can reach even though no API key is set",
     )
-    group.add_argument(
-        "--max-body-bytes",
-        type=whole_number,
-        metavar="N",
-        default=defaults.max_body_bytes,
-        help="size limit of a request body (default: %(default)s)",
+    add("--max-body-bytes", whole, defaults.max_body_bytes, "size limit of a request body")
+    add(
+        "--request-timeout", seconds, defaults.request_timeout_s, "time limit of a generation and its wait in the queue"
     )
-    group.add_argument(
-        "--request-timeout",
-        type=number,
-        default=defaults.request_timeout_s,
-        metavar="SECONDS",
-        help="time limit of a generation, its wait in the queue included (default: %(default)s)",
+    add(
+        *("--drain-delay", seconds, defaults.drain_delay_s),
+        "time after SIGTERM in which the port stays open and /readyz says 503, so that a load balancer looks elsewhere",
     )
-    group.add_argument(
-        "--drain-timeout",
-        type=number,
-        default=defaults.drain_timeout_s,
-        metavar="SECONDS",
-        help="time that running requests have to finish after SIGTERM (default: %(default)s)",
-    )
-    group.add_argument(
-        "--restart",
-        type=whole_number,
-        default=watch.restarts,
-        metavar="N",
-        help="restart an engine that dies, at most N times in 10 minutes (default: %(default)s)",
-    )
-    group.add_argument(
-        "--stuck-timeout",
-        type=number,
-        default=watch.stuck_timeout_s,
-        metavar="SECONDS",
-        help="time without progress after which the engine is killed (default: %(default)s)",
-    )
+    add("--drain-timeout", seconds, defaults.drain_timeout_s, "time after that in which running requests may finish")
+    add("--restart", whole, watch.restarts, "restart an engine that dies, at most N times in 10 minutes")
+    add("--stuck-timeout", seconds, watch.stuck_timeout_s, "time without progress after which the engine is killed")
     group.add_argument(
         "--request-log",
         action=argparse.BooleanOptionalAction,
@@ -161,12 +136,16 @@ def tools_in(path: Path) -> list[Tool[..., Any]]:
     Raises:
         RequestError: there is no such file, or there are none in it.
     """
+    from ..lang.tools.mcp_server import McpServer
     from ..lang.tools.tool import Tool
     from .programs import load_file
 
-    tools = [value for value in vars(load_file(path)).values() if isinstance(value, Tool)]
+    values = list(vars(load_file(path)).values())
+    tools = [value for value in values if isinstance(value, Tool)]
+    tools += [tool for value in values if isinstance(value, McpServer) for tool in value.tools]
     if not tools:
-        raise RequestError(f"--tools: {path} has no function that is marked with @bough.tool", param="tools")
+        message = f"--tools: {path} has no function that is marked with @bough.tool, and no bough.mcp_server"
+        raise RequestError(message, param="tools")
     return tools
 
 
@@ -212,6 +191,7 @@ def server_config(arguments: argparse.Namespace) -> ServerConfig:
         open_without_key=arguments.allow_public_without_key,
         max_body_bytes=arguments.max_body_bytes,
         request_timeout_s=arguments.request_timeout,
+        drain_delay_s=arguments.drain_delay,
         drain_timeout_s=arguments.drain_timeout,
         strict_params=arguments.strict_params,
         request_log=arguments.request_log,

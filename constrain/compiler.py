@@ -33,7 +33,17 @@ from .matchers.tagged.compile import compile_structural
 from .matchers.token_matcher import CompiledGrammar
 from .matchers.unique.state import DistinctState
 from .receipt import Finding, Receipt, Violation
-from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
+from .spec import (
+    MAX_SPEC_CHARS,
+    Choice,
+    Gbnf,
+    GrammarSpec,
+    JsonSchema,
+    Lark,
+    Regex,
+    Structural,
+    spec_chars,
+)
 from .vocabulary.token_table import TokenTable
 from .vocabulary.vocabulary import Vocabulary
 from .workers.cache import GrammarCache
@@ -66,6 +76,7 @@ class GrammarCompiler:
         self._service = CompileService(num_threads=num_threads, timeout_s=timeout_s)
         weakref.finalize(self, self._service.discard).atexit = False  # it sees to the exit itself
         self._lock = Lock()  # of what has begun to become a table
+        self._last: tuple[GrammarSpec, bytes] | None = None
 
     @property
     def compiled(self) -> int:
@@ -95,9 +106,15 @@ class GrammarCompiler:
     def submit(self, spec: GrammarSpec, tenant: str = "") -> Future[Grammar]:
         """The grammar of `spec`, or a GrammarError, as a future. Cancelling it has no effect on others' wait.
 
-        Tenants take turns: many compilations of one hold up those of another no longer than one does.
+        Tenants take turns: many compilations of one hold up those of another no longer than one does. It takes a few
+        milliseconds at most, and next to nothing if the same object was submitted last.
         """
-        future, is_new = self._cache.share(_key(spec))
+        if (num_chars := spec_chars(spec)) > MAX_SPEC_CHARS:
+            refused: Future[Grammar] = Future()
+            message = f"the constraint has {num_chars} characters, at most {MAX_SPEC_CHARS} are allowed"
+            refused.set_exception(GrammarTooComplexError(message))
+            return refused
+        future, is_new = self._cache.share(self._key_of(spec))
         if is_new:
             self._service.submit(lambda turn: self._compile(spec, turn), future, tenant=tenant)
         elif not future.done():
@@ -106,6 +123,12 @@ class GrammarCompiler:
             with self._lock:
                 self._begin_table(future.result(), tenant)
         return future
+
+    def _key_of(self, spec: GrammarSpec) -> bytes:
+        last = self._last
+        if last is None or last[0] is not spec:
+            self._last = last = spec, _key(spec)
+        return last[1]
 
     def compile(self, spec: GrammarSpec) -> Grammar:
         """The grammar of `spec`. Raises GrammarError."""
@@ -144,7 +167,7 @@ class GrammarCompiler:
             if not self._service.drop(future):
                 return
             self._cache.forget(future)
-        future.set_exception(GrammarError("nobody waits for the constraint"))
+        future.set_exception(GrammarError("the constraint is no longer needed"))
 
     def close(self) -> None:
         """Ends the workers. What is under way or waits fails with GrammarError."""
@@ -312,7 +335,7 @@ def _check_parts(spec: GrammarSpec, text: str, pointers: Sequence[str], turn: Tu
             best = found if best is None or not found else best
             if not found:
                 break
-        findings += [Finding(Violation("", "the text holds none of the tags"), "exact")] if best is None else best
+        findings += [Finding(Violation("", "the text contains none of the tags"), "exact")] if best is None else best
     return findings
 
 

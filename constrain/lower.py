@@ -16,11 +16,10 @@ from .json_schema.parse import parse_schema
 from .lowered import Lowered, Tabulate
 from .receipt import Receipt
 from .regex.automaton import Conjunction
-from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
+from .spec import MAX_OPTIONS, Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
 
 MAX_PATTERN_LENGTH = 16_384
 MAX_LARK_BYTES = 1_000_000
-MAX_OPTIONS = 10_000
 
 _LARK_TOKENS = regex.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*|(?P<control><)')
 
@@ -58,7 +57,7 @@ def _whole(pattern: str) -> str:
     if body.endswith("$") and num_backslashes % 2 == 0:
         body = body[:-1]
     if not body:
-        raise GrammarError("the regular expression matches the empty text only")
+        raise GrammarError("the regular expression matches only the empty text")
     return body
 
 
@@ -92,7 +91,7 @@ def _lower_lark(spec: Lark) -> Lowered:
     if any(match["control"] for match in _LARK_TOKENS.finditer(spec.grammar)):
         raise GrammarError("a grammar cannot name control tokens (<...>)")
     if has_word(spec.grammar) is False:
-        raise GrammarError("no text is a word of the grammar: the rule 'start' never comes to an end")
+        raise GrammarError("the grammar matches no text: the rule 'start' never ends")
     return Lowered(LLMatcher.grammar_from_lark(spec.grammar))
 
 

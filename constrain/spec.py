@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+MAX_OPTIONS = 10_000
+"""Options of a choice."""
+
 
 class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema", forbid_unknown_fields=True, omit_defaults=True):
     """A JSON value that validates against a JSON Schema.
@@ -78,3 +81,20 @@ class Structural(msgspec.Struct, frozen=True, tag="structural", forbid_unknown_f
 
 
 GrammarSpec = JsonSchema | Regex | Choice | Lark | Gbnf | Structural
+
+MAX_SPEC_CHARS = 1_000_000
+"""Characters of all texts in a spec."""
+
+
+def spec_chars(spec: GrammarSpec | None) -> int:
+    """Counts the characters of all texts in a spec."""
+    match spec:
+        case JsonSchema(schema=text) | Regex(pattern=text) | Lark(grammar=text) | Gbnf(grammar=text):
+            return len(text)
+        case Choice(options=options):
+            return sum(map(len, options))
+        case Structural(tags=tags, triggers=triggers, then=then):
+            own = sum(map(len, triggers)) + len(spec.reasoning_end or "") + spec_chars(then)
+            return own + sum(len(tag.begin) + len(tag.end) + spec_chars(tag.content) for tag in tags)
+        case None:
+            return 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, Unpack, cast, get_args, overload
 
@@ -11,10 +12,11 @@ from ..constrain.spec import GrammarSpec, JsonSchema, Lark, Regex
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.program import SelectMethod
 from .backend import Backend, resolve_backend, set_default_backend
+from .control import ToolTurns
 from .diagnostics.errors import ProgramError, UnsupportedError
 from .diagnostics.located import located
 from .diagnostics.source_lines import caller
-from .function import AsyncFunction, Function
+from .function import AsyncFunction, Function, State
 from .record.choices import ChoicesSamplingMethod, method_name
 from .record.expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, Series, items_of
 from .record.options import (
@@ -33,19 +35,21 @@ from .record.options import (
     wrong_kind,
 )
 from .record.reasoning import separate_reasoning
+from .tools.offered import Offered, offered
 from .tools.tool import Tool
 from .types.checks import checked, waits
 from .types.schema import check_constraint, numeral_of, typed, with_stop
 
 __all__ = [
-    "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "get_server_info", "image",
-    "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
+    "assistant", "assistant_begin", "assistant_end", "call_tools", "flush_cache", "function", "gen", "get_server_info",
+    "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
     "system_end", "user", "user_begin", "user_end", "video",
 ]  # fmt: skip
 
 Result = TypeVar("Result")
 
 _CONSTRAINTS = ("type", "dtype", "schema", "json_schema", "regex", "ebnf", "grammar")
+_TURNS = ("tools", "tool_choice", "parallel_tool_calls", "max_turns")
 _DTYPES = {"int": int, "float": float, "str": str, "string": str, "bool": bool}
 
 
@@ -101,7 +105,9 @@ def gen(
 ) -> Choose: ...
 @located  # type: ignore[misc]  # the second place has two names
 @in_places(SGLANG_ORDER, GenOptions)
-def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any, **options: Any) -> Generate | Choose:
+def gen(
+    name: str | None = None, max_tokens_or_type: object = None, *placed: Any, **options: Any
+) -> Generate | Choose | ToolTurns:
     """Generates text and keeps it as the variable `name`. Options left out have the run's defaults.
 
     type, dtype, schema   a type: the text has its format and `s[name]` is a value of it. int, float, bool, str, an
@@ -116,6 +122,8 @@ def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any
     check            a function (or tool) of the value, which rejects it by returning False or raising ValueError or
                      AssertionError (a tool: any exception)
     timeout_s        seconds after which the program fails
+    tools            the model may call these before it answers: functions, tools, names of tools on the server
+    tool_choice, parallel_tool_calls, max_turns    as `call_tools` describes them
     placed           further options in the order of SGLang's `gen`
 
     >>> s += "Population: " + gen("population", int)
@@ -132,11 +140,14 @@ def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any
         options[which] = max_tokens_or_type
     given = {name: options.pop(name, None) for name in _CONSTRAINTS}
     choices, method, timeout_s = (options.pop(name, None) for name in ("choices", "choices_method", "timeout_s"))
+    turns = _offered({name: options.pop(name, None) for name in _TURNS})
     retries, check = checked_retries(options.pop("retries", None)), _checked_check(options.pop("check", None))
     dtype = given["dtype"]
     given["dtype"] = _DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     constraints = {name: value for name, value in given.items() if value is not None}
-    cleaned = clean_options(options)
+    cleaned = clean_options(options, GenOptions.__optional_keys__)
+    if turns is not None:
+        _check_turns(name, choices, retries, cleaned)
     if choices is not None:
         if constraints:
             other = next(iter(constraints))
@@ -154,11 +165,45 @@ def gen(name: str | None = None, max_tokens_or_type: object = None, *placed: Any
             param="retries",
         )
     check_constraint(constraint, "regex" if "regex" in constraints else next(iter(constraints), "grammar"))
-    if "regex" not in constraints and (numeral := numeral_of(kind, cleaned)) is not None:
+    if turns is None and "regex" not in constraints and (numeral := numeral_of(kind, cleaned)) is not None:
         constraint, cleaned = numeral.grammar, with_stop(cleaned, numeral)
     timeout = checked_timeout(timeout_s)
     where, asked = caller(), checked_name(name)
-    return Generate(asked, cleaned, constraint, convert, timeout, where, kind, retries, check is not None)
+    generate = Generate(asked, cleaned, constraint, convert, timeout, where, kind, retries, check is not None)
+    return generate if turns is None else ToolTurns(generate, turns)
+
+
+@located
+def call_tools(
+    name: str,
+    tools: Sequence[object],
+    tool_choice: object = None,
+    *,
+    max_turns: int | None = None,
+    parallel_tool_calls: bool | None = None,
+    **options: Any,
+) -> ToolTurns:
+    """Lets the model call tools until it answers: that is the variable `name`, and `s.calls(name)` lists the calls.
+
+    The same as `gen(name, tools=...)` in an assistant message; outside of messages it is one by itself.
+
+    tools        functions with annotations, `@bough.tool`s, MCP servers, names of tools that the server has
+    tool_choice  "auto": the model decides. "required", or a tool: its first turn is a call, of that tool. "none": it
+                 sees the tools, and calls none
+    max_turns    turns of the model at most, default 8. In the last one it has to answer
+    parallel_tool_calls    False: one call a turn. The calls of a turn are made at the same time
+    options      of `gen`; `max_tokens` is that of each turn
+
+    >>> s += bough.user("How warm is it in Vienna?")
+    >>> s += bough.call_tools("answer", [weather], max_tokens=200)
+
+    Raises:
+        RequestError: something is no tool, two have one name, or an option is out of range.
+    """
+    more: Any = {"tool_choice": tool_choice, "max_turns": max_turns, "parallel_tool_calls": parallel_tool_calls}
+    found: Any = gen(name, tools=tools, **more, **options)
+    assert isinstance(found, ToolTurns)
+    return replace(found, whole_message=True)
 
 
 @located
@@ -278,11 +323,38 @@ def _message(role: str, expression: str | Expression | None) -> Expression:
         expression = ""
     if not isinstance(expression, str | Expression):
         raise ProgramError(
-            f"a message contains text and expressions, got {type(expression).__name__}",
+            f"a message contains text and expressions, got {type(expression).__name__}{_instead(expression)}",
             code="invalid_program",
             place=caller(),
         )
     return Series((RoleOpen(role), *items_of(expression), RoleClose(role)))
+
+
+def _instead(given: object) -> str:
+    return ": a state is continued with f.after(state).run(...)" if isinstance(given, State) else ""
+
+
+def _offered(given: dict[str, Any]) -> Offered | None:
+    """Returns the tools that a generation offers."""
+    if given["tools"] is not None:
+        return offered(given["tools"], given["tool_choice"], given["parallel_tool_calls"], given["max_turns"])
+    alone = next((name for name, value in given.items() if value is not None), None)
+    if alone is not None:
+        raise RequestError(f"{alone} is about tools, and there are none: give tools=[...]", param=alone)
+    return None
+
+
+def _check_turns(name: object, choices: object, retries: object, options: Mapping[str, Any]) -> None:
+    """Refuses what cannot be combined with tools."""
+    if not isinstance(name, str):
+        raise RequestError("with tools, the answer needs a name, by which its calls are found", param="name")
+    if choices is not None:
+        message = "choices cannot be combined with tools: give Literal[...] as the type of the answer"
+        raise RequestError(message, param="choices")
+    if retries is not None:
+        raise RequestError("retries cannot be combined with tools: check the answer after it", param="retries")
+    if options.get("n", 1) != 1:
+        raise RequestError("with tools there is one answer: leave out n, or use s.fork(n)", param="n")
 
 
 def _checked_check(check: object) -> Callable[[Any], object] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -15,12 +15,13 @@ from .diagnostics.located import located
 from .diagnostics.source_lines import Place, caller, place
 from .function import Function
 from .record.condition import Comparison, Condition, CountOf, Operand, TimesOf
-from .record.expression import Control, Expression
+from .record.expression import Control, Expression, Generate, RoleClose, RoleOpen
 from .record.options import refuse_unknown
 from .record.recorder import AssignNode, EntryOf, Node, RepeatNode, TimesMade, WhenNode
 from .record.variables import Entry, Fixed, Kept, Passage, Slot, elements_of, marks_of, refer
 from .session.branch import Branch, Reference, Variable
 from .state.state import State
+from .tools.offered import Offered
 
 Variables = dict[str, Entry]
 Record = Callable[[Branch], None]
@@ -178,6 +179,68 @@ class RepeatBlock(Control):
 
     def record_in(self, branch: Branch) -> None:
         _record_repeat(branch, self.body, self.until, self.at_most)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ToolTurns(Control):
+    """A generation that may call tools: turns of the model, each followed by the calls that it holds, until one holds
+    none. `whole_message`: outside of messages it is one."""
+
+    generate: Generate
+    offered: Offered
+    whole_message: bool = False
+
+    @property
+    def name(self) -> str | None:
+        return self.generate.name
+
+    def record_in(self, branch: Branch) -> None:
+        if self.whole_message and branch.open_role is None:
+            for item in (RoleOpen("assistant"), replace(self, whole_message=False), RoleClose("assistant")):
+                branch.append(item)
+            return
+        if branch.open_role != "assistant":
+            where = "outside of messages" if branch.open_role is None else f"in a {branch.open_role} message"
+            raise ProgramError(
+                f"tools are called in an assistant message, not {where}: s += bough.call_tools({self.name!r}, [...])",
+                code="invalid_program",
+                param="tools",
+                place=self.generate.place,
+            )
+        for tool in self.offered.tools.values():
+            branch.session.add_tool(tool)
+        self._record(branch)
+        branch.variables.pop(self._calls, None)  # s.calls(name) reads it
+
+    @property
+    def _calls(self) -> str:
+        return f"{self.name}.calls"
+
+    def _record(self, branch: Branch) -> None:
+        offered, more = self.offered, Variable(self._calls) != "[]"
+        if offered.choice == "none" or offered.max_turns == 1:
+            branch.record_turn(self.generate, offered.of("none"), self._calls)
+            return
+        if offered.choice == "auto":
+            _record_repeat(branch, self._turn, Variable(self._calls) == "[]", offered.max_turns - 1)
+        else:
+            branch.record_turn(self.generate, offered.of(offered.choice, offered.only), self._calls)
+            if offered.max_turns > 2:
+                _record_when(branch, more, self._further, _nothing)
+        _record_when(branch, more, self._last, _nothing)
+
+    def _turn(self, branch: Branch) -> None:
+        branch.record_turn(self.generate, self.offered.of("auto"), self._calls)
+
+    def _further(self, branch: Branch) -> None:
+        _record_repeat(branch, self._turn, Variable(self._calls) == "[]", self.offered.max_turns - 2)
+
+    def _last(self, branch: Branch) -> None:
+        branch.record_turn(self.generate, self.offered.of("none"), self._calls)
+
+
+def _nothing(branch: Branch) -> None:
+    """Records nothing."""
 
 
 def _record_when(branch: Branch, condition: Condition, then: Record, otherwise: Record) -> None:

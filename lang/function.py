@@ -12,14 +12,25 @@ from .backend import Backend, resolve_backend
 from .diagnostics.errors import ProgramError
 from .diagnostics.located import located, users_lines
 from .diagnostics.source_lines import caller
-from .record.options import OPTION_NAMES, checked_flag, checked_timeout, clean_options, nearest, wrong_kind
-from .run.batch import Maker, States, alist, count_at_once, on_loop, on_threads, split_item
+from .record.options import (
+    OF_CALLS,
+    OF_ITEMS,
+    OPTION_NAMES,
+    apart,
+    checked_flag,
+    checked_timeout,
+    clean_options,
+    nearest,
+    wrong_kind,
+)
+from .run.batch import Maker, States, alist, check_batch, count_at_once, on_loop, on_threads, split_item
 from .run.events import EventStream
-from .run.run import Invocation, PullDriver, Run, TaskDriver
+from .run.run import Invocation, Past, PullDriver, Run, TaskDriver
 from .session.body import Promised, Scope, current, in_body, wait_for
 from .session.branch import Branch
 from .session.loops import on_a_loop, run_blocking
 from .session.session import Settings
+from .state.conversation import Conversation
 from .state.group import Group
 from .state.notebook import text_view
 from .state.state import Result, State
@@ -32,9 +43,22 @@ __all__ = ["AsyncFunction", "Function", "Group", "State"]
 
 _ELSEWHERE = {
     "stream": ": only run(stream=True) has it; `for event in f.stream(...)` and `async for` give events",
-    "max_retries": ": gen(name, Type, retries=...) asks again",
+    **dict.fromkeys(("retries", "max_retries"), ": gen(name, Type, retries=...) asks again"),
+    **dict.fromkeys(
+        ("messages", "history"),
+        ": f.after(state).run(...) continues a state, f.after(bough.Conversation(messages)) a list of messages",
+    ),
+    **dict.fromkeys(
+        ("return_exceptions", "on_error", "raise_on_error"),
+        ": a failed run of a batch keeps its error, state.error(), and the others go on",
+    ),
+    **dict.fromkeys(
+        ("max_workers", "n_jobs", "concurrency", "max_concurrency", "num_workers"),
+        ": run_batch(batch, num_threads=...) says how many run at once",
+    ),
     "model": ": a program is run on a backend, backend=bough.LocalBackend(model)",
 }
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _RESERVED = ("backend", "stream", "trace", "namespace", "timeout_s")
 
 
@@ -64,6 +88,7 @@ class Function(Generic[Result]):
         bound: Mapping[str, Any] | None = None,
         *,
         num_api_spec_tokens: int | None = None,
+        past: Past | None = None,
     ) -> None:
         parameters = list(inspect.signature(body).parameters.values())
         if not parameters or parameters[0].kind in (parameters[0].KEYWORD_ONLY, parameters[0].VAR_KEYWORD):
@@ -87,9 +112,11 @@ class Function(Generic[Result]):
         self.body = body
         self.bound = dict(bound or {})
         self.num_api_spec_tokens = num_api_spec_tokens
+        self._past = past
         needed = [one for one in parameters[1:] if one.default is one.empty and one.name not in self.bound]
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        self._takes_one = len(needed) <= 1 and any(one.kind in positional for one in parameters[1:])
+        free = [one for one in parameters[1:] if one.name not in self.bound]
+        self._has_one = len(free) == 1 and free[0].kind in _POSITIONAL
+        self._takes_one = len(needed) <= 1 and any(one.kind in _POSITIONAL for one in parameters[1:])
         self._own_names = {parameter.name for parameter in parameters[1:]}
         self._takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         functools.update_wrapper(self, body)
@@ -99,7 +126,39 @@ class Function(Generic[Result]):
 
     def bind(self, **kwargs: Any) -> Self:
         """The same program with some arguments or sampling defaults filled in; a call overrides them."""
-        return type(self)(self.body, {**self.bound, **kwargs}, num_api_spec_tokens=self.num_api_spec_tokens)
+        bound = {**self.bound, **kwargs}
+        return type(self)(self.body, bound, num_api_spec_tokens=self.num_api_spec_tokens, past=self._past)
+
+    @located
+    def after(self, past: State[Any] | Conversation | None, /) -> Self:
+        """The same program as a continuation: its runs begin with all that `past` holds, messages and variables. Each
+        run is a new state; `past` stays as it is. None is an empty history, as of a chat that begins.
+
+        Runs on the backend and in the namespace of `past`, unless others are given.
+
+        >>> state = ask.run("What is the capital of France?")
+        >>> state = ask.after(state).run("And of Japan?")
+
+        Raises:
+            ProgramError: the program that `past` is the state of has failed.
+        """
+        conversation = past.conversation() if isinstance(past, State) else Conversation() if past is None else past
+        if not isinstance(conversation, Conversation):
+            messages = " (write bough.Conversation(messages))" if isinstance(past, list | tuple | dict) else ""
+            raise wrong_kind("past", f"a state or a Conversation{messages}", past)
+        around = {"backend": conversation.backend, "namespace": conversation.namespace or None}
+        bound = {**{name: value for name, value in around.items() if value is not None}, **self.bound}
+        past_here = Past(conversation, caller())
+        return type(self)(self.body, bound, num_api_spec_tokens=self.num_api_spec_tokens, past=past_here)
+
+    def _refuse_past(self, what: str) -> None:
+        """Raises if this is a continuation, which can only be run."""
+        if self._past is not None:
+            raise ProgramError(
+                f"a continuation, {self.__name__}.after(...), cannot be {what}: run it",
+                code="invalid_program",
+                place=caller(),
+            )
 
     @overload
     def __call__(self, state: State[Any], /, *args: Any, **kwargs: Any) -> Result: ...
@@ -113,6 +172,7 @@ class Function(Generic[Result]):
         separately, with the caller's backend and sampling defaults, when something is read from it or it is awaited.
         """
         if args and isinstance(args[0], State):
+            self._refuse_past("recorded in another program")
             result = self.body(*args, **{**self.bound, **kwargs})
             return args[0]._watched(result, f"{self.__name__}(s, ...)") if inspect.iscoroutine(result) else result
         scope = current.get()
@@ -212,7 +272,7 @@ class Function(Generic[Result]):
         **kwargs: Any,
     ) -> list[State[Result]] | Generator[State[Result], None, None]:
         """Runs the program for each item, a dict or tuple of arguments, many at once. Returns the states in order.
-        If the program has one parameter, an item may be its value: `f.run_batch(["France", "Japan"])`.
+        If the program has one parameter, an item may be its value, a list too: `f.run_batch(["France", "Japan"])`.
 
         With `num_threads="auto"` the bodies take turns on one event loop: each yields to the others whenever it reads.
         A body that blocks in other ways (time.sleep, requests, files) blocks all others; with a number, that many
@@ -247,7 +307,8 @@ class Function(Generic[Result]):
 
     def _split_batch(self, batch: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Maker, int]:
         """Checks what can be checked before anything runs; how to make the run of each item, and how many there are."""
-        items = [split_item(item, takes_one=self._takes_one) for item in batch]
+        check_batch(batch)
+        items = [split_item(item, takes_one=self._takes_one, takes_list=self._has_one) for item in batch]
         shared = {**kwargs, "backend": resolve_backend(kwargs.get("backend"))}
         self._call((), shared)
 
@@ -255,6 +316,8 @@ class Function(Generic[Result]):
             args, own = items[index]
             try:
                 call = self._call(args, {**shared, **own})
+                if own.get("seed") is None:
+                    call = call._replace(defaults=apart(call.defaults, OF_ITEMS, index))
             except (BoughError, TypeError) as error:  # what is wrong with one item is that item's failure
                 call = self._call((), shared)._replace(refusal=error)
             return Run(call, driver)
@@ -277,6 +340,7 @@ class Function(Generic[Result]):
         """
         from .compile.build import compile_body  # noqa: PLC0415  the compiler, once it is asked for
 
+        self._refuse_past("compiled")
         arguments = {**self.bound, **known}
         options = {name: arguments.pop(name) for name in list(arguments) if self._is_option(name)}
         return compile_body(self.body, arguments, clean_options(options), optimisations=optimisations)
@@ -293,6 +357,7 @@ class Function(Generic[Result]):
         """
         from .compile.explain import explain  # noqa: PLC0415  as above
 
+        self._refuse_past("explained")
         arguments, bound = dict(known), dict(self.bound)
         options = {name: bound.pop(name) for name in list(bound) if self._is_option(name)}
         options |= {name: arguments.pop(name) for name in list(arguments) if self._is_option(name)}
@@ -310,6 +375,7 @@ class Function(Generic[Result]):
         """
         from .compile.prefix import cache_prefix  # noqa: PLC0415  the compiler, once it is asked for
 
+        self._refuse_past("cached")
         known = dict(self.bound)
         options = {name: known.pop(name) for name in list(known) if self._is_option(name)}
         title = self.body.__name__
@@ -338,7 +404,8 @@ class Function(Generic[Result]):
         for name in unknown:
             meant = _ELSEWHERE.get(name) or nearest(name, {*self._own_names, *OPTION_NAMES, *_RESERVED})
             raise TypeError(f"{self.body.__qualname__}() got an unexpected keyword argument {name!r}{meant}")
-        return Invocation(self.body.__name__, self.body, args, fields, clean_options(options), backend, settings)
+        defaults = clean_options(options)
+        return Invocation(self.body.__name__, self.body, args, fields, defaults, backend, settings, past=self._past)
 
 
 class AsyncFunction(Function[Result]):
@@ -366,6 +433,8 @@ class NestedState(State[Result]):
         self._kwargs = kwargs
         self._started: State[Result] | None = None
         self._num_appended = 0
+        self._number = scope.session.body.num_calls
+        scope.session.body.num_calls += 1
 
     @property
     def _branch(self) -> Branch:
@@ -396,6 +465,11 @@ class NestedState(State[Result]):
         """Neither appended nor read from."""
         return self._started is None
 
+    def __repr__(self) -> str:
+        if self._started is None:
+            return f"<{type(self).__name__} of {self._function.__name__}, neither appended nor read from yet>"
+        return super().__repr__()
+
     def _repr_html_(self) -> str:
         if self._started is None:  # looking at it must not run it
             return text_view(self._function.__name__, "called, but neither appended nor read from yet")
@@ -414,12 +488,13 @@ class NestedState(State[Result]):
         inherited: Branch = self._scope.state._branch
         session, settings = inherited.session, inherited.session.settings
         around = {"backend": session.backend, "namespace": settings.namespace, "trace": settings.trace}
-        options = {name: value for name, value in inherited.defaults.items() if self._function._is_option(name)}
+        defaults = apart(inherited.defaults, OF_CALLS, self._number)
+        options = {name: value for name, value in defaults.items() if self._function._is_option(name)}
         return {**around, "timeout_s": session.time_left(), **options, **self._kwargs}
 
     def _take(self, state: State[Result]) -> None:
         self._started = state
-        self.ret_value = state.ret_value
+        self._return(state.ret_value)
 
     def _append_to(self, state: State[Any]) -> None:
         if self._started is not None and not self._num_appended:
@@ -439,4 +514,4 @@ class NestedState(State[Result]):
             result = wait_for(result)
         self._num_appended += 1
         self._started = State(branch.recorded_since(before))
-        self.ret_value = result
+        self._return(result)

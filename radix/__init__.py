@@ -2,8 +2,8 @@
 
 Token ids come in, page ids go out. Equal tokens of a namespace share pages, whoever asks (`PrefixCache.open` finds and
 locks them, `commit` publishes them): a request with a common system prompt, or a fork's children, which begin with
-their parent's tokens. When `PrefixCache.reserve` lacks pages, and for `flush`, `RadixTree.evict` drops what nobody
-uses.
+their parent's tokens; `runtime.scheduler` holds them back until the prefix is there. When `PrefixCache.reserve` lacks
+pages, and for `flush`, `RadixTree.evict` drops what nobody uses.
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ DATA = frozenset({"tests/data"})
 """Folders of data, trees and all, that may have any number of entries."""
 
 ALONE: Mapping[str, str] = {
-    "benchmarks/constrain/peer.py": "the interpreter of a peer runs it by its path, without the package",
     "benchmarks/language/programs.py": "a server loads it by name, for the tool of its programs",
     "constrain/matchers/tagged/matcher.py": "test_compile.py beside it tests both the matcher and its compiler",
     "constrain/regex/number_texts.py": "with numbers.py, which alone imports it, over 700 lines",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import uvicorn
@@ -29,7 +29,7 @@ from .config import ServerConfig
 from .errors import ApiError, invalid, to_api_error
 from .http.connection import ClientClosedError, Lifecycle
 from .http.gate import ErrorResponse, Gate, caller_of
-from .http.protocol import bounded_protocol, connection_limit
+from .http.protocol import BoundedProtocol, bounded_protocol, connection_limit
 from .http.security import require_admin
 from .openai.objects import ChatBody, DetokenizeBody, ModelCard, ModelList, TokenizeBody
 from .openai.requests import check_chars, encode_chat
@@ -46,8 +46,8 @@ _GRACE_S = 2.0
 _CUT_OFF_S = 0.5
 """Left after that, in which requests that are cancelled end."""
 
-TOKENIZED_CONTEXTS = 8
-"""A text of more tokens than so many contexts hold is not tokenised, nor so many tokens written."""
+TOKENIZED_CONTEXTS, WRITTEN_CONTEXTS = 2, 8
+"""A text that is longer than texts of so many contexts may be is not tokenised, nor are more tokens written."""
 
 MAX_UNACCEPTED = 2048
 """Connections that wait to be accepted."""
@@ -176,7 +176,7 @@ class Routes:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either prompt or messages", code="missing_required_parameter")
         if body.prompt is not None:
-            check_chars(len(body.prompt), tokenizer, max_tokens=limit, param="prompt")
+            check_chars(len(body.prompt), max_tokens=limit, param="prompt")
             encode = tokenizer.encode_prompt if body.add_special_tokens else tokenizer.encode
             return encode(body.prompt, special=True)
         chat = ChatBody(
@@ -190,8 +190,8 @@ class Routes:
         return encode_chat(chat, to_toolbox(chat), tokenizer, max_tokens=limit)
 
     async def detokenize(self, request: Request) -> Response:
-        body, size = await self._service.read(request, DetokenizeBody)
-        most = TOKENIZED_CONTEXTS * self._client.info.max_model_len
+        most = WRITTEN_CONTEXTS * self._client.info.max_model_len
+        body, size = await self._service.read(request, DetokenizeBody, max_tokens=most)
         if len(body.tokens) > most:
             raise invalid("tokens", f"at most {most} tokens can be decoded at a time", code="array_above_max_length")
         return await self._service.beside(request, partial(self._detokenized, body), size=size)
@@ -261,7 +261,7 @@ class DrainingServer(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 backlog=ACCEPTED_AT_ONCE,
-                timeout_graceful_shutdown=int(_GRACE_S),
+                timeout_graceful_shutdown=int(_GRACE_S) + 1,  # what is slow has been cut off before
             )
         )
         self.engine_died = False
@@ -272,6 +272,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_delay_s = config.drain_delay_s
         self._drain_timeout_s = config.drain_timeout_s
         self._drains_since: float | None = None
+        self._signal: signal.Signals | None = None  # the first, until it is told of
         self._loop_lag = app.metrics.loop_lag
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -290,9 +291,9 @@ class DrainingServer(uvicorn.Server):
             loop.call_at(now + LAG_EVERY_S, self._look_at_lag, loop, now + LAG_EVERY_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal starts the drain; the second ends it."""
+        """The first signal starts the drain; the second ends it. The log's lock may be held by what this interrupts."""
         if self._drains_since is None:
-            logger.info("%s: finishing running requests; a second signal exits at once", signal.Signals(sig).name)
+            self._signal = signal.Signals(sig)
             self._lifecycle.drain(self._drain_delay_s + self._drain_timeout_s)
             self._drains_since = time.monotonic()
         else:
@@ -301,6 +302,9 @@ class DrainingServer(uvicorn.Server):
             self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
+        told, self._signal = self._signal, None
+        if told is not None:
+            logger.info("%s: finishing running requests; a second signal exits at once", told.name)
         if not self._client.alive:
             logger.error("the engine has ended")
             self.engine_died = True
@@ -317,12 +321,21 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         timeout_s = 1.0 if self.engine_died else 0.0  # the streams' own errors come first
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._lifecycle.expire)
+        loop = asyncio.get_running_loop()
+        timers = loop.call_later(timeout_s, self._lifecycle.expire), loop.call_later(_GRACE_S, self._cut_off)
         await super().shutdown(sockets)
-        timer.cancel()
+        for timer in timers:
+            timer.cancel()
         if cut_off := set(self.server_state.tasks):
             await asyncio.wait(cut_off, timeout=_CUT_OFF_S)
         for connection in list(self.server_state.connections):
             connection.transport.abort()  # or what a client does not read would keep its socket open
         # Or threads that wait for its answers would keep the event loop from ending.
         self._client.close(at_once=self.ended_by is not None)
+
+    def _cut_off(self) -> None:
+        """Ends what a client does not read, or what waits for something that does not come."""
+        for connection in list(self.server_state.connections):
+            cast("BoundedProtocol", connection).cut_off()
+        for task in list(self.server_state.tasks):
+            task.cancel()

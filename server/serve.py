@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from .config import ServerConfig
 from .http.connection import Lifecycle
 from .http.security import check_bind
+from .loading import LoadingServer
 
 if TYPE_CHECKING:
     from ..runtime.client.client import EngineClient
@@ -39,8 +40,8 @@ def serve(
     *,
     programs: tuple[Template, ...] = (),
 ) -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit code. `client_factory` starts the engine, and may take long.
-    `programs` are deployed from the start.
+    """Serves until SIGTERM or SIGINT; returns the exit code. `client_factory` starts the engine, and may take long:
+    until then `/livez` answers, and all else is a 503. `programs` are deployed from the start.
 
     `announce` is told the address, `http://host:port`, once the server handles signals and accepts connections.
 
@@ -62,7 +63,7 @@ def serve(
         return EXIT_PORT_IN_USE
     # The engine loads in a process of its own meanwhile.
     threading.Thread(target=importlib.import_module, args=(".app", __package__), daemon=True).start()
-    with listener, _interrupts_end_at_once():
+    with listener, LoadingServer(listener) as loading, _interrupts_end_at_once():
         client = client_factory()
         # The tokenizer and the modules stay: collections that walk them would stop the event loop.
         gc.collect()
@@ -77,6 +78,7 @@ def serve(
             logger.info("serving %s on %s", client.info.name, address)
             told = None if announce is None else partial(announce, address)
             server = DrainingServer(config, client, lifecycle, programs, announce=told)
+            loading.close()
             server.run(sockets=[listener])
             if server.ended_by is not None:
                 return 128 + server.ended_by
@@ -104,7 +106,7 @@ def _in_main_thread() -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket: clients that come before the engine is ready wait for it.
+    """A listening socket.
 
     Raises:
         OSError: the address cannot be had.

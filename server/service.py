@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -15,22 +15,29 @@ from starlette.responses import Response
 
 from ..constrain.errors import GrammarError
 from ..constrain.workers.turns import FairThreads
-from ..radix import tenant_of
 from ..runtime.protocol.counters import EngineStats
-from ..runtime.protocol.errors import BoughError, OverloadedError, RequestError
+from ..runtime.protocol.errors import BoughError, EngineStoppedError, OverloadedError, RequestError
 from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob, Usage
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
 from .http.backlog import Ahead, Budget
-from .http.connection import LARGE_BODY, ClientClosedError, Lifecycle, read_body, run_while_connected
-from .http.door import Door
+from .http.connection import (
+    LARGE_BODY,
+    MAX_ITEMS,
+    MAX_TOKEN_IDS,
+    ClientClosedError,
+    Lifecycle,
+    read_body,
+    run_while_connected,
+)
+from .http.door import Door, Party
 from .http.event_stream import DONE, PING, EventStream, Merged, event
 from .http.gate import caller_of, request_id_of
 from .http.quota import Accounts, Visit, visit_of
 from .metrics import ServerMetrics
 from .openai.objects import ChatBody, CompletionBody
 from .openai.replies import ChatReply, CompletionReply, Header, Reply, Scores, ShownTokens
-from .openai.requests import Context, Job, chat_job, completion_job, decode_openai
+from .openai.requests import Context, Job, chat_job, completion_job, decode_openai, encode_prompts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -40,8 +47,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 B = TypeVar("B", bound=msgspec.Struct)
 
-NUM_THREADS = 2
-"""Threads for what is small: it takes some milliseconds. What is large has one thread of its own."""
+NUM_SMALL, NUM_LARGE = 3, 2
+"""Threads for what is small, which takes some milliseconds, and for what is large, which may take half a second. No key
+holds the last thread of either kind."""
 
 MAX_WAITING = 1024
 """Requests that may wait for either kind of thread; those of one key may be half of them."""
@@ -68,19 +76,19 @@ class Service:
         self.created = int(time.time())
         self.budget = Budget()
         self._shown = ShownTokens(client.tokenizer)
-        self._small = FairThreads("requests", NUM_THREADS)
-        self._large = FairThreads("large-requests", 1)
+        self._small = FairThreads("requests", NUM_SMALL, most_running=NUM_SMALL - 1)
+        self._large = FairThreads("large-requests", NUM_LARGE, most_running=NUM_LARGE - 1)
         self._observer = FairThreads("stats", 1)  # nobody waits behind a caller's work
         self._asked: asyncio.Future[EngineStats] | None = None
 
-    async def read(self, request: HttpRequest, kind: type[B]) -> tuple[B, int]:
-        """Reads the body of an OpenAI route; returns it with its size in bytes."""
-        data, strict = await self.read_body(request), self.config.strict_params
-        if len(data) > LARGE_BODY:
-            work = partial(decode_openai, data, kind, strict=strict)
-            body, num_unknown = await self.beside(request, work, size=len(data))
-        else:
-            body, num_unknown = decode_openai(data, kind, strict=strict)
+    async def read(self, request: HttpRequest, kind: type[B], *, max_tokens: int = 0) -> tuple[B, int]:
+        """Reads the body of an OpenAI route, in which `max_tokens` token ids may stand; returns it with its size in
+        bytes."""
+        data = await self.read_body(request)
+        max_items = max(MAX_ITEMS, min(max_tokens, MAX_TOKEN_IDS))
+        work = partial(decode_openai, data, kind, strict=self.config.strict_params, max_items=max_items)
+        large = len(data) > LARGE_BODY
+        body, num_unknown = await self.beside(request, work, size=len(data)) if large else work()
         self.metrics.unknown_fields += num_unknown
         model = getattr(body, "model", None)
         if model is not None:
@@ -97,7 +105,7 @@ class Service:
         """
         caller, large = caller_of(request.scope).name, size > LARGE_BODY
         threads = self._large if large else self._small
-        may_wait = large or threads.busy
+        may_wait = large or threads.busy(caller)
         if may_wait and (threads.num_waiting() >= MAX_WAITING or threads.num_waiting(caller) >= MAX_WAITING // 2):
             raise ApiError(503, "engine_overloaded", "Too many requests are waiting to be parsed. Try again later.")
         done = asyncio.wrap_future(threads.submit(caller, work))
@@ -125,10 +133,15 @@ class Service:
     async def complete(self, request: HttpRequest) -> Response:
         tenant = caller_of(request.scope).name
         self.door.check(tenant)
-        body, size = await self.read(request, CompletionBody)
+        max_tokens = self.config.max_sequences * self.client.info.max_model_len
+        body, size = await self.read(request, CompletionBody, max_tokens=max_tokens)
         context = self.context(request, body.cache_salt)
         with self.door.prepared(tenant):
-            job = await self.beside(request, partial(completion_job, body, context), size=size)
+            prompts: list[list[int]] = []
+            whole = size <= LARGE_BODY
+            while not whole:
+                whole = await self.beside(request, partial(encode_prompts, body, context, prompts), size=size)
+            job = await self.beside(request, partial(completion_job, body, context, prompts), size=size)
         visit_of(request.scope).charge(Usage(prompt_tokens=job.num_echoed))
         scores = await self.run_while_connected(request, self._score(request, job)) if job.scores else ()
         reply = CompletionReply(body, job, self._header("cmpl", request), self._shown, scores=scores)
@@ -143,7 +156,7 @@ class Service:
 
     def context(self, request: HttpRequest, salt: str | None) -> Context:
         caller = caller_of(request.scope)
-        name = caller.name
+        name, most = caller.name, self.door.most(caller.name)
         asked_ms = request.headers.get("x-request-timeout-ms", "")
         timeout_s = self.config.request_timeout_s
         if asked_ms.isdecimal() and 0 < len(asked_ms) < 10:
@@ -154,7 +167,7 @@ class Service:
             tokenizer=self.client.tokenizer,
             info=self.client.info,
             timeout_s=timeout_s,
-            max_sequences=self.config.max_sequences,
+            max_sequences=min(self.config.max_sequences, self.config.max_sequences if most is None else most),
             urgent=caller.urgent,
         )
 
@@ -162,17 +175,12 @@ class Service:
         if await request.is_disconnected():  # it may have waited for long, and what follows costs the most
             raise ClientClosedError
         param = job.constraint.param
-        streams = [self._outputs(each, visit_of(request.scope), param) for each in job.requests]
-        outputs = Merged(streams, quiet_s=self.config.ping_interval_s if stream else None)
+        quiet_s = self.config.ping_interval_s if stream else None
+        outputs = self._generate(request, job.requests, grammar_param=param, quiet_s=quiet_s)
         await self.start(request, outputs, grammar_param=param)
         if stream:
-            parts = Ahead(_chunks(outputs, reply), self.budget)
-
-            async def close() -> None:
-                await parts.aclose()
-                await outputs.close()
-
-            return EventStream(parts, close=close, lifecycle=self.lifecycle, grammar_param=param)
+            parts = Ahead(_chunks(outputs, reply), self.budget, close=outputs.close)
+            return EventStream(parts, close=parts.aclose, lifecycle=self.lifecycle, grammar_param=param)
         async with outputs:
             await self.run_while_connected(request, _collect(outputs, reply), grammar_param=param)
         small = sum(map(len, job.echoes)) <= MAX_ECHOED_AT_ONCE
@@ -180,8 +188,16 @@ class Service:
             return to_json(reply.result())
         return await self.beside(request, lambda: to_json(reply.result()))
 
+    def _generate(
+        self, http: HttpRequest, requests: Sequence[Request], *, grammar_param: str = "", quiet_s: float | None = None
+    ) -> Merged[RequestOutput]:
+        """Begins the generations of one request. Raises ApiError: there is no place for all of them."""
+        party, visit = self.door.together(caller_of(http.scope).name, len(requests)), visit_of(http.scope)
+        streams = [self._outputs(each, visit, party, grammar_param) for each in requests]
+        return Merged(streams, quiet_s=quiet_s, at_close=party.close)
+
     async def start(self, request: HttpRequest, merged: Merged[Any], *, grammar_param: str) -> None:
-        """Waits for the first event, so that refusals are plain HTTP errors."""
+        """Waits for the first event, so that refusals are plain HTTP errors; for a stream not beyond its first ping."""
         try:
             await self.run_while_connected(request, merged.start(), grammar_param=grammar_param)
         except BaseException:
@@ -196,14 +212,20 @@ class Service:
         except (BoughError, GrammarError) as error:
             raise to_api_error(error, grammar_param=grammar_param) from error
 
-    async def _outputs(self, request: Request, visit: Visit, grammar_param: str) -> AsyncIterator[RequestOutput]:
-        """Yields the outputs of one generation, whose tokens `visit` pays for; its failure is raised."""
-        used = Usage(prompt_tokens=len(request.prompt))
+    async def _outputs(
+        self, request: Request, visit: Visit, party: Party, grammar_param: str
+    ) -> AsyncIterator[RequestOutput]:
+        """Yields the outputs of one generation, whose tokens `visit` pays for; its failure is raised.
+
+        One that the engine did not take costs nothing.
+        """
+        used, begun = Usage(prompt_tokens=len(request.prompt)), False
         stream = cast("AsyncGenerator[RequestOutput]", self.client.astream(request))
         try:
-            with self.door.running(tenant_of(request.namespace)):
+            with party.running():
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
+                        begun = True
                         used += Usage(completion_tokens=len(output.tokens))
                         if output.finish is not None:
                             if output.finish.usage != Usage() or not used.completion_tokens:
@@ -212,8 +234,9 @@ class Service:
                             if output.finish.reason in ("abort", "error"):
                                 raise from_error_info(output.finish.error, grammar_param=grammar_param)
                         yield output
-        except (OverloadedError, RequestError):
-            used = Usage()
+        except (OverloadedError, RequestError, EngineStoppedError):
+            if not begun:
+                used = Usage()
             raise
         finally:
             visit.charge(used)
@@ -222,9 +245,8 @@ class Service:
         """Returns the log-probabilities of the prompts' tokens, from the second on."""
         scores: list[list[TokenLogprob]] = [[] for _ in job.scores]
         places = [index for index, request in enumerate(job.scores) if request is not None]
-        visit = visit_of(http.scope)
-        streams = [self._outputs(request, visit, "") for request in job.scores if request is not None]
-        async with Merged(streams) as outputs:
+        requests = [request for request in job.scores if request is not None]
+        async with self._generate(http, requests) as outputs:
             async for item in outputs:
                 if item is not None:
                     scores[places[item[0]]] += item[1].logprobs or ()

@@ -15,36 +15,32 @@ from ...constrain import Vocabulary
 from ...runtime.client.llm import LLM
 from ...runtime.models.load import locate
 from ...runtime.protocol.config import EngineConfig
+from ...runtime.protocol.errors import RequestError
 from ...runtime.tokenizer.load import load_tokenizer
-from ..harness.arguments import BenchmarkParser
 from ..harness.pictures import write_picture
 from ..harness.report import describe_machine, machine_line, now, versions, write_json, write_text
 from ..peers.environments import PeerError
+from ..peers.process import OURS
 from .cases import SchemaCase, choices, maskbench_cases, maskbench_folder, regular_cases, suite_cases, suite_folder
-from .contest import OURS, Contestant, contest, engine_command, write_vocabulary
+from .contest import Contestant, contest, engine_command, write_vocabulary
 from .generate import measure_speed, sample_masks, sample_model
 from .report import ENGINES, ConstrainReport, Standing, Standings, charts, goal_table, lines
 
 SECTIONS = ("suite", "maskbench", "regular", "speed", "samples")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+def run(arguments: argparse.Namespace) -> int:
     chosen = arguments.sections.split(",")
     if unknown := sorted(set(chosen) - set(SECTIONS)):
-        print(f"error: --sections: {unknown[0]!r} is none of {', '.join(SECTIONS)}", file=sys.stderr)
-        return 2
+        raise RequestError(f"--sections: {unknown[0]!r} is none of {', '.join(SECTIONS)}")
     report = _Bench(arguments).run(chosen)
     print(lines(report))
-    if arguments.markdown is not None:
-        write_text(arguments.markdown, goal_table(report, markdown=True))
-    if arguments.plot is not None:
-        write_picture(arguments.plot, charts(report), caption=machine_line(report.machine, report.date[:10]))
+    write_text(arguments.markdown, goal_table(report, markdown=True))
+    write_picture(arguments.plot, charts(report), caption=machine_line(report.machine, report.date[:10]))
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = BenchmarkParser(prog="bough bench constrain", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=EngineConfig().model, help="whose tokens, and what generates")
     parser.add_argument("--sections", default=",".join(SECTIONS), help="default: %(default)s")
     parser.add_argument("--suite", type=Path, default=suite_folder(), help="draft2020-12 of the official suite")
@@ -58,7 +54,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", help="write all figures as they come")
     parser.add_argument("--markdown", metavar="FILE", help="write the table for docs/performance.md")
     parser.add_argument("--plot", metavar="FILE", help="draw the result as SVG")
-    return parser
 
 
 class _Bench:
@@ -77,8 +72,7 @@ class _Bench:
                 started = time.perf_counter()
                 getattr(self, name)()
                 print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
-                if self.arguments.json is not None:
-                    write_json(self.arguments.json, self.report)
+                write_json(self.arguments.json, self.report)
         finally:
             if self.llm is not None:
                 self.llm.close()

@@ -13,14 +13,11 @@ from typing import Any
 import msgspec
 
 from ...constrain import Vocabulary
-from ..harness.child import python_command
 from ..harness.report import share
 from ..peers.environments import PeerError
-from ..peers.process import Side
+from ..peers.process import OURS, Side, side_command
 from .cases import SchemaCase
-from .sides import SIDES
 
-OURS = "bough"
 START_S = 120.0
 _IMPOSSIBLE = ("satisf", "schema is false", "schema false", "empty language")
 """Words with which engines refuse schemas that no value satisfies."""
@@ -141,11 +138,11 @@ def engine_command(name: str, model: str, vocabulary: Path, peers: str | None) -
     Raises:
         PeerError: there is no interpreter for a peer.
     """
-    if name in SIDES:
-        return [*python_command("constrain.sides"), name, model]
-    if peers is None:
+    is_peer = name not in (OURS, "llguidance")
+    if is_peer and peers is None:
         raise PeerError("no --peers")
-    return [peers, "-P", str(Path(__file__).with_name("peer.py")), name, str(vocabulary)]
+    options = {"model": model, "vocabulary": str(vocabulary)}
+    return side_command("masks", name, Path(peers or "") if is_peer else None, options)
 
 
 def write_vocabulary(vocabulary: Vocabulary, path: Path) -> None:

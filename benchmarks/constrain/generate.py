@@ -51,13 +51,13 @@ def measure_speed(llm: LLM, *, rounds: int) -> Speed:
     for number in range(-1, rounds):  # the first warms up
         prompts = [_PROMPT.format(number=f"{number} {index}") for index in range(BATCH)]
         params = [SamplingParams(temperature=0.8, seed=index, max_tokens=256) for index in range(BATCH)]
-        outputs, json_s = _generated(llm, prompts, params, specs)
+        outputs, json_s = generated(llm, prompts, params, specs)
         counts = [len(output.token_ids) for output in outputs]
         params = [
             SamplingParams(temperature=0.8, seed=index, max_tokens=count, ignore_eos=True)
             for index, count in enumerate(counts)
         ]
-        free, free_s = _generated(llm, [prompt + "-" for prompt in prompts], params)
+        free, free_s = generated(llm, [prompt + "-" for prompt in prompts], params)
         if number < 0:
             continue
         speed.json_tokens_per_s.append(sum(counts) / json_s)
@@ -70,7 +70,7 @@ def measure_speed(llm: LLM, *, rounds: int) -> Speed:
     return speed
 
 
-def _generated(
+def generated(
     llm: LLM, prompts: Sequence[str], params: Sequence[SamplingParams], specs: Sequence[JsonSchema] | None = None
 ) -> tuple[list[CompletionOutput], float]:
     """The outputs, and the seconds until the last."""
@@ -139,7 +139,7 @@ def sample_model(cases: Iterable[SchemaCase], llm: LLM, count: int, *, seed: int
         for index, (_, grammar) in enumerate(chosen)
     ]
     specs = [JsonSchema(case.schema) for case, _ in chosen]
-    outputs, _ = _generated(llm, [_PROMPT.format(number=0)] * count, params, specs)
+    outputs, _ = generated(llm, [_PROMPT.format(number=0)] * count, params, specs)
     samples = Samples(total=count, schemas=len(grammars))
     for (case, _), output in zip(chosen, outputs, strict=True):
         _judge(samples, case, output.text)

@@ -11,7 +11,8 @@ import msgspec
 
 from ..harness.pictures import BLUE, GREY, ORANGE, PALE_BLUE, RED, Chart
 from ..harness.report import MARKS, machine_line, percentiles, share, short, table
-from .contest import OURS, Outcome, Score
+from ..peers.process import OURS
+from .contest import Outcome, Score
 from .generate import Samples, Speed
 
 ENGINES = (OURS, "xgrammar", "llguidance", "outlines_core")

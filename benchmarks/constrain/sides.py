@@ -1,13 +1,13 @@
-"""Our own masks, and llguidance's, served as peer.py serves the peers': a process for each."""
+"""Our own masks, and llguidance's, as sides of a comparison: a process for each."""
 
 from __future__ import annotations
 
 import gc
 import importlib.metadata
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 from llguidance import LLMatcher
 
@@ -19,7 +19,7 @@ from ...constrain.matchers.interface import Grammar
 from ...constrain.vocabulary.token_table import TokenTable
 from ...runtime.models.load import locate
 from ...runtime.tokenizer.load import load_tokenizer
-from .peer import MaskEngine, State, serve
+from ..peers.sides.peer_masks import MaskEngine, State
 
 TABLE_S = 10.0
 
@@ -92,16 +92,18 @@ class LLGuidance(MaskEngine):
         return start
 
 
-SIDES: dict[str, Callable[[Vocabulary], MaskEngine]] = {"bough": Bough, "llguidance": LLGuidance}
-
-
-def main(name: str, model: str) -> int:
-    """Serves the engine `name` with the tokens of `model`."""
-    tokenizer = load_tokenizer(locate(model))
-    engine = SIDES[name](tokenizer.vocabulary(tokenizer.vocab_size))
+def bough(options: dict[str, Any]) -> MaskEngine:
+    """Our engine; `options`: model, whose tokens they are."""
+    engine = Bough(_vocabulary(options))
     gc.freeze()  # as the processes that lower schemas do
-    return serve(engine)
+    return engine
 
 
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+def llguidance(options: dict[str, Any]) -> MaskEngine:
+    """llguidance, with the options of `bough`."""
+    return LLGuidance(_vocabulary(options))
+
+
+def _vocabulary(options: dict[str, Any]) -> Vocabulary:
+    tokenizer = load_tokenizer(locate(options["model"]))
+    return tokenizer.vocabulary(tokenizer.vocab_size)

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from ..harness.arguments import BenchmarkParser
+from ...runtime.protocol.errors import BoughError, RequestError
 from ..harness.child import Child, GoneError, python_command
 from ..harness.report import describe_machine, now, nvidia_smi, write_json, write_text
 from ..harness.shapes import SHAPES
-from .models import Comparison, compare
-from .rows import MARK, Message, Report, Row, table
+from .models import Comparison
+from .rows import MARK, Report, Row, table
 
 _GRACE_S = 20.0  # after its deadline a process may end the case that it has begun
 
@@ -51,24 +51,20 @@ def plan_jobs(sections: Sequence[str], models: Sequence[str]) -> list[Job]:
     return [job for job in jobs if job.section in sections]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+def run(arguments: argparse.Namespace) -> int:
     device = arguments.device
     if device == "auto":  # a CPU only if asked for
         device = "cuda" if _has_gpu() else None
     if device is None or (device == "cpu" and not arguments.quick):
         what = "there is no GPU" if device is None else "a CPU is not what this measures"
-        print(f"error: {what}. To try the path out on tiny sizes: --device cpu --quick", file=sys.stderr)
-        return 1
+        raise BoughError(f"{what}. To try the path out on tiny sizes: --device cpu --quick")
     report = Run(arguments, device).run()
     print(table(report))
-    if arguments.markdown:
-        write_text(arguments.markdown, table(report, markdown=True))
+    write_text(arguments.markdown, table(report, markdown=True))
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = BenchmarkParser(prog="bough bench gpu", description=__doc__.splitlines()[0] if __doc__ else "")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="gpu.json", metavar="FILE", help="all numbers, as JSON (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=520.0, metavar="SECONDS", help="default: %(default)g")
     parser.add_argument("--sections", default="C,K,M", help="C ceilings, K kernels, M whole models (default: all)")
@@ -85,7 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--commit", help="what is measured, if the package lies in no git checkout")
     parser.add_argument("--markdown", metavar="FILE", help="write the table")
-    return parser
 
 
 def _has_gpu() -> bool:
@@ -111,7 +106,7 @@ class Run:
         """All jobs, in order, as far as the budget goes."""
         models = self._arguments.models.split(",")
         if unknown := [model for model in models if model not in SHAPES]:
-            raise SystemExit(f"error: --models: {unknown[0]!r} is none of {', '.join(SHAPES)}")
+            raise RequestError(f"--models: {unknown[0]!r} is none of {', '.join(SHAPES)}")
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._log.write_text("")
         with tempfile.TemporaryDirectory() as cache:
@@ -138,11 +133,11 @@ class Run:
         child = Child(command, mark=MARK, log=self._log, environment=environment)
         try:
             while (line := child.receive(deadline + _GRACE_S - time.time())) is not None:
-                message = msgspec.json.decode(line, type=Message)
-                if message.row is not None:
-                    self._take(message.row)
+                told: Row | str = msgspec.json.decode(line, type=Row | str)
+                if isinstance(told, Row):
+                    self._take(told)
                 else:
-                    self._skip(message.skipped)
+                    self._skip(told)
             if status := child.wait():
                 self._skip(f"{family}: the process ended with status {status}; see {self._log}")
         except GoneError as error:
@@ -158,10 +153,11 @@ class Run:
             device=self._device,
             log=self._log,
             deadline=deadline,
+            emit=self._take,
             scale=1 / 64 if tiny else 1.0,
             environment=environment,
         )
-        for line in compare(comparison, self._take):
+        for line in comparison.run():
             self._skip(line)
 
     def _take(self, row: Row) -> None:

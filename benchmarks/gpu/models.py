@@ -6,7 +6,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -60,114 +60,118 @@ WORKLOADS = {
 }
 
 
-@dataclass(frozen=True)
+Times = dict[str, list[tuple[float, float]]]
+"""workload -> for each round of a side its seconds for all, nothing cached before, and for a decode step"""
+
+
+@dataclass
 class Comparison:
-    """One model. `peers`: engine -> interpreter that has it. `scale` shrinks the workloads; 1 is full size."""
+    """Every workload on one model, ours and each peer in turn. A peer that is absent, fails or hangs has no time.
+
+    peers     engine -> interpreter that has it
+    emit      gets a row whenever there is a new time
+    scale     shrinks the workloads; 1 is full size
+    skipped   what was left out, and why
+    """
 
     model: str
     peers: Mapping[str, str]
     device: str
     log: Path
     deadline: float
+    emit: Callable[[Row], None]
     scale: float = 1.0
     environment: Mapping[str, str] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    _found: dict[str, Times] = field(default_factory=dict)
 
-    @property
-    def vocabulary(self) -> int:
-        return min(_VOCABULARY, shape(self.model).vocab_size - 1)
+    def run(self) -> list[str]:
+        """Returns `skipped`."""
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            write_folder(self.model, Path(folder))
+            ours = self.started(OURS, folder, self.deadline, stack)
+            peers: list[str | None] = [*self.peers] or [None]
+            for number, name in enumerate(peers):
+                deadline = time.time() + (self.deadline - time.time()) / (len(peers) - number)
+                with ExitStack() as beside:
+                    theirs = [] if name is None else self.started(name, folder, deadline, beside)
+                    self._run_rounds(ours + theirs, deadline)
+        return self.skipped
 
+    def started(self, name: str, folder: str, deadline: float, stack: ExitStack) -> list[Side]:
+        """An engine that is loaded and warm, until the stack ends it; none if it cannot be had."""
+        self._found[name] = {}
+        on_cpu, ours = self.device == "cpu", name == OURS
+        kv = 64 << 20 if on_cpu else _KV_BYTES
+        options = {
+            "model": self.model,
+            "model_file": folder,
+            "device": self.device,
+            "max_model_len": 12_288,
+            "max_num_seqs": 256,
+            "kv_bytes": kv,
+            "kv_tokens": kv // kv_bytes(shape(self.model)),
+            "dtype": "float32" if on_cpu else "bfloat16",
+        }
+        command = side_command("random", name, None if ours else Path(self.peers[name]), options)
+        with ExitStack() as starting:
+            try:
+                side = Side(name, command, log=self.log, variables=self.environment if ours else {})
+                starting.callback(side.close)
+                limit_s = _START_SHARE * (deadline - time.time())
+                side.wait_ready(limit_s)
+                warm_up = WORKLOADS["shared-2k"].scaled(self.scale / 16).prompts("warm up", 500)
+                side.ask("generate", limit_s, prompts=warm_up, num_tokens=16)
+            except PeerError as error:
+                self.skipped.append(f"M {self.model} {name}: {error}")
+                return []
+            stack.enter_context(starting.pop_all())
+        return [side]
 
-Times = dict[str, list[tuple[float, float]]]
-"""workload -> for each round of a side its seconds for all, nothing cached before, and for a decode step"""
+    def _run_rounds(self, sides: Sequence[Side], deadline: float) -> None:
+        """One round of every workload, then a second if there is time. Sides take turns; who begins alternates."""
+        took: dict[str, float] = {}
+        vocabulary = min(_VOCABULARY, shape(self.model).vocab_size - 1)
+        for number in range(_NUM_ROUNDS if sides else 0):
+            for workload in WORKLOADS:
+                if number and workload not in took:
+                    continue
+                if time.time() + took.get(workload, 0.0) > deadline:
+                    self.skipped.append(f"M {self.model} {workload}, round {number + 1}: no time")
+                    continue
+                started = time.time()
+                for side in sides if number % 2 == 0 else reversed(sides):
+                    # Another peer's rounds were other prompts: ours must not find these in its cache.
+                    times = self._found[side.name].setdefault(workload, [])
+                    played = number if side.name != OURS else len(times)
+                    requests = WORKLOADS[workload].scaled(self.scale)
+                    prompts = requests.prompts(f"{workload} {played}", vocabulary)
+                    try:
+                        times.append(_time(side, prompts, requests.output, deadline))
+                    except PeerError as error:
+                        line = f"M {self.model} {workload}: {error}"
+                        self.skipped += [line] if line not in self.skipped else []
+                took[workload] = time.time() - started
+                for row in self._rows(workload):
+                    self.emit(row)
 
+    def _rows(self, workload: str) -> Iterator[Row]:
+        """The workload as a whole, and a decode step of it.
 
-def compare(comparison: Comparison, emit: Callable[[Row], None]) -> list[str]:
-    """Runs every workload on ours and on each peer in turn; `emit` gets a row whenever there is a new time.
-
-    A peer that is absent, fails or hangs has no time. Returns what was left out, and why.
-    """
-    found: dict[str, Times] = {OURS: {}}
-    skipped: list[str] = []
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        write_folder(comparison.model, Path(folder))
-        ours = _started(comparison, OURS, folder, comparison.deadline, skipped)
-        sides = [stack.enter_context(closing(ours))] if ours else []
-        peers: list[str | None] = [*comparison.peers] or [None]
-        for number, name in enumerate(peers):
-            deadline = time.time() + (comparison.deadline - time.time()) / (len(peers) - number)
-            with ExitStack() as peers_stack:
-                theirs: list[Side] = []
-                if name is not None:
-                    found[name] = {}
-                    if (started := _started(comparison, name, folder, deadline, skipped)) is not None:
-                        theirs.append(peers_stack.enter_context(closing(started)))
-                _run_rounds(comparison, sides + theirs, found, deadline, skipped, emit)
-    return skipped
-
-
-def _started(comparison: Comparison, name: str, folder: str, deadline: float, skipped: list[str]) -> Side | None:
-    """An engine that is loaded and warm; None if there is none to be had."""
-    on_cpu = comparison.device == "cpu"
-    kv = 64 << 20 if on_cpu else _KV_BYTES
-    options = {
-        "model": comparison.model,
-        "model_file": folder,
-        "device": comparison.device,
-        "max_model_len": 12_288,
-        "max_num_seqs": 256,
-        "kv_bytes": kv,
-        "kv_tokens": kv // kv_bytes(shape(comparison.model)),
-        "dtype": "float32" if on_cpu else "bfloat16",
-    }
-    interpreter = None if name == OURS else Path(comparison.peers[name])
-    command = side_command("random", name, interpreter, options)
-    side = None
-    try:
-        side = Side(name, command, log=comparison.log, variables=comparison.environment if name == OURS else {})
-        limit_s = _START_SHARE * (deadline - time.time())
-        side.wait_ready(limit_s)
-        warm_up = WORKLOADS["shared-2k"].scaled(comparison.scale / 16).prompts("warm up", 500)
-        side.ask("generate", limit_s, prompts=warm_up, num_tokens=16)
-    except PeerError as error:
-        skipped.append(f"M {comparison.model} {name}: {error}")
-        if side is not None:
-            side.close()
-        return None
-    return side
-
-
-def _run_rounds(
-    comparison: Comparison,
-    sides: Sequence[Side],
-    found: dict[str, Times],
-    deadline: float,
-    skipped: list[str],
-    emit: Callable[[Row], None],
-) -> None:
-    """One round of every workload, then a second if there is time. Sides take turns; who begins alternates."""
-    took: dict[str, float] = {}
-    for number in range(_NUM_ROUNDS if sides else 0):
-        for workload in WORKLOADS:
-            if number and workload not in took:
-                continue
-            if time.time() + took.get(workload, 0.0) > deadline:
-                skipped.append(f"M {comparison.model} {workload}, round {number + 1}: no time")
-                continue
-            started = time.time()
-            for side in sides if number % 2 == 0 else reversed(sides):
-                # Another peer's rounds were other prompts: ours must not find these in its cache.
-                played = number if side.name != OURS else len(found[OURS].get(workload, []))
-                requests = WORKLOADS[workload].scaled(comparison.scale)
-                prompts = requests.prompts(f"{workload} {played}", comparison.vocabulary)
-                try:
-                    times = _time(side, prompts, requests.output, deadline)
-                    found[side.name].setdefault(workload, []).append(times)
-                except PeerError as error:
-                    line = f"M {comparison.model} {workload}: {error}"
-                    skipped += [line] if line not in skipped else []
-            took[workload] = time.time() - started
-            for row in _rows(comparison, workload, found):
-                emit(row)
+        What is computed of the whole depends on how much of a prompt a side finds in its cache: only steps have a
+        floor.
+        """
+        requests = WORKLOADS[workload].scaled(self.scale)
+        floor_s = requests.step_floor_s(shape(self.model))
+        for at, (name, num_tokens) in enumerate(((workload, requests.output), (f"{workload} step", 1))):
+            seconds = {side: [times[at] for times in rounds.get(workload, [])] for side, rounds in self._found.items()}
+            row = Row(sec="M", name=name, cfg={"model": self.model}, unit="tok/s")
+            if ours := seconds.pop(OURS):
+                row.timed(ours)
+                row.value = requests.count * num_tokens / median(ours)
+                row.noise = (max(ours) - min(ours)) / min(ours)
+            row.peers = {peer: median(theirs) * 1e6 if theirs else None for peer, theirs in seconds.items()}
+            yield row.rated(floor_s=floor_s if at else None)
 
 
 def _time(side: Side, prompts: list[list[int]], num_tokens: int, deadline: float) -> tuple[float, float]:
@@ -179,21 +183,3 @@ def _time(side: Side, prompts: list[list[int]], num_tokens: int, deadline: float
 
     whole_s, first_s = ask(num_tokens), ask(1)
     return whole_s, (ask(num_tokens) - first_s) / (num_tokens - 1)
-
-
-def _rows(comparison: Comparison, workload: str, found: Mapping[str, Times]) -> Iterator[Row]:
-    """The workload as a whole, and a decode step of it.
-
-    What is computed of the whole depends on how much of a prompt a side finds in its cache: only steps have a floor.
-    """
-    requests = WORKLOADS[workload].scaled(comparison.scale)
-    floor_s = requests.step_floor_s(shape(comparison.model))
-    for at, (name, num_tokens) in enumerate(((workload, requests.output), (f"{workload} step", 1))):
-        seconds = {side: [times[at] for times in rounds.get(workload, [])] for side, rounds in found.items()}
-        row = Row(sec="M", name=name, cfg={"model": comparison.model}, unit="tok/s")
-        if ours := seconds.pop(OURS):
-            row.timed(ours)
-            row.value = requests.count * num_tokens / median(ours)
-            row.noise = (max(ours) - min(ours)) / min(ours)
-        row.peers = {peer: median(theirs) * 1e6 if theirs else None for peer, theirs in seconds.items()}
-        yield row.rated(floor_s=floor_s if at else None)

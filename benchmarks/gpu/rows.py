@@ -13,7 +13,7 @@ from ..harness.report import duration, number, percentile
 from .roofline import H200, Machine, Work
 
 MARK = "@bench "
-"""Begins a line that is meant for the parent; all others are chatter of libraries."""
+"""Begins a line that is meant for the parent: a row, or why there is none. All others are chatter of libraries."""
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -72,13 +72,6 @@ class Row(msgspec.Struct, kw_only=True):
 
     def label(self) -> str:
         return f"{self.name} {' '.join(f'{key}={value}' for key, value in self.cfg.items())}".strip()
-
-
-class Message(msgspec.Struct, kw_only=True):
-    """A line from a process that measures kernels: a row, or why there is none."""
-
-    row: Row | None = None
-    skipped: str = ""
 
 
 class Report(msgspec.Struct, kw_only=True):

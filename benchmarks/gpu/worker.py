@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from .cases.problem import Case, Settings
-from .rows import MARK, Message
+from .rows import MARK, Row
 
 
 def family_cases(family: str, settings: Settings) -> list[Case]:
@@ -39,15 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for case in family_cases(arguments.family, settings):
         label = f"{arguments.family}/{case.label}"
         if time.time() > arguments.deadline:
-            _send(Message(skipped=f"{label}: no time"))
+            _send(f"{label}: no time")
             continue
         try:
             for row in case.run():
-                _send(Message(row=row))
+                _send(row)
         except Exception as error:  # noqa: BLE001  whatever a kernel raises is this case's result
             traceback.print_exc()
             reason = str(error).splitlines()[0] if str(error) else ""
-            _send(Message(skipped=f"{label}: {type(error).__name__}: {reason}"))
+            _send(f"{label}: {type(error).__name__}: {reason}")
         gc.collect()
         if settings.device != "cpu":
             torch.cuda.synchronize()  # raises if this process cannot use the device any more
@@ -55,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _send(message: Message) -> None:
-    print(MARK + msgspec.json.encode(message).decode(), flush=True)
+def _send(told: Row | str) -> None:
+    print(MARK + msgspec.json.encode(told).decode(), flush=True)
 
 
 if __name__ == "__main__":

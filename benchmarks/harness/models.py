@@ -28,6 +28,7 @@ from ...runtime.load.load_torch import make_engine
 from ...runtime.models.decoder import Decoder
 from ...runtime.models.load import LoadedModel, locate, resolve_dtype
 from ...runtime.protocol.config import EngineConfig
+from ...runtime.protocol.errors import ModelError
 from ...runtime.tokenizer.chat_template import ControlTokens
 from ...runtime.tokenizer.load import read_gguf_tokenizer
 from ...runtime.tokenizer.tokenizer import TextPipeline, Tokenizer, TokenizerParts
@@ -168,18 +169,18 @@ class TransformersReference:
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: the model is not a GGUF file of the Llama architecture.
+        ModelError: the model is not a GGUF file of the Llama architecture.
     """
 
     def __init__(self, model: str, dtype: torch.dtype) -> None:
         transformers: Any = importlib.import_module("transformers")
         path = locate(model)
         if not path.is_file():
-            raise ValueError(f"{model} is not a .gguf file, which this comparison needs")
+            raise ModelError(f"{model} is not a .gguf file, which this comparison needs")
         file = GGUFFile(path)
         config = read_config(file)
         if config.architecture != "llama":
-            raise ValueError(f"{model} is a {config.architecture} model; this comparison is written for llama")
+            raise ModelError(f"{model} is a {config.architecture} model; this comparison is written for llama")
         checkpoint = GGUFCheckpoint(file, config)
         tensors = {name: checkpoint.read(name).to(dtype) for name in checkpoint.shapes}
         self._model: Any = transformers.LlamaForCausalLM(_llama_config(transformers, config)).to(dtype).eval()
@@ -187,7 +188,7 @@ class TransformersReference:
         missing, unexpected = self._model.load_state_dict(tensors, strict=False)
         missing = [name for name in missing if not (config.tie_embeddings and name == "lm_head.weight")]
         if missing or unexpected:
-            raise ValueError(f"weights do not fit: missing {missing[:3]}, unexpected {unexpected[:3]}")
+            raise ModelError(f"weights do not fit: missing {missing[:3]}, unexpected {unexpected[:3]}")
         self._model.tie_weights()
 
     def generate(self, prompt: list[int], num_tokens: int) -> list[int]:

@@ -120,6 +120,7 @@ def picture(charts: Sequence[Sequence[Chart]], *, caption: str = "") -> str:
     return "\n".join([head, f'<rect width="{width:.0f}" height="{top:.0f}" fill="white"/>', *parts, "</svg>"])
 
 
-def write_picture(path: str | Path, charts: Sequence[Sequence[Chart]], *, caption: str = "") -> None:
-    """Writes `picture` to a file."""
-    write_text(path, picture(charts, caption=caption))
+def write_picture(path: str | Path | None, charts: Sequence[Sequence[Chart]], *, caption: str = "") -> None:
+    """Writes `picture` to a file; None: nobody has asked for it."""
+    if path is not None:
+        write_text(path, picture(charts, caption=caption))

@@ -155,15 +155,17 @@ def _output(*command: str) -> str | None:
 
 
 # -- Files -------------------------------------------------------------------------------------------------------------
+# A path is None where nobody has asked for the file.
 
 
-def write_json(path: str | Path, value: object) -> None:
+def write_json(path: str | Path | None, value: object) -> None:
     """Writes data classes, structs, dicts and lists; NaN becomes null, what else JSON lacks its text."""
     write_text(path, msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=1).decode())
 
 
-def write_text(path: str | Path, text: str) -> None:
+def write_text(path: str | Path | None, text: str) -> None:
     """Writes `text` and a line end. The file is replaced as a whole: a reader meanwhile finds a complete one."""
-    beside = Path(f"{path}.part")
-    beside.write_text(text + "\n")
-    os.replace(beside, path)
+    if path is not None:
+        beside = Path(f"{path}.part")
+        beside.write_text(text + "\n")
+        os.replace(beside, path)

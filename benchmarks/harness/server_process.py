@@ -17,6 +17,8 @@ from typing import Any, Self
 
 import httpx
 
+from ...runtime.protocol.errors import BoughError
+
 _START_S = 180.0
 _STOP_S = 30.0
 _TOTALS = {f"{name}_tokens": f"{name}_tokens_total" for name in ("prompt", "cached", "computed", "generated")}
@@ -75,7 +77,7 @@ class ServerProcess:
     `variables` are added to its environment.
 
     Raises:
-        RuntimeError: it did not start.
+        BoughError: it did not start.
     """
 
     def __init__(self, options: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> None:
@@ -128,9 +130,9 @@ class ServerProcess:
         return Counters(num_requests=num_requests, front_cpu_s=front_cpu_s, **counted)
 
     def flush(self) -> None:
-        """Empties the prefix cache. Raises RuntimeError: something is still running."""
+        """Empties the prefix cache. Raises BoughError: something is still running."""
         if not self._client.post("/flush_cache").json()["flushed"]:
-            raise RuntimeError("the server is running other requests: nothing can be measured")
+            raise BoughError("the server is running other requests: nothing can be measured")
 
     def _wait(self) -> None:
         deadline = time.monotonic() + _START_S
@@ -143,7 +145,7 @@ class ServerProcess:
                 self._log.seek(0)
                 said = self._log.read().decode(errors="replace")[-2000:]
                 late = f"was not ready within {_START_S:.0f} s"
-                raise RuntimeError(f"the server {late if status is None else f'ended with status {status}'}:\n{said}")
+                raise BoughError(f"the server {late if status is None else f'ended with status {status}'}:\n{said}")
             time.sleep(0.2)
 
 

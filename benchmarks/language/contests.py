@@ -13,22 +13,6 @@ from ...lang.function import Function
 from ..harness.server_process import ServerProcess
 from ..workloads.prose import Prose
 from . import programs
-from .programs import (
-    ANSWER,
-    ANSWER_TOKENS,
-    DIMENSIONS,
-    INSTRUCTIONS,
-    LAST_WORDS,
-    LEVELS,
-    MAX_TURNS,
-    NOTHING,
-    NUM_SAMPLES,
-    SCORE_TOKENS,
-    STEP,
-    STEP_TOKENS,
-    majority,
-    search,
-)
 from .rounds import Job, WayRounds, run_round, take_turns, watch_batch
 from .ways import TIMEOUT_S, openai_client
 
@@ -72,13 +56,13 @@ def assistant(content: str) -> dict[str, str]:
 
 async def tree_of_thought(caller: Caller, problem: str, max_tokens: int) -> list[str]:
     async def grow(messages: Messages, level: int) -> list[str]:
-        if level == len(LEVELS):
+        if level == len(programs.LEVELS):
             return [messages[-1]["content"]]
         grown = await asyncio.gather(*(try_idea(messages, level, number) for number in (1, 2)))
         return [leaf for leaves in grown for leaf in leaves]
 
     async def try_idea(messages: Messages, level: int, number: int) -> list[str]:
-        asked = [*messages, user(f"{LEVELS[level]} Idea {number}.")]
+        asked = [*messages, user(f"{programs.LEVELS[level]} Idea {number}.")]
         (answer,) = await caller.chat(asked, max_tokens)
         return await grow([*asked, assistant(answer)], level + 1)
 
@@ -88,39 +72,40 @@ async def tree_of_thought(caller: Caller, problem: str, max_tokens: int) -> list
 async def judge(caller: Caller, article: str, max_tokens: int) -> list[str]:
     messages = [user(f"The article:\n\n{article}")]
     answers = await asyncio.gather(
-        *(caller.chat([*messages, user(f"Judge its {dimension}.")], max_tokens) for dimension in DIMENSIONS)
+        *(caller.chat([*messages, user(f"Judge its {dimension}.")], max_tokens) for dimension in programs.DIMENSIONS)
     )
     judgements = [answer for (answer,) in answers]
     listing = "".join(f"\n- {judgement}" for judgement in judgements)
     merged = [*messages, user(f"Judgements:{listing}\n\nGive a score from 1 to 10.")]
-    return [*judgements, *await caller.chat(merged, SCORE_TOKENS)]
+    return [*judgements, *await caller.chat(merged, programs.SCORE_TOKENS)]
 
 
 async def self_consistency(caller: Caller, question: str, max_tokens: int) -> str:
     """With sixteen calls, as for an API that takes no `n`."""
     answers = await asyncio.gather(
-        *(caller.chat([user(question)], max_tokens, temperature=0.8, seed=seed) for seed in range(NUM_SAMPLES))
+        *(caller.chat([user(question)], max_tokens, temperature=0.8, seed=seed) for seed in range(programs.NUM_SAMPLES))
     )
-    return majority([answer for (answer,) in answers])
+    return programs.majority([answer for (answer,) in answers])
 
 
 async def self_consistency_n(caller: Caller, question: str, max_tokens: int) -> str:
     """With `n`: one call."""
-    return majority(await caller.chat([user(question)], max_tokens, temperature=0.8, seed=1, n=NUM_SAMPLES))
+    drawn: dict[str, Any] = {"temperature": 0.8, "seed": 1, "n": programs.NUM_SAMPLES}
+    return programs.majority(await caller.chat([user(question)], max_tokens, **drawn))
 
 
 async def react(caller: Caller, question: str) -> list[str]:
-    text = INSTRUCTIONS + f"Question: {question}\n"
+    text = programs.INSTRUCTIONS + f"Question: {question}\n"
     steps: list[str] = []
-    for _ in range(MAX_TURNS):
+    for _ in range(programs.MAX_TURNS):
         text += "Thought:"
-        step = await caller.complete(text, STEP_TOKENS, STEP)
+        step = await caller.complete(text, programs.STEP_TOKENS, programs.STEP)
         steps.append(step)
-        observation = await asyncio.to_thread(search, step)  # a tool may block
+        observation = await asyncio.to_thread(programs.search, step)  # a tool may block
         text += f"{step}Observation: {observation}\n"
-        if observation == NOTHING:
+        if observation == programs.NOTHING:
             break
-    answer = await caller.complete(text + LAST_WORDS, ANSWER_TOKENS, ANSWER)
+    answer = await caller.complete(text + programs.LAST_WORDS, programs.ANSWER_TOKENS, programs.ANSWER)
     return [*steps, answer]
 
 
@@ -188,13 +173,7 @@ class ContestResult:
 
 
 async def measure_contest(
-    server: ServerProcess,
-    contest: Contest,
-    setting: Setting,
-    *,
-    at_once: int,
-    num_rounds: int,
-    watch: bool,
+    server: ServerProcess, contest: Contest, setting: Setting, *, at_once: int, num_rounds: int, watch: bool
 ) -> ContestResult:
     texts = [Prose(100 + number).text(setting.num_words) for number in range(at_once)]
     arguments = [(text, setting.max_tokens) if setting.max_tokens else (text,) for text in texts]

@@ -20,7 +20,6 @@ from ...runtime.models.load import locate
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.errors import BoughError
 from ...runtime.tokenizer.load import load_tokenizer
-from ..harness.arguments import BenchmarkParser
 from ..harness.models import write_light_model
 from ..harness.pictures import BLUE, GREEN, ORANGE, PALE_BLUE, Chart, write_picture
 from ..harness.report import describe_machine, now, table, versions, write_json, write_text
@@ -135,7 +134,7 @@ def _slashed(parts: Iterable[str]) -> str:
 # -- The picture -------------------------------------------------------------------------------------------------------
 
 
-def draw(results: Sequence[ModelResults], path: str) -> None:
+def draw(results: Sequence[ModelResults], path: str | None) -> None:
     """Draws what was found as SVG: a row of charts for each model."""
     write_picture(path, [[_workloads(each), _contests(each)] for each in results])
 
@@ -198,40 +197,28 @@ _QUICK_PLANS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+def run(arguments: argparse.Namespace) -> int:
     if versions("openai")["openai"] is None:
-        print("error: the comparison needs the official client: pip install openai", file=sys.stderr)
-        return 1
+        raise BoughError("the comparison needs the official client: pip install openai")
     plans = [plan for plan in plans_of(arguments) if arguments.light in (None, plan.light)]
-    try:
-        results = [_measure(arguments, plan) for plan in plans]
-    except (BoughError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    results = [_measure(arguments, plan) for plan in plans]
     print(tables(results, markdown=False))
-    if arguments.markdown:
-        write_text(arguments.markdown, tables(results, markdown=True))
-    if arguments.json:
-        report = {
-            "time": now(),
-            "machine": {**describe_machine(), **versions("openai")},
-            "version": version("bough"),
-            "models": results,
-        }
-        write_json(arguments.json, report)
-    if arguments.plot:
-        draw(results, arguments.plot)
+    write_text(arguments.markdown, tables(results, markdown=True))
+    report = {
+        "time": now(),
+        "machine": {**describe_machine(), **versions("openai")},
+        "version": version("bough"),
+        "models": results,
+    }
+    write_json(arguments.json, report)
+    draw(results, arguments.plot)
     share = max((result.share_different for result in results), default=0.0)
     if share > _MAX_TIES:
-        print(f"error: {share:.1%} of the texts differ that should be the same", file=sys.stderr)
-        return 1
+        raise BoughError(f"{share:.1%} of the texts differ that should be the same")
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    description, _, more = (__doc__ or "").partition("\n\n")
-    parser = BenchmarkParser(prog="bough bench language", description=description, epilog=more)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=EngineConfig().model, help="model to serve (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one round of small programs: one to two minutes, not ten")
     parser.add_argument("--only", action="append", choices=[*WORKLOADS, "contests"], help="this one (may be repeated)")
@@ -243,7 +230,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--markdown", metavar="FILE", help="write the tables")
     parser.add_argument("--plot", metavar="FILE", help="draw the result as SVG")
-    return parser
 
 
 def plans_of(arguments: argparse.Namespace) -> list[Plan]:

@@ -23,7 +23,6 @@ from ...lang.function import AsyncFunction, Function
 from ...lang.state.state import State
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.program import Done, Gen, Program, ProgramEvent, Value
-from ..harness.arguments import BenchmarkParser
 from ..harness.report import table, write_json
 
 GOAL_BYTES = 20 * 1024
@@ -102,8 +101,7 @@ class HoldingBackend:
         """Holds nothing."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+def run(arguments: argparse.Namespace) -> int:
     if arguments.case:
         print(json.dumps(asdict(_measure(arguments))))
         return 0
@@ -112,13 +110,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         cases += [("plain", "engine"), ("async", "engine")]
     costs = [_in_child(arguments, f"{name}:{where}") for name, where in cases]
     print(_table(costs))
-    if arguments.json:
-        write_json(arguments.json, [asdict(cost) for cost in costs])
+    write_json(arguments.json, [asdict(cost) for cost in costs])
     return 0 if all(cost.good for cost in costs[:2]) else 1  # in an engine, its own requests are counted, too
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = BenchmarkParser(prog="bough bench live_states", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--states", type=int, default=10_000, help="programs that wait at a time (default: %(default)s)"
     )
@@ -128,7 +124,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default=EngineConfig().model, help="of that engine (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--case", help=argparse.SUPPRESS)
-    return parser
 
 
 def _in_child(arguments: argparse.Namespace, case: str) -> StateCost:

@@ -72,11 +72,7 @@ async def run_round(server: ServerProcess, jobs: Sequence[Job], at_once: int) ->
 
 
 async def take_turns(
-    server: ServerProcess,
-    ways: Mapping[str, Sequence[Job]],
-    *,
-    at_once: int,
-    num_rounds: int,
+    server: ServerProcess, ways: Mapping[str, Sequence[Job]], *, at_once: int, num_rounds: int
 ) -> dict[str, WayRounds]:
     """`num_rounds` rounds of each way, in turn; who begins changes from round to round."""
     names = list(ways)

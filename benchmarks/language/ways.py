@@ -7,30 +7,19 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any, Protocol
 
 import msgspec
 
 from ...lang.backends.http import HttpBackend
 from ...runtime.protocol.errors import EngineError
-from ...runtime.protocol.program import (
-    Fork,
-    Gen,
-    Op,
-    Piece,
-    Program,
-    RoleBegin,
-    RoleEnd,
-    Select,
-    Text,
-)
+from ...runtime.protocol.program import Fork, Gen, Op, Piece, Program, RoleBegin, RoleEnd, Select, Text
 from ...runtime.protocol.program import walk as all_ops
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..harness.measure import IDS, collect, traced
 from ..harness.wire import Wire
 from ..peers.plan import plan_of, templated, written
-from ..peers.sides.peer_walk import Answer, Call
+from ..peers.sides.peer_walk import Answer, Call, echoed_scores
 from ..peers.sides.peer_walk import run as walk
 
 Ops = tuple[Op, ...]
@@ -137,9 +126,7 @@ class GenByGen:
         answer = await self._post(
             {"model": self._model, "prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 0}, record
         )
-        scores = [0.0] * len(prompts)
-        for choice in answer["choices"]:
-            scores[choice["index"]] = fmean(logprobs_after(len(call.prompt), choice["logprobs"]))
+        scores = echoed_scores(len(call.prompt), answer)
         return call.choices[scores.index(max(scores))]
 
     async def _post(self, body: dict[str, Any], record: Record | None) -> Any:
@@ -219,12 +206,6 @@ def options_of(call: Call) -> dict[str, Any]:
     """A generation's options in the API's words."""
     options: dict[str, Any] = {"max_tokens": call.num_tokens, "temperature": 0.0}
     return options | ({"ignore_eos": True} if call.pattern is None else {"regex": call.pattern})
-
-
-def logprobs_after(start: int, logprobs: dict[str, Any]) -> list[float]:
-    """Those of the tokens that reach beyond `start` characters of an echoed prompt."""
-    entries = zip(logprobs["text_offset"], logprobs["tokens"], logprobs["token_logprobs"], strict=True)
-    return [value for offset, token, value in entries if offset + len(token) > start and value is not None]
 
 
 def texts_in(body: dict[str, Any]) -> list[str]:

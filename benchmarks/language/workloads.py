@@ -51,12 +51,7 @@ class WorkloadResult:
 
 
 async def measure_workload(
-    server: ServerProcess,
-    tokenizer: Tokenizer,
-    workload: Workload,
-    *,
-    levels: Sequence[int],
-    num_rounds: int,
+    server: ServerProcess, tokenizer: Tokenizer, workload: Workload, *, levels: Sequence[int], num_rounds: int
 ) -> WorkloadResult:
     """At each of `levels` so many programs at once. What is counted does not depend on that, and is of the most."""
     programs = workload.programs[: max(levels)]

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ...runtime.checkpoints.fetch import default_cache
+from ...runtime.protocol.errors import BoughError
 
 TORCH = "torch==2.13.0"
 """The release that our own tests run on: by itself first, so that `$TORCH_INDEX_URL` can say where its build for CPUs
@@ -51,7 +52,7 @@ llama.cpp is compiled for the processor that it is built on, as its users do; to
 removed because they come built for another torch than one for CPUs."""
 
 
-class PeerError(Exception):
+class PeerError(BoughError):
     """A peer cannot be measured: its environment, model or process could not be had. The text says why."""
 
 

@@ -8,18 +8,14 @@ while the other works; a round is the same prompts for both, which neither has s
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...runtime.models.load import locate
 from ...runtime.models.native import NATIVE_KINDS
 from ...runtime.protocol.config import EngineConfig
-from ...runtime.protocol.errors import BoughError
 from ...runtime.runner.host import num_threads
 from ...runtime.tokenizer.load import load_tokenizer
-from ..harness.arguments import BenchmarkParser
 from ..harness.report import describe_machine, now, versions, write_json, write_text
 from ..workloads.prompts import QUICK, Prompts, Sizes, workloads
 from .contest import PeerRun, measure_peer, measure_quality_of_ours
@@ -32,15 +28,10 @@ EXTRAS = ("start", "quality", "programs")
 """Measurements besides the workloads: fresh processes (and their memory), numbers, programs."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+def run(arguments: argparse.Namespace) -> int:
     report = PeerReport(facts(arguments))
     try:
-        run = make_run(arguments)
-        _measure(arguments, run, report)
-    except (BoughError, PeerError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        _measure(arguments, make_run(arguments), report)
     except KeyboardInterrupt:
         report.left_out.append("the rest: it was interrupted")
     print(tables(report, markdown=False))
@@ -49,9 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    description, _, more = (__doc__ or "").partition("\n\n")
-    parser = BenchmarkParser(prog="bough bench peers", description=description, epilog=more)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=EngineConfig().model, help="a GGUF model (default: %(default)s)")
     parser.add_argument("--peers", type=_peers, default=list(KINDS), help=f"of {','.join(KINDS)} (default: all)")
     chosen = "those whose names contain one of these words, such as batch,JSON; also "
@@ -67,7 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-cache-dtype", choices=("int8",), help="of ours (default: 12 of 16 bits)")
     parser.add_argument("--python", metavar="FILE", help="the interpreter that environments are made with")
     parser.add_argument("--out", metavar="DIR", help="write peers.json and peers.md there")
-    return parser
 
 
 def _peers(text: str) -> list[str]:

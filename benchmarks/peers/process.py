@@ -79,7 +79,7 @@ _RUN = "import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module('s
 def side_command(kind: str, engine: str, interpreter: Path | None, options: Mapping[str, Any]) -> list[str]:
     """Command that runs a side.
 
-    kind         "prompts": of `peer_side.ENGINES`; "programs": of CLIENTS
+    kind         of `peer_side.KINDS`
     interpreter  of the peer's environment; None: ours, as a module
     """
     folder = str(Path(peer_side.__file__).resolve().parent.parent)

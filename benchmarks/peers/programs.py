@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...runtime.models.load import locate
+from ...runtime.protocol.errors import BoughError
 from ..harness.report import geometric_means
 from ..harness.server_process import ServerProcess
 from .contest import PeerRun
@@ -164,7 +165,7 @@ class ProgramContest:
         try:
             variables = {"OMP_NUM_THREADS": str(self._run.threads)}
             server = stack.enter_context(ServerProcess(["--model", self._run.model, *flags], variables=variables))
-        except RuntimeError as error:
+        except BoughError as error:
             raise PeerError(f"our server: {error}") from error
         address = urlsplit(server.url)
         return {"host": address.hostname, "port": address.port, "model": server.model}

@@ -137,10 +137,7 @@ def tables(report: PeerReport, *, markdown: bool = True) -> str:
     return "\n\n".join(parts)
 
 
-_HEADS = (
-    *("workload", "peer", "bough", "the peer", "ratio"),
-    *("least", "most", "rounds", "remarks"),
-)
+_HEADS = (*("workload", "peer", "bough", "the peer", "ratio"), *("least", "most", "rounds", "remarks"))
 _QUALITY_HEADS = ("weights", "perplexity", "over float32's", "same choice as float32")
 
 

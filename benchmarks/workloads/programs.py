@@ -7,7 +7,8 @@ fork; fields of documents under a grammar; chats of several turns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from ...constrain.spec import Regex
 from .prose import Prose
@@ -17,12 +18,26 @@ NUM_SHOTS = 5
 _LETTERS = "ABCD"
 _NUM_SUBJECTS = 3
 
+WORKLOADS: dict[str, Callable[[Size], Workload]] = {}
+"""Makers by name."""
 
-def mmlu(size: Size) -> Workload:
+Scripts = Callable[[Size, Prose], Iterator[Script]]
+
+
+def _workload(key: str, name: str, about: str, *, seed: int) -> Callable[[Scripts], Scripts]:
+    """Enters a generator of programs in WORKLOADS; it gets the source of text that begins with `seed`."""
+
+    def enter(scripts: Scripts) -> Scripts:
+        WORKLOADS[key] = lambda size: Workload(name, about, tuple(script.ops for script in scripts(size, Prose(seed))))
+        return scripts
+
+    return enter
+
+
+@_workload("mmlu", "MMLU, 5-shot", "a preamble for each subject", seed=1)
+def mmlu(size: Size, prose: Prose) -> Iterator[Script]:
     """Each subject has five solved questions in front; one token is generated."""
-    prose = Prose(1)
     num_questions = size.count(6) if size.num_programs is None else math.ceil(size.num_programs / _NUM_SUBJECTS)
-    programs = []
     for _ in range(_NUM_SUBJECTS):
         subject = prose.words(2)
         asked = []
@@ -31,12 +46,10 @@ def mmlu(size: Size) -> Workload:
             asked.append((_letters(prose.text(size.length(24)), choices), prose.random.choice(_LETTERS)))
         solved = "".join(f"{question} {answer}\n\n" for question, answer in asked[:NUM_SHOTS])
         for question, _ in asked[NUM_SHOTS:]:
-            script = Script()
-            script.text(f"The following are multiple choice questions (with answers) about {subject}.\n\n{solved}")
-            script.text(question)
+            head = f"The following are multiple choice questions (with answers) about {subject}.\n\n{solved}"
+            script = Script(head, question)
             script.gen(1)
-            programs.append(script.ops)
-    return Workload("MMLU, 5-shot", "a preamble for each subject", tuple(programs))
+            yield script
 
 
 def _letters(text: str, choices: Sequence[str]) -> str:
@@ -44,9 +57,9 @@ def _letters(text: str, choices: Sequence[str]) -> str:
     return f"{text}\n{lettered}\nAnswer:"
 
 
-def hellaswag(size: Size) -> Workload:
+@_workload("hellaswag", "HellaSwag, select", "one preamble, then the question for its four endings", seed=2)
+def hellaswag(size: Size, prose: Prose) -> Iterator[Script]:
     """Solved questions in front of all; the best of four endings is selected, so each question is shared by four."""
-    prose = Prose(2)
     num_shots = size.count(10, least=4)
     asked = []
     for _ in range(num_shots + size.programs(5)):
@@ -54,74 +67,40 @@ def hellaswag(size: Size) -> Workload:
         endings = [f" {prose.text(size.length(12))}" for _ in range(4)]
         asked.append((text, endings, prose.random.randrange(4)))
     preamble = "".join(f"{text}{endings[answer]}\n\n" for text, endings, answer in asked[:num_shots])
-    programs = []
     for text, endings, _ in asked[num_shots:]:
-        script = Script()
-        script.text(preamble)
-        script.text(text)
+        script = Script(preamble, text)
         script.select(endings)
-        programs.append(script.ops)
-    return Workload("HellaSwag, select", "one preamble, then the question for its four endings", tuple(programs))
+        yield script
 
 
-def react(size: Size) -> Workload:
+@_workload("react", "ReAct agents", "instructions for all, and each agent's own growing history", seed=3)
+def react(size: Size, prose: Prose) -> Iterator[Script]:
     """Replays recorded traces: at each step the model is asked, then the recorded step is appended instead."""
-    prose = Prose(3)
     instructions = "Answer the question with the help of a search engine.\n\n" + "\n\n".join(
         f"Question: {prose.text(12)}\nThought: {prose.text(20)}\nAction: Search[{prose.words(2)}]\n"
         f"Observation: {prose.text(30)}\nThought: {prose.text(12)}\nAction: Finish[{prose.words(2)}]"
         for _ in range(size.count(4))
     )
-    programs = []
     for _ in range(size.programs(3)):
-        script = Script()
-        script.text(instructions)
-        script.text(f"\n\nQuestion: {prose.text(12)}\n")
+        script = Script(instructions, f"\n\nQuestion: {prose.text(12)}\n")
         for _ in range(4):
             (branch,) = script.fork(1)
             script.text("Thought:", branch=branch)
             script.gen(size.length(24), branch=branch)
             script.text(f"Thought: {prose.text(12)}\nAction: Search[{prose.words(2)}]\n")
             script.text(f"Observation: {prose.text(size.length(24))}\n")
-        programs.append(script.ops)
-    return Workload("ReAct agents", "instructions for all, and each agent's own growing history", tuple(programs))
+        yield script
 
 
-def generative_agents(size: Size) -> Workload:
+@_workload("agents", "Generative agents", "a head for each of five functions", seed=4)
+def generative_agents(size: Size, prose: Prose) -> Iterator[Script]:
     """Independent calls of five functions, each with a long constant head."""
-    prose = Prose(4)
     heads = [f"Task: {prose.text(12)}\n\nRules: {prose.text(size.length(130))}\n\n" for _ in range(5)]
-    programs = []
     for index in range(size.programs(20, least=10)):
-        script = Script()
-        script.text(heads[index % len(heads)])
-        script.text(f"Name: {prose.name()}\nMemory: {prose.text(size.length(40))}\nAnswer:")
+        memory = f"Name: {prose.name()}\nMemory: {prose.text(size.length(40))}\nAnswer:"
+        script = Script(heads[index % len(heads)], memory)
         script.gen(size.length(16))
-        programs.append(script.ops)
-    return Workload("Generative agents", "a head for each of five functions", tuple(programs))
-
-
-def retrieval(size: Size) -> Workload:
-    """Passages out of a pool, popular ones more often, in front of each question."""
-    prose = Prose(5)
-    pool = [f"[{index}] {prose.text(size.length(90))}\n\n" for index in range(8)]
-    weights = [1 / rank for rank in range(1, len(pool) + 1)]
-    head = f"Answer questions with short factual answers.\n\n{prose.text(size.length(90))}\n\n"
-    programs = []
-    for _ in range(size.programs(10, least=4)):
-        passages: list[str] = []
-        while len(passages) < 3:
-            (passage,) = prose.random.choices(pool, weights)
-            if passage not in passages:
-                passages.append(passage)
-        script = Script()
-        script.text(head)
-        for passage in passages:
-            script.text(passage)
-        script.text(f"Question: {prose.text(12)}\nAnswer:")
-        script.gen(size.length(12))
-        programs.append(script.ops)
-    return Workload("RAG pipeline", "instructions for all, and the most popular passages", tuple(programs))
+        yield script
 
 
 LEVELS = (
@@ -133,10 +112,9 @@ LEVELS = (
 DIMENSIONS = ("clarity", "originality", "evidence", "structure", "style", "usefulness")
 
 
-def tree_of_thought(size: Size) -> Workload:
+@_workload("tree", "Tree of thought", "every path from the root", seed=6)
+def tree_of_thought(size: Size, prose: Prose) -> Iterator[Script]:
     """Four levels, each answer tried twice: sixteen leaves."""
-    prose = Prose(6)
-    programs = []
     for _ in range(size.programs(2, least=1)):
         script = Script()
         script.message("user", prose.text(size.length(50)))
@@ -146,16 +124,14 @@ def tree_of_thought(size: Size) -> Workload:
             for number, leaf in enumerate(leaves):
                 script.message("user", f"{instruction} Idea {number % 2 + 1}.", branch=leaf)
                 script.answer(size.length(12), branch=leaf)
-        programs.append(script.ops)
-    return Workload("Tree of thought", "every path from the root", tuple(programs))
+        yield script
 
 
-def skeleton_of_thought(size: Size) -> Workload:
+@_workload("skeleton", "Skeleton of thought", "instructions for tips, and others for paragraphs", seed=7)
+def skeleton_of_thought(size: Size, prose: Prose) -> Iterator[Script]:
     """Five short tips in a row, then each expanded by a function with instructions of its own."""
-    prose = Prose(7)
     listing = f"Tips, one sentence each.\n\n{prose.text(size.length(90))}\n\n"
     expanding = f"Turn a tip into a paragraph.\n\n{prose.text(size.length(130))}\n\n"
-    programs = []
     for _ in range(size.programs(3, least=1)):
         script = Script()
         branches = script.fork(5)
@@ -167,14 +143,12 @@ def skeleton_of_thought(size: Size) -> Workload:
             script.text(expanding, "Tip: ", tip, "\nParagraph:", branch=branch)
             script.gen(size.length(20), branch=branch)
         script.join(branches)
-        programs.append(script.ops)
-    return Workload("Skeleton of thought", "instructions for tips, and others for paragraphs", tuple(programs))
+        yield script
 
 
-def judge(size: Size) -> Workload:
+@_workload("judge", "LLM judge", "the article for its six judges", seed=8)
+def judge(size: Size, prose: Prose) -> Iterator[Script]:
     """An article is judged in six dimensions side by side; the judgements are merged into a score."""
-    prose = Prose(8)
-    programs = []
     for _ in range(size.programs(2, least=1)):
         script = Script()
         script.message("system", f"You judge articles. {prose.text(size.length(50))}")
@@ -188,8 +162,7 @@ def judge(size: Size) -> Workload:
         parts = [part for judgement in judgements for part in ("\n- ", judgement)]
         script.message("user", "Judgements:", *parts, "\n\nGive a score from 1 to 10.")
         script.answer(2)
-        programs.append(script.ops)
-    return Workload("LLM judge", "the article for its six judges", tuple(programs))
+        yield script
 
 
 _FIELDS = (
@@ -201,52 +174,47 @@ _FIELDS = (
 )
 
 
-def json_fields(size: Size) -> Workload:
+@_workload("json", "JSON fields, regex", "a document for its five fields", seed=9)
+def json_fields(size: Size, prose: Prose) -> Iterator[Script]:
     """Five fields of a document, each under a regular expression of its own."""
-    prose = Prose(9)
-    programs = []
     for _ in range(size.programs(4)):
-        script = Script()
-        script.text(f"{prose.text(size.length(200))}\n\nThe city above as JSON:\n{{")
+        script = Script(f"{prose.text(size.length(200))}\n\nThe city above as JSON:\n{{")
         for index, (field, pattern, max_tokens) in enumerate(_FIELDS):
             script.text(f'{"," if index else ""}\n  "{field}": ')
             script.gen(max_tokens, grammar=Regex(pattern))
         script.text("\n}\n")
-        programs.append(script.ops)
-    return Workload("JSON fields, regex", "a document for its five fields", tuple(programs))
+        yield script
 
 
-def chat_short(size: Size) -> Workload:
-    return _chat("Chat, short answers", size, num_chats=5, question=48, answer=6)
-
-
-def chat_long(size: Size) -> Workload:
-    return _chat("Chat, long answers", size, num_chats=4, question=40, answer=40)
-
-
-def _chat(name: str, size: Size, *, num_chats: int, question: int, answer: int) -> Workload:
-    prose = Prose(10)
-    programs = []
+def _chat(size: Size, prose: Prose, *, num_chats: int, question: int, answer: int) -> Iterator[Script]:
     for _ in range(size.programs(num_chats)):
         script = Script()
         for _ in range(4):
             script.message("user", prose.text(size.length(question)))
             script.answer(size.length(answer, least=4))
-        programs.append(script.ops)
-    return Workload(name, "each conversation's own history", tuple(programs))
+        yield script
 
 
-WORKLOADS: dict[str, Callable[[Size], Workload]] = {
-    "mmlu": mmlu,
-    "hellaswag": hellaswag,
-    "react": react,
-    "agents": generative_agents,
-    "tree": tree_of_thought,
-    "skeleton": skeleton_of_thought,
-    "judge": judge,
-    "json": json_fields,
-    "chat-short": chat_short,
-    "chat-long": chat_long,
-    "rag": retrieval,
-}
-"""Makers by name."""
+_workload("chat-short", "Chat, short answers", "each conversation's own history", seed=10)(
+    partial(_chat, num_chats=5, question=48, answer=6)
+)
+_workload("chat-long", "Chat, long answers", "each conversation's own history", seed=10)(
+    partial(_chat, num_chats=4, question=40, answer=40)
+)
+
+
+@_workload("rag", "RAG pipeline", "instructions for all, and the most popular passages", seed=5)
+def retrieval(size: Size, prose: Prose) -> Iterator[Script]:
+    """Passages out of a pool, popular ones more often, in front of each question."""
+    pool = [f"[{index}] {prose.text(size.length(90))}\n\n" for index in range(8)]
+    weights = [1 / rank for rank in range(1, len(pool) + 1)]
+    head = f"Answer questions with short factual answers.\n\n{prose.text(size.length(90))}\n\n"
+    for _ in range(size.programs(10, least=4)):
+        passages: list[str] = []
+        while len(passages) < 3:
+            (passage,) = prose.random.choices(pool, weights)
+            if passage not in passages:
+                passages.append(passage)
+        script = Script(head, *passages, f"Question: {prose.text(12)}\nAnswer:")
+        script.gen(size.length(12))
+        yield script

@@ -11,11 +11,7 @@ _WORDS = (_TEXTS / "words.txt").read_text().split()
 PASSAGE = (_TEXTS / "passage.txt").read_text()
 """A fixed text for measuring perplexity: written for this purpose, in the public domain."""
 
-TEXTS = {
-    "prose": PASSAGE,
-    "code": (_TEXTS / "code.txt").read_text(),
-    "chats": (_TEXTS / "chats.txt").read_text(),
-}
+TEXTS = {"prose": PASSAGE, "code": (_TEXTS / "code.txt").read_text(), "chats": (_TEXTS / "chats.txt").read_text()}
 """Fixed texts of three kinds; the code is a file of this project as it once was."""
 
 

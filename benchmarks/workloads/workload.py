@@ -41,10 +41,13 @@ class Workload:
 
 
 class Script:
-    """Records one program. Generation is greedy and of fixed length, so that every run does the same work."""
+    """Records one program, which begins with `texts`, an instruction each.
 
-    def __init__(self) -> None:
-        self._ops: list[Op] = []
+    Generation is greedy and of fixed length, so that every run does the same work.
+    """
+
+    def __init__(self, *texts: str) -> None:
+        self._ops: list[Op] = [Text(0, (text,)) for text in texts]
         self._num_branches = 1
         self._num_values = 0
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-
-import regex
 
 from ..errors import GrammarError, GrammarTooComplexError
 from .expressions import (
@@ -27,10 +26,12 @@ from .terminals import MAX_TOTAL_POSITIONS, Conflicts, Regular
 MAX_CHARS = 1_000_000
 MAX_REPETITION = 2_000
 
-_BLANKS = regex.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
-_NAME = regex.compile(r"[A-Za-z0-9_-]+")
-_DEFINES = regex.compile(r"(?:[ \t\r\n]+|#[^\n]*)*::=")
-_COUNTS = regex.compile(r"\{\s*([0-9]{0,9})\s*(,?)\s*([0-9]{0,9})\s*\}")
+# What may be long is possessive: a text that fails to match is not looked at from each of its places again.
+_BLANKS = re.compile(r"(?:[ \t\r\n]++|#[^\n]*+)*+")
+_NAME = re.compile(r"[A-Za-z0-9_-]++")
+_DEFINES = re.compile(r"(?:[ \t\r\n]++|#[^\n]*+)*+::=")
+_FIRST_RULE = re.compile(r"(?:\s++|#[^\n]*+|//[^\n]*+)*+[A-Za-z0-9_-]++\s*+::=")
+_COUNTS = re.compile(r"\{\s*([0-9]{0,9})\s*(,?)\s*([0-9]{0,9})\s*\}")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-", "^": "^", "/": "/"}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
@@ -52,8 +53,11 @@ def to_lark(text: str) -> str:
 
 
 def is_gbnf(text: str) -> bool:
-    """Returns whether `text` is meant as GBNF rather than as Lark: its rules are written with `::=`."""
-    return regex.match(r"(?:\s+|#[^\n]*|//[^\n]*)*[A-Za-z0-9_-]+\s*::=", text) is not None
+    """Returns whether `text` is meant as GBNF rather than as Lark: its rules are written with `::=`.
+
+    Takes time linear in the text.
+    """
+    return _FIRST_RULE.match(text) is not None
 
 
 class _GbnfParser:
@@ -62,7 +66,7 @@ class _GbnfParser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
-        self._lines: dict[str, int] = {}
+        self._used: dict[str, int] = {}  # where each name is used first
 
     def rules(self) -> dict[str, Expression]:
         """All rules by name, `root` first. Every name that is used is defined."""
@@ -80,9 +84,9 @@ class _GbnfParser:
             rules[name[0]] = self._choice(depth=0)
         if "root" not in rules:
             raise GrammarError("the grammar has no rule `root`")
-        for used, line in self._lines.items():
+        for used, place in self._used.items():
             if used not in rules:
-                raise GrammarError(f"line {line}: there is no rule {used!r}")
+                raise self._error(f"there is no rule {used!r}", place)
         return {"root": rules["root"], **rules}
 
     def _choice(self, *, depth: int) -> Expression:
@@ -125,44 +129,44 @@ class _GbnfParser:
             if depth:
                 raise self._error("a `(` is not closed before the next rule")
             return None
-        self._lines.setdefault(name[0], self._line())
+        self._used.setdefault(name[0], self._at)
         self._at = name.end()
         return Name(name[0])
 
     def _group(self, depth: int) -> Expression:
-        opened = self._error("this `(` is not closed")
+        opened = self._at
         self._at += 1
         inner = self._choice(depth=depth + 1)
         if not self._take(")"):
-            raise opened
+            raise self._error("this `(` is not closed", opened)
         return inner
 
     def _string(self) -> Expression:
-        opened = self._error("the string is not closed on its line")
+        opened = self._at
         self._at += 1
         chars: list[Expression] = []
         while (char := self._text[self._at : self._at + 1]) != '"':
             if char in ("", "\n"):
-                raise opened
+                raise self._error("the string is not closed on its line", opened)
             code = self._char()
             chars.append(to_chars([(code, code)]))
         self._at += 1
         return chars[0] if len(chars) == 1 else Sequence(tuple(chars))
 
     def _class(self) -> CharRanges:
-        opened = self._error("the class is not closed on its line")
+        opened = self._at
         self._at += 1
         negated = self._text.startswith("^", self._at)
         self._at += negated
         ranges: list[tuple[int, int]] = []
         while (char := self._text[self._at : self._at + 1]) != "]":
             if char in ("", "\n"):
-                raise opened
+                raise self._error("the class is not closed on its line", opened)
             first = last = self._char()
             if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
                 self._at += 1
                 if self._text[self._at : self._at + 1] in ("", "\n"):
-                    raise opened
+                    raise self._error("the class is not closed on its line", opened)
                 last = self._char()
             if last < first:
                 raise self._error("the range ends before it begins")
@@ -180,15 +184,15 @@ class _GbnfParser:
         kind = self._text[self._at + 1 : self._at + 2]
         if kind in _HEX_DIGITS:
             digits = self._text[self._at + 2 : self._at + 2 + _HEX_DIGITS[kind]]
-            if len(digits) < _HEX_DIGITS[kind] or not regex.fullmatch(r"[0-9A-Fa-f]+", digits):
+            if len(digits) < _HEX_DIGITS[kind] or not re.fullmatch(r"[0-9A-Fa-f]+", digits):
                 raise self._error(f"\\{kind} needs {_HEX_DIGITS[kind]} hexadecimal digits")
             code = int(digits, 16)
             if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-                raise self._error(f"\\{kind}{digits} is no character")
+                raise self._error(f"\\{kind}{digits} is not a character")
             self._at += 2 + len(digits)
             return code
         if kind not in _ESCAPES or not kind:
-            raise self._error(f"there is no escape \\{kind}")
+            raise self._error(f"unknown escape \\{kind}")
         self._at += 2
         return ord(_ESCAPES[kind])
 
@@ -209,7 +213,7 @@ class _GbnfParser:
         if max(low, high or 0) > MAX_REPETITION:
             raise GrammarTooComplexError(f"line {self._line()}: more than {MAX_REPETITION} repetitions")
         if high is not None and high < low:
-            raise self._error("the most repetitions are fewer than the least")
+            raise self._error("the highest number of repetitions is below the lowest")
         self._at = counts.end()
         return low, high
 
@@ -228,11 +232,11 @@ class _GbnfParser:
     def _here(self) -> str:
         return repr(self._text[self._at : self._at + 20]) if self._at < len(self._text) else "the end"
 
-    def _line(self) -> int:
-        return self._text.count("\n", 0, self._at) + 1
+    def _line(self, place: int | None = None) -> int:
+        return self._text.count("\n", 0, self._at if place is None else place) + 1
 
-    def _error(self, reason: str) -> GrammarError:
-        return GrammarError(f"line {self._line()}: {reason}")
+    def _error(self, reason: str, place: int | None = None) -> GrammarError:
+        return GrammarError(f"line {self._line(place)}: {reason}")
 
 
 def follow(rules: Mapping[str, Expression], first: Mapping[str, int]) -> dict[str, int]:
@@ -314,7 +318,7 @@ def write_lark(rules: Mapping[str, Expression]) -> str:
     root = next(iter(rules))
     known = with_words(rules)
     if root not in known:
-        raise GrammarError(f"no text is a word of the grammar: the rule {root!r} never comes to an end")
+        raise GrammarError(f"the grammar matches no text: the rule {root!r} never ends")
     cleaned = {name: without_dead_ends(body, known) for name, body in rules.items() if name in known}
     lexed = _lexed(cleaned, root)
     lines = [f"start: {next(iter(lexed.rules))}"]

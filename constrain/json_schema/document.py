@@ -242,21 +242,21 @@ class Document:
         if resource not in ("", base):
             if resource not in self._targets and not self._load(resource):
                 raise InvalidSchemaError(
-                    f"reference {reference!r} leads out of the schema; remote ones are not read: put what it names "
-                    "under $defs",
+                    f"reference {reference!r} points outside the schema; remote references are not fetched: put the "
+                    "target under $defs",
                     path=where,
                 )
             base, home = resource, self._targets[resource]
         if fragment and not fragment.startswith("/"):
             name = f"{base}#{unquote(fragment)}" if base else f"{home.partition('#')[0]}#{unquote(fragment)}"
             if name not in self._targets:
-                raise InvalidSchemaError(f"reference {reference!r} leads nowhere", path=where)
+                raise InvalidSchemaError(f"reference {reference!r} has no target", path=where)
             return self._targets[name]
         target = home + unquote(fragment)
         try:
             self._node(target)
         except InvalidSchemaError:
-            raise InvalidSchemaError(f"reference {reference!r} leads nowhere", path=where) from None
+            raise InvalidSchemaError(f"reference {reference!r} has no target", path=where) from None
         return target
 
     def _load(self, uri: str) -> bool:
@@ -313,7 +313,7 @@ def _joined(base: str, reference: str, where: str) -> str:
         urldefrag(joined)
         return joined
     except ValueError as error:
-        raise InvalidSchemaError(f"{reference[:100]!r} is no reference: {error}", path=where) from None
+        raise InvalidSchemaError(f"{reference[:100]!r} is not a reference: {error}", path=where) from None
 
 
 def pointer_of(location: str) -> str:

@@ -460,7 +460,7 @@ class _Members:
         most = MAX_ITEMS // (1 if not in_order else 2 if self._counter_bits or self._plan.implications else 3)
         if num_open > most:
             message = (
-                f"an object has {num_open} keys that may come at one place, and no more than {most} can be told apart"
+                f"an object has {num_open} keys that may come in the same place, and at most {most} can be told apart"
             )
             raise GrammarTooComplexError(f"{message}: require some of them, or nest them in objects of their own")
 

@@ -39,7 +39,7 @@ def lower_schema(spec: JsonSchema) -> Lowered:
     graph = Graph(expander, frozenset({subschemas.literal("#", ())}))
     if graph.cost(graph.root) == math.inf:
         if subschemas.narrowed:
-            raise GrammarTooComplexError("the schema's combinations are too many to be written out")
+            raise GrammarTooComplexError("the schema has too many combinations to be written out")
         raise InvalidSchemaError("no finite value satisfies the schema")
     distinct, uncovered = distinct_paths(graph)
     for literal, keyword in uncovered:

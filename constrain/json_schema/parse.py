@@ -99,7 +99,7 @@ def parse_schema(text: str) -> Schema:
     except RecursionError:
         raise GrammarTooComplexError("the schema is nested too deeply") from None
     except UnicodeEncodeError:
-        raise InvalidSchemaError("a string of the schema holds half a surrogate pair") from None
+        raise InvalidSchemaError("a string of the schema contains a lone surrogate") from None
     except InvalidSchemaError:
         raise
     except ValueError as error:
@@ -181,7 +181,7 @@ def _pattern_excess(pattern: str) -> str | None:
         return f"the pattern has {len(pattern)} characters, at most {MAX_PATTERN_CHARS} are allowed"
     for match in _REPETITIONS.finditer(pattern):
         if any(len(count) > 9 or int(count) > MAX_REPETITION for count in match.groups() if count):
-            return f"the pattern repeats {match[0][:40]}, at most {MAX_REPETITION} times is allowed"
+            return f"the pattern repeats {match[0][:40]}, at most {MAX_REPETITION} times are allowed"
     return None
 
 

@@ -60,9 +60,9 @@ def violations(
         found = validator(schema, frozenset(formats)).iter_errors(value)
         return [_violation(error) for error, _ in zip(found, range(MAX_VIOLATIONS), strict=False)]
     except Unresolvable as error:
-        raise InvalidSchemaError(f"a reference leads nowhere: {error.ref!r}") from None
+        raise InvalidSchemaError(f"a reference has no target: {error.ref!r}") from None
     except RecursionError:
-        raise GrammarTooComplexError("checking the value does not end: references lead round") from None
+        raise GrammarTooComplexError("checking the value does not end: references form a cycle") from None
     except re.error as error:  # of `unevaluatedProperties`, which looks at patterns by itself
         raise UnsupportedKeywordError("patternProperties", reason=f"it cannot be checked: {error}") from None
     except _LateError:

@@ -214,7 +214,7 @@ class PartialReader:
         elif any(literal.startswith(word) for literal in _LITERALS):
             self._pieces = [word]
         else:
-            raise ValueError(f"{word!r} begins no JSON value")
+            raise ValueError(f"{word!r} does not begin a JSON value")
 
     def _read_mark(self, char: str) -> None:
         """Reads one character outside of strings, numbers and literals."""
@@ -240,7 +240,7 @@ class PartialReader:
             self._pieces = [char]
             self._expected = "literal"
         else:
-            raise ValueError(f"{char!r} cannot stand here in a JSON text")
+            raise ValueError(f"{char!r} is not valid here in a JSON text")
 
     def _closes(self, char: str) -> bool:
         """Tells whether `char` ends the innermost object or array here."""

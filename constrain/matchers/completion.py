@@ -298,7 +298,7 @@ def _takes(state: GrammarState, tokens: list[int]) -> bool:
 
 def _check(state: GrammarState) -> None:
     if is_broken(state):
-        raise StepTooComplexError("a way to the end takes more effort to find than a step may")
+        raise StepTooComplexError("finding a way to the end takes more work than one step may use")
 
 
 class _TimeLeft:

@@ -226,7 +226,7 @@ class Healing(Matcher):
         crossing = self._healer.crossing(rest)
         beyond = crossing.ids if self.inner is None else Ahead(self._tokens, self.inner.copy()).allowed(crossing)
         if not within and not len(beyond):
-            raise MatcherError(f"no token goes on with {rest!r}")
+            raise MatcherError(f"no token continues with {rest!r}")
         out[:] = _row(np.concatenate([np.array(within, dtype=np.int64), beyond]), len(out))
 
     def accept(self, token: int, remaining: int | None = None, patience_s: float | None = None) -> int:
@@ -235,7 +235,7 @@ class Healing(Matcher):
             return self._accept_after(token, remaining, patience_s)
         text = self._text(token)
         if not self._agrees(text):
-            raise MatcherError(f"token {token} does not go on with {self._rest!r}")
+            raise MatcherError(f"token {token} does not continue with {self._rest!r}")
         num_bytes = min(len(text), len(self._rest))
         num_fed = self._feed(text[num_bytes:], remaining, patience_s)
         if num_fed is None or not self._fits(text, remaining):

@@ -25,7 +25,7 @@ MAX_WITNESS_TOKENS = 4_096
 MAX_RESPELLED = 8
 MAX_LEXERS = 8
 """Lexers tried for one step, as others may break them. Who breaks one goes on with one of its own."""
-_TOO_COMPLEX = "the constraint takes more effort to follow than a step may: make its repetitions shorter"
+_TOO_COMPLEX = "the constraint takes more work to follow than one step may use: make its repetitions shorter"
 _WHITESPACE = b" \t\n\r"
 
 
@@ -286,7 +286,7 @@ class TokenMatcher(Matcher):
         if self._lexer.notices_failure(self.state):
             return StepTooComplexError(_TOO_COMPLEX)
         if has_too_many_items(self.state):
-            return StepTooComplexError("the constraint has too many ways to go on at one place: make it narrower")
+            return StepTooComplexError("the constraint has too many continuations at one place: make it narrower")
         return MatcherError(f"the grammar cannot be followed: {_first_line(self.state.get_error())}")
 
     def _ensure_lexer(self, patience_s: float | None = None) -> None:

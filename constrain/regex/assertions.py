@@ -207,14 +207,14 @@ def sought(tree: Tree, max_steps: int) -> list[Sought]:
         NotRegularError: an assertion cannot be expressed, or takes more than `max_steps` (see MAX_STEPS).
     """
     if tree.depth > MAX_DEPTH:
-        raise NotRegularError("assertions are nested too deep")
+        raise NotRegularError("assertions are nested too deeply")
     found: dict[tuple[tuple[tuple[Node, bool], ...], tuple[Tree, ...]], list[Tree]] = {}
     for branch in _branches(tree):
         items = branch.items if isinstance(branch, Sequenced) else (branch,)
         behind: list[tuple[Node, bool]] = []
         while items and isinstance(look := items[0], Look) and _Contexts(look).needs_prefix(look):
             if _looks_on(look.item):
-                raise NotRegularError("a look-ahead inside of a look-behind of several characters is not supported")
+                raise NotRegularError("a look-ahead inside a look-behind of several characters is not supported")
             behind.append((_root((Leaf(ANY),), look.item, ()), look.negated))
             items = items[1:]
         size = len(items)
@@ -262,7 +262,7 @@ def _branches(tree: Tree) -> Iterator[Tree]:
 
 def _root(before: tuple[Tree, ...], tree: Tree, behind: tuple[Tree, ...]) -> Node:
     if tree.depth > MAX_DEPTH:
-        raise NotRegularError("assertions are nested too deep")
+        raise NotRegularError("assertions are nested too deeply")
     contexts = _Contexts(tree)
     found = []
     for item in tree.items if isinstance(tree, Alternatives) else (tree,):
@@ -343,7 +343,7 @@ class _Contexts:
             starts = [context == 0 or (edge.lines and self.sets[context - 1] <= LINE_ENDS) for context in self.range()]
             return self._only(starts, rest)
         if more and edge.lines:
-            raise NotRegularError("the end of a line inside of a repeated group is not supported")
+            raise NotRegularError("the end of a line inside a repeated group is not supported")
         ends = union((EPSILON, LINE_END_NEXT)) if edge.lines else EMPTY if more else EPSILON
         return tuple(intersection((node, ends)) for node in rest)
 
@@ -400,12 +400,12 @@ class _Contexts:
         last = self.following(tree.item, nothing, more=more)
         if any(node is not inner[1] for node in inner[1:]) or any(node is not last[1] for node in last[1:]):
             if inner != last or tree.low > 1 or tree.high is not None:
-                raise NotRegularError("a look-behind inside of a counted group is not supported")
+                raise NotRegularError("a look-behind inside a counted group is not supported")
             return self._by_class(tree, inner, rest)
         if inner == last:
             return self._rounds(tree, inner, inner, rest)
         if more:
-            raise NotRegularError("the end of the text inside of a twice repeated group is not supported")
+            raise NotRegularError("the end of the text inside a doubly repeated group is not supported")
         with_text = self._rounds(tree, inner, inner, tuple(nonempty(node) for node in rest))
         without = self._rounds(tree, inner, last, tuple(EPSILON if node.nullable else EMPTY for node in rest))
         return tuple(union(nodes) for nodes in zip(with_text, without, strict=True))
@@ -475,7 +475,7 @@ class _Contexts:
 def _within(rest: Following, length: int | None) -> None:
     """Raises NotRegularError unless `rest` is long enough for what looks `length` characters ahead (None: far)."""
     if length is None or any(node.minimum < length and node is not EMPTY for node in rest):
-        raise NotRegularError("what looks ahead beyond the end of a match or of a repeated group is not supported")
+        raise NotRegularError("a look-ahead beyond the end of a match or of a repeated group is not supported")
 
 
 def _looks_on(tree: Tree) -> bool:

@@ -134,7 +134,7 @@ def compile_words(words: Iterable[bytes]) -> Automaton:
             node = children[node][byte]
         ends.add(node)
         if len(children) > MAX_RAW_STATES:
-            raise GrammarTooComplexError("the words are too many for a table")
+            raise GrammarTooComplexError("there are too many words for a table")
     following = np.full((len(children), 256), -1, np.int32)
     for node, branches in enumerate(children):
         for byte, child in branches.items():
@@ -177,7 +177,7 @@ def _minimal(following: Int32, ends: npt.NDArray[np.bool_], start: int) -> Autom
     merged = np.where(columns[member] >= 0, block[columns[member]], -1)
     order = _reached(merged, int(block[place[start]]))
     if len(order) > MAX_STATES:
-        raise GrammarTooComplexError(f"the constraint has {len(order)} states, at most {MAX_STATES} make a table")
+        raise GrammarTooComplexError(f"the constraint has {len(order)} states, at most {MAX_STATES} fit a table")
     renamed = np.full(len(member) + 1, -1, np.int32)
     renamed[order] = np.arange(len(order))
     columns, classes = _columns(renamed[merged[order]][:, classes])

@@ -116,16 +116,16 @@ def character_escape(reader: Cursor, *, in_class: bool = False) -> str:
     if char in _CONTROLS:
         return _CONTROLS[char]
     if not char:
-        reader.fail("a backslash stands at the end", start)
+        reader.fail("the pattern ends in a backslash", start)
     if char.isascii() and char.isalnum():
-        reader.fail(rf"there is no escape \{char}", start)
+        reader.fail(rf"unknown escape \{char}", start)
     return char
 
 
 def _hex_character(reader: Cursor, found: re.Match[str], start: int) -> str:
     code = int(found[1] or found[2] or found[3], 16)
     if code > 0x10FFFF:
-        reader.fail("there is no such code point", start)
+        reader.fail("no such code point", start)
     low = _LOW_SURROGATE.match(reader.text, reader.at)
     if found[2] and 0xD800 <= code < 0xDC00 and low is not None:
         reader.at = low.end()
@@ -274,7 +274,7 @@ class _Parser(Cursor):
             return True
         modifiers = _MODIFIERS.match(self.text, self.at)
         if modifiers is None:
-            self.fail("there is no such kind of group", start)
+            self.fail("unknown kind of group", start)
         self.at = modifiers.end()
         on, off, end = modifiers[1], modifiers[2] or "", modifiers[3]
         if "x" in on:

@@ -1,4 +1,4 @@
-"""Child processes: without secrets in their environment, and gone when their parent is."""
+"""Child processes: with no more of the environment than they need, and gone when their parent is."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+_KNOWN = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|TERM|COLUMNS|LINES|TZ|LANG|LANGUAGE|LC_\w+|TMPDIR|TEMP|TMP|XDG_\w+|VIRTUAL_ENV|CONDA_\w+"
+    r"|PYTHON\w+|LD_\w+|DYLD_\w+|MALLOC_\w+|GLIBC_\w+|(A|L|T|UB)SAN_\w+|COVERAGE_\w+|CC|CXX|CPATH|LIBRARY_PATH"
+    r"|OMP_\w+|GOMP_\w+|KMP_\w+|MKL_\w+|BLIS_\w+|OPENBLAS_\w+|NUMEXPR_\w+|VECLIB_\w+|RAYON_\w+|RUST_\w+"
+    r"|CUDA\w*|CUBLAS\w*|CUDNN\w*|NVIDIA_\w+|NCCL_\w+|HIP_\w+|ROCM_\w+|ROCR_\w+|HSA_\w+|TORCH\w*|PYTORCH_\w+|TRITON_\w+"
+    r"|TOKENIZERS_\w+|TRANSFORMERS_\w+|SAFETENSORS_\w+|HF_\w+|HUGGINGFACE_\w+|BOUGH_\w+"
+    r"|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|(https?|all|no)_proxy",
+    re.IGNORECASE,
+)
+"""Variables of the system, of Python and the libraries that are loaded, and the settings of this program."""
+
 _SECRET = re.compile(
     r"(^|_)(API_?KEYS?|ACCESS_?KEY|PRIVATE_?KEY|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE
 )
@@ -22,8 +33,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def child_environment(*, keep: Collection[str] = ()) -> dict[str, str]:
-    """This process's environment without variables whose names say that they are secret, but for those in `keep`."""
-    return {name: value for name, value in os.environ.items() if name in keep or _SECRET.search(name) is None}
+    """The variables of this process's environment that are known to matter to a child, and those in `keep`. Others may
+    be secrets, whatever they are called."""
+    return {name: value for name, value in os.environ.items() if name in keep or _is_known(name)}
+
+
+def _is_known(name: str) -> bool:
+    return _KNOWN.fullmatch(name) is not None and _SECRET.search(name) is None
 
 
 def start_child(

@@ -236,6 +236,6 @@ class Processes:
         return process
 
     def _no_process(self, error: Exception) -> NoProcessError:
-        logger.warning("constraints are compiled without a process of their own: %s", error)
+        logger.warning("constraints are compiled without a worker process: %s", error)
         self._retry_at = time.monotonic() + RETRY_START_S
         return NoProcessError()

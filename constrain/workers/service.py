@@ -417,11 +417,13 @@ class Turn:
         try:
             answer = self._ask_twice(job)
         except LateError:
-            raise (task.error or CompileLateError("nobody waits for the constraint any more")) from None
+            raise (task.error or CompileLateError("the constraint is no longer needed")) from None
         except ProcessEndedError as error:
             if service.is_running(task):
                 logger.warning("a constraint could not be compiled: %s", error)
-            raise GrammarTooComplexError("the constraint takes too much to compile: its process was ended") from None
+            raise GrammarTooComplexError(
+                "the constraint takes too much memory or time to compile: its process was stopped"
+            ) from None
         finally:
             with service.lock:
                 task.remote, task.process, task.begun = False, None, time.monotonic()

@@ -50,18 +50,22 @@ class Turns:
         if not self._running[tenant]:
             del self._running[tenant]
 
+    def num_running(self, tenant: str) -> int:
+        return self._running.get(tenant, 0)
+
     def rank(self, tenant: str) -> tuple[int, float]:
         """Returns a sort key by which who has less comes first: what runs counts before what has run."""
-        return self._running.get(tenant, 0), self._used.get(tenant, 0.0)
+        return self.num_running(tenant), self._used.get(tenant, 0.0)
 
 
 class FairQueue(Generic[T]):
     """Items that wait, in the order of their arrival within a tenant. Not thread-safe.
 
-    Whoever takes an item tells when it has ended, and what it cost.
+    Whoever takes an item tells when it has ended, and what it cost. No more than `most_running` of a tenant's run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_running: int | None = None) -> None:
+        self._most_running = most_running
         self._turns = Turns()
         self._waiting: dict[str, deque[T]] = {}
         self._num_waiting = 0
@@ -73,16 +77,20 @@ class FairQueue(Generic[T]):
     def num_waiting(self, tenant: str) -> int:
         return len(self._waiting.get(tenant, ()))
 
+    def may_run(self, tenant: str) -> bool:
+        """Returns whether a further item of the tenant's may run."""
+        return self._most_running is None or self._turns.num_running(tenant) < self._most_running
+
     def push(self, tenant: str, item: T) -> None:
         self._turns.enter(tenant)
         self._waiting.setdefault(tenant, deque()).append(item)
         self._num_waiting += 1
 
     def pop(self) -> tuple[str, T] | None:
-        """Takes the next item, which runs from now on; None if none waits."""
-        if not self._waiting:
+        """Takes the next item, which runs from now on; None if none waits, or none may run yet."""
+        tenant = min(filter(self.may_run, self._waiting), key=self._turns.rank, default=None)
+        if tenant is None:
             return None
-        tenant = min(self._waiting, key=self._turns.rank)
         item = self._waiting[tenant].popleft()
         self._left(tenant)
         self._turns.begin(tenant)
@@ -111,24 +119,26 @@ class FairQueue(Generic[T]):
 class FairThreads:
     """Threads that work for several tenants, who take turns by the processor time that they had. Thread-safe.
 
-    Work whose future is cancelled before it begins is dropped. What has begun goes to its end, or to that of the
-    process, which does not wait for it (it would for the threads of `concurrent.futures`).
+    With `most_running` below the number of threads, no tenant holds them all. Work whose future is cancelled before it
+    begins is dropped. What has begun goes to its end, or to that of the process, which does not wait for it (it would
+    for the threads of `concurrent.futures`).
     """
 
-    def __init__(self, name: str, num_threads: int) -> None:
+    def __init__(self, name: str, num_threads: int, *, most_running: int | None = None) -> None:
         """The threads are begun as they are needed."""
         self._name = f"bough-{name}"
         self._num_most = num_threads
         self._changed = threading.Condition(threading.Lock())
-        self._queue: FairQueue[tuple[Future[Any], Callable[[], Any]]] = FairQueue()
+        self._queue: FairQueue[tuple[Future[Any], Callable[[], Any]]] = FairQueue(most_running)
         self._num_threads = 0
         self._num_running = 0
         self._closed = False
 
-    @property
-    def busy(self) -> bool:
-        """Returns true if further work has to wait."""
-        return self._num_running + len(self._queue) >= self._num_most
+    def busy(self, tenant: str) -> bool:
+        """Returns true if further work of the tenant's has to wait."""
+        with self._changed:
+            is_full = self._num_running + len(self._queue) >= self._num_most
+            return is_full or bool(self._queue.num_waiting(tenant)) or not self._queue.may_run(tenant)
 
     def num_waiting(self, tenant: str | None = None) -> int:
         """Returns how many pieces of work wait, of a tenant or of all."""
@@ -185,12 +195,13 @@ class FairThreads:
                 with self._changed:
                     self._queue.end(tenant, time.thread_time() - began)
                     self._num_running -= 1
+                    self._changed.notify()  # more of the tenant's may run, and this thread may take that of another
 
     def _take(self) -> tuple[str, tuple[Future[Any], Callable[[], Any]]] | None:
         """Waits for the next piece of work, which runs from now on; None if the thread is to end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._queue), IDLE_S)
-            taken = None if self._closed else self._queue.pop()
+            found = self._changed.wait_for(lambda: self._closed or self._queue.pop(), IDLE_S)
+            taken = found if isinstance(found, tuple) else None
             if taken is None:
                 self._num_threads -= 1
             else:

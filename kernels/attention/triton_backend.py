@@ -151,7 +151,7 @@ class TritonAttention:
         slots = step.write_slot.long().clamp(min=0)  # the null page is there to be overwritten
         for cache, scales, new in ((self.keys, self.k_scale, k), (self.values, self.v_scale, v)):
             _write(cache[layer.index], slots, new, None if scales is None else scales[layer.index])
-        return self._attend(step, layer, q.contiguous())
+        return self.attend(layer, q.contiguous())
 
     def run_qkv(self, layer: AttentionLayer, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         """See AttentionBackend.run_qkv."""
@@ -168,7 +168,7 @@ class TritonAttention:
             q_out=q,
             **self._cache(layer.index),
         )
-        return self._attend(step, layer, q)
+        return self.attend(layer, q)
 
     def _cache(self, layer: int) -> dict[str, torch.Tensor]:
         """One layer's keys and values, and their scales if they have any, by name."""
@@ -177,8 +177,9 @@ class TritonAttention:
             cache |= {"k_scale": self.k_scale[layer], "v_scale": self.v_scale[layer]}
         return cache
 
-    def _attend(self, step: _Step, layer: AttentionLayer, q: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(q)
+    def attend(self, layer: AttentionLayer, q: torch.Tensor) -> torch.Tensor:
+        """`run` where the cache holds the new keys and values already."""
+        step, out = self._start(q), torch.empty_like(q)
         if not len(q):
             return out
         options: dict[str, Any] = {"page_table": step.page_table, "page_size": self.shape.page_size}

@@ -43,9 +43,9 @@ class GrammarTable:
         if not (num_states and num_classes and len(self.token_class)):
             raise ValueError("a grammar table has at least one state, one class and one token")
         if self.token_class.min() < 0 or self.token_class.max() >= num_classes:
-            raise ValueError(f"token_class must lie in 0 .. {num_classes}")
+            raise ValueError(f"token_class must be in 0 .. {num_classes}")
         if self.next_state.min() < -1 or self.next_state.max() >= num_states:
-            raise ValueError(f"next_state must lie in -1 .. {num_states}")
+            raise ValueError(f"next_state must be in -1 .. {num_states}")
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,7 @@ def _bind(loaded: ctypes.CDLL) -> Library | None:
     if hasattr(loaded, "bough_sizes"):
         loaded.bough_sizes(theirs)
     if list(theirs) != ours or not hasattr(loaded, "bough_instructions"):
-        raise RuntimeError("bough's CPU library was built from older sources: install bough again, or run make dev")
+        raise RuntimeError("bough's CPU library was built from older sources: reinstall bough, or run make dev")
     loaded.bough_instructions.restype = ctypes.c_char_p
     instructions = loaded.bough_instructions()
     if instructions is None:

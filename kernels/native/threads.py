@@ -14,6 +14,6 @@ class Threads:
         self.num = num
         self.address = library.pool_create(num)
         if not self.address:
-            raise MemoryError("the CPU library could not begin its threads")
+            raise MemoryError("the CPU library could not start its threads")
         end = weakref.finalize(self, library.pool_destroy, self.address)
         end.atexit = False  # another thread may be in a pass when the process ends

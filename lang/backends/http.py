@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import ssl
 import weakref
@@ -21,12 +22,14 @@ from ..backend import TEXT_ONLY
 from ..diagnostics.errors import BackendError
 from ..diagnostics.located import at_line
 from ..observe.otel import trace_headers
-from .apis.http_client import MAX_ERROR_BYTES, ahead
+from .apis.http_client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, ahead
 from .messages.tools import NO_TOOLS
 
 _MAX_CONNECTIONS = 1024
 _LANE_WIDTH = 8
 _RETRYABLE = frozenset({408, 429, 502, 503, 504})
+_RETRYABLE_CODES = frozenset({"engine_dead", "engine_overloaded", "engine_starting", "queue_timeout", "shutting_down"})
+"""Errors after which a program whose stream has begun may be sent again."""
 _EVENTS: msgspec.json.Decoder[ProgramEvent] = json_decoder(ProgramEvent)
 
 
@@ -72,7 +75,7 @@ class HttpBackend:
         try:
             with self._client.stream("POST", "/v1/programs", **_body(program)) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise _refusal(response.status_code, _head(response.iter_bytes()))
+                    raise _refusal(response, _head(response.iter_bytes(), MAX_ERROR_BYTES))
                 for part in response.iter_bytes():
                     yield from events.feed(part)
         except httpx.HTTPError as error:
@@ -86,7 +89,7 @@ class HttpBackend:
             with lane:
                 async with lane.client.stream("POST", "/v1/programs", **_body(program)) as response:
                     if response.status_code != httpx.codes.OK:
-                        raise _refusal(response.status_code, await ahead(response.aiter_bytes()))
+                        raise _refusal(response, await ahead(response.aiter_bytes()))
                     async for part in response.aiter_bytes():
                         for event in events.feed(part):
                             yield event
@@ -98,11 +101,11 @@ class HttpBackend:
         self._call("DELETE", f"/v1/programs/{program_id}", ignored=httpx.codes.NOT_FOUND)
 
     def flush_cache(self) -> bool:
-        return _FLUSHED.decode(self._call("POST", "/flush_cache").content).flushed
+        return _FLUSHED.decode(self._call("POST", "/flush_cache")).flushed
 
     def server_info(self) -> dict[str, Any]:
         """Returns the server's account of itself: version, model, settings, counters."""
-        return msgspec.json.decode(self._call("GET", "/server_info").content, type=dict[str, Any])
+        return msgspec.json.decode(self._call("GET", "/server_info"), type=dict[str, Any])
 
     def close(self) -> None:
         self._end()
@@ -121,14 +124,18 @@ class HttpBackend:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _call(self, method: str, path: str, *, ignored: int | None = None, json: object = None) -> httpx.Response:
+    def _call(self, method: str, path: str, *, ignored: int | None = None, json: object = None) -> bytes:
+        """Returns the body of an answer. Raises BackendError: refused, unreachable, or far too long an answer."""
         try:
-            response = self._client.request(method, path, json=json)
+            with self._client.stream(method, path, json=json) as response:
+                if response.is_error and response.status_code != ignored:
+                    raise _refusal(response, _head(response.iter_bytes(), MAX_ERROR_BYTES))
+                body = _head(response.iter_bytes(), MAX_ANSWER_BYTES + 1)
         except httpx.HTTPError as error:
             raise unreachable(error) from error
-        if response.is_error and response.status_code != ignored:
-            raise _refusal(response.status_code, response.content[:MAX_ERROR_BYTES])
-        return response
+        if len(body) > MAX_ANSWER_BYTES:
+            raise _too_long()
+        return body
 
     async def _lane(self) -> _Lane:
         """Returns a lane that is not full. Connections belong to an event loop, and are closed with it: its last act is
@@ -173,33 +180,46 @@ async def _lend() -> AsyncGenerator[list[_Lane], None]:
 
 
 class _Events:
-    """Reads server-sent events. The last one is held back until the answer is complete."""
+    """Reads server-sent events. The last one, or an error in its place, is held back until the answer is complete."""
 
     def __init__(self) -> None:
-        self._rest = b""
-        self._last: ProgramEvent | None = None
+        self._rest = bytearray()
+        self._last: ProgramEvent | BackendError | None = None
 
     def feed(self, part: bytes) -> list[ProgramEvent]:
         """The events that a part of the answer completes."""
-        *lines, self._rest = (self._rest + part).split(b"\n")
+        self._rest += part
+        if b"\n" not in part:
+            if len(self._rest) > MAX_ANSWER_BYTES:
+                raise _too_long()
+            return []
+        *lines, self._rest = self._rest.split(b"\n")
         found: list[ProgramEvent] = []
         for line in lines:
-            if not line.startswith(b"data:") or self._last is not None:
-                continue
-            try:
-                event = _EVENTS.decode(line[5:])
-            except msgspec.MsgspecError as error:
-                raise BackendError(
-                    f"the server sent an event that is not one: {error}; does it speak the same version?",
-                    code="broken_stream",
-                ) from error
-            if isinstance(event, Done | Failed):
+            event = self._read(bytes(line[5:])) if line.startswith(b"data:") and self._last is None else None
+            if isinstance(event, Done | Failed | BackendError):
                 self._last = event
-            else:
+            elif event is not None:
                 found.append(event)
         return found
 
+    def _read(self, data: bytes) -> ProgramEvent | BackendError | None:
+        """Reads an event, or the error that a server ends its stream with; None if it was cut off, which is the end."""
+        try:
+            return _EVENTS.decode(data)
+        except msgspec.ValidationError as error:
+            with contextlib.suppress(msgspec.MsgspecError):
+                return _stream_error(_SERVER_ERROR.decode(data).error)
+            raise BackendError(
+                f"the server sent an event that is not one: {error}; does it speak the same version?",
+                code="broken_stream",
+            ) from error
+        except msgspec.DecodeError:
+            return None
+
     def last(self) -> ProgramEvent:
+        if isinstance(self._last, BackendError):
+            raise self._last
         if self._last is None:
             raise BackendError("the server's answer ended in the middle", code="broken_stream", retryable=True)
         return self._last
@@ -242,8 +262,9 @@ def _body(program: Program) -> dict[str, Any]:
     return {"content": msgspec.json.encode(program), "headers": {**headers, **trace_headers()}}
 
 
-def _refusal(status: int, body: bytes) -> BackendError:
-    """The error that an answer describes."""
+def _refusal(response: httpx.Response, body: bytes) -> BackendError:
+    """The error that an answer describes. The server's x-should-retry goes before what its status tells."""
+    status = response.status_code
     try:
         detail = _SERVER_ERROR.decode(body).error
     except msgspec.MsgspecError:
@@ -252,7 +273,15 @@ def _refusal(status: int, body: bytes) -> BackendError:
     message = detail.message
     if code == "unknown_tool":
         message += ": tools run on the server, so start it with the file that defines them: bough serve --tools FILE.py"
-    return BackendError(message, code=code, param=detail.param, status=status, retryable=status in _RETRYABLE)
+    said = response.headers.get("x-should-retry", "")
+    retryable = {"true": True, "false": False}.get(said, status in _RETRYABLE)
+    return BackendError(message, code=code, param=detail.param, status=status, retryable=retryable)
+
+
+def _stream_error(detail: _ErrorDetail) -> BackendError:
+    """The error with which a server ends a stream that has begun."""
+    code = detail.code if isinstance(detail.code, str) else "broken_stream"
+    return BackendError(detail.message, code=code, param=detail.param, retryable=code in _RETRYABLE_CODES)
 
 
 def unreachable(error: httpx.HTTPError) -> BackendError:
@@ -268,10 +297,15 @@ def unreachable(error: httpx.HTTPError) -> BackendError:
     return BackendError(message, code="connection_error", retryable=True)
 
 
-def _head(chunks: Iterator[bytes]) -> bytes:
-    body = b""
+def _too_long() -> BackendError:
+    return BackendError("the server's answer is longer than any can be", code="broken_stream")
+
+
+def _head(chunks: Iterator[bytes], most: int) -> bytes:
+    """Reads as much of an answer as `most` bytes, and a chunk perhaps."""
+    body = bytearray()
     for chunk in chunks:
         body += chunk
-        if len(body) >= MAX_ERROR_BYTES:
+        if len(body) >= most:
             break
-    return body
+    return bytes(body)

@@ -28,12 +28,17 @@ from ...constrain.regex.formats import example
 from ...constrain.spec import Choice, GrammarSpec, JsonSchema, Regex, Structural
 from ...runtime.client.streams import aiterate, iterate
 from ...runtime.programs.executor import Executor
+from ...runtime.programs.state import Branch
 from ...runtime.protocol.errors import BoughError, EngineError, RequestError
-from ...runtime.protocol.program import Gen, Program, ProgramEvent, Select, Use, Value, walk
+from ...runtime.protocol.program import Gen, Offer, Program, ProgramEvent, Select, Use, Value, walk
 from ...runtime.protocol.request import Usage
-from ...runtime.tools.registry import Ticket, ToolCall
+from ...runtime.tools.calls import WrittenCall, schema_of
+from ...runtime.tools.forms import HERMES
+from ...runtime.tools.registry import Ticket
+from ...runtime.tools.registry import ToolCall as Callee
 from ..backend import TEXT_ONLY
 from ..diagnostics.errors import BackendError
+from ..tools.offered import ToolCall
 from ..types.annotations import as_json
 from .apis.emulate import Judge
 from .cassette_file import still
@@ -85,11 +90,11 @@ class MockBackend:
         with self._runs.lock:
             self._runs.script.learn(answers)
 
-    def run(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> Iterator[ProgramEvent]:
+    def run(self, program: Program, tools: Mapping[str, Callee] = NO_TOOLS) -> Iterator[ProgramEvent]:
         self.requests.append(program)
         yield from iterate(partial(self._runs.start, program, tools), partial(self._runs.drop, program.id))
 
-    async def arun(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> AsyncIterator[ProgramEvent]:
+    async def arun(self, program: Program, tools: Mapping[str, Callee] = NO_TOOLS) -> AsyncIterator[ProgramEvent]:
         self.requests.append(program)
         events = aiterate(partial(self._runs.start, program, tools), partial(self._runs.drop, program.id))
         try:
@@ -108,6 +113,13 @@ class MockBackend:
 
     def close(self) -> None:
         self._end()
+
+
+class _Machine(MessageMachine):
+    """Counts words as tokens."""
+
+    def num_tokens(self, branch: Branch) -> int:
+        return len(words(branch.content.text))
 
 
 @dataclass(eq=False, slots=True)
@@ -132,11 +144,11 @@ class _Runs:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.lock = threading.RLock()  # an answer may be a function that runs a program
-        self._programs = Executor(MessageMachine(self), time.monotonic, max_states=MAX_STATES)
+        self._programs = Executor(_Machine(self), time.monotonic, max_states=MAX_STATES)
         self._tools = ToolRuns()
         self._flights: dict[ModelCall, _Flight] = {}
 
-    def start(self, program: Program, tools: Mapping[str, ToolCall], put: Callable[[ProgramEvent], None]) -> None:
+    def start(self, program: Program, tools: Mapping[str, Callee], put: Callable[[ProgramEvent], None]) -> None:
         with self.lock:
             known = {**self.script.stand_ins(program), **tools}
             self._programs.run(program, lambda event: put(still(event)), known)
@@ -239,7 +251,7 @@ class Script:
         """True if it matters which of two branches asks first."""
         return bool(self._lists)
 
-    def stand_ins(self, program: Program) -> dict[str, ToolCall]:
+    def stand_ins(self, program: Program) -> dict[str, Callee]:
         """Stand-ins for tools that need not be there, since what they would return is answered."""
         uses = [op for op in walk(program.ops) if isinstance(op, Use) and self.has(op.name)]
         return {op.tool: _StandIn(op.tool) for op in uses}
@@ -257,6 +269,8 @@ class Script:
         """
         start = time.monotonic()
         match call.op:
+            case Gen(offer=Offer() as offer):
+                answer = self._turn(call, call.op, offer)
             case Gen():
                 answer = Answer(self._generate(call, call.op))
             case Select():
@@ -269,6 +283,31 @@ class Script:
         if limit_s is not None and time.monotonic() - start >= limit_s:
             raise EngineError(f"not done within {limit_s:g} s", code="generation_timeout")
         return answer
+
+    def _turn(self, call: ModelCall, op: Gen, offer: Offer) -> Answer:
+        """Returns an answer, or calls. Where a call is required and none was given, one is made up."""
+        given = self._next(call)
+        if given is None and offer.choice == "required":
+            name = offer.only or offer.tools[0]
+            schema = JsonSchema(json.dumps(schema_of(call.run.tools[name])))
+            given = ToolCall(name, json.loads(make_text(schema, name)))
+        calls = _calls(given)
+        if not calls:
+            return Answer(self._value(call, op, given))
+        if offer.choice == "none" or any(written.name not in offer.tools for written in calls):
+            allowed = "none" if offer.choice == "none" else ", ".join(map(repr, offer.tools))
+            raise RequestError(f"{given!r} is no answer to {op.name!r}: it may call {allowed}", param="answers")
+        text = "".join(HERMES.write(*written) for written in calls)
+        call.emit(text)
+        value = Value(branch=op.branch, name=op.name, text=text, usage=_usage(call, text))
+        return Answer(value, calls=calls)
+
+    def _value(self, call: ModelCall, op: Gen, answer: object) -> Value:
+        """Returns an answer as a value of a generation."""
+        text, matched = self._cut(answer, op)
+        for chunk in words(text):
+            call.emit(chunk)
+        return Value(branch=op.branch, name=op.name, text=text, matched=matched, usage=_usage(call, text))
 
     def _generate(self, call: ModelCall, op: Gen) -> Value:
         samples = [self._text_for(call, op) for _ in range(op.sampling.n)]
@@ -286,7 +325,9 @@ class Script:
 
     def _text_for(self, call: ModelCall, op: Gen) -> tuple[str, str | None]:
         """Returns an answer, cut at the first stop string, and that string."""
-        answer = self._next(call)
+        return self._cut(self._next(call), op)
+
+    def _cut(self, answer: object, op: Gen) -> tuple[str, str | None]:
         text = _written(answer, op.grammar)
         if text is None:
             text = make_text(op.grammar, op.name)
@@ -343,6 +384,19 @@ class Script:
             return self._lists[key].popleft()
         answer = self.answers.get(key)
         return answer(call.prompt.text, name) if callable(answer) else answer
+
+
+def _calls(answer: object) -> tuple[WrittenCall, ...]:
+    """Returns the calls that an answer is: one `ToolCall`, or several."""
+    several = answer if isinstance(answer, list | tuple) else (answer,)
+    if not several or not all(isinstance(each, ToolCall) for each in several):
+        return ()
+    calls = [each for each in several if isinstance(each, ToolCall)]
+    return tuple(WrittenCall(each.name, _plain(each.arguments)) for each in calls)
+
+
+def _plain(arguments: Mapping[str, Any] | str) -> dict[str, Any] | str:
+    return arguments if isinstance(arguments, str) else {name: as_json(value) for name, value in arguments.items()}
 
 
 def _is_list(answer: object) -> TypeGuard[Sequence[object]]:

@@ -20,11 +20,12 @@ from ...runtime.templates.fill import fill
 from ...runtime.templates.results import Results
 from ...runtime.tools.registry import ToolCall
 from ..backend import Backend, resolve_backend
-from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import users_lines
+from ..diagnostics.errors import ProgramError, explain
+from ..diagnostics.located import blamed, users_lines
+from ..diagnostics.source_lines import Place, caller
 from ..observe import otel as observe
 from ..record.options import OPTION_NAMES, checked_timeout
-from ..run.batch import count_at_once, split_item
+from ..run.batch import check_batch, count_at_once, split_item
 from ..session.loops import run_blocking
 from ..state.notebook import text_view
 from ..types.annotations import as_json
@@ -130,12 +131,13 @@ class CompiledProgram:
             RequestError: an argument is missing, unknown or of the wrong type.
             ProgramError: it failed.
         """
-        filled = self._filled(args, arguments, namespace, timeout_s)
-        if filled.generates:
-            with closing(observe.run(self.name, filled.backend_of(backend), filled.program, self.tools)) as events:
-                for event in events:
-                    filled.take(event)
-        return filled.result()
+        with blamed(here := caller()):
+            filled = self._filled(args, arguments, namespace, timeout_s)
+            if filled.generates:
+                with closing(observe.run(self.name, filled.backend_of(backend), filled.program, self.tools)) as events:
+                    for event in events:
+                        filled.take(event, here)
+            return filled.result()
 
     async def arun(
         self,
@@ -147,12 +149,24 @@ class CompiledProgram:
     ) -> Any:
         """`run` for tasks; cancelling the task stops the program."""
         with users_lines:
+            return await self._arun(caller(), args, arguments, backend, namespace, timeout_s)
+
+    async def _arun(
+        self,
+        here: Place,
+        args: tuple[Any, ...],
+        arguments: Mapping[str, Any],
+        backend: Backend | None = None,
+        namespace: str = "",
+        timeout_s: float | None = None,
+    ) -> Any:
+        with users_lines, blamed(here):
             filled = self._filled(args, arguments, namespace, timeout_s)
             if filled.generates:
                 arun = observe.arun(self.name, filled.backend_of(backend), filled.program, self.tools)
                 async with aclosing(arun) as events:
                     async for event in events:
-                        filled.take(event)
+                        filled.take(event, here)
             return filled.result()
 
     @users_lines
@@ -183,14 +197,17 @@ class CompiledProgram:
         """`run_batch` for tasks."""
         parameters = self.template.parameters
         takes_one = sum(one.default is None for one in parameters) <= 1 <= len(parameters)
-        items = [split_item(item, takes_one=takes_one) for item in batch]
+        check_batch(batch)
+        items = [split_item(item, takes_one=takes_one, takes_list=len(parameters) == 1) for item in batch]
         permits = asyncio.Semaphore(count_at_once(num_threads))
-        shared = {**kwargs, "backend": resolve_backend(kwargs.get("backend"))}
+        shared, here = {**kwargs, "backend": resolve_backend(kwargs.get("backend"))}, caller()
 
         async def one(args: tuple[object, ...], own: Mapping[str, Any]) -> Any:
             async with permits:
                 try:
-                    return await self.arun(*args, **{**shared, **own})
+                    named = {**shared, **own}
+                    how = {name: named.pop(name) for name in _HOW if name in named}
+                    return await self._arun(here, args, named, **how)
                 except BoughError as error:
                     return error
 
@@ -205,7 +222,7 @@ class CompiledProgram:
         **arguments: Any,
     ) -> Iterator[ProgramEvent]:
         """Runs it, and yields Delta, Value, ... as they come. Leaving early stops it."""
-        with users_lines:
+        with users_lines, blamed(caller()):
             filled = self._filled(args, arguments, namespace, timeout_s, deltas=True)
             with closing(observe.run(self.name, filled.backend_of(backend), filled.program, self.tools)) as events:
                 yield from events
@@ -251,6 +268,7 @@ class CompiledProgram:
         return {**placed, **by_name}
 
 
+_HOW = ("backend", "namespace", "timeout_s")
 _HINTS = {
     **dict.fromkeys(
         OPTION_NAMES,
@@ -287,9 +305,11 @@ class _Filled:
             check_room(self.program.ops, tokenizer)
         return backend
 
-    def take(self, event: ProgramEvent) -> None:
+    def take(self, event: ProgramEvent, here: Place) -> None:
+        """Takes in an event. Raises ProgramError: the program has failed, which the line `here` runs."""
         if isinstance(event, Failed):
-            raise ProgramError(event.error.message, code=event.error.code, param=event.error.param, branch=event.branch)
+            places = [here for _ in walk(self.program.ops)]
+            raise explain(self.program, places, event.error, event.branch, event.index)
         self.results.feed(event)
 
     def result(self) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from ...runtime.protocol.condition import Ref
 from ...runtime.protocol.program import (
     Assign,
+    CallTools,
     Fork,
     Gen,
     Join,
@@ -245,6 +246,10 @@ class _Estimate:
                 self._gen(op, line)
             case Select():
                 self._select(op, line)
+            case CallTools(name=name):
+                self._tool_calls += 1
+                self._item(op, name).times += 1
+                self._values[Ref(op.branch, name)] = _Made((), line.moment)
             case Use(name=name, arguments=arguments):
                 self._tool_calls += 1
                 self._item(op, name).times += 1
@@ -330,7 +335,8 @@ class _Estimate:
         return item
 
     def _item(self, op: Op, name: str) -> Item:
-        new = Item(kind=type(op).__name__.lower(), branch=op.branch, name=name)
+        kind = "use" if isinstance(op, CallTools) else type(op).__name__.lower()
+        new = Item(kind=kind, branch=op.branch, name=name)
         return self._items.setdefault(Ref(op.branch, name), new)
 
     def _role_tokens(self, line: _Line, role: str, *, opens: bool) -> Sequence[Hashable]:

@@ -24,10 +24,12 @@ from ...runtime.protocol.condition import (
 )
 from ...runtime.protocol.program import (
     Assign,
+    CallTools,
     Cancel,
     Fork,
     Gen,
     Join,
+    Offer,
     Op,
     Part,
     Repeat,
@@ -129,6 +131,8 @@ def _line(op: Op) -> str:
             return f"{name} = {_parts(parts)}"
         case Use(name=name, tool=tool, arguments=arguments):
             return f"use {name} = {tool}({', '.join(f'{key}={_parts(value)}' for key, value in arguments)})"
+        case CallTools(name=name, of=of):
+            return f"{name} = the calls in {of}"
         case Fork(children=children, isolated=isolated, retries=retries):
             extra = (", isolated" if isolated else "") + (f", {retries} retries" if retries else "")
             return f"fork {' '.join(map(str, children))}{extra}"
@@ -149,9 +153,17 @@ def _options(op: Gen) -> str:
     given = [f"{name}={_cut(json.dumps(value))}" for name, value in msgspec.to_builtins(op.sampling).items()]
     if op.grammar is not None:
         given.append(_grammar(op.grammar))
+    if op.offer is not None:
+        given.append(_offer(op.offer))
     if op.timeout_s is not None:
         given.append(f"timeout_s={op.timeout_s:g}")
     return f" ({', '.join(given)})" if given else ""
+
+
+def _offer(offer: Offer) -> str:
+    choice = offer.only or offer.choice
+    several = "" if offer.parallel else ", one at a time"
+    return f"tools {', '.join(offer.tools)}, {choice}{several}"
 
 
 def _grammar(grammar: GrammarSpec) -> str:

@@ -7,7 +7,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from msgspec.structs import replace
 
 from ...runtime.protocol.condition import Ref
-from ...runtime.protocol.program import Assign, Cancel, Fork, Gen, Join, Op, RoleBegin, RoleEnd, Select, Text, Use, walk
+from ...runtime.protocol.program import (
+    Assign,
+    CallTools,
+    Cancel,
+    Fork,
+    Gen,
+    Join,
+    Op,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Text,
+    Use,
+    walk,
+)
 from ...runtime.templates.rewrite import refs_in
 
 Ops = tuple[Op, ...]
@@ -69,7 +83,7 @@ def _needed(ops: Ops, wanted: Collection[Ref]) -> dict[int, int]:
             forked_at |= dict.fromkeys(op.children, here)
         for ref in _made(inner):
             made_at.setdefault(ref, []).append(here)
-        if any(isinstance(part, Use | Cancel) for part in inner):
+        if any(isinstance(part, Use | CallTools | Cancel) for part in inner):
             todo.append(here)
     for ref in wanted:
         todo += made_at.get(ref, [])
@@ -92,7 +106,7 @@ def _needed(ops: Ops, wanted: Collection[Ref]) -> dict[int, int]:
 
 def _made(ops: Iterable[Op]) -> Iterator[Ref]:
     for op in ops:
-        if isinstance(op, Gen | Select | Use | Assign):
+        if isinstance(op, Gen | Select | Use | CallTools | Assign):
             yield Ref(op.branch, op.name)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...runtime.protocol.errors import BoughError, ErrorInfo, to_info
-from ...runtime.protocol.program import Gen, Op, Program, Select, Use, walk
+from ...runtime.protocol.program import CallTools, Gen, Op, Program, Select, Use, named_tools, walk
 from .source_lines import UNKNOWN, Place
 
 
@@ -117,6 +117,8 @@ def _describe(op: Op) -> str:
     kind = type(op).__name__.lower()
     if isinstance(op, Use):
         return f"use {op.name!r} of tool {op.tool!r}"
+    if isinstance(op, CallTools):
+        return f"the calls in {op.of!r}"
     return f"{kind} {op.name!r}" if isinstance(op, Gen | Select) else kind
 
 
@@ -182,7 +184,7 @@ def _blamed(program: Program, message: str, named: Op | None) -> int | None:
     if found[1] is not None:
         return int(found[1]) if int(found[1]) < len(ops) else None
     tool = found[2] or found[3]
-    return next((index for index, op in enumerate(ops) if isinstance(op, Use) and repr(op.tool) == tool), None)
+    return next((index for index, op in enumerate(ops) if tool in map(repr, named_tools(op))), None)
 
 
 def _concerns_all(refusal: BoughError) -> bool:

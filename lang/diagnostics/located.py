@@ -9,7 +9,8 @@ from contextlib import ContextDecorator, contextmanager
 from typing import Any, TypeVar
 
 from ...runtime.protocol.errors import BoughError, ModelError, RequestError
-from .source_lines import UNKNOWN, caller, is_raised_by_user, users_only
+from .errors import ProgramError
+from .source_lines import UNKNOWN, Place, caller, is_raised_by_user, users_only
 
 Word = TypeVar("Word", bound=Callable[..., Any])
 
@@ -41,9 +42,22 @@ def at_line() -> Iterator[None]:
         raise
 
 
-def add_line(error: Exception) -> None:
+@contextmanager
+def blamed(here: Place) -> Iterator[None]:
+    """Names the line `here` in errors that have none: as the place of a program's, in the message of others."""
+    try:
+        yield
+    except ProgramError as error:
+        error.place = error.place or here
+        raise
+    except (BoughError, TypeError) as error:
+        add_line(error, here)
+        raise
+
+
+def add_line(error: Exception, here: Place | None = None) -> None:
     """Puts the user's line behind an error's message, unless it has one. `message` stays as it is."""
-    here = caller()
+    here = here or caller()
     text = str(error)
     if here == UNKNOWN or _has_line(error):
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from traceback import FrameSummary, StackSummary, walk_tb
+from traceback import walk_tb
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
@@ -77,14 +77,8 @@ def raised(error: BaseException) -> Place:
     return found[-1]._replace(callers=tuple(found[:-1])) if found else UNKNOWN
 
 
-def users_frames(error: BaseException) -> list[FrameSummary]:
-    """Returns the lines of users' code in an error's traceback, the innermost last: none of this package or of what
-    Python does to import a file."""
-    return list(StackSummary.extract(walk_tb(users_only(error.__traceback__))))
-
-
 def users_only(traceback: TracebackType | None) -> TracebackType | None:
-    """A traceback without the lines of this package and of Python's own modules."""
+    """A traceback without the lines of this package and of Python's own modules; None if no others are in it."""
     kept = [(frame, line) for frame, line in walk_tb(traceback) if _is_users(frame, _module(frame))]
     last: TracebackType | None = None
     for frame, line in reversed(kept):

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, TypeVar
 from ...constrain.spec import GrammarSpec
 from ...runtime.protocol.errors import RequestError, did_you_mean
 from ...runtime.protocol.sampling_params import SamplingParams
+from ...runtime.sampler.seeds import derive
 
 Word = TypeVar("Word", bound=Callable[..., Any])
 
@@ -56,7 +57,16 @@ class SamplingOptions(TokenOptions, total=False):
     max_tokens: int | None
 
 
-class TypedOptions(SamplingOptions, total=False):
+class ToolOptions(TypedDict, total=False):
+    """Options of a generation that may call tools."""
+
+    tools: Sequence[object] | None
+    tool_choice: object
+    parallel_tool_calls: bool | None
+    max_turns: int | None
+
+
+class TypedOptions(SamplingOptions, ToolOptions, total=False):
     """Options of a generation with a given type."""
 
     retries: int | None
@@ -65,7 +75,7 @@ class TypedOptions(SamplingOptions, total=False):
     timeout_s: float | None
 
 
-class GenOptions(TokenOptions, total=False):
+class GenOptions(TokenOptions, ToolOptions, total=False):
     """Options of `gen` by name: sampling options and constraints."""
 
     type: object
@@ -127,8 +137,8 @@ def by_name(word: str, order: Sequence[str], placed: Sequence[Any], named: Mappi
     return {**options, **named}
 
 
-def clean_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of SamplingParams, with what is None left out.
+def clean_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
+    """Fields of SamplingParams, with what is None left out. `others` are options that the caller has taken itself.
 
     Raises:
         RequestError: a value is of the wrong type or out of range, or an option is given twice.
@@ -136,8 +146,10 @@ def clean_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in options:
         if name not in OPTION_NAMES:
-            meant = nearest(name, OPTION_NAMES)
-            raise TypeError(f"there is no option {name!r}{meant}; the options are {', '.join(sorted(OPTION_NAMES))}")
+            known = {*OPTION_NAMES, *others}
+            raise TypeError(
+                f"there is no option {name!r}{nearest(name, known)}; the options are {', '.join(sorted(known))}"
+            )
     fields = {name: checked_option(name, value) for name, value in options.items() if value is not None}
     if "max_new_tokens" in fields:
         if "max_tokens" in fields:
@@ -174,6 +186,19 @@ def _take_logprobs(fields: dict[str, Any]) -> None:
 def merge_options(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> SamplingParams:
     """Sampling parameters of one generation; both are what `clean_options` gave."""
     return SamplingParams(**{**DEFAULTS, **defaults, **options})
+
+
+OF_BRANCHES, OF_ITEMS, OF_CALLS = 1 << 56, 1 << 57, 1 << 58
+"""Parts that a run's seed is divided among, so that no two of them draw the same."""
+
+
+def apart(defaults: Mapping[str, Any], among: int, number: int) -> Mapping[str, Any]:
+    """The defaults of one of several parts that inherit them: a seed is mixed with the part's number, since parts that
+    ask the same would otherwise get the same answer. Number 0 has the seed itself."""
+    seed = defaults.get("seed")
+    if seed is None or number == 0:
+        return defaults
+    return {**defaults, "seed": derive(derive(seed, among), number) >> 11}  # exact in every JSON
 
 
 # The types of options

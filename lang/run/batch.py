@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 from tqdm import tqdm
 
 from ..diagnostics.errors import ProgramError
+from ..diagnostics.source_lines import caller
 from ..session.loops import LoopThread, result_of
 from ..session.session import Session
 from ..state.notebook import batch_view
@@ -31,14 +32,30 @@ _AHEAD = 4
 
 _SLOW_S = 0.5
 
+_SHOWN = 8
+"""States that the text of a batch shows."""
+
 Result = TypeVar("Result")
 
 
 class States(list[State[Result]]):
     """The states of a batch, in order. A notebook shows them as a table."""
 
+    @property
+    def failed(self) -> list[tuple[int, BaseException]]:
+        """The index of each failed run, and its error."""
+        errors = ((index, state.error()) for index, state in enumerate(self))
+        return [(index, error) for index, error in errors if error is not None]
+
+    def __repr__(self) -> str:
+        failed = self.failed
+        first = f" (the first is [{failed[0][0]}]: {failed[0][1]})" if failed else ""
+        shown = [f"  {state!r}" for state in self[:_SHOWN]]
+        more = [f"  and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
+        return "\n".join([f"<{len(self)} states, {len(failed)} failed{first}>", *shown, *more])
+
     def _repr_html_(self) -> str:
-        return batch_view([(state._branch, getattr(state, "ret_value", None)) for state in self])
+        return batch_view([(state._branch, vars(state).get("_returned")) for state in self])
 
 
 Maker = Callable[[int, PullDriver | TaskDriver], Run]
@@ -173,16 +190,35 @@ def count_at_once(num_threads: int | str) -> int:
     return num_threads
 
 
-def split_item(item: object, *, takes_one: bool) -> tuple[tuple[object, ...], Mapping[str, object]]:
+def check_batch(batch: object) -> None:
+    """Refuses what is one item, and not a list of them.
+
+    Raises:
+        ProgramError: it is a dict or a text.
+    """
+    if isinstance(batch, Mapping | str | bytes):
+        kind = type(batch).__name__
+        raise ProgramError(
+            f"run_batch takes a list of items, got a {kind}: for one run, run_batch([item]) or f.run(...)",
+            code="invalid_program",
+            param="batch",
+            place=caller(),
+        )
+
+
+def split_item(
+    item: object, *, takes_one: bool, takes_list: bool = False
+) -> tuple[tuple[object, ...], Mapping[str, object]]:
     """An item of a batch as positional and keyword arguments. `takes_one`: the program needs no more than one argument,
-    so that what is neither a dict nor a list or tuple is that.
+    so that what is neither a dict nor a list or tuple is that; `takes_list`: it has only one, which a list is, too.
 
     Raises:
         ProgramError: it is neither a mapping nor a sequence, and the program needs more.
     """
     if isinstance(item, Mapping):
         return (), item
-    if isinstance(item, Sequence) and not isinstance(item, str | bytes):
+    is_value = takes_list and not isinstance(item, tuple)
+    if isinstance(item, Sequence) and not isinstance(item, str | bytes) and not is_value:
         return tuple(item), {}
     if takes_one:
         return (item,), {}

@@ -19,7 +19,7 @@ from ...runtime.protocol.program import ProgramEvent
 from ..backend import Backend
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.located import add_line, users_lines
-from ..diagnostics.source_lines import caller
+from ..diagnostics.source_lines import Place, caller
 from ..observe import otel
 from ..record.variables import Submission
 from ..session.attempts import asettle, settle
@@ -27,6 +27,7 @@ from ..session.body import Scope, Watch, current, in_body, spawn, wait_for
 from ..session.branch import Branch
 from ..session.loops import background, on_a_loop
 from ..session.session import Session, Settings
+from ..state.conversation import Conversation, begin_with
 from ..state.state import State
 from ..state.values import RunReading
 
@@ -34,8 +35,16 @@ _GRACE_S = 0.5
 """After a program's limit: in which the engine can say itself what has taken too long."""
 
 
+class Past(NamedTuple):
+    """A conversation that a program continues, and the line that says so."""
+
+    conversation: Conversation
+    place: Place
+
+
 class Invocation(NamedTuple):
-    """Call of a program: body, arguments, sampling defaults, where and how to run. `refusal`: why it cannot be run."""
+    """Call of a program: body, arguments, sampling defaults, where and how to run. `refusal`: why it cannot be run.
+    `past`: what its state begins with."""
 
     name: str
     body: Callable[..., Any]
@@ -45,6 +54,7 @@ class Invocation(NamedTuple):
     backend: Backend
     settings: Settings
     refusal: Exception | None = None
+    past: Past | None = None
 
     @property
     def is_async(self) -> bool:
@@ -64,7 +74,7 @@ class Run:
         if otel.switch.begin is not None:
             self.session.spans = otel.switch.begin(call.name, self.session.id, call.backend)
         self.state: State[Any] = State(Branch(self.session, call.defaults))
-        self.state.ret_value = None
+        self.state._return(None)
         self.session.body.state = self.state
         self.main: asyncio.Task[State[Any]] | None = None
 
@@ -172,10 +182,12 @@ class Run:
 
     def _returned(self, result: Any) -> None:
         self.session.body.awaited.check(self._call.body, result)
-        self.state.ret_value = result
+        self.state._return(result)
 
     def _enter(self) -> Token[Scope | None]:
         self.session.own()
+        if self._call.past is not None:
+            begin_with(self._call.past.conversation, self.state._branch, self._call.past.place)
         return current.set(Scope(self.session, self.state, isinstance(self._driver, TaskDriver), current.get()))
 
     def _check(self) -> None:
@@ -193,8 +205,13 @@ def _explain_arguments(error: TypeError, call: Invocation) -> None:
     first, *others = inspect.signature(call.body).parameters
     shown = ", ".join(f"{name}=..." for name in others)
     state = "" if first == "s" else f"; its first parameter, {first!r}, is the state"
-    error.args = (f"{error}: call it as {call.name}.run({shown}){state}",)
+    past = f"; to continue a state, {call.name}.after(state).run(...)" if _has_state(call) else ""
+    error.args = (f"{error}: call it as {call.name}.run({shown}){state}{past}",)
     add_line(error)
+
+
+def _has_state(call: Invocation) -> bool:
+    return any(isinstance(given, State) for given in (*call.args, *call.kwargs.values()))
 
 
 def _leave_to_readers(done: Future[State[Any]] | asyncio.Task[State[Any]]) -> None:

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ...runtime.protocol.program import Fork, Gen, Join, JoinMode, RoleBegin, RoleEnd, Select
+from ...runtime.protocol.program import CallTools, Fork, Gen, Join, JoinMode, Offer, RoleBegin, RoleEnd, Select
 from ..diagnostics.errors import ProgramError, UnsupportedError
 from ..diagnostics.source_lines import Place, leading_to, place
 from ..record.condition import Condition, Operand
 from ..record.expression import Choose, Control, Expression, Generate, Picture, RoleClose, RoleOpen, items_of
-from ..record.options import nearest, refuse_unknown
+from ..record.options import OF_BRANCHES, apart, nearest, refuse_unknown
 from ..record.reasoning import Reasoned
 from ..record.recorder import AssignNode, OpNode, Recorder, UseNode
 from ..record.variables import BLOCK, Block, Derived, Entry, Fixed, Gathered, Kept, Mark, Passage, Piece, Slot, marks_of
@@ -154,13 +154,24 @@ class Branch:
         self.marks.extend(marks)
         self.session.notify()
 
-    def _generate(self, item: Generate) -> Slot:
+    def record_turn(self, item: Generate, offer: Offer, calls: str) -> None:
+        """Records a turn of a model that has tools, and the calls that it may hold: these are the variable `calls`."""
+        slot = self._generate(item, offer)
+        if offer.choice == "none":
+            return
+        name, sent = self.recorder.name_for(self.id, calls, "calls")
+        made = Slot(self.id, sent, str, slot.place, variable=name)
+        op = CallTools(self.id, sent, slot.name, offer.tools)
+        self.recorder.add(OpNode(op, slot.place, made))
+        self._add_slot(made, appended=False)
+
+    def _generate(self, item: Generate, offer: Offer | None = None) -> Slot:
         if item.check:
             self.session.refuse_checks(leading_to(item.place))
         name, sent = self.recorder.name_for(self.id, item.name, "gen")
         slot = Slot(self.id, sent, item.convert, leading_to(item.place), kind=item.kind, variable=name)
         sampling = sampling_of(item, self.defaults, self.session.backend, slot.place)
-        self.recorder.add(OpNode(Gen(self.id, sent, sampling, item.grammar, item.timeout_s), slot.place, slot))
+        self.recorder.add(OpNode(Gen(self.id, sent, sampling, item.grammar, item.timeout_s, offer), slot.place, slot))
         return self._add_slot(slot)
 
     def _choose(self, item: Choose) -> None:
@@ -387,7 +398,7 @@ class Branch:
         self.session.arrivals.add_branches(self.id, ids, restart=retries > 0)
         children = []
         for branch_id in ids:
-            child = Branch(self.session, self.defaults, branch_id)
+            child = Branch(self.session, apart(self.defaults, OF_BRANCHES, branch_id), branch_id)
             child.variables = dict(self.variables)
             child.transcript, child._forked_at = list(self.marks), len(self.marks)
             child.open_role = self.open_role
@@ -441,7 +452,8 @@ class Branch:
                 code="invalid_program",
                 place=place(),
             )
-        reason = "the program has ended" if self.session.body.ended else self.closed
+        continued = "the program has ended: continue it with another one, f.after(state).run(...)"
+        reason = continued if self.session.body.ended else self.closed
         if reason:
             raise ProgramError(f"nothing can be appended to this state: {reason}", code="ended", place=place())
 

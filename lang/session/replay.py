@@ -10,7 +10,8 @@ from typing import NamedTuple
 from ...runtime.protocol import condition as runtime
 from ...runtime.protocol.condition import Ref, Times, holds
 from ...runtime.protocol.patterns import PatternCache
-from ...runtime.protocol.program import Fork, Join, RoleBegin, RoleEnd, Value
+from ...runtime.protocol.program import CallTools, Fork, Join, RoleBegin, RoleEnd, Value
+from ...runtime.tools.calls import said_of
 from ..record.condition import CountOf, Operand, literal
 from ..record.expression import RoleClose, RoleOpen
 from ..record.recorder import (
@@ -26,6 +27,7 @@ from ..record.recorder import (
     walk_nodes,
 )
 from ..record.variables import Derived, Entry, Fixed, Gathered, Kept, Passage, Slot
+from ..tools.offered import read_made
 
 
 class Turn(NamedTuple):
@@ -166,6 +168,8 @@ class Replay:
         match node:
             case TextNode(parts=parts):
                 line.pieces += list(self._written(parts))
+            case OpNode(op=CallTools(), slot=Slot() as slot):
+                line.pieces += _exchange(self._make(line, slot))
             case OpNode(slot=Slot() as slot):
                 line.pieces.append(self._make(line, slot))
             case OpNode():
@@ -309,6 +313,17 @@ class _Known:
 
     def matches(self, pattern: str, text: str) -> bool:
         return self._replay.matches(pattern, text)
+
+
+def _exchange(turn: Turn) -> Iterator[Piece]:
+    """Yields the results of a turn's calls, as messages, and the beginning of the assistant's next one."""
+    calls = read_made(turn.value.text)
+    if calls:
+        yield RoleClose("assistant")
+    for call in calls:
+        yield from (RoleOpen("tool"), said_of(call), RoleClose("tool"))
+    if calls:
+        yield RoleOpen("assistant")
 
 
 def _parts_of(entry: Entry | None) -> Iterator[Slot | Kept]:

@@ -26,8 +26,8 @@ from ...runtime.protocol.program import (
     Program,
     ProgramEvent,
     Skipped,
-    Use,
     Value,
+    named_tools,
     walk,
 )
 from ...runtime.protocol.request import TokenLogprob, Usage
@@ -126,7 +126,8 @@ class Arrivals:
         self._scored: dict[Slot, list[Delta]] = {}
         self._failures: dict[int, ProgramError] = {}
         self.texts: dict[int, str] = {}
-        self._texts_at: dict[int, int] = {}
+        self.num_tokens: dict[int, int] = {}
+        self._told_at: dict[int, int] = {}
         self._num_events = 0
         self._patterns: PatternCache | None = None
         self._replay: tuple[tuple[int, int], Replay] | None = None
@@ -174,11 +175,13 @@ class Arrivals:
         texts = {token: text for delta in deltas for token, text in delta.token_texts.items()}
         return [entry for delta in deltas for entry in delta.logprobs], texts
 
-    def take_texts(self, index: int, texts: Mapping[int, str]) -> None:
+    def take_end(self, index: int, done: Done) -> None:
         """Takes what the submission `index` says branches hold at its end, unless a later one has said it already."""
-        for branch, text in texts.items():
-            if index >= self._texts_at.get(branch, 0):
-                self.texts[branch], self._texts_at[branch] = text, index
+        for branch, text in done.texts.items():
+            if index >= self._told_at.get(branch, 0):
+                self.texts[branch], self._told_at[branch] = text, index
+                if branch in done.num_tokens:
+                    self.num_tokens[branch] = done.num_tokens[branch]
 
     def fail(self, branch: int, error: ProgramError) -> None:
         """A branch has ended early, and so have those forked from it."""
@@ -328,13 +331,14 @@ class Outbox:
 @dataclass(slots=True)
 class Body:
     """The program's body: the state that it appends to, the thread that it records on (0: none yet), whether it has
-    returned, what it awaits, the values that are asked for until they are right, and the branches that hold attempts at
-    them."""
+    returned, what it awaits, how many other programs it has called, the values that are asked for until they are right,
+    and the branches that hold attempts at them."""
 
     state: object = None
     thread: int = 0
     ended: bool = False
     awaited: Awaited = field(default_factory=Awaited)
+    num_calls: int = 0
     attempts: list[Pending] = field(default_factory=list)
     trials: set[int] = field(default_factory=set)
 
@@ -451,7 +455,7 @@ class Session:
             timeout_s=self.time_left(),
             spec_tokens=self.settings.spec_tokens,
         )
-        used = {op.tool for op in walk(ops) if isinstance(op, Use)} if self.outbox.tools else ()
+        used = {name for op in walk(ops) for name in named_tools(op)} if self.outbox.tools else ()
         tools = {name: self.outbox.tools[name] for name in used if name in self.outbox.tools}
         if self.spans is not None:
             self.spans.sent(program)
@@ -524,11 +528,11 @@ class Session:
                     self.arrivals.fail(branch, error)
                 case BranchRestarted(branch=branch, kept=kept):
                     self.arrivals.restart(branch, kept)
-                case Done(usage=usage, requests=num_requests, texts=texts):
+                case Done(usage=usage, requests=num_requests):
                     submission.ended = True
                     self.tally.usage += usage
                     self.tally.num_requests += num_requests
-                    self.arrivals.take_texts(self.outbox.submissions.index(submission), texts)
+                    self.arrivals.take_end(self.outbox.submissions.index(submission), event)
                 case Failed(error=info, branch=branch, index=index):
                     if not (submission.cancels and info.code == "state_not_found"):  # nothing was left to be cancelled
                         self._fail(explain(submission.program, submission.places, info, branch, index))

@@ -135,10 +135,10 @@ class RuntimeEndpoint(HttpBackend):
         return str(self._post("/detokenize", {"tokens": list(tokens)})["prompt"])
 
     def _get(self, path: str) -> Any:
-        return self._call("GET", path).json()
+        return json.loads(self._call("GET", path))
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return self._call("POST", path, json=body).json()
+        return json.loads(self._call("POST", path, json=body))
 
 
 class ServerTokenizer:

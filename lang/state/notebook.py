@@ -68,6 +68,20 @@ def state_view(branch: Branch, returned: object = None) -> str:
     )
 
 
+def described(branch: Branch) -> str:
+    """The error or the values of a branch in a line, each cut, or how far it is. Waits for nothing."""
+    session = branch.session
+    error = session.arrivals.failure_of(branch.id) or session.error
+    if error is not None:
+        return f", failed: {_cut(str(error) or type(error).__name__, MAX_CELL)}"
+    if not session.finished:
+        return f", {_status(branch)}"
+    names = list(branch.variables)
+    values = [f"{name}={_cut(shown(branch, name), MAX_CELL)}" for name in names[:MAX_COLUMNS]]
+    more = [f"{len(names) - MAX_COLUMNS} more"] if len(names) > MAX_COLUMNS else []
+    return ": " + ", ".join([*values, *more]) if values else ""
+
+
 def batch_view(branches: Sequence[tuple[Branch, object]]) -> str:
     """The programs of a batch in a table, with what each has returned: a row each, a column for each variable."""
     names = list(dict.fromkeys(name for branch, _ in branches for name in branch.variables))[:MAX_COLUMNS]

@@ -23,11 +23,13 @@ from ..session.attempts import asettle
 from ..session.body import Promised, current
 from ..session.branch import Branch, Reference
 from ..session.samples import cancel, samples_of
+from ..tools.offered import ToolCall
 from ..types.schema import check_constraint, typed
 from . import streaming
 from . import values as reader
+from .conversation import Conversation, conversation_of
 from .group import Group
-from .notebook import state_view
+from .notebook import described, state_view
 from .streaming import Stream
 
 if TYPE_CHECKING:
@@ -47,6 +49,11 @@ _MEANT = {
     "var": "that is bough.var(name), or s.ref(name)",
     "join": "join the group that s.fork(...) returns: branches.join()",
     "run": "a program is run, f.run(...), not its state",
+    "save": "state.conversation().save(path) saves it",
+    **dict.fromkeys(
+        ("items", "result", "results", "value", "output", "outputs", "return_value", "returned"),
+        "what the body has returned is state.ret_value; s[name] is a variable, and s.values() a dict of all",
+    ),
 }
 """Likely meanings of attributes that do not exist."""
 
@@ -61,9 +68,6 @@ class State(Generic[Result]):
     'Blue'
     """
 
-    ret_value: Result
-    """The body's result; None before it has returned."""
-
     _group: Group[State[Any]] | None = None
     """Group of a copy, which ends with its block."""
 
@@ -75,7 +79,32 @@ class State(Generic[Result]):
         return self._own
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._branch.session.settings.title}, branch {self._branch.id}>"
+        return self._described(self._branch)
+
+    def _described(self, branch: Branch) -> str:
+        where = f", branch {branch.id}" if branch.id else ""
+        found = described(branch)
+        return f"<{type(self).__name__} of {branch.session.settings.title}{where}{found}>"
+
+    @property
+    def ret_value(self) -> Result:
+        """The result of the body; None before there is one.
+
+        Raises:
+            ProgramError: the program has failed.
+        """
+        if "_returned" not in vars(self):
+            raise AttributeError(name="ret_value")  # of a branch: __getattr__ says it
+        session = self._branch.session
+        if session.ended_early:
+            with users_lines:
+                session.raise_error()
+        returned: Result = vars(self)["_returned"]
+        return returned
+
+    def _return(self, result: Any) -> None:
+        """Takes what the body has returned."""
+        vars(self)["_returned"] = result
 
     def __format__(self, spec: str) -> str:
         if current.get() is not None:
@@ -87,7 +116,7 @@ class State(Generic[Result]):
         return format(repr(self), spec)
 
     def _repr_html_(self) -> str:
-        returned = getattr(self, "ret_value", None)
+        returned = vars(self).get("_returned")
         return state_view(self._branch, None if isinstance(returned, State) else returned)
 
     # Appending
@@ -106,9 +135,8 @@ class State(Generic[Result]):
             raise ProgramError("a state is appended to with s += ...", code="invalid_program", place=caller())
 
         def __getattr__(self, name: str) -> NoReturn:
-            advice = _MEANT.get(name)
-            if advice is None and not name.startswith("_") and name in self._branch.variables:
-                advice = f"read the variable with s[{name!r}]"
+            is_variable = not name.startswith("_") and name in self._branch.variables
+            advice = f"read the variable with s[{name!r}]" if is_variable else _MEANT.get(name)
             error = AttributeError(f"a state has no attribute {name!r}" + (f": {advice}" if advice else ""))
             if advice:
                 add_line(error)
@@ -116,7 +144,8 @@ class State(Generic[Result]):
 
     def _append_to(self, state: State) -> None:
         raise ProgramError(
-            "the state of a program cannot be appended; read from it, and append what you read",
+            "the state of a program cannot be appended; read from it, and append what you read, or continue it with "
+            "f.after(state).run(...)",
             code="invalid_program",
             place=caller(),
         )
@@ -236,6 +265,13 @@ class State(Generic[Result]):
 
         After a join it is a list. With n > 1 it is a list of samples; the text continues with the first.
         """
+        if isinstance(name, int | slice):  # also where it is iterated over
+            raise ProgramError(
+                "this is a State, which has no elements: what the body has returned is state.ret_value, s[name] is a "
+                "variable, and s.text_iter() streams the text",
+                code="invalid_program",
+                place=caller(),
+            )
         return reader.read(self._branch, reader.known(self._branch, name))
 
     @overload
@@ -289,6 +325,16 @@ class State(Generic[Result]):
         """All values of the generations called `name` in this branch, in order: of all turns of a loop."""
         return reader.history(self._branch, name)
 
+    @users_lines
+    def calls(self, name: str) -> list[ToolCall]:
+        """The calls that the model made before its answer `name`, in order, with what came of them.
+
+        >>> s += call_tools("answer", [weather])
+        >>> s.calls("answer")
+        [ToolCall(name='weather', arguments={'city': 'Vienna'}, result='18 degrees', error=None)]
+        """
+        return reader.calls(self._branch, name)
+
     def __contains__(self, name: object) -> bool:
         branch = self._branch
         return name in branch.variables or (branch.attempts is not None and branch.attempts.name == name)
@@ -341,6 +387,24 @@ class State(Generic[Result]):
         return streaming.messages(self._branch)
 
     @users_lines
+    def conversation(self) -> Conversation:
+        """The messages and variables as plain data: to continue (`Function.after`), count, trim, save. Waits for all of
+        it.
+
+        >>> state.conversation().save("talk.json")
+        """
+        return conversation_of(self._branch)
+
+    @property
+    @users_lines
+    def num_tokens(self) -> int:
+        """Number of tokens of this branch, the chat template's included. Waits for everything recorded.
+
+        APIs have no tokenizer: there it is the number that came with the latest answer.
+        """
+        return streaming.num_tokens(self._branch)
+
+    @users_lines
     def get_meta_info(self, name: str) -> dict[str, Any]:
         """Returns metadata of a value: finish reason, tokens, seconds, and log-probabilities if requested."""
         return reader.meta_info(self._branch, reader.known(self._branch, name))
@@ -363,7 +427,7 @@ class State(Generic[Result]):
     @overload
     def stream(self, what: object, *, name: str = ..., **options: Unpack[SamplingOptions]) -> Stream[Any]: ...
     def stream(
-        self, what: object, *, partial: bool = False, name: str | None = None, **options: Unpack[SamplingOptions]
+        self, what: object = None, *, partial: bool = False, name: str | None = None, **options: Unpack[SamplingOptions]
     ) -> Stream[Any]:
         """Streams a variable, for `for` and `async for`: its text, or with `partial` its typed value.
 
@@ -377,6 +441,9 @@ class State(Generic[Result]):
         ...     show(invoice)
         """
         branch = self._branch
+        if what is None:
+            message = "stream takes a variable's name, or a type: s.text_iter() streams all text"
+            raise ProgramError(message, code="invalid_program", param="what", place=caller())
         if isinstance(what, str):
             if name is not None or options:
                 raise TypeError("options are for a value that stream asks for itself: give its type, not a name")

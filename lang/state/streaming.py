@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from ...constrain.json_text.partial import PartialReader
 from ...constrain.spec import JsonSchema
-from ..diagnostics.errors import ProgramError
+from ..diagnostics.errors import ProgramError, UnsupportedError
 from ..diagnostics.located import users_lines
 from ..diagnostics.source_lines import caller
 from ..record.expression import RoleClose, RoleOpen
@@ -60,15 +60,39 @@ def text(branch: Branch) -> str:
         ) from None
 
 
+def num_tokens(branch: Branch) -> int:
+    """The tokens of a branch as the engine counts them. Over an API: those of the latest prompt and its answer."""
+    session = branch.session
+    sync(branch)
+    session.raise_error()
+    counted = session.arrivals.num_tokens.get(branch.id)
+    if counted is not None:
+        return counted
+    for mark in reversed(_marks(branch)):
+        value = mark.value if isinstance(mark, Turn | Slot) else None
+        if value is not None and value.usage.prompt_tokens:
+            return value.usage.prompt_tokens + value.usage.completion_tokens
+    raise UnsupportedError(
+        f"{type(session.backend).__name__} has no tokenizer, and no answer has told a number of tokens yet",
+        param="num_tokens",
+        place=caller(),
+    )
+
+
 def messages(branch: Branch) -> list[dict[str, str]]:
     """The messages of a branch; text outside of any is left out. Of a program that has failed: what had come."""
     try:
-        return _messages(branch, _marks(branch))
+        return _dicts(passages(branch))
     except ProgramError:
         if not branch.session.ended_early:
             raise
     pieces, _, unfinished = progress_of(branch)
-    return _messages(branch, [*pieces, unfinished])
+    return _dicts(_passages(branch, [*pieces, unfinished]))
+
+
+def passages(branch: Branch) -> list[tuple[str, str]]:
+    """The messages of a branch, as role and content; text outside of any has the role ""."""
+    return _passages(branch, _marks(branch))
 
 
 def _marks(branch: Branch) -> list[Any]:
@@ -83,19 +107,22 @@ def _marks(branch: Branch) -> list[Any]:
     return list(line_of(branch).pieces)
 
 
-def _messages(branch: Branch, marks: list[Any]) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = []
-    inside = False
+def _passages(branch: Branch, marks: list[Any]) -> list[tuple[str, str]]:
+    found: list[tuple[str, list[str]]] = [("", [])]
     for mark in marks:
         match mark:
             case RoleOpen(role=role):
-                found.append({"role": role, "content": ""})
-                inside = True
+                found.append((role, []))
             case RoleClose():
-                inside = False
-            case _ if inside:
-                found[-1]["content"] += text_of(mark) if isinstance(mark, Turn) else _text(branch, mark)
-    return found
+                found.append(("", []))
+            case _:
+                found[-1][1].append(text_of(mark) if isinstance(mark, Turn) else _text(branch, mark))
+    joined = [(role, "".join(texts)) for role, texts in found]
+    return [(role, text) for role, text in joined if role or text]
+
+
+def _dicts(passages: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in passages if role]
 
 
 def text_so_far(branch: Branch) -> tuple[str, Slot | None]:
@@ -295,7 +322,9 @@ def _walk_line(branch: Branch, num_chars: int) -> Generator[str | Wait, None, in
     session.send()
     while True:
         text, slot = text_so_far(branch)
-        if len(text) > num_chars:
+        if slot is not None and not _through(session, slot) and session.arrivals.may_restart(branch.id):
+            yield Wait(partial(_through, session, slot), partial(_submission_of, slot))
+        elif len(text) > num_chars:
             yield text[num_chars:]
             num_chars = len(text)
         elif slot is None:
@@ -304,6 +333,10 @@ def _walk_line(branch: Branch, num_chars: int) -> Generator[str | Wait, None, in
             raise_missing(session, slot)
         else:
             yield Wait(partial(_moved, session, slot, len(slot.chunks), slot.attempt), partial(_submission_of, slot))
+
+
+def _through(session: Session, slot: Slot) -> bool:
+    return over(session, slot) if slot.submission is None else slot.submission.ended
 
 
 def _moved(session: Session, slot: Slot, num_chunks: int, attempt: int) -> bool:
@@ -325,6 +358,7 @@ def _walk_mark(branch: Branch, mark: str | Slot | Kept) -> Iterator[str | Wait]:
     session, num_seen = branch.session, 0
     if mark.submission is None:
         session.send()
+    yield from _certain(session, mark)
     while True:
         new = "".join(mark.chunks)[num_seen:]
         if new:
@@ -338,6 +372,13 @@ def _walk_mark(branch: Branch, mark: str | Slot | Kept) -> Iterator[str | Wait]:
             raise_missing(session, mark)
         else:
             yield Wait(partial(_grown, session, mark, num_seen), lambda: mark.submission)
+
+
+def _certain(session: Session, slot: Slot) -> Iterator[Wait]:
+    """Until what has come of a slot stays: a branch that may begin anew has first to be through, since no stream can
+    take back what it has yielded."""
+    if session.arrivals.may_restart(slot.branch):
+        yield Wait(partial(_through, session, slot), partial(_submission_of, slot))
 
 
 def _longer(branch: Branch, num_marks: int) -> bool:

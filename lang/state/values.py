@@ -17,8 +17,9 @@ from ..session.attempts import settle
 from ..session.branch import Branch
 from ..session.replay import Joined, Line, Outcome, Turn, text_of
 from ..session.session import Session, Wait
+from ..tools.offered import ToolCall, call_of, read_made
 from ..types.annotations import described
-from ..types.checks import reason_of
+from ..types.checks import refusal_of
 from ..types.schema import typed
 from ..types.texts import from_text
 from .meta_info import info_so_far
@@ -147,16 +148,15 @@ def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
         return convert(value.text) if value.samples is None else [convert(text) for text in value.samples]
     except ValueError as error:
         raise ProgramError(
-            f"{slot.variable!r} is not of the type asked for: {reason_of(error)}; its text is {value.text!r} "
-            f"and it ended by {value.finish_reason!r}",
+            f"{refusal_of(slot.variable, error)}; its text is {value.text!r} and it ended by {value.finish_reason!r}",
             code="invalid_output",
             place=slot.place,
             branch=slot.branch,
         ) from error
 
 
-def history(branch: Branch, name: str) -> list[Any]:
-    """All values of the generations called `name` that this branch has made, in order."""
+def history(branch: Branch, name: str, *, known: bool = False) -> list[Any]:
+    """All values of the generations called `name` that this branch has made, in order. `known`: there may be none."""
     session = branch.session
     branch.settle()
     session.refuse_in_block(repr(name))
@@ -164,9 +164,17 @@ def history(branch: Branch, name: str) -> list[Any]:
     for wait in () if session.ended_early else until_through(branch):
         session.wait(*wait)
     made = [one for one in line_of(branch).made if one.variable == name]
-    if not made and name not in branch.variables:
+    if not made and not known and name not in branch.variables:
         branch.look_up(name)  # raises
     return [_made(branch, one) for one in made]
+
+
+def calls(branch: Branch, name: str) -> list[ToolCall]:
+    """The calls that the model has made in the turns of the generation called `name`."""
+    branch.look_up(name)
+    turns = history(branch, f"{name}.calls", known=True)
+    tools = branch.session.outbox.tools
+    return [call_of(made, tools) for turn in turns for made in read_made(turn)]
 
 
 def _made(branch: Branch, made: Turn | Joined) -> Any:

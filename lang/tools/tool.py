@@ -22,6 +22,7 @@ from ..types.annotations import annotations_of, as_json, described
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
+Word = TypeVar("Word", bound=Callable[..., Any])
 
 MAX_CHARS = 16_384
 
@@ -88,6 +89,21 @@ class Tool(Generic[Params, Result]):
             ) from error
         except EngineError as error:
             raise RequestError(error.message, code="invalid_tool_call", param=name) from error
+
+    @property
+    def typed(self) -> bool:
+        """Its parameters are those of a Python function."""
+        return bool(self._readers)
+
+    def as_declared(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns JSON values as values of the declared types; as they are, if they are not of these."""
+        try:
+            return {
+                name: self._readers[name].convert(value) if name in self._readers else value
+                for name, value in arguments.items()
+            }
+        except ValueError:
+            return arguments
 
     def call(self, arguments: dict[str, Any]) -> str | Awaitable[str]:
         """Calls it with JSON values; what it returns is text, or JSON.
@@ -167,7 +183,21 @@ class Using(Expression):
     place: Place
 
 
+def _name_first(word: Word) -> Word:
+    """Says of a call that begins with the tool what stands before it."""
+
+    @functools.wraps(word)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], Tool):
+            message = f'use takes the name of a variable first: bough.use("name", {args[0].name}, argument=...)'
+            raise RequestError(message, param="name")
+        return word(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
 @located
+@_name_first
 def use(
     name: str | None,
     tool: Tool[..., Any] | str,

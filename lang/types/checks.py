@@ -12,7 +12,16 @@ _TRUTHS = ("bool", "bool_")  # numpy's, too, which checks of arrays return
 
 
 class CheckError(ValueError):
-    """The user's check has refused a value."""
+    """The user's check has refused a value.
+
+    check    its name
+    reason   what it says; "" if it has only returned False
+    """
+
+    def __init__(self, check: str, reason: str = "") -> None:
+        super().__init__(reason or f"the check {check} refuses it")
+        self.check = check
+        self.reason = reason
 
 
 def checked(convert: Callable[[str], Any], check: Callable[[Any], object], *, any_error: bool) -> Callable[[str], Any]:
@@ -25,9 +34,9 @@ def checked(convert: Callable[[str], Any], check: Callable[[Any], object], *, an
         try:
             answer = check(value)
         except refusals as error:
-            raise CheckError(reason_of(error)) from error
+            raise CheckError(_named(check), reason_of(error)) from error
         if type(answer).__name__ in _TRUTHS and not answer:
-            raise CheckError(f"the check {_named(check)} refuses it")
+            raise CheckError(_named(check))
         return value
 
     return read
@@ -50,6 +59,13 @@ def reason_of(error: BaseException) -> str:
         if lines:
             return _bounded("; ".join(lines))
     return _bounded(str(error).strip() or type(error).__name__)
+
+
+def refusal_of(name: str, error: ValueError) -> str:
+    """Returns that the value of the variable `name` is not right, and why."""
+    if isinstance(error, CheckError):
+        return f"the check `{error.check}` refuses {name!r}" + (f": {error.reason}" if error.reason else "")
+    return f"{name!r} is not of the type asked for: {reason_of(error)}"
 
 
 def _problem(problem: Any) -> str:

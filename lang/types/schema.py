@@ -49,7 +49,29 @@ def typed(kind: object) -> Typed:
     try:
         return _typed(kind)._replace(kind=kind)
     except TypeError as error:
-        raise RequestError(f"{kind!r} describes no JSON value: {error}", param="schema") from error
+        raise RequestError(f"{kind!r} describes no JSON value: {_instead(kind, str(error))}", param="schema") from error
+
+
+_OF_PYTHON = ("builtins", "types", "typing", "typing_extensions")
+
+
+def _instead(kind: Any, why: str) -> str:
+    """Returns what to write for what is no type, or else `why` it is none."""
+    if isinstance(kind, list | set | tuple) and len(kind) == 1 and isinstance(one := next(iter(kind)), type):
+        return f"write list[{one.__name__}]"
+    if isinstance(kind, list | set | tuple):
+        return "give a type: of a list, list[Item]; of given values, gen(name, choices=[...])"
+    if not isinstance(kind, type) and type(kind).__module__ not in _OF_PYTHON:
+        return f"that is an instance: give the class, {type(kind).__name__}"
+    if "unions may not contain more than one" in why:
+        return (
+            "a union of several dataclasses does not say which one a value is: make them classes of msgspec.Struct "
+            "with tag=True, Pydantic models, or one dataclass with a field kind: Literal[...]"
+        )
+    if "custom type" in why or (isinstance(kind, type) and "is not supported" in why):
+        name = why.rpartition("<class '")[2].partition("'")[0].rpartition(".")[2] or getattr(kind, "__name__", "it")
+        return f"make {name} a dataclass, with @dataclass and a type for each field"
+    return why
 
 
 @functools.cache

@@ -61,7 +61,9 @@ class SafetensorsCheckpoint:
                     raise ModelError(f"{path.name}: tensor {name!r} is in another file too")
                 if dtype not in readable:
                     known = ", ".join(readable)
-                    raise ModelError(f"{path.name}: tensor {name!r} has dtype {dtype}, supported are {known}")
+                    raise ModelError(
+                        f"{path.name}: tensor {name!r} has dtype {dtype}, which is not supported (supported: {known})"
+                    )
                 self._file_of[name] = path
                 self._shapes[name] = shape
                 self._dtypes[name] = dtype
@@ -96,9 +98,9 @@ def safetensors_files(folder: Path) -> list[Path]:
         names = sorted(set(weight_map.values()))
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
-                raise ModelError(f"{index.name}: {name!r} is no file name of a safetensors file")
+                raise ModelError(f"{index.name}: {name!r} is not the name of a safetensors file")
             if not (folder / name).is_file():
-                raise ModelError(f"{index.name} names {name}, which is missing in {folder.name}")
+                raise ModelError(f"{index.name} names {name}, which is missing from {folder.name}")
         return [folder / name for name in names]
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
@@ -123,7 +125,7 @@ def read_safetensors_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]
     for name, entry in header.items():
         dtype, shape, start, stop = _header_entry(path.name, name, entry)
         if not 0 <= start <= stop <= data_size:
-            raise ModelError(f"{path.name}: tensor {name!r} at {start} .. {stop} lies outside the file")
+            raise ModelError(f"{path.name}: tensor {name!r} at {start} .. {stop} is outside the file")
         if math.prod(shape) * _ITEM_BYTES[dtype] != stop - start:
             raise ModelError(
                 f"{path.name}: {dtype} tensor {name!r} of {list(shape)} does not take {stop - start} bytes"

@@ -15,6 +15,8 @@ from .gguf_file import GGUFFile
 NATIVE_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 _MAX_DIMENSION = 1 << 24
 _MAX_LAYERS = 1024
+_MAX_SETTINGS = 1024  # of a GGUF file
+_MAX_SETTING = 1 << 12  # elements or bytes of one: some have one for each layer
 _MAX_CONTEXT = 1 << 24
 _MAX_ROPE = 1e9
 _MAX_THETA = 1e15
@@ -105,10 +107,10 @@ class ModelConfig(ModelShape):
         if self.head_dim % 2:
             raise ModelError(f"head_dim must be even for rotary positions, got {self.head_dim}")
         if not 0.0 < self.norm_eps < 1.0:
-            raise ModelError(f"norm_eps must lie between 0 and 1, got {self.norm_eps}")
+            raise ModelError(f"norm_eps must be between 0 and 1, got {self.norm_eps}")
         for name in ("rope_layers", "windows"):
             if len(getattr(self, name)) != self.num_layers:
-                raise ModelError(f"{name} must have one entry a layer, got {len(getattr(self, name))}")
+                raise ModelError(f"{name} must have one entry per layer, got {len(getattr(self, name))}")
         for window in self.windows:
             if window is not None:
                 _require_range("sliding window", window, 1 << 31)
@@ -244,7 +246,10 @@ def _read_gguf(file: GGUFFile) -> ModelConfig:
     if architecture not in NATIVE_ARCHITECTURES:
         raise UnsupportedModelError(f"general.architecture {architecture!r} has no native decoder")
     prefix = f"{architecture}."
-    raw = {key.removeprefix(prefix): file.metadata(key) for key in file.keys if key.startswith(prefix)}
+    keys = [key for key in file.keys if key.startswith(prefix)]
+    if len(keys) > _MAX_SETTINGS:
+        raise ModelError(f"{file.path.name}: {len(keys)} keys of {architecture}, at most {_MAX_SETTINGS} are accepted")
+    raw = {key.removeprefix(prefix): file.metadata(key, most=_MAX_SETTING) for key in keys}
     if raw.get("expert_count"):
         raise UnsupportedModelError("expert_count: mixtures of experts are not supported natively")
     num_layers = _integer(raw, "block_count", _MAX_LAYERS)
@@ -254,7 +259,7 @@ def _read_gguf(file: GGUFFile) -> ModelConfig:
     if _integer(raw, "attention.value_length", default=head_dim) != head_dim:
         raise UnsupportedModelError("keys and values of different lengths are not supported natively")
     if _integer(raw, "rope.dimension_count", default=head_dim) != head_dim:
-        raise UnsupportedModelError("rotating only a part of the head is not supported natively")
+        raise UnsupportedModelError("rotating only part of the head is not supported natively")
     window = _integer(raw, "attention.sliding_window", 1 << 31) if raw.get("attention.sliding_window") else None
     tensors = file.tensors()
     return ModelConfig(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
+import logging
 import os
 import re
 import shutil
 import ssl
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +25,8 @@ from ..protocol.errors import ModelError
 from .fetch import Progress, file_sha256, unwritable
 from .pins import FileOrigin, read_origin, write_origin
 
+logger = logging.getLogger("bough.checkpoints")
+
 MAX_FAILURES = 5
 """Tries in a row that bring nothing before a download is given up."""
 
@@ -29,6 +34,7 @@ WAIT_S = 0.5
 """Wait after the first of them; each further one doubles it."""
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+_SPARE_BYTES = 1 << 30  # of the disk, where nothing says how much will come
 _CHUNK_BYTES = 1 << 16  # what a transfer that breaks off loses at most
 _MAX_TEXT_BYTES = 32 << 20
 _MAGIC = b"GGUF"
@@ -89,10 +95,14 @@ class Download:
     def _locked(self) -> Iterator[IO[bytes]]:
         """Opens the part, which no other process has open then."""
         while True:
-            with self.part.open("ab+") as part:
-                fcntl.flock(part, fcntl.LOCK_EX)
+            with _open_part(self.part) as part:
                 try:
-                    current = os.path.samestat(os.fstat(part.fileno()), self.part.stat())
+                    fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    logger.warning("another process is downloading %s: waiting for it", self.source)
+                    fcntl.flock(part, fcntl.LOCK_EX)
+                try:
+                    current = os.path.samestat(os.fstat(part.fileno()), self.part.lstat())
                 except FileNotFoundError:  # it has become the target, or was none, while this one waited
                     current = False
                 if current:
@@ -107,7 +117,7 @@ class Download:
                 try:
                     if self._transfer(http, part):
                         return
-                    reason = "the transfer broke off"
+                    reason = "the transfer was interrupted"
                 except httpx.RequestError as error:
                     reason = cause(error)
                     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and _size(part) == before:
@@ -117,7 +127,7 @@ class Download:
                 if failures >= MAX_FAILURES:
                     raise ModelError(
                         f"{self.source}: {reason} after {before / 1e6:,.1f} MB, {MAX_FAILURES} times: run the command "
-                        "again, and it goes on from there"
+                        "again to resume"
                     )
                 time.sleep(WAIT_S * 2**failures)
 
@@ -152,6 +162,12 @@ class Download:
         """Appends the body; tells whether it came to its end."""
         done = begun
         for chunk in response.iter_raw(_CHUNK_BYTES):
+            if not total and shutil.disk_usage(self.target.parent).free < _SPARE_BYTES:
+                _cut(part, 0)
+                raise ModelError(
+                    f"{self.source}: its server does not say how large it is, and after {done / 1e9:.1f} GB less than "
+                    f"{_SPARE_BYTES / 1e9:.1f} GB are left in {self.target.parent}: nothing was kept"
+                )
             part.write(chunk)
             done += len(chunk)
             if begun == 0 and done >= len(_MAGIC) > done - len(chunk):
@@ -173,14 +189,14 @@ class Download:
             _cut(part, 0)
             self.part.unlink()
             raise ModelError(
-                f"{self.source} is no GGUF file (it begins with {first!r}): give the address of the file itself"
+                f"{self.source} is not a GGUF file (it begins with {first!r}): give the address of the file itself"
             )
 
     def _check_room(self, num_bytes: int) -> None:
         free = shutil.disk_usage(self.target.parent).free
         if num_bytes > free:
             raise ModelError(
-                f"{self.source} needs {num_bytes / 1e9:.1f} GB more, and {self.target.parent} has {free / 1e9:.1f} GB "
+                f"{self.source} needs {num_bytes / 1e9:.1f} GB more, but {self.target.parent} has {free / 1e9:.1f} GB "
                 "free: remove a model (bough models), or set BOUGH_CACHE to a folder on another disk"
             )
 
@@ -191,9 +207,27 @@ class Download:
         if self.sha256 is not None and (digest := file_sha256(self.part)) != self.sha256:
             self.part.unlink()
             raise ModelError(
-                f"{self.source}: what came has SHA-256 {digest}, and {self.sha256} was expected: nothing was kept"
+                f"{self.source}: the download has SHA-256 {digest}, but {self.sha256} was expected; nothing was kept"
             )
         os.replace(self.part, self.target)
+
+
+def _open_part(path: Path) -> IO[bytes]:
+    """Opens or makes a file to append to and to read.
+
+    Raises:
+        ModelError: something else is there. Whoever shares the cache could lead a link to any file of this user.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "ab+")
+        os.close(descriptor)
+    raise ModelError(f"{path} is a link or no file, and nothing was written to it: remove it")
 
 
 def client(source: str, url: str, token: str | None) -> httpx.Client:
@@ -225,7 +259,7 @@ def get_json(source: str, url: str, token: str | None) -> bytes:
             for chunk in response.iter_bytes():
                 body += chunk
                 if len(body) > _MAX_TEXT_BYTES:
-                    raise ModelError(f"{source}: the answer of {url} is too long: check the address in HF_ENDPOINT")
+                    raise ModelError(f"{source}: the response of {url} is too long: check the address in HF_ENDPOINT")
             return bytes(body)
     except httpx.RequestError as error:
         raise ModelError(unreachable(source, url, error)) from error
@@ -240,10 +274,10 @@ def check_address(source: str, url: str, *, local: bool = True) -> None:
     except (ValueError, httpx.InvalidURL):
         usable = False
     if not usable:
-        raise ModelError(f"{source}: {url!r} is not an address: give one that begins with https://")
+        raise ModelError(f"{source}: {url!r} is not a URL: give one that begins with https://")
     on_this_machine = address.hostname in _LOOPBACK
     if on_this_machine and not local:
-        raise ModelError(f"{source}: its server redirects to {address.hostname}, this machine: nothing was fetched")
+        raise ModelError(f"{source}: its server redirects to {address.hostname}, this machine; nothing was fetched")
     if address.scheme != "https" and not on_this_machine:
         raise ModelError(f"{source}: {address.scheme}://{address.hostname} is not encrypted: give an https:// address")
 
@@ -254,9 +288,9 @@ def raise_for(source: str, response: httpx.Response) -> None:
     if status == 429 or status >= 500:
         raise httpx.RemoteProtocolError(f"{host} answered {status}")
     advice = {
-        401: "it asks for a token: set HF_TOKEN to one of yours",
-        403: "access is not granted: ask for it on the model's page, and set HF_TOKEN",
-        404: "there is no such model or file: check the name; one that is private needs HF_TOKEN",
+        401: "a token is required: set HF_TOKEN to one of yours",
+        403: "access is not granted: request it on the model's page, and set HF_TOKEN",
+        404: "no such model or file: check the name; a private one needs HF_TOKEN",
     }.get(status, "check the address")
     raise ModelError(f"{source}: {host} answered {status}: {advice}")
 

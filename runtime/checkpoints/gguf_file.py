@@ -108,15 +108,21 @@ class GGUFFile:
         """The metadata keys in file order."""
         return list(self._fields)
 
-    def metadata(self, key: str, default: Value | None = None) -> Value | None:
-        """The value of a metadata key, decoded now; `default` where the file has no such key."""
+    def metadata(self, key: str, default: Value | None = None, *, most: int | None = None) -> Value | None:
+        """The value of a metadata key, decoded now; `default` where the file has no such key.
+
+        Raises:
+            ModelError: it is a list of more than `most` elements, or a text of more bytes.
+        """
         field = self._fields.get(key)
         if field is None:
             return default
         if field.type_id == _ARRAY:
+            if most is not None and field.length > most:
+                raise self._fail(f"{key} has {field.length} elements, at most {most} are accepted")
             return self._array(field, key)
         if field.type_id == _STRING:
-            return self._string(field.start, key)[0]
+            return self._string(field.start, key, most)[0]
         value: Scalar = _SCALARS[field.type_id].unpack_from(self._data, field.start)[0]
         return value
 
@@ -262,13 +268,13 @@ class GGUFFile:
             if min(shape) < 1:
                 raise self._fail(f"tensor {name!r} has an empty dimension: {shape}")
             if shape[-1] % block_format.size:
-                raise self._fail(f"tensor {name!r}: rows of {shape[-1]} are no multiple of {block_format.size}")
+                raise self._fail(f"tensor {name!r}: rows of {shape[-1]} are not a multiple of {block_format.size}")
             num_bytes = math.prod(shape) // block_format.size * block_format.num_bytes
             start = data_start + relative
             if relative % alignment:
-                raise self._fail(f"tensor {name!r}: offset {relative} is no multiple of {alignment}")
+                raise self._fail(f"tensor {name!r}: offset {relative} is not a multiple of {alignment}")
             if start + num_bytes > self._size:
-                raise self._fail(f"tensor {name!r} of {num_bytes} bytes at {start} lies outside the file")
+                raise self._fail(f"tensor {name!r} of {num_bytes} bytes at {start} is outside the file")
             self._tensors[name] = GGUFTensor(name, shape, block_format, start, start + num_bytes)
         ordered = sorted(self._tensors.values(), key=lambda tensor: tensor.start)
         for left, right in pairwise(ordered):

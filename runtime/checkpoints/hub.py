@@ -53,11 +53,11 @@ def fetch_from_hub(name: str, *, verify: bool = False) -> Path:
     """
     match = _NAME.fullmatch(name)
     if match is None:
-        raise ModelError(f"{name!r} is no name of the hub: organisation/name or organisation/name@revision")
+        raise ModelError(f"{name!r} is not a Hub name: use organisation/name or organisation/name@revision")
     if not has_client():
         raise ModelError(
-            f"no folder {name!r}; to load it from the hub: pip install huggingface_hub, or name a GGUF file of it, "
-            f"which needs nothing more: {name}:Q4_K_M"
+            f"no folder {name!r}; to load it from the Hub: pip install huggingface_hub, or name one of its GGUF files, "
+            f"which needs nothing else: {name}:Q4_K_M"
         )
     place = pin_place(name)
     pin = read_pin(place)
@@ -72,7 +72,7 @@ def fetch_from_hub(name: str, *, verify: bool = False) -> Path:
         write_pin(place, pin)
         return folder
     if commit != pin.revision:
-        raise ModelError(f"{name}: the hub's client has commit {commit or 'unknown'}, {place} says {pin.revision}")
+        raise ModelError(f"{name}: the Hub client has commit {commit or 'unknown'}, {place} says {pin.revision}")
     known = Pin(commit, _checked(name, folder, pin, place, verify=verify))
     if known != pin:
         write_pin(place, known)
@@ -91,7 +91,7 @@ def _download(name: str, revision: str | None, shown: str) -> Path:
     except Exception as error:  # network, authentication and storage errors have no common base
         reason = str(error).splitlines()[0].removeprefix("Got: ") if str(error) else type(error).__name__
         raise ModelError(
-            f"no folder {shown!r}, and the hub could not be used ({reason}): check the name and the network, or copy "
+            f"no folder {shown!r}, and the Hub could not be used ({reason}): check the name and the network, or copy "
             "the model here and give its folder"
         ) from error
 
@@ -107,7 +107,7 @@ def _checked(name: str, folder: Path, pin: Pin, place: Path, *, verify: bool) ->
         known = pin.files[path]
         checked[path] = looked_at(folder / path, known, verify=verify)
         if checked[path].sha256 != known.sha256:
-            raise ModelError(f"{name}: {path} is not the file whose hash {place} has: remove that one to trust it")
+            raise ModelError(f"{name}: {path} does not match its hash in {place}: remove that file to trust this one")
     return checked
 
 

@@ -36,7 +36,7 @@ def locate(source: str | Path, *, progress: Progress | None = None) -> Path:
         return fetch_file(name, progress=progress)
     known = ", ".join(pull.MODELS)
     hint = did_you_mean(name, pull.MODELS) or (
-        ": give a path, or a name of the hub, owner/model:FILE.gguf; bough models lists what is here"
+        ": give a path, or a Hub name, owner/model:FILE.gguf; bough models lists local models"
     )
     raise ModelError(f"no model {name!r}: not a folder, a .gguf file, or a known model ({known}){hint}")
 

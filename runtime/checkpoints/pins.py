@@ -70,11 +70,12 @@ def read_pin(place: Path) -> Pin | None:
         return None
     except OSError as error:
         raise ModelError(
-            f"{place}: the pinned revision cannot be read ({error.strerror}): check BOUGH_CACHE and its files' rights"
+            f"{place}: the pinned revision cannot be read ({error.strerror}): check BOUGH_CACHE and its "
+            "file permissions"
         ) from error
     except msgspec.DecodeError as error:
         raise ModelError(
-            f"{place}: the pinned revision cannot be read ({error}): remove this file to trust the next pull anew"
+            f"{place}: the pinned revision cannot be read ({error}): remove this file to trust the next pull"
         ) from error
 
 

@@ -156,7 +156,7 @@ def _check_groups(
     num_groups = 1 if group is None else -(-columns // group)
     for part, shape in (("qzeros", (num_groups, words)), ("scales", (num_groups, rows))):
         if parts[part].shape != shape:
-            raise ModelError(f"tensor {base}.{part} has shape {list(parts[part].shape)}, {list(shape)} is needed")
+            raise ModelError(f"tensor {base}.{part} has shape {list(parts[part].shape)}, but {list(shape)} is needed")
 
 
 def _column_order(base: str, group_of: torch.Tensor | None, columns: int, group: int | None) -> torch.Tensor | None:

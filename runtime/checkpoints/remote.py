@@ -64,7 +64,7 @@ def fetch_file(
         (path, known), *_ = pin.files.items()
         target = folder_of(source) / PurePosixPath(path).name
         if sha256 not in (None, known.sha256):
-            raise ModelError(f"{source}: {sha256} was asked for, but the file is known by SHA-256 {known.sha256}")
+            raise ModelError(f"{source}: {sha256} was requested, but the file is pinned with SHA-256 {known.sha256}")
         if target.is_file():
             return _checked(source, target, path, pin, place, verify=verify)
         url = pin.revision if is_url(source) else _resolved(source, pin.revision, path)
@@ -73,7 +73,7 @@ def fetch_file(
         url, revision, path, stated = _found(source)
         target = folder_of(source) / PurePosixPath(path).name
         if sha256 is not None and stated not in (None, sha256):
-            raise ModelError(f"{source}: {sha256} was asked for, but the hub says that the file has SHA-256 {stated}")
+            raise ModelError(f"{source}: {sha256} was requested, but the Hub lists SHA-256 {stated}")
         Download(source, url, target, sha256 or stated, _token(source), progress).fetch()
         pin = Pin(revision, {path: pinned(target)})
         write_pin(place, pin)
@@ -93,7 +93,7 @@ def _checked(source: str, target: Path, path: str, pin: Pin, place: Path, *, ver
     now = looked_at(target, known, verify=verify)
     if now.sha256 != known.sha256:
         raise ModelError(
-            f"{target} is not the file whose hash {place} has: bough models remove {source}, then bough pull {source}"
+            f"{target} does not match its hash in {place}: bough models remove {source}, then bough pull {source}"
         )
     if now != known:
         write_pin(place, Pin(pin.revision, {path: now}))
@@ -106,10 +106,10 @@ def _found(source: str) -> tuple[str, str, str, str | None]:
         check_address(source, source)
         if "@" in urlsplit(source).netloc:
             host = urlsplit(source).hostname
-            raise ModelError(f"an address with a password would be written down: leave out what stands before @{host}")
+            raise ModelError(f"an address with a password would be stored on disk: leave out the part before @{host}")
         name = PurePosixPath(urlsplit(source).path).name
         if not name.endswith(".gguf"):
-            raise ModelError(f"{source}: an address of a model ends in .gguf; give the one of the file itself")
+            raise ModelError(f"{source}: a model's address must end in .gguf: give that of the file itself")
         return source, source, name, None
     match = HUB_FILE.fullmatch(source)
     assert match is not None
@@ -117,7 +117,7 @@ def _found(source: str) -> tuple[str, str, str, str | None]:
     try:
         revision = msgspec.json.decode(get_json(source, url, _token(source)), type=_Revision)
     except msgspec.DecodeError as error:
-        raise ModelError(f"{source}: {url} does not answer as a hub: check HF_ENDPOINT ({error})") from error
+        raise ModelError(f"{source}: {url} does not answer like the Hub: check HF_ENDPOINT ({error})") from error
     sibling = _chosen(match["name"], match["wanted"], revision.siblings)
     stated = sibling.lfs.sha256 if sibling.lfs is not None else ""
     path = sibling.rfilename
@@ -138,10 +138,10 @@ def _chosen(name: str, wanted: str, siblings: list[_Sibling]) -> _Sibling:
     if not chosen:
         raise ModelError(f"{name} has no file {wanted}: it has {listing}")
     if any(_PART.search(path) for path in chosen):
-        raise ModelError(f"{chosen[0]} is a part of a file: choose one that is whole, of {listing}")
+        raise ModelError(f"{chosen[0]} is part of a split file: choose a whole one of {listing}")
     if len(chosen) > 1:
         raise ModelError(
-            f"{name} has several files {wanted}: name one, {name}:{chosen[0]} (or {', '.join(chosen[1:])})"
+            f"{name} has several {wanted} files: name one, {name}:{chosen[0]} (or {', '.join(chosen[1:])})"
         )
     return files[chosen[0]]
 
@@ -163,5 +163,5 @@ def _token(source: str) -> str | None:
     """The user's token for the hub, which no other address gets. Raises ModelError: it cannot be one."""
     token = "" if is_url(source) else os.environ.get("HF_TOKEN", "").strip()
     if not (token.isascii() and token.isprintable()):
-        raise ModelError("HF_TOKEN has characters that no token has: copy it again from the hub's settings")
+        raise ModelError("HF_TOKEN contains characters that no token has: copy it again from the Hub's settings")
     return token or None

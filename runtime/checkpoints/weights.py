@@ -105,14 +105,14 @@ def check_shapes(config: ModelConfig, parameters: list[DecoderParameter], checkp
     for name, shape in wanted.items():
         found = checkpoint.shapes.get(name)
         if found is None:
-            raise ModelError(f"the checkpoint has no tensor {name}, which its config asks for")
+            raise ModelError(f"the checkpoint has no tensor {name}, which its config requires")
         if found != shape:
-            raise ModelError(f"tensor {name} has shape {list(found)}, its config asks for {list(shape)}")
+            raise ModelError(f"tensor {name} has shape {list(found)}, its config requires {list(shape)}")
     unused = [name for name in checkpoint.shapes if name not in wanted and not name.endswith(_UNUSED_SUFFIXES)]
     if config.tie_embeddings:
         unused = [name for name in unused if name != "lm_head.weight"]
     if unused:
-        raise ModelError(f"the checkpoint has {len(unused)} tensors that its config has no place for: {unused[:3]}")
+        raise ModelError(f"the checkpoint has {len(unused)} tensors that its config does not use: {unused[:3]}")
 
 
 def load_parameters(

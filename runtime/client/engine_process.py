@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 
+import msgspec
+
 from ...constrain.workers.child import die_with_parent
 from ..checkpoints.locate import locate
 from ..load.start import start_engine
@@ -26,6 +28,7 @@ from .messages import (
     AskFlush,
     AskStats,
     Beat,
+    Constrain,
     Drop,
     Event,
     Flushed,
@@ -47,6 +50,8 @@ from .messages import (
 from .remote_tools import RemoteTools
 from .spawn import DUMP_SIGNAL
 from .watchdog import BEAT_S, StepTimer
+
+logger = logging.getLogger("bough.engine")
 
 EXIT_LOAD_FAILED = 3
 EXIT_ENGINE_DIED = 5
@@ -70,9 +75,18 @@ def serve(descriptor: int) -> int:
         return EXIT_LOAD_FAILED
     tools = RemoteTools(writer.put)
     writer.put(Ready(loop.engine.info))
+    last: Constrain | None = None
     for message in messages:
         if not loop.alive:
             break
+        if isinstance(message, Constrain):
+            last = message
+            continue
+        if isinstance(message, Submit) and message.constraint is not None:
+            if last is None or last.number != message.constraint:
+                _refuse(Unreadable("submit", message.key, "its constraint cannot be read"), writer)
+                continue
+            message = Submit(message.key, msgspec.structs.replace(message.request, grammar=last.grammar))
         with contextlib.suppress(EngineStoppedError):  # seen above, at the next message
             _serve(message, loop, writer, tools)
     died = not loop.alive
@@ -177,11 +191,16 @@ def _refuse(message: Unreadable, writer: FrameWriter) -> None:
         writer.put(Event(message.key, Failed(error=error)))
     elif message.kind == "submit":
         writer.put(Output(message.key, RequestOutput(id="", finish=Finish(reason="error", error=error))))
+    else:
+        logger.error("a message %r of the client was left out: %s", message.kind, message.reason)
 
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
-    log_to_stderr()
+    try:
+        log_to_stderr()
+    except RequestError as refusal:
+        sys.exit(f"bough: {refusal.message}")
     with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # there is no standard error
         faulthandler.register(DUMP_SIGNAL)
     sys.exit(serve(int(sys.argv[2])))

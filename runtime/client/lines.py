@@ -10,6 +10,11 @@ import threading
 from collections.abc import Callable
 from typing import TextIO
 
+from ..protocol.errors import RequestError
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+"""Values of BOUGH_LOG."""
+
 MAX_WAITING = 10_000
 """Lines that wait for a slow reader; further ones are dropped and counted."""
 
@@ -124,8 +129,13 @@ class LineHandler(logging.Handler):
 
 
 def log_to_stderr() -> None:
-    """Sends this process's log to standard error, from the level on that BOUGH_LOG names, if it goes nowhere yet."""
+    """Sends this process's log to standard error, from the level on that BOUGH_LOG names, if it goes nowhere yet.
+
+    Raises:
+        RequestError: BOUGH_LOG names no level.
+    """
     logging.raiseExceptions = False  # what fails while it logs must not write to standard error itself
-    level = os.environ.get("BOUGH_LOG", "WARNING").upper()
-    known = level if isinstance(logging.getLevelName(level), int) else "WARNING"
-    logging.basicConfig(level=known, format="%(levelname)s %(name)s: %(message)s", handlers=[LineHandler()])
+    level = os.environ.get("BOUGH_LOG") or "warning"
+    if level.lower() not in LEVELS:
+        raise RequestError(f"BOUGH_LOG must be {', '.join(LEVELS[:-1])} or {LEVELS[-1]}, got {level!r}")
+    logging.basicConfig(level=level.upper(), format="%(levelname)s %(name)s: %(message)s", handlers=[LineHandler()])

@@ -35,6 +35,9 @@ QUIET_S = 1.0
 REST_S = 0.02
 """Idle time after which an engine gets ready for passes to come."""
 
+MAX_CALLS_S = 0.02
+"""Time of calls after which the engine makes a step before it takes more."""
+
 Answer = TypeVar("Answer")
 
 
@@ -189,7 +192,8 @@ class EngineLoop:
     def _take_calls(self) -> bool:
         """Makes the calls that wait, sleeping for one if there is nothing to compute. False: close.
 
-        Those that come in meanwhile wait until after the next step, so that many callers cannot keep it from coming.
+        Those that come in meanwhile wait until after the next step, and so do those for which there is no time, so that
+        many callers cannot keep it from coming.
         """
         num_left = self._inbox.qsize()
         self._turned = time.monotonic()
@@ -204,6 +208,8 @@ class EngineLoop:
                 return False
             num_left -= 1
             _make(call)
+            if time.monotonic() - (self._turned or 0.0) >= MAX_CALLS_S:
+                break
         return True
 
     def _get(self, sleep_s: float | None) -> Callable[[], None] | None:

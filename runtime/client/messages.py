@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ...constrain.spec import GrammarSpec, spec_chars
 from ...constrain.workers.decoders import msgpack_decoder
 from ..protocol.config import EngineConfig
 from ..protocol.counters import EngineStats, ModelInfo
@@ -24,7 +25,13 @@ from ..protocol.request import Request, RequestOutput
 
 HEAD_BYTES = 8
 MAX_FRAME_BYTES = 1 << 30
+MAX_HEAD_BYTES = 64
+"""The first two fields of a message: its tag, and the key of its stream."""
+
 ROOM_BYTES = 256 << 10
+SHARED_CHARS = 4096
+"""Constraints that are larger are sent once for the requests of one body, which have the same object."""
+
 ROOM_TIMEOUT_S = 1.0
 
 
@@ -34,9 +41,19 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     config: EngineConfig
 
 
+class Constrain(msgspec.Struct, frozen=True, tag="constrain"):
+    """A large constraint of requests to come, which is sent once for all of them."""
+
+    number: int
+    grammar: GrammarSpec
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """A request. With `constraint` its grammar is that of the last Constrain, which has this number."""
+
     key: int
     request: Request
+    constraint: int | None = None
 
 
 class ToolInfo(msgspec.Struct, frozen=True):
@@ -46,6 +63,7 @@ class ToolInfo(msgspec.Struct, frozen=True):
     timeout_s: float | None
     max_chars: int
     parameters: dict[str, Any] | None
+    description: str = ""
 
 
 class RunProgram(msgspec.Struct, frozen=True, tag="run"):
@@ -81,7 +99,7 @@ class AskFlush(msgspec.Struct, frozen=True, tag="ask_flush"):
     key: int
 
 
-ToEngine = Start | Submit | RunProgram | ToolResult | Abort | Drop | AskStats | AskFlush
+ToEngine = Start | Constrain | Submit | RunProgram | ToolResult | Abort | Drop | AskStats | AskFlush
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -157,7 +175,8 @@ class _Head(msgspec.Struct):
 
 
 class Unreadable(NamedTuple):
-    """A message that is not what it says: its tag, the key of its stream, and what is wrong."""
+    """A message that is not what it says: its tag, the key of its stream, and what is wrong. Without a tag it is not
+    known whose it is."""
 
     kind: str
     key: int
@@ -178,6 +197,8 @@ class FrameWriter:
         self._ended = False
         self._sent = threading.Condition()
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._constraining = threading.Lock()
+        self._constraint: tuple[int, GrammarSpec | None] = 0, None  # the one that was sent last, and its number
         self._thread = threading.Thread(target=self._run, name="bough-writer", daemon=True)
         self._thread.start()
 
@@ -198,6 +219,24 @@ class FrameWriter:
         with self._sent:
             self._num_bytes += HEAD_BYTES + len(body)
         self._queue.put(body)
+
+    def submit(self, key: int, request: Request) -> None:
+        """Sends a request; a large constraint goes before it, unless it is the same object as the one that went last.
+
+        Raises:
+            RequestError: as `put`.
+        """
+        grammar = request.grammar
+        if grammar is None or spec_chars(grammar) <= SHARED_CHARS:
+            self.put(Submit(key, request))
+            return
+        with self._constraining:
+            number, last = self._constraint
+            if last is not grammar:
+                number += 1
+                self.put(Constrain(number, grammar))
+                self._constraint = number, grammar
+            self.put(Submit(key, msgspec.structs.replace(request, grammar=None), number))
 
     def wait_for_room(self) -> None:
         """Returns once no more than ROOM_BYTES wait to be sent, or after ROOM_TIMEOUT_S."""
@@ -259,12 +298,28 @@ def _unsendable(message: msgspec.Struct) -> str:
     return place.removeprefix(".").removeprefix("request.").removeprefix("program.")
 
 
+def _about(body: bytes, heads: msgspec.msgpack.Decoder[_Head]) -> tuple[str, int]:
+    """The tag and the key of a message that cannot be read; no tag if they cannot be either.
+
+    The decoder goes through everything, also what it passes over. What is nested too deeply for it comes after the
+    first two fields, which are read without the others.
+    """
+    with contextlib.suppress(msgspec.ValidationError, RecursionError):
+        head = heads.decode(body)
+        return head.type, head.key
+    for length in range(2, min(len(body), MAX_HEAD_BYTES) + 1):
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            head = heads.decode(b"\x82" + body[1:length])  # a map of two fields
+            return head.type, head.key
+    return "", 0
+
+
 def read_frames(
     connection: socket.socket, types: Any, refuse: Callable[[Unreadable], None] | None = None
 ) -> Iterator[Any]:
     """Messages of the union `types` until the peer closes or dies.
 
-    A message in which something has the wrong type goes to `refuse`, if that is given and its stream is known.
+    A message in which something has the wrong type, or is nested too deeply, goes to `refuse`, if that is given.
 
     Raises:
         msgspec.DecodeError: a frame is not one of these messages, or one before it is missing.
@@ -288,7 +343,6 @@ def read_frames(
             except (msgspec.ValidationError, RecursionError) as error:
                 if refuse is None:
                     raise
-                about = heads.decode(body)
-                refuse(Unreadable(about.type, about.key, str(error)))
+                refuse(Unreadable(*_about(body, heads), str(error)))
             else:
                 yield message

@@ -13,12 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from ...constrain.errors import GrammarTooComplexError
+from ...constrain.spec import MAX_SPEC_CHARS, spec_chars
 from ..protocol.config import EngineConfig
 from ..protocol.counters import EngineStats, ModelInfo
 from ..protocol.errors import (
@@ -28,6 +28,7 @@ from ..protocol.errors import (
     EngineStuckError,
     ErrorInfo,
     ModelError,
+    to_exception,
     to_info,
 )
 from ..protocol.program import Done, Failed, Program, ProgramEvent
@@ -54,7 +55,6 @@ from .messages import (
     RunProgram,
     Start,
     Stats,
-    Submit,
     UseTool,
     read_frames,
 )
@@ -103,15 +103,6 @@ class _Stream(NamedTuple):
     deadline: float
 
 
-@dataclass
-class _Fate:
-    """End of a process: the error of what is in it, when the one before it has ended, and whether it was killed."""
-
-    error: BoughError
-    crashed_at: float
-    killed: bool = False
-
-
 class RemoteClient(StreamingClient):
     """`EngineClient` over an engine process that it started. Made by `launch`.
 
@@ -126,8 +117,7 @@ class RemoteClient(StreamingClient):
         self.info: ModelInfo
         self.tokenizer: Tokenizer
         self.load_s = 0.0
-        self._fate = _Fate(EngineStoppedError("the engine process has died"), crashed_at)
-        self._spawned = spawned or spawn_engine()
+        self._spawned = (spawned or spawn_engine())._replace(crashed_at=crashed_at)
         try:
             self._writer = FrameWriter(self._spawned.connection)
         except BaseException:
@@ -141,8 +131,9 @@ class RemoteClient(StreamingClient):
         self._answers: dict[int, queue.SimpleQueue[Any]] = {}
         self._tools = LocalTools(self._send)
         self._alive = True
+        self._killed = False
         self._watchdog = Watchdog()
-        self._limit_s = math.inf
+        self._fate: BoughError = EngineStoppedError("the engine process has died")
         self._reader: threading.Thread | None = None
 
     @classmethod
@@ -178,8 +169,12 @@ class RemoteClient(StreamingClient):
         """
         loaded, steps = threading.Event(), Watchdog()
         given_up: list[str] = []
-        watch = partial(self._watch_load, silence_s, stall_s, steps, loaded, given_up)
-        watcher = threading.Thread(target=watch, name="bough-load-watch", daemon=True)
+        watcher = threading.Thread(
+            target=self._watch_load,
+            args=(silence_s, stall_s, steps, loaded, given_up),
+            name="bough-load-watch",
+            daemon=True,
+        )
         try:
             watcher.start()
             self._wait_until_ready(config, progress, stall_s, steps)
@@ -239,7 +234,7 @@ class RemoteClient(StreamingClient):
                     return
             if tokenizer is not None and tokenizer.done():
                 tokenizer.result()
-        if not self._ends_within(KILL_TIMEOUT_S if self._fate.killed else 30.0):
+        if not self._ends_within(KILL_TIMEOUT_S if self._killed else 30.0):
             raise ModelError("the engine process closed its link while it loaded the model")
         status = self._spawned.process.returncode
         raise ModelError(f"the engine process ended with status {status} while it loaded the model")
@@ -254,13 +249,13 @@ class RemoteClient(StreamingClient):
 
     def check(self) -> None:
         if not self._alive:
-            raise EngineStoppedError(self._fate.error.message, code=self._fate.error.code)
+            raise EngineStoppedError(self._fate.message, code=self._fate.code)
         if self._watchdog.stuck:
             raise self._stuck()
 
     def _stuck(self) -> EngineStuckError:
         error = EngineStuckError(f"the engine has made no progress for {self._watchdog.stuck_s:.0f} s")
-        error.retry_after_s = self._watchdog.left_s(self._limit_s)
+        error.retry_after_s = self._watchdog.left_s()
         return error
 
     def watch(self, limit_s: float) -> None:
@@ -270,20 +265,20 @@ class RemoteClient(StreamingClient):
         are expected to take long, the process is killed, and all of them do: one of them may be to blame, so that none
         must be sent again. Also an engine that seems to go on cannot keep them for longer than LATE_S past their time.
         """
-        self._limit_s = limit_s
+        self._watchdog.limit_s = limit_s
         now = time.monotonic()
         self._watchdog.look(now)
-        if self._fate.killed or not self._alive:
+        if self._killed or not self._alive:
             return
         if not self._watchdog.stuck:
             late = EngineError("the engine did not end it when its time was over", code="generation_timeout")
             self._expire(now - LATE_S, late)
             return
         error = self._stuck()
-        if self._watchdog.hangs(limit_s):
+        if self._watchdog.hangs():
             logger.error("%s: process %d is killed", error.message, self.process_id)
             error.may_retry = False
-            self._fate.error = error
+            self._fate = error
             self._kill_stuck()
         else:
             self._expire(now, error)
@@ -305,7 +300,7 @@ class RemoteClient(StreamingClient):
 
     def kill(self) -> None:
         """Ends the process at once. What is running in it fails, also while the system cannot end the process."""
-        self._fate.killed = True
+        self._killed = True
         self._spawned.process.kill()
         with contextlib.suppress(OSError):  # the link is closed already
             self._spawned.connection.shutdown(socket.SHUT_RDWR)
@@ -336,7 +331,7 @@ class RemoteClient(StreamingClient):
         self._writer.close(timeout_s=1.0)
         with contextlib.suppress(OSError):  # it has gone already
             self._spawned.connection.shutdown(socket.SHUT_WR)
-        if self._fate.killed or not self._ends_within(CLOSE_TIMEOUT_S):
+        if self._killed or not self._ends_within(CLOSE_TIMEOUT_S):
             self.kill()
             if not self._ends_within(KILL_TIMEOUT_S):
                 logger.error("process %d was killed and does not end: it is left behind", self.process_id)
@@ -353,7 +348,11 @@ class RemoteClient(StreamingClient):
             listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=error)))
 
         stream = _Stream(listen, fail, Abort(request.id), _deadline(request.timeout_s))
-        self._start(next(self._keys), stream, lambda key: Submit(key, request))
+        num_chars = spec_chars(request.grammar)
+        if num_chars > MAX_SPEC_CHARS:
+            message = f"the constraint has {num_chars} characters, at most {MAX_SPEC_CHARS} are allowed"
+            raise to_exception(ErrorInfo(code=GrammarTooComplexError.code, message=message, param="grammar"))
+        self._start(next(self._keys), stream, lambda key: self._writer.submit(key, request))
 
     def abort(self, request_id: str) -> None:
         self._send(Abort(request_id))
@@ -365,17 +364,17 @@ class RemoteClient(StreamingClient):
         infos = self._tools.offer(key, program, {**self._registry.tools, **(tools or {})})
         stop = Drop(program.id, key)
         stream = _Stream(listen, lambda error: listen(Failed(error=error)), stop, _deadline(program.timeout_s))
-        self._start(key, stream, lambda key: RunProgram(key, program, infos))
+        self._start(key, stream, lambda key: self._send(RunProgram(key, program, infos)))
         return lambda: self._send(stop)
 
-    def _start(self, key: int, stream: _Stream, message: Callable[[int], msgspec.Struct]) -> None:
+    def _start(self, key: int, stream: _Stream, send: Callable[[int], None]) -> None:
         try:
             self.check()
             with self._lock:
                 if not self._alive:
-                    raise EngineStoppedError(self._fate.error.message, code=self._fate.error.code)
+                    raise EngineStoppedError(self._fate.message, code=self._fate.code)
                 self._streams[key] = stream
-            self._send(message(key))
+            send(key)
         except BoughError:
             self._leave(key)
             raise
@@ -391,7 +390,7 @@ class RemoteClient(StreamingClient):
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         with self._lock:
             if not self._alive:
-                raise EngineStoppedError(self._fate.error.message, code=self._fate.error.code)
+                raise EngineStoppedError(self._fate.message, code=self._fate.code)
             self._answers[key] = answers
         self._send(question(key))
         try:
@@ -401,7 +400,7 @@ class RemoteClient(StreamingClient):
                 self._answers.pop(key, None)
             raise EngineError("the engine has not answered in time", code="engine_overloaded") from None
         if answer is None:
-            raise EngineStoppedError(self._fate.error.message, code=self._fate.error.code)
+            raise EngineStoppedError(self._fate.message, code=self._fate.code)
         return answer
 
     def _read(self, messages: Iterator[Any]) -> None:
@@ -414,20 +413,20 @@ class RemoteClient(StreamingClient):
         except Exception:  # whatever it was, nobody must be left waiting
             logger.exception("the messages of the engine process can no longer be read")
         if self._crashed_again:
-            self._fate.error.may_retry = False
+            self._fate.may_retry = False
         with self._lock:
             self._alive = False
             streams, self._streams = self._streams, {}
             answers, self._answers = self._answers, {}
         for stream in streams.values():
-            _tell(stream.fail, to_info(self._fate.error))
+            _tell(stream.fail, to_info(self._fate))
         for waiting in answers.values():
             waiting.put(None)
 
     @property
     def _crashed_again(self) -> bool:
         """Tells whether a crash now would be the second within some time."""
-        return time.monotonic() - self._fate.crashed_at < CRASHES_WITHIN_S
+        return time.monotonic() - self._spawned.crashed_at < CRASHES_WITHIN_S
 
     def _dispatch(self, message: Any) -> None:
         match message:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..protocol.errors import BoughError, ErrorInfo, RequestError, to_info
-from ..protocol.program import Program, Use, walk
+from ..protocol.program import Program, named_tools, walk
 from ..tools.quotas import Owner
 from ..tools.registry import Ticket, ToolCall, ToolCallError, ToolRunner, check_tool, tool_failed, unknown_tool
 from .messages import LeaveTool, ToolInfo, ToolResult, UseTool
@@ -83,6 +83,10 @@ class RemoteTool(NamedTuple):
     def parameters(self) -> Mapping[str, Any] | None:
         return self.info.parameters
 
+    @property
+    def description(self) -> str:
+        return self.info.description
+
     async def call(self, arguments: dict[str, Any]) -> str:
         return await self.tools.call(self.key, self.info.name, arguments)
 
@@ -105,10 +109,10 @@ class LocalTools:
         """
         used: dict[str, ToolCall] = {}
         for index, op in enumerate(walk(program.ops)):
-            if isinstance(op, Use):
-                if op.tool not in tools:
-                    raise unknown_tool(index, op.tool, tools)
-                used[op.tool] = tools[op.tool]
+            for name in named_tools(op):
+                if name not in tools:
+                    raise unknown_tool(index, name, tools)
+                used[name] = tools[name]
         for tool in used.values():
             check_tool(tool)
         if used:
@@ -166,7 +170,7 @@ class LocalTools:
 
 def _info(name: str, tool: ToolCall) -> ToolInfo:
     parameters = None if tool.parameters is None else dict(tool.parameters)
-    return ToolInfo(name, tool.timeout_s, tool.max_chars, parameters)
+    return ToolInfo(name, tool.timeout_s, tool.max_chars, parameters, getattr(tool, "description", ""))
 
 
 def _settle(answer: asyncio.Future[ToolResult], result: ToolResult) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -21,11 +22,12 @@ DUMP_SIGNAL = signal.SIGUSR2
 
 class EngineProcess(NamedTuple):
     """A process that waits on `connection` to hear what to load; it ends when that is closed. `begun` is when it was
-    started, by the monotonic clock."""
+    started, and `crashed_at` when the one before it ended, by the monotonic clock."""
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
     begun: float
+    crashed_at: float = -math.inf
 
 
 def spawn_engine() -> EngineProcess:

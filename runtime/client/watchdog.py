@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 BEAT_S = 1.0
 """Time between two heartbeats."""
 
@@ -51,7 +53,8 @@ class Watchdog:
     processes, such as a suspended machine, is not the engine's fault.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float = math.inf) -> None:
+        self.limit_s = limit_s
         self._stalled_s = 0.0
         self._expected_s = 0.0
         self._silent_s = 0.0
@@ -71,14 +74,14 @@ class Watchdog:
     def stuck(self) -> bool:
         return self.silence_s >= SEEN_S or self.stuck_s >= max(SEEN_S, STUCK_FACTOR * self._expected_s)
 
-    def left_s(self, limit_s: float) -> float:
+    def left_s(self) -> float:
         """Seconds until an engine that makes no progress for `limit_s` is beyond hope."""
-        left_s = max(limit_s, HUNG_FACTOR * self._expected_s) - self.stuck_s
-        return min(limit_s - self.silence_s, left_s) if self.silence_s else left_s
+        left_s = max(self.limit_s, HUNG_FACTOR * self._expected_s) - self.stuck_s
+        return min(self.limit_s - self.silence_s, left_s) if self.silence_s else left_s
 
-    def hangs(self, limit_s: float) -> bool:
+    def hangs(self) -> bool:
         """Returns whether it is beyond hope."""
-        return self.left_s(limit_s) <= 0.0
+        return self.left_s() <= 0.0
 
     def beat(self, stalled_s: float, expected_s: float = 0.0) -> None:
         """Takes a heartbeat: the step has lasted for `stalled_s` seconds, 0 if there is nothing to do; its passes are

@@ -32,6 +32,11 @@ logger = logging.getLogger("bough.engine")
 
 MAX_SLEEP_S = 60.0
 
+MIN_WAITING_TOKENS = 1 << 22
+WAITING_POOLS = 8
+"""Tokens in the prompts of all requests: that many, or as many as fit into so many caches if that is more. One takes
+some 45 bytes."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Compiling:
@@ -79,7 +84,8 @@ class Admission:
         self._healer = Healer(grammars.tokens)
         self._counters = counters
         self._wake = wake
-        self._places = Places(info.max_requests, config.tenant_weights)
+        max_tokens = max(MIN_WAITING_TOKENS, WAITING_POOLS * info.num_pages * info.page_size)
+        self._places = Places(info.max_requests, config.tenant_weights, max_tokens=max_tokens)
         self._closed = False
 
     def take(
@@ -105,7 +111,7 @@ class Admission:
             request = heal(request, self._tokenizer, limit=healable)
         if request.id in live:
             raise RequestError(f"a request with id {request.id!r} is running already", param="id")
-        self._places.check(tenant_of(request.namespace))
+        self._places.check(tenant_of(request.namespace), num_tokens=len(request.prompt))
         if request.tree is not None and not self.trees:
             raise RequestError("this engine takes no trees of tokens", param="tree")
         generation = self._generation(request, listener, now)
@@ -116,7 +122,7 @@ class Admission:
             for future in compiling.futures:
                 future.add_done_callback(lambda _: self._wake())
         self._counters.requests += 1
-        self._places.take(generation.sequence.tenant)
+        self._places.take(generation.sequence.tenant, generation.sequence.num_prompt)
         return generation
 
     def _generation(self, request: Request, listener: Listener, now: float) -> Generation:
@@ -201,7 +207,7 @@ class Admission:
 
     def drop(self, generation: Generation) -> None:
         """Forgets a request that has ended; what is compiled is abandoned unless another one waits for it."""
-        self._places.give_back(generation.sequence.tenant)
+        self._places.give_back(generation.sequence.tenant, generation.sequence.num_prompt)
         dropped = self.compiling.pop(generation.request.id, None)
         if dropped is None:
             return

@@ -61,11 +61,9 @@ class _LaunchedSteps:
 
 @dataclass
 class _Passes:
-    """The steps under way, and how those before went: `num_failed` in a row, the first of them at `failing_since`, of
-    `num_failed_in_all`."""
+    """The steps under way, and how those before went: `num_failed` in a row, the first of them at `failing_since`."""
 
     flight: _LaunchedSteps | None = None
-    num_failed_in_all: int = 0
     num_failed: int = 0
     failing_since: float = 0.0
 
@@ -74,7 +72,6 @@ class _Passes:
         if not self.num_failed:
             self.failing_since = now
         self.num_failed += 1
-        self.num_failed_in_all += 1
         return self.num_failed >= MAX_FAILED_PASSES and now - self.failing_since >= MAX_FAILING_S
 
 
@@ -284,9 +281,9 @@ class Engine:
             flight.first_row.append(len(rows))
             rows += generation.rows(item, masks.first(index))
         flight.launched.draw(rows, masks.rows)
-        self.counters.forward_seconds += forwarded - flight.started
-        self.counters.mask_seconds += masked - forwarded
-        self.counters.sample_seconds += self._clock() - masked
+        self.counters.seconds["forward"] += forwarded - flight.started
+        self.counters.seconds["mask"] += masked - forwarded
+        self.counters.seconds["sample"] += self._clock() - masked
 
     def _device_specs(self, work: list[Work], generations: list[Generation]) -> list[DrawSpec] | None:
         """The rules by which the device draws by itself; None if it cannot draw all of `work`."""
@@ -374,7 +371,7 @@ class Engine:
         self._drafts.propose(flight.plans[-1], flight.generations)
         self._size.observe(flight.plans, flight.started, now)
         seconds = self._clock() - flight.started
-        self.counters.step_seconds += seconds
+        self.counters.seconds["step"] += seconds
         if self._runner.overlaps:
             self._masks.pass_s = seconds
         return outputs
@@ -392,6 +389,7 @@ class Engine:
             info = ErrorInfo(code="out_of_memory", message="there is too little memory to compute the request")
         else:
             info = ErrorInfo(code="internal_error", message="the forward pass failed")
+        self.counters.failed_passes += 1
         self._scheduler.discard(plan)
         for work in plan.work:
             generation = self._live.get(work.sequence.id)
@@ -473,7 +471,6 @@ class Engine:
             locked_pages=counts.locked + counts.private,
             preemptions_total=self._scheduler.num_retractions,
             evicted_tokens_total=counts.evicted_tokens_total,
-            failed_passes_total=self._passes.num_failed_in_all,
             grammars_compiled_total=self._grammars.compiled,
             grammar_cache_hits_total=self._grammars.cache_hits,
             **self.counters.totals(),

@@ -149,6 +149,6 @@ def obstacle_to_native(config: EngineConfig, device: str) -> RequestError | None
             wanted = " or ".join(str(choice).lower() for choice in possible)
             return RequestError(f"attention_backend native needs {name} {wanted}, got {value}", param=name)
     if load_library() is None:
-        needs = "x86 with AVX2, or ARM64, and a bough that was installed where there is a C compiler"
+        needs = "x86 with AVX2 or ARM64, and bough installed with a C compiler available"
         return RequestError(f"attention_backend native needs {needs}", param="attention_backend")
     return None

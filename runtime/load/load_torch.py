@@ -100,8 +100,8 @@ def make_engine(
     if backend == "native":
         if config.attention_backend == "native":
             raise ModelError(
-                "attention_backend native computes models of the Llama family whose layers are quantised, in the file "
-                f"or by quantization, and widths are multiples of 32 (w8a8: of 64); {loaded.name} is no such model"
+                "attention_backend native needs a model of the Llama family whose layers are quantised, in the file or "
+                f"by quantization, and whose widths are multiples of 32 (w8a8: 64); {loaded.name} is not such a model"
             )
         backend = "torch"
         _check_formats(config, backend)
@@ -145,14 +145,14 @@ def _device(device: str) -> str:
         if (gpu := hidden_gpu()) is not None:
             raise RequestError(
                 f"device auto: this machine has an NVIDIA GPU ({gpu}), but torch {torch.__version__} cannot use it: "
-                "install a torch built for CUDA and a driver that fits it (scripts/install_torch.py chooses one), "
-                'or insist on the processor with --device cpu (device="cpu")',
+                "install a CUDA build of torch and a matching driver (scripts/install_torch.py picks the build), or "
+                'force the CPU with --device cpu (device="cpu")',
                 param="device",
             )
         return "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise RequestError(
-            f"device {device!r} was asked for, but torch sees no CUDA device: leave device out",
+            f"device is {device!r}, but torch finds no CUDA device: leave device out",
             param="device",
         )
     return device
@@ -166,9 +166,9 @@ def _warn_of_torch(config: EngineConfig) -> None:
     )
     if quantised and load_library() is None and platform.machine() in ("x86_64", "AMD64", "aarch64", "arm64"):
         logger.warning(
-            "the CPU library is not there, so torch computes, several times slower: install a C compiler and then "
-            "bough again (pip install --force-reinstall --no-deps bough, or make dev in a checkout), on x86 with AVX2 "
-            "or ARM64; --attention-backend torch asks for this and says nothing"
+            "the CPU library is missing, so torch computes, several times slower: install a C compiler and reinstall "
+            "bough (pip install --force-reinstall --no-deps bough, or make dev in a checkout), on x86 with AVX2 or "
+            "ARM64; --attention-backend torch selects torch without this warning"
         )
 
 
@@ -198,7 +198,7 @@ def _backend(config: EngineConfig, device: str) -> str:
         raise obstacle
     if backend == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise RequestError(
-            "Triton kernels need a GPU; on the CPU they only run interpreted, for tests, with TRITON_INTERPRET=1",
+            "Triton kernels need a GPU; on a CPU they run only in the interpreter, for tests (TRITON_INTERPRET=1)",
             param="attention_backend",
         )
     _check_formats(config, backend)
@@ -208,13 +208,13 @@ def _backend(config: EngineConfig, device: str) -> str:
 def _check_formats(config: EngineConfig, backend: str) -> None:
     """Raises RequestError if only other kernels have the formats that are asked for."""
     wanted, kernels = {
-        "fp8_e4m3": ("triton", "the Triton kernels of a GPU"),
-        "int8": ("native", "a model that the library in C computes (attention_backend native)"),
+        "fp8_e4m3": ("triton", "Triton kernels on a GPU"),
+        "int8": ("native", "a model that the CPU library supports (attention_backend native)"),
     }.get(config.kv_cache_dtype, (backend, ""))
     if backend != wanted:
         raise RequestError(f"kv_cache_dtype {config.kv_cache_dtype} needs {kernels}", param="kv_cache_dtype")
     if backend != "native" and config.activations != "auto":
-        needs = "a model that the library in C computes (attention_backend native)"
+        needs = "a model that the CPU library supports (attention_backend native)"
         raise RequestError(f"activations {config.activations} needs {needs}", param="activations")
 
 
@@ -224,7 +224,7 @@ def _convert(config: EngineConfig, loaded: LoadedModel, backend: str, progress: 
         return
     if not isinstance(loaded.model, Decoder):
         what = "quantization" if config.quantization is not None else "deterministic"
-        raise ModelError(f"{what} is possible for models of the Llama family only, not {loaded.config.architecture}")
+        raise ModelError(f"{what} supports only models of the Llama family, not {loaded.config.architecture}")
     if config.quantization is not None:
         quantise_decoder(loaded.model, config.quantization, invariant=config.deterministic, progress=progress)
     if config.deterministic and backend == "triton":

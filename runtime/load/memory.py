@@ -38,7 +38,7 @@ def cache_budget(free: int, total: int, fraction: float, activations: int) -> in
         raise ModelError(
             f"no memory is left for the KV cache: weights and activations need {needed:,} bytes, and memory_fraction "
             f"{fraction:g} allows {int(total * fraction):,} of the GPU's {total:,} ({free:,} are free now): raise "
-            "memory_fraction, lower max_batch_tokens, use quantization, or end what else uses the GPU"
+            "memory_fraction, lower max_batch_tokens, use quantization, or stop other processes on the GPU"
         )
     return budget
 

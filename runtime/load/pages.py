@@ -23,7 +23,7 @@ def max_model_len(config: EngineConfig, limit: int) -> int:
         return limit
     if config.max_model_len > limit:
         raise RequestError(
-            f"max_model_len is {config.max_model_len}, but the model was made for {limit}: lower it, or leave it out",
+            f"max_model_len is {config.max_model_len}, but the model supports {limit}: lower it or leave it out",
             param="max_model_len",
         )
     return config.max_model_len
@@ -34,8 +34,8 @@ def claim_host(num_bytes: int) -> None:
     free = free_memory()
     if num_bytes + RESERVE > free.num_bytes:
         raise ModelError(
-            f"the model needs {num_bytes:,} bytes for weights and tables, and {RESERVE:,} beside them, but {free}: "
-            "take a smaller model, use quantization, lower max_model_len, or give it more memory"
+            f"the model needs {num_bytes:,} bytes for weights and tables, plus {RESERVE:,}, but {free}: "
+            "choose a smaller model, use quantization, lower max_model_len, or give it more memory"
         )
 
 
@@ -44,8 +44,8 @@ def named_pages(config: EngineConfig, page_bytes: int) -> int | None:
     if config.num_pages is None and config.kv_cache_memory is not None:
         if config.kv_cache_memory < 2 * page_bytes:
             raise ModelError(
-                f"kv_cache_memory={config.kv_cache_memory:,} holds nothing: one page takes {page_bytes:,} bytes; raise "
-                "it, or leave it out"
+                f"kv_cache_memory={config.kv_cache_memory:,} is too small: one page takes {page_bytes:,} bytes; "
+                "raise it or leave it out"
             )
         return config.kv_cache_memory // page_bytes
     return config.num_pages
@@ -77,7 +77,7 @@ def check_pages(num_pages: int, page_bytes: int, free: FreeMemory, *, beside: in
     """Raises ModelError if so many pages are too few, or do not fit into what is free, with the bytes `beside` them."""
     needed = max(num_pages, 2) * page_bytes
     if num_pages < 2 or needed + beside > free.num_bytes:
-        passes = f", and passes {beside:,} beside it" if beside else ""
+        passes = f", plus {beside:,} for passes" if beside else ""
         raise ModelError(
             f"the KV cache needs {needed:,} bytes{passes}, but {free}: lower max_model_len, max_batch_tokens, "
             "num_pages or kv_cache_memory, or use a smaller kv_cache_dtype"

@@ -66,8 +66,8 @@ def _why_torch(config: EngineConfig) -> str:
         return f'device {config.device} needs torch, which is not installed: pip install "bough[gpu]"'
     if config.device == "auto" and may_have_gpu():
         return (
-            'this machine has an NVIDIA GPU, which needs torch: pip install "bough[gpu]", or insist on the processor '
-            'with --device cpu (device="cpu")'
+            'this machine has an NVIDIA GPU, which needs torch: pip install "bough[gpu]", or force the CPU with '
+            '--device cpu (device="cpu")'
         )
     obstacle = obstacle_to_native(config, "cpu")
     if config.attention_backend not in ("auto", "native"):
@@ -75,7 +75,7 @@ def _why_torch(config: EngineConfig) -> str:
     elif obstacle is None:
         what = f"{config.model}, not a GGUF file of the Llama family with quantised weights,"
     elif obstacle.param == "attention_backend":
-        what = "a bough without its CPU library (x86 with AVX2, or ARM64, and a C compiler when it was installed)"
+        what = "bough without its CPU library (x86 with AVX2 or ARM64, and a C compiler at installation)"
     else:
         what = f"{obstacle.param} {getattr(config, obstacle.param or '')}"
     return f'{what} needs torch, which is not installed: pip install "bough[torch]"'
@@ -94,8 +94,8 @@ def _as_stored(config: EngineConfig, progress: Progress | None) -> EngineConfig:
     found = read_facts(path).weights if path.is_dir() else "gguf"
     if found != wanted:
         raise ModelError(
-            f"quantization {wanted} was asked for, but the weights of {config.model} are {found}: leave it out to take "
-            "them as they are"
+            f"quantization is {wanted}, but the weights of {config.model} are {found}: leave it out to use them as "
+            "they are"
         )
     return msgspec.structs.replace(config, quantization=None)
 
@@ -109,8 +109,8 @@ def _within_memory() -> Iterator[None]:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
         raise ModelError(
-            f"there is too little memory to load the model ({error}; of the host's bytes {free_memory()}): take a "
-            "smaller model, use quantization, lower max_model_len or num_pages, or give it more memory"
+            f"not enough memory to load the model ({error}; of the host's bytes {free_memory()}): choose "
+            "a smaller model, use quantization, lower max_model_len or num_pages, or give it more memory"
         ) from error
 
 

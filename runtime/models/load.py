@@ -144,7 +144,7 @@ def _load_gguf(path: Path, name: str, target: _Target, progress: Progress | None
 
 def _load_folder(path: Path, name: str, target: _Target, progress: Progress | None) -> LoadedModel:
     if not (path / "config.json").is_file():
-        raise ModelError(f"the folder {path.name} has no config.json: give the folder of a model, or a .gguf file")
+        raise ModelError(f"the folder {path.name} has no config.json: give a model's folder or a .gguf file")
     raw = read_json_object(path / "config.json")
     generation_file = path / "generation_config.json"
     generation = read_json_object(generation_file) if generation_file.is_file() else {}

@@ -119,7 +119,7 @@ def quantise_decoder(
 
     def quantise(projection: Projection, name: str) -> QuantisedLinear:
         if not isinstance(projection, Linear):
-            raise ModelError(f"{name} is quantised already: load the model without quantization {kind!r}")
+            raise ModelError(f"{name} is already quantised: load the model without quantization {kind!r}")
         weight = projection.weight
         stored = StoredWeight(_QUANTISERS[kind](weight), rounds_rows=kind in ("fp8", "w8a8"))
         return make_linear(stored, projection.bias, dtype=weight.dtype, device=weight.device, invariant=invariant)

@@ -88,7 +88,7 @@ def load_generic(
         with _without_checkout():
             config = config_classes[model_type].from_dict({key: raw[key] for key in raw if key not in _IGNORED})
             if type(config) not in model_classes:
-                raise ModelError(f"model_type {model_type!r} is no causal language model")
+                raise ModelError(f"model_type {model_type!r} is not a causal language model")
             model = _build(model_classes[type(config)], config, folder, dtype).to(device)
         model.requires_grad_(False)
         model.eval()
@@ -145,7 +145,7 @@ def _build(model_class: Any, config: Any, folder: Path, dtype: torch.dtype) -> A
     with torch.device("meta"):
         needed = sum(parameter.numel() for parameter in model_class(config).parameters())
     if needed > 2 * stored:
-        raise ModelError(f"the config asks for {needed} numbers, the checkpoint has {stored}")
+        raise ModelError(f"the config requires {needed} numbers, but the checkpoint has {stored}")
     try:
         model, report = model_class.from_pretrained(
             folder,
@@ -181,7 +181,7 @@ def _attend(
     """The function registered with transformers. query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D]."""
     backend: HeadAttention | None = others.get(_KEYWORD)
     if backend is None:
-        raise ModelError(f"{type(module).__name__} does not get the keyword arguments of the model's forward")
+        raise ModelError(f"{type(module).__name__} does not receive the keyword arguments of the model's forward")
     unsupported = sorted(name for name in ("s_aux", "position_bias", "head_mask") if others.get(name) is not None)
     if unsupported or attention_mask is not None or not getattr(module, "is_causal", True):
         needed = ", ".join(unsupported) or "a mask of its own"
@@ -204,7 +204,7 @@ class _Probe:
     def run(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See HeadAttention.run."""
         if layer.index in self.geometry:
-            raise ModelError(f"layer {layer.index} attends more than once a step")
+            raise ModelError(f"layer {layer.index} calls attention more than once a step")
         self.geometry[layer.index] = (q.shape[1], k.shape[1], k.shape[2], layer.window)
         attend = partial(ragged_attention, scale=layer.scale, window=layer.window, softcap=layer.softcap)
         parts = zip(*(torch.split(x, list(self.lengths)) for x in (q, k, v)), strict=True)
@@ -231,19 +231,17 @@ def _check(generic: GenericModel, model: Any) -> list[tuple[int, int, int, int |
     num_layers = text.num_hidden_layers
     if sorted(probe.geometry) != list(range(num_layers)):
         raise ModelError(
-            f"{name}: {len(probe.geometry)} of its {num_layers} layers attend through transformers' attention interface"
+            f"{name}: {len(probe.geometry)} of its {num_layers} layers use transformers' attention interface"
         )
     if len({(num_kv_heads, head_dim) for _, num_kv_heads, head_dim, _ in geometry}) != 1:
         raise ModelError(f"{name}: its layers' keys have different shapes")
     for layer, kind in enumerate(getattr(text, "layer_types", None) or ()):
         if kind != ("full_attention" if geometry[layer][3] is None else "sliding_attention"):
-            raise ModelError(f"{name}: layer {layer} is of type {kind!r} and asked for window {geometry[layer][3]}")
+            raise ModelError(f"{name}: layer {layer} is of type {kind!r} but requests window {geometry[layer][3]}")
     tolerance = _CHECK_TOLERANCE.get(next(model.parameters()).dtype, _CHECK_TOLERANCE_HALF)
     difference = float((got - expected).norm() / expected.norm().clamp(min=1e-9))
     if not difference <= tolerance:  # a NaN is not
-        raise ModelError(
-            f"{name} computes something that does not pass through here: logits differ by {difference:.2%}"
-        )
+        raise ModelError(f"{name} computes something that bough does not see: logits differ by {difference:.2%}")
     return geometry
 
 

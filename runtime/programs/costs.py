@@ -18,13 +18,34 @@ MAX_WORK = 200_000
 """Units of work that one submission may take. With loops a few instructions can ask for very many."""
 
 MAX_STATE_TOKENS = 1 << 22
-"""Tokens in all branches of a program: tokens of text, characters of values, and copies of both by forks."""
+"""Tokens in all branches of a program: tokens of text, characters of values, and both again where forks repeat them."""
 
 MAX_COMPARED_CHARS = 1 << 22
 """Characters that one condition may compare."""
 
-MAX_KEPT_TOKENS = 1 << 25
-"""Tokens in all states that wait for another submission: past it some are dropped."""
+MAX_HELD_TOKENS = 1 << 25
+"""Tokens that the states of all programs hold: past it those that wait for another submission are dropped, then what
+needs more fails. What branches share counts once."""
+
+MAX_GIVEN_AGAIN = 8192
+"""Instructions and joins that a branch which begins anew is given again, in one go."""
+
+# Memory, in tokens: some 20 bytes
+
+BRANCH_TOKENS = 128
+VALUE_TOKENS = 8
+NAME_TOKENS = 4
+"""A name of a value that is known before a fork, where the fork has to put these together."""
+
+OP_TOKENS = 16
+"""An instruction with its place in a queue."""
+
+PART_TOKENS = 4
+CHARS_PER_TOKEN = 16
+"""Characters of literal text."""
+
+MATCHING_TOKENS = 1 << 17
+"""A pattern with what it has learnt of a long text, while that is compared with it."""
 
 # Slices of the engine's time
 
@@ -67,20 +88,21 @@ class Budget:
 
     work            units of work of a submission
     tokens          in the state of a program
+    held_tokens     in the states of all programs
     argument_chars  characters of all arguments of a tool call
     compared_chars  characters that a condition compares
-    kept_tokens     in all states that wait for another submission; `life_s`: seconds that each of them is kept
+    life_s          seconds that a state is kept which waits for another submission
     """
 
     work: float = math.inf
     tokens: float = math.inf
+    held_tokens: float = math.inf
     argument_chars: float = math.inf
     compared_chars: float = math.inf
-    kept_tokens: float = math.inf
     life_s: float = math.inf
 
 
 ENGINE_BUDGET = Budget(
-    MAX_WORK, MAX_STATE_TOKENS, MAX_ARGUMENT_CHARS, MAX_COMPARED_CHARS, MAX_KEPT_TOKENS, life_s=STATE_LIFE_S
+    MAX_WORK, MAX_STATE_TOKENS, MAX_HELD_TOKENS, MAX_ARGUMENT_CHARS, MAX_COMPARED_CHARS, life_s=STATE_LIFE_S
 )
 """Bounds of a program beside an engine that others use, too."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,20 +11,23 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ...constrain.spec import MAX_SPEC_CHARS, spec_chars
 from ..engine.engine import Engine
-from ..protocol.errors import BoughError, EngineError, EngineStoppedError, ErrorInfo, RequestError, to_info
-from ..protocol.program import Delta, Gen, Piece, Select, Use, Value
+from ..protocol.errors import BoughError, EngineError, ErrorInfo, RequestError, to_info
+from ..protocol.program import CallTools, Delta, Gen, Piece, Select, Use, Value
 from ..protocol.request import SAMPLED, UNUSED, Request, RequestOutput, Timings, TokenLogprob, Usage
 from ..protocol.sampling_params import SamplingParams
 from ..sampler.seeds import derive, derive_again
 from ..scheduler.token_tree import ChoiceTree, plant
 from ..tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from ..tools.arguments import read_arguments
-from ..tools.quotas import Owner
-from ..tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolRunner
+from ..tools.calls import fault_of, read_calls
+from ..tools.registry import ToolRunner
+from ..tools.turns import TOLD_TO_MODEL, ToolTurn
 from .choices import probabilities, score_choices
 from .costs import COPIED_PER_WORK, ENCODED_PER_WORK, ENGINE_BUDGET, MESSAGES_PER_WORK
 from .interpreter import Post
+from .shared import Shared
 from .state import Branch, Frame, Run, State
 from .tokens import (
     Encodings,
@@ -39,12 +40,20 @@ from .tokens import (
     knows_turns,
     open_message,
 )
+from .tool_turns import append_results, form_of, offered
+from .tool_uses import ToolUses
 from .validate import MAX_CHOICES
 
 logger = logging.getLogger("bough.engine")
 
 MAX_CHOICE_CHARS = 1 << 17
-"""Characters of all choices of a select: they are encoded in one go."""
+"""Characters of all choices of a select."""
+
+MAX_CHOICE_TOKENS = 1 << 15
+"""Tokens of all choices of a select."""
+
+MAX_TREE_TOKENS = 4096
+"""Tokens of a choice, and of all those in one tree, which is made in one go."""
 
 
 class EngineMachine:
@@ -56,16 +65,17 @@ class EngineMachine:
         self.budget = ENGINE_BUDGET
         self._engine = engine
         self._tokenizer = engine.tokenizer
+        self._clock = clock
         # A text that is longer fits into no context. Some tokenizers write a few characters as one, hence the 4.
         longest = max((len(text) for text in engine.tokenizer.token_bytes if text is not None), default=1)
         self._token_chars = 4 * longest
         self._max_tokens = engine.info.max_request_tokens
-        self._calls = ModelCalls(engine, clock)
         self._known = KnownTexts()
-        self._encodings = None if post is None else Encodings(engine.tokenizer, post, self._append_tokens)
+        self._encodings = None if post is None else Encodings(engine.tokenizer, post)
+        self._calls = ModelCalls(engine, clock, self._encodings)
         self._tools: ToolUses | None = None
         if runner is not None and post is not None:
-            self._tools = ToolUses(runner, post, clock, self._append_returned)
+            self._tools = ToolUses(runner, post, clock)
 
     @property
     def calls_tools(self) -> bool:
@@ -90,10 +100,13 @@ class EngineMachine:
     def room(self, branch: Branch) -> float:
         return self._token_chars * max(self._max_tokens - branch.content.length, 0)
 
+    def num_tokens(self, branch: Branch) -> int:
+        return branch.content.length
+
     def append_text(self, frame: Frame, text: str) -> None:
         tokens = self._known.find(frame.state.namespace, text)
         if tokens is None and len(text) > LONG_TEXT and self._encodings is not None:
-            self._encodings.begin(frame, text)
+            self._encodings.begin(frame, text, partial(self._append_tokens, frame, text))
             return
         if tokens is None:
             tokens = self._tokenizer.encode(text)
@@ -113,21 +126,78 @@ class EngineMachine:
         close_message(frame.branch, self._tokenizer)
 
     def call(self, frame: Frame) -> None:
-        op, copies = frame.op, frame.branch.content.length // COPIED_PER_WORK
-        if isinstance(op, Gen):
-            frame.spend(op.sampling.n * copies)
-        elif isinstance(op, Select):
-            num_chars = sum(map(len, op.choices))
-            if num_chars > MAX_CHOICE_CHARS:
-                message = f"the choices of a select have {num_chars} characters, but {MAX_CHOICE_CHARS} is the limit"
-                raise RequestError(message, param="choices")
-            num_prompts = 1 if self._engine.takes_trees else len(op.choices)
-            frame.spend(len(op.choices) + num_chars // ENCODED_PER_WORK + num_prompts * copies)
+        op, room = frame.op, self.room(frame.branch)
+        if isinstance(op, Select) and any(len(choice) > room for choice in op.choices[:MAX_CHOICES]):
+            message = "a choice has more characters than there is room for behind the branch"
+            raise RequestError(message, code="context_length_exceeded", param="choices")
         self._calls.begin(frame)
 
     def use(self, frame: Frame, arguments: dict[str, str]) -> None:
-        assert self._tools is not None and isinstance(frame.op, Use)
-        self._tools.begin(frame, frame.op, arguments)
+        op, started = frame.op, self._clock()
+        assert self._tools is not None and isinstance(op, Use)
+
+        def returned(outcome: str | ErrorInfo) -> None:
+            if isinstance(outcome, ErrorInfo):
+                frame.failed(outcome)
+                return
+            self._append_returned(frame, op, outcome)
+            self._tell(frame, op.name, outcome, [(op.name, started)])
+            frame.ended()
+
+        tool = frame.run.tools[op.tool]
+        self._tools.begin(frame, tool, read_arguments(tool, arguments), op.timeout_s, returned)
+
+    def call_tools(self, frame: Frame) -> None:
+        """Begins the calls that the model has written. One that cannot be made has its error at once."""
+        op, run, started = frame.op, frame.run, self._clock()
+        assert self._tools is not None and isinstance(op, CallTools)
+        text = frame.branch.values.get(op.of, "")
+        frame.spend(1 + len(text) // ENCODED_PER_WORK)
+        calls = read_calls(form_of(self._tokenizer), text, op.tools)
+        if not calls:
+            self._tell(frame, op.name, "[]", [])
+            return
+        tools = {name: run.tools[name] for name in op.tools}
+        turn = ToolTurn(calls)
+
+        def returned(index: int, outcome: str | ErrorInfo) -> None:
+            if isinstance(outcome, ErrorInfo) and outcome.code not in TOLD_TO_MODEL:
+                frame.failed(outcome)
+                return
+            turn.take(index, outcome)
+            if turn.over:
+                self._end_turn(frame, op, turn, started)
+                frame.ended()
+
+        for index, call in enumerate(calls):
+            fault = fault_of(call, tools)
+            if fault is not None or isinstance(call.arguments, str):
+                turn.take(index, fault or "")
+            else:
+                self._tools.begin(frame, tools[call.name], call.arguments, None, partial(returned, index))
+        if turn.over:
+            self._end_turn(frame, op, turn, started)
+
+    def _end_turn(self, frame: Frame, op: CallTools, turn: ToolTurn, started: float) -> None:
+        num_tokens = frame.branch.content.length
+        append_results(frame.branch, turn.made, self._tokenizer)
+        frame.state.add_tokens(frame.branch.content.length - num_tokens, frame.branch)
+        self.check_length(frame.branch)
+        self._tell(frame, op.name, turn.text, [(call.name, started) for call in turn.made])
+
+    def _tell(self, frame: Frame, name: str, text: str, uses: Sequence[tuple[str, float]]) -> None:
+        """Keeps a value that tools have brought, and tells of it, and of their times."""
+        state, branch, run = frame.state, frame.branch, frame.run
+        state.add_tokens(len(text), branch)
+        state.add_values(1, branch)
+        turn = branch.turns[name]
+        branch.keep(name, text)
+        run.listener(Value(branch=branch.id, name=name, text=text, turn=turn))
+        for used, started in uses if run.program.trace else ():
+            start_s, stop_s = started - state.born, self._clock() - state.born
+            run.listener(
+                Piece(branch=branch.id, op=branch.num_ops, kind="tool", name=used, start_s=start_s, stop_s=stop_s)
+            )
 
     def cancel(self, call_id: str) -> None:
         if self._tools is not None and self._tools.stop(call_id):
@@ -152,6 +222,7 @@ class EngineMachine:
         """Appends a long text, once it is encoded."""
         self._known.keep(frame.state.namespace, text, tokens)
         self._append_later(frame, text, tokens)
+        frame.ended()
 
     def _append_returned(self, frame: Frame, op: Use, text: str) -> None:
         """Appends the text that a tool has returned, if its instruction says so."""
@@ -255,7 +326,7 @@ class GenCall:
         seed = self._op.sampling.seed
         if seed is not None:
             seed = derive_again(seed, self._branch.origin.attempts, self._turn)
-        prompt = tuple(self._content.tokens)
+        prompt = tuple(self._content.tokens[:])
         for index in range(len(self._samples)):
             one = msgspec.structs.replace(self._op.sampling, n=1, seed=None if seed is None else derive(seed, index))
             yield make(prompt=prompt, sampling=one, grammar=self._op.grammar), True
@@ -282,7 +353,8 @@ class GenCall:
         kept = first.tokens[:-1] if isinstance(finish.matched, int) else first.tokens
         skip = self._op.sampling.skip_special_tokens
         num_taken_back = self._num_taken_back
-        prefix = b"".join(self._tokenizer.pieces(self._content.tokens[len(self._content.tokens) - num_taken_back :]))
+        taken_back = self._content.tokens[self._content.length - num_taken_back :]
+        prefix = b"".join(self._tokenizer.pieces(taken_back))
         if not b"".join(self._tokenizer.pieces(kept)).startswith(prefix):  # ended before it came to that
             num_taken_back, prefix, kept = 0, b"", []
         said = prefix.decode(errors="replace") + text
@@ -314,14 +386,18 @@ class SelectCall:
     timeout_s: float | None = None
     healable = 0
 
-    def __init__(self, op: Select, branch: Branch, tokenizer: Tokenizer, max_tree: int | None = None) -> None:
-        if not op.choices or not all(op.choices):
-            raise RequestError("a select needs choices, and none of them may be empty", param="choices")
-        if len(op.choices) > MAX_CHOICES:
-            raise RequestError(f"a select may have {MAX_CHOICES} choices at most", param="choices")
+    def __init__(
+        self,
+        op: Select,
+        branch: Branch,
+        choices: Sequence[list[int]],
+        tokenizer: Tokenizer,
+        max_tree: int | None = None,
+    ) -> None:
+        """`choices` are the tokens of those of `op`."""
         self._op = op
         self._branch = branch
-        self._choices = [tokenizer.encode(choice) for choice in op.choices]
+        self._choices = choices
         self._tokenizer = tokenizer
         self._conditional: list[list[TokenLogprob]] = [[] for _ in self._choices]
         # A first token has nothing before it to be conditioned on, so its unconditional log-probability is left out.
@@ -332,7 +408,7 @@ class SelectCall:
         self._timings = Timings()
 
     def requests(self, make: MakeRequest) -> Iterator[tuple[Request, bool]]:
-        yield from self._scoring(make, content_of(self._branch).tokens, self._conditional)
+        yield from self._scoring(make, content_of(self._branch).tokens[:], self._conditional)
         if self._op.method == "unconditional_likelihood_normalized":
             yield from self._scoring(make, [], self._unconditional)
 
@@ -342,7 +418,7 @@ class SelectCall:
         """Requests for the log-probabilities of the choices' tokens after `prompt`; they are added to `found`."""
         sampling, continues = SamplingParams(max_tokens=0, temperature=0.0), bool(prompt)
         if self._max_tree is not None:
-            for tree in plant(prompt, self._choices, self._max_tree):
+            for tree in plant(prompt, self._choices, min(self._max_tree, len(prompt) + MAX_TREE_TOKENS)):
                 self._targets.append((tree, found))
                 scored = make(prompt=tuple(tree.tokens), sampling=sampling, score_from=tree.score_from, tree=tree.tree)
                 yield scored, continues
@@ -387,7 +463,7 @@ class SelectCall:
             token_texts=_texts(self._tokenizer, chain.from_iterable(self._conditional)),
             turn=self._branch.turns[self._op.name],
         )
-        return Result(value, self._choices[best], (SAMPLED,) * len(self._choices[best]))
+        return Result(value, list(self._choices[best]), (SAMPLED,) * len(self._choices[best]))
 
 
 def _values(choices: Sequence[Sequence[TokenLogprob]]) -> list[list[float]]:
@@ -401,12 +477,25 @@ def _texts(tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> dict[int, s
     return {token: piece.decode(errors="replace") for token, piece in zip(tokens, pieces, strict=True)}
 
 
+def _check_choices(choices: Sequence[str]) -> None:
+    """Raises RequestError: there are none or too many, or an empty one, or all together are too long."""
+    if not choices or not all(choices):
+        raise RequestError("a select needs choices, and none of them may be empty", param="choices")
+    if len(choices) > MAX_CHOICES:
+        raise RequestError(f"a select may have {MAX_CHOICES} choices at most", param="choices")
+    num_chars = sum(map(len, choices))
+    if num_chars > MAX_CHOICE_CHARS:
+        message = f"the choices of a select have {num_chars} characters, but {MAX_CHOICE_CHARS} is the limit"
+        raise RequestError(message, param="choices")
+
+
 @dataclass(eq=False, slots=True)
 class _Flight:
     """A call in flight, whose requests are heard from within the engine's step.
 
     op, run     of `frame`
     attempts    of the branch when it began: it may have begun anew since
+    complete    all its requests are submitted
     kept        text that has come, while deltas are not sent
     """
 
@@ -416,6 +505,7 @@ class _Flight:
     call: Call
     started: float
     attempts: tuple[int, ...]
+    complete: bool = False
     kept: list[str] = field(default_factory=list)
 
     def send_text(self, tokenizer: Tokenizer) -> None:
@@ -427,29 +517,116 @@ class _Flight:
             self.run.listener(Delta(self.frame.branch.id, self.op.name, text, logprobs, texts))
 
 
+@dataclass(eq=False, slots=True)
+class _UnfinishedCall:
+    """A call that is begun by and by, so that others have a turn: its choices are encoded, then requests submitted.
+
+    tokens      of each choice, as far as they are encoded, and their number in all
+    requests    of `flight`, those still to be submitted
+    """
+
+    tokens: list[list[int]] = field(default_factory=list)
+    num_tokens: int = 0
+    flight: _Flight | None = None
+    requests: Iterator[tuple[int, tuple[Request, bool]]] = field(default_factory=lambda: iter(()))
+
+
 class ModelCalls:
     """Makes the calls of one engine."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], float], encodings: Encodings | None = None) -> None:
         self._engine = engine
         self._clock = clock
-        self._max_tree = engine.info.max_request_tokens if engine.takes_trees else None
+        self._encodings = encodings
+        self._max_tokens = engine.info.max_request_tokens
+        self._max_tree = self._max_tokens if engine.takes_trees else None
 
     def begin(self, frame: Frame) -> None:
-        """Submits the requests of a call. Raises BoughError: one is refused; others may run already."""
-        state, branch, run, op = frame.state, frame.branch, frame.run, frame.op
-        if not content_of(branch).tokens:
+        """Submits the requests of a call. Called again after a pause, or once a choice is encoded, it goes on.
+
+        Raises:
+            PausedError: there are more of them.
+            BoughError: one is refused; others may run already.
+        """
+        pending = frame.pending
+        if pending.begun is None:
+            self._check(frame)
+            pending.begun = _UnfinishedCall()
+        begun: _UnfinishedCall = pending.begun
+        if begun.flight is None:
+            if isinstance(frame.op, Select) and not self._encode_choices(frame, frame.op, begun):
+                return
+            begun.flight = self._flight(frame, begun)
+        self._submit(frame, begun.flight, begun.requests)
+
+    def _check(self, frame: Frame) -> None:
+        """Raises RequestError: it cannot be called."""
+        if not frame.branch.content.length:
             raise RequestError(
                 "the branch is empty: there is no text to continue; append text or a message first",
                 code="empty_prompt",
                 param="ops",
             )
-        tokenizer = self._engine.tokenizer
+        if isinstance(frame.op, Select):
+            _check_choices(frame.op.choices)
+
+    def _encode_choices(self, frame: Frame, op: Select, begun: _UnfinishedCall) -> bool:
+        """Encodes the choices; false if it waits for a long one, which is encoded beside the engine."""
+        while len(begun.tokens) < len(op.choices):
+            if begun.tokens:
+                frame.pause()
+            choice = op.choices[len(begun.tokens)]
+            frame.spend(1 + len(choice) // ENCODED_PER_WORK)
+            if len(choice) > LONG_TEXT and self._encodings is not None:
+                self._encodings.begin(frame, choice, partial(self._take_choice, frame, begun))
+                return False
+            self._add_choice(frame, begun, self._engine.tokenizer.encode(choice))
+        return True
+
+    def _take_choice(self, frame: Frame, begun: _UnfinishedCall, tokens: list[int]) -> None:
+        self._add_choice(frame, begun, tokens)
+        frame.go_on()
+
+    def _add_choice(self, frame: Frame, begun: _UnfinishedCall, tokens: list[int]) -> None:
+        """Raises RequestError: it does not fit behind the branch, or is one too many."""
+        length = frame.branch.content.length
+        if length + len(tokens) > self._max_tokens:
+            message = f"the branch has {length} tokens and a choice {len(tokens)}, but {self._max_tokens} is the limit"
+            raise RequestError(message, code="context_length_exceeded", param="choices")
+        if len(tokens) > MAX_TREE_TOKENS:
+            message = f"a choice of a select has {len(tokens)} tokens, but {MAX_TREE_TOKENS} is the limit"
+            raise RequestError(message, param="choices")
+        begun.num_tokens += len(tokens)
+        if begun.num_tokens > MAX_CHOICE_TOKENS:
+            message = f"the choices of a select have more than {MAX_CHOICE_TOKENS} tokens, which is the limit"
+            raise RequestError(message, param="choices")
+        begun.tokens.append(tokens)
+
+    def _constrained(self, frame: Frame, op: Gen) -> Gen:
+        """Shows the tools of a generation, and returns it as it is asked for. Counts the work of its constraint.
+
+        Raises:
+            RequestError: the tools cannot be shown there.
+        """
+        state, branch = frame.state, frame.branch
+        if op.offer is not None:
+            content = content_of(branch)
+            shown = content.offered
+            frame.spend((content.length + len(content.texts) + content.num_pieces) // COPIED_PER_WORK)
+            op = offered(op, op.offer, branch, frame.run.tools, self._engine.tokenizer)
+            if content.offered != shown:
+                state.unshare(branch)
+        frame.spend(min(spec_chars(op.grammar), MAX_SPEC_CHARS) // ENCODED_PER_WORK)
+        return op
+
+    def _flight(self, frame: Frame, begun: _UnfinishedCall) -> _Flight:
+        state, branch, run, op = frame.state, frame.branch, frame.run, frame.op
         if isinstance(op, Gen):
-            call: Call = GenCall(op, branch, tokenizer)
+            op = self._constrained(frame, op)
+            call: Call = GenCall(op, branch, self._engine.tokenizer)
         else:
             assert isinstance(op, Select)
-            call = SelectCall(op, branch, tokenizer, self._max_tree)
+            call = SelectCall(op, branch, begun.tokens, self._engine.tokenizer, self._max_tree)
         flight = _Flight(frame, op, run, call, self._clock(), branch.origin.attempts)
         timeout_s = run.time_left(flight.started, call.timeout_s)
         stream = run.program.deltas or run.program.trace
@@ -458,12 +635,24 @@ class ModelCalls:
             run.num_requests += 1
             return Request(id=state.new_id(), namespace=state.namespace, timeout_s=timeout_s, stream=stream, **fields)
 
-        for index, (request, continues) in enumerate(call.requests(make)):
+        begun.requests = enumerate(call.requests(make))
+        return flight
+
+    def _submit(self, frame: Frame, flight: _Flight, requests: Iterator[tuple[int, tuple[Request, bool]]]) -> None:
+        branch, pending = frame.branch, frame.pending
+        copies = branch.content.length // COPIED_PER_WORK
+        pending.unfinished = True  # so that it is gone on with, although the first requests run
+        for index, (request, continues) in requests:
             listener = partial(self._hear, flight, index, continues)
-            num_taken_back = self._engine.submit(request, listener, healable=call.healable)
+            num_taken_back = self._engine.submit(request, listener, healable=flight.call.healable)
             branch.running.add(request.id)
             if num_taken_back:
-                call.take_back(num_taken_back)
+                flight.call.take_back(num_taken_back)
+            frame.spend(1 + copies)
+            frame.pause()
+        pending.unfinished, flight.complete = False, True
+        if not branch.running:  # all of them have ended meanwhile
+            self._end(flight, flight.call.end())
 
     def _hear(self, flight: _Flight, index: int, continues: bool, output: RequestOutput) -> None:
         run, branch = flight.run, flight.frame.branch
@@ -481,6 +670,8 @@ class ModelCalls:
                 self.send_appended(run, content_of(branch), output.cached_tokens)
             flight.kept.append(flight.call.take(index, output))
             self._take(flight, output)
+        except BoughError as error:
+            flight.frame.failed(to_info(error))
         except Exception:
             logger.exception("a program failed")
             flight.frame.failed(ErrorInfo(code="internal_error", message="the program failed"))
@@ -499,15 +690,18 @@ class ModelCalls:
             if output.finish.error is not None:
                 frame.failed(output.finish.error)
                 return
-        if not branch.running:
+        if not branch.running and flight.complete:
             self._end(flight, flight.call.end())
             frame.ended()
 
     def _end(self, flight: _Flight, result: Result) -> None:
         frame, value = flight.frame, result.value
         branch, content = frame.branch, content_of(frame.branch)
-        content.tokens[len(content.tokens) - result.num_taken_back :] = result.tokens
-        content.texts.append(value.text)
+        frame.state.add_tokens(len(result.tokens), branch)
+        frame.state.add_values(1, branch)
+        content.tokens.cut(content.length - result.num_taken_back)
+        content.tokens.extend(result.tokens)
+        content.append_text(value.text)
         branch.keep(value.name, value.text)
         frame.run.listener(value)
         if frame.run.program.trace:
@@ -543,131 +737,14 @@ class ModelCalls:
                         op=piece.op,
                         kind=piece.kind,
                         role=piece.role,
-                        texts=tuple(self._engine.tokenizer.texts(piece.tokens)),
+                        texts=tuple(self._engine.tokenizer.texts(piece.tokens.tolist())),
                         origins=piece.origins,
                     )
                 )
-        content.appended = []
+        content.appended = Shared()
 
     def send_unused(self, state: State, run: Run) -> None:
         """Tells, at the end of a program, of appended text that was never computed."""
         for content in (*(branch.content for branch in state.branches.values()), *state.untold):
             assert isinstance(content, TokenContent)
             self.send_appended(run, content, None)
-
-
-# Calls of tools
-
-
-@dataclass(eq=False, slots=True)
-class _RunningTool:
-    frame: Frame
-    op: Use
-    ticket: Ticket
-    started: float
-    limit_s: float
-
-    @property
-    def end(self) -> float:
-        return self.started + self.limit_s
-
-
-class ToolUses:
-    """Makes the tool calls of one engine. Lives in its thread; `append` puts what they return into a branch there."""
-
-    def __init__(
-        self,
-        runner: ToolRunner,
-        post: Post,
-        clock: Callable[[], float],
-        append: Callable[[Frame, Use, str], None],
-    ) -> None:
-        self._runner = runner
-        self._post = post
-        self._clock = clock
-        self._append = append
-        self._flights: dict[str, _RunningTool] = {}
-
-    def begin(self, frame: Frame, op: Use, texts: dict[str, str]) -> None:
-        """Begins a call. Raises BoughError: nothing was begun."""
-        tool = frame.run.tools[op.tool]
-        arguments = read_arguments(tool, texts)
-        now = self._clock()
-        limit_s = frame.run.time_left(now, min(op.timeout_s or math.inf, tool.timeout_s or DEFAULT_TIMEOUT_S))
-        assert limit_s is not None
-        call_id = frame.state.new_id("tool/")
-
-        def done(outcome: str | ErrorInfo) -> None:
-            with contextlib.suppress(EngineStoppedError):
-                self._post(lambda: self._take(call_id, outcome))
-
-        owner = Owner.of(frame.state.namespace, frame.state.id)
-        ticket = self._runner.start(tool, arguments, done, owner)
-        self._flights[call_id] = _RunningTool(frame, op, ticket, now, limit_s)
-        frame.branch.running.add(call_id)
-
-    def stop(self, call_id: str) -> bool:
-        """Leaves a call to itself; False if it is none of these."""
-        flight = self._flights.pop(call_id, None)
-        if flight is None:
-            return False
-        self._runner.abandon(flight.ticket)
-        return True
-
-    def expire(self) -> None:
-        """Fails the calls whose time is over."""
-        now = self._clock()
-        for call_id, flight in list(self._flights.items()):
-            if call_id in self._flights and now >= flight.end:
-                self.stop(call_id)
-                flight.frame.branch.running.discard(call_id)
-                flight.frame.failed(_late(flight, now))
-
-    def sleep_s(self) -> float | None:
-        """Seconds until the first of them is over; None: there is none."""
-        first = min((flight.end for flight in self._flights.values()), default=None)
-        return None if first is None else max(first - self._clock(), 0.0)
-
-    def _take(self, call_id: str, outcome: str | ErrorInfo) -> None:
-        flight = self._flights.pop(call_id, None)
-        if flight is None:  # nobody waits for it any more
-            return
-        flight.frame.branch.running.discard(call_id)
-        if isinstance(outcome, ErrorInfo):
-            flight.frame.failed(outcome)
-            return
-        try:
-            self._end(flight, outcome)
-        except BoughError as error:
-            flight.frame.failed(to_info(error))
-        except Exception:
-            logger.exception("a program failed")
-            flight.frame.failed(ErrorInfo(code="internal_error", message="the program failed"))
-        else:
-            flight.frame.ended()
-
-    def _end(self, flight: _RunningTool, text: str) -> None:
-        frame, name = flight.frame, flight.op.name
-        state, branch, run = frame.state, frame.branch, frame.run
-        self._append(frame, flight.op, text)
-        state.add_tokens(len(text), branch)
-        turn = branch.turns[name]
-        branch.keep(name, text)
-        run.listener(Value(branch=branch.id, name=name, text=text, turn=turn))
-        if run.program.trace:
-            start_s, stop_s = flight.started - state.born, self._clock() - state.born
-            run.listener(
-                Piece(branch=branch.id, op=branch.num_ops, kind="tool", name=name, start_s=start_s, stop_s=stop_s)
-            )
-
-
-def _late(flight: _RunningTool, now: float) -> ErrorInfo:
-    """Returns the error of a call whose time is over, or its program's."""
-    name = flight.ticket.tool.name
-    try:
-        flight.frame.run.time_left(now)
-    except EngineError as error:
-        return to_info(error)
-    return ErrorInfo(
-        code="tool_timeout", message=f"the tool {name!r} was not done within {flight.limit_s:g} s", param=name
-    )

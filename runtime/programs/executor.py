@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 from ...radix import tenant_of
-from ..protocol.errors import EngineStoppedError, ErrorInfo, RequestError
+from ..protocol.errors import BoughError, EngineError, EngineStoppedError, ErrorInfo, RequestError
 from ..protocol.patterns import PatternCache
 from ..protocol.program import Cancel, Done, Failed, Program
 from ..tools.registry import ToolCall, ToolRegistry
+from .costs import MAX_SLICE_S
 from .interpreter import Interpreter, Post
 from .machine import Machine
+from .memory import Account, Memory
 from .state import ProgramListener, Run, State, Step, enqueue
-from .validate import SubmissionReader
+from .validate import OPS_PER_LOOK, SubmissionReader
 
 logger = logging.getLogger("bough.engine")
 
@@ -23,9 +28,23 @@ LOOK_S = 30.0
 """Time between two looks for states that are too old."""
 
 
+@dataclass(eq=False)
+class _Arrival:
+    """A submission that is being read, and put into its program's queues: `steps`, between which others have a turn.
+
+    state       of its program, of whose runs it is one from then on; None: it may still be refused
+    """
+
+    run: Run
+    steps: Iterator[None] | None = None
+    state: State | None = None
+
+
 class Executor:
     """Executes programs on `machine`, on one thread; a program's listener is called from within `run`, or when what the
     machine has begun comes to an end.
+
+    All programs together hold a bounded number of tokens, which keys share: see Memory.
 
     max_states  programs that wait for another submission
     post        has a function called on that thread soon; without it, programs do not make way for anything
@@ -45,9 +64,15 @@ class Executor:
         self._clock = clock
         self._max_states = max_states
         self._tools = tools or ToolRegistry()
+        self._slices = post is not None
         self._patterns = PatternCache()
-        self._interpreter = Interpreter(machine, clock, finished=self._finish, failed=self._fail, post=post)
+        self._memory = Memory(lambda: machine.budget.held_tokens)
+        self._memory.make_room = self._make_room
+        self._interpreter = Interpreter(
+            machine, clock, self._patterns, finished=self._finish, failed=self._fail, post=post
+        )
         self._states: OrderedDict[str, State] = OrderedDict()
+        self._arrivals: dict[str, deque[_Arrival]] = {}  # by the program's id, in the order of their arrival
         self._closed = False
         self._look_at = -math.inf
         self._expire_at = math.inf  # no submission's time is over before
@@ -67,36 +92,139 @@ class Executor:
         """Starts (or, with `resume`, continues) a program. `tools` go before those that every program may call. By its
         `key`, `drop` knows this submission.
 
+        A long one is read by and by, between other programs and steps: the listener then hears of a refusal.
+
         Raises:
             RequestError: the program is not well-formed, or the state to continue is gone. Nothing was started.
+            OverloadedError: there is no memory for it. Nothing was started.
         """
         if self._closed:
             raise EngineStoppedError("the engine has stopped")
-        now = self._clock()
-        state = self._find(program, now)
-        known = {branch.id: branch.origin.scope == 0 for branch in state.branches.values()}
         usable = {**self._tools.tools, **(tools or {})} if self._machine.calls_tools else {}
-        reader = SubmissionReader(known, usable, self._patterns)
-        block = reader.read(program.ops)  # raises before anything has changed
-        run = Run(program, listener, now, state.budget.work, tools=usable, patterns=reader.patterns, key=key)
+        run = Run(program, listener, self._clock(), self._machine.budget.work, usable, key=key)
+        arrival = _Arrival(run)
+        before = self._arrivals.get(program.id)
+        if before is not None:
+            before.append(arrival)
+        else:
+            self._arrivals[program.id] = deque([arrival])
+            self._take_in(arrival)
+
+    def _take_in(self, arrival: _Arrival) -> None:
+        """Goes on with a submission for a slice of time, and with those that came after it.
+
+        Raises:
+            BoughError: it cannot be started.
+        """
+        run, ends = arrival.run, time.monotonic() + MAX_SLICE_S if self._slices else math.inf
+        if arrival.steps is None:
+            arrival.steps = self._start(arrival)
+        try:
+            if arrival.state is None:
+                run.time_left(self._clock())
+            for _ in arrival.steps:
+                if time.monotonic() >= ends:
+                    self._go_on_later(arrival)
+                    return
+        except BaseException:
+            self._remove_arrivals(run.program.id, lambda each: each is arrival)
+            raise
+        self._remove_arrivals(run.program.id, lambda each: each is arrival)
+        if arrival.state is not None and not run.over:
+            self._enter(arrival.state, run)
+
+    def _go_on_later(self, arrival: _Arrival) -> None:
+        self._interpreter.later(arrival.run.program.namespace, partial(self._go_on_with, arrival))
+
+    def _go_on_with(self, arrival: _Arrival) -> None:
+        waiting = self._arrivals.get(arrival.run.program.id)
+        if not waiting or waiting[0] is not arrival:
+            return  # it was dropped
+        try:
+            self._take_in(arrival)
+        except Exception as error:
+            if not isinstance(error, BoughError):
+                logger.exception("a program could not be started")
+                error = EngineError("the program could not be started", code="internal_error")
+            arrival.run.tell(Failed(error=self._machine.describe(error)))
+
+    def _remove_arrivals(self, program_id: str, gone: Callable[[_Arrival], bool]) -> list[_Arrival]:
+        """Removes those that are `gone`, and returns them. Whoever is then the first is read soon."""
+        waiting = self._arrivals.pop(program_id, None)
+        if waiting is None:
+            return []
+        removed: list[_Arrival] = []
+        left: deque[_Arrival] = deque()
+        for arrival in waiting:
+            (removed if gone(arrival) else left).append(arrival)
+        if left:
+            self._arrivals[program_id] = left
+            if left[0] is not waiting[0]:
+                self._go_on_later(left[0])
+        return removed
+
+    def _start(self, arrival: _Arrival) -> Iterator[None]:
+        """Reads a submission, and puts it into the queues of its program.
+
+        Raises:
+            BoughError: it cannot be started, and nothing has changed.
+        """
+        run, program = arrival.run, arrival.run.program
+        state = self._find(program, run.started)
+        known = {branch.id: branch.origin.scope == 0 for branch in state.branches.values()}
+        reader = SubmissionReader(known, run.tools, self._patterns)
+        try:
+            block = yield from reader.reading(program.ops)
+            if program.resume and self._states.get(program.id) is not state:
+                raise _gone(self._machine.budget.life_s)
+            self._hold(state, reader.num_tokens)
+        except BaseException:
+            if not program.resume:
+                state.account.close()
+            raise
+        arrival.state, run.num_tokens = state, reader.num_tokens
         self._expire_at = min(self._expire_at, run.deadline)
         self.num_programs += 1
-        state.used = now
+        state.used = run.started
         state.runs.append(run)
         self._states[program.id] = state
         self._states.move_to_end(program.id)
         run.work += block.work
+        run.num_left += 1  # so that it does not end before its cancels are done
+        state.walk.held = True
         with self._interpreter.contained(state):
-            enqueue(state, run, block)
-            run.num_left += 1  # so that it does not end before its cancels are done
-            for item in block.items:
-                if isinstance(item.op, Cancel):
-                    self._interpreter.cancel(state, run, state.branches[item.op.branch], item.index)
+            for first in range(0, len(block.items), OPS_PER_LOOK):
+                if first:  # a short submission is begun at once
+                    yield
+                if run.over:
+                    return
+                enqueue(state, run, block.items[first : first + OPS_PER_LOOK])
+            cancels = [item for item in block.items if isinstance(item.op, Cancel)]
+            for index, item in enumerate(cancels, start=1):
+                if index % OPS_PER_LOOK == 0:
+                    yield
+                if run.over:
+                    return
+                self._interpreter.cancel(state, run, state.branches[item.op.branch], item.index)
+
+    def _enter(self, state: State, run: Run) -> None:
+        """Begins with a submission whose instructions are all in the queues."""
+        state.walk.held = False
+        with self._interpreter.contained(state):
             run.num_left -= 1
             if run.num_left == 0:
                 self._finish(state, run)
             self._interpreter.walk(state)
-        self._trim(now)
+        self._trim(self._clock())
+
+    def _hold(self, state: State, num_tokens: int) -> None:
+        """Counts what a submission takes. Raises OverloadedError: there is no room for it."""
+        state.account.add(num_tokens)
+        try:
+            state.account.check()
+        except BoughError:
+            state.account.add(-num_tokens)
+            raise
 
     def expire(self) -> None:
         """Ends the programs whose time is over, and drops the idle states that are old; to be called as time passes, at
@@ -123,62 +251,89 @@ class Executor:
         This is also what happens when a client leaves: see `runtime.client.streams.aiterate`. It gives the `key` of its
         submission, without which the program goes on: that may have been refused, and the program be another's.
         """
+        self._drop(program_id, ErrorInfo(code="aborted", message="the program was dropped"), key)
+
+    def _drop(self, program_id: str, error: ErrorInfo, key: object = None) -> None:
         state = self._states.get(program_id)
         if state is not None and (key is None or any(run.key == key for run in state.runs)):
-            self._fail(state, None, 0, ErrorInfo(code="aborted", message="the program was dropped"))
+            self._fail(state, None, 0, error)
+        for arrival in self._remove_arrivals(program_id, lambda each: key is None or each.run.key == key):
+            if arrival.state is None:
+                arrival.run.tell(Failed(error=error))
 
     def drop_all(self) -> None:
         """Stops all programs."""
-        for program_id in list(self._states):
+        for program_id in [*self._states, *self._arrivals]:
             self.drop(program_id)
 
     def close(self) -> None:
         """Fails whatever is running and forgets every state; no more is taken."""
         self._closed = True
         error = ErrorInfo(code="engine_dead", message="the engine has stopped")
-        for state in list(self._states.values()):
+        for program_id in [*self._states, *self._arrivals]:
             try:
-                self._fail(state, None, 0, error)
+                self._drop(program_id, error)
             except Exception:
-                logger.exception("program %s did not end in order", state.id)
+                logger.exception("program %s did not end in order", program_id)
         self._machine.close()
 
     def _find(self, program: Program, now: float) -> State:
         state = self._states.get(program.id)
         if state is not None and not state.runs and now - state.used >= self._machine.budget.life_s:
-            del self._states[program.id]
+            self._forget(state)
             state = None
         if program.resume:
             if state is None or state.namespace != program.namespace or not state.kept:
-                life_s = self._machine.budget.life_s
-                after = "" if math.isinf(life_s) else f"after {life_s / 60:g} minutes, or "
-                raise RequestError(
-                    f"the program's state is gone (dropped {after}when too many were kept, or the engine was started "
-                    "again)",
-                    code="state_not_found",
-                    param="id",
-                )
+                raise _gone(self._machine.budget.life_s)
             return state
         if state is not None:
             raise RequestError(f"a program with id {program.id!r} exists already", param="id")
-        return State(program.id, program.namespace, now, self._machine.blank(), self._machine.budget)
+        account = Account(self._memory, tenant_of(program.namespace))
+        return State(program.id, program.namespace, now, self._machine.blank(), self._machine.budget, account)
+
+    def _forget(self, state: State) -> None:
+        del self._states[state.id]
+        state.account.close()
 
     def _trim(self, now: float) -> None:
         """Drops idle states that are old; while there are too many, the least recently used of who has the most."""
-        idle = [state for state in self._states.values() if not state.runs]
-        budget = self._machine.budget
-        while idle and now - idle[0].used >= budget.life_s:
-            del self._states[idle.pop(0).id]
-        num_tokens = sum(state.num_tokens for state in idle)
-        while len(idle) > self._max_states or num_tokens > budget.kept_tokens:
-            shares: Counter[str] = Counter()
-            for state in idle:
-                shares[tenant_of(state.namespace)] += state.num_tokens if num_tokens > budget.kept_tokens else 1
-            most = max(shares.values())
-            dropped = next(state for state in idle if shares[tenant_of(state.namespace)] == most)
+        idle = self._idle()
+        while idle and now - idle[0].used >= self._machine.budget.life_s:
+            self._forget(idle.pop(0))
+        if len(idle) > self._max_states:
+            counts = Counter(tenant_of(state.namespace) for state in idle)
+            for _ in range(len(idle) - self._max_states):
+                most = max(counts.values())
+                dropped = next(state for state in idle if counts[tenant_of(state.namespace)] == most)
+                counts[tenant_of(dropped.namespace)] -= 1
+                idle.remove(dropped)
+                self._forget(dropped)
+        if self._memory.full:
+            self._make_room("")
+
+    def _make_room(self, tenant: str) -> None:
+        """Drops idle states, the least recently used first: a tenant's own while it has more than its share, then those
+        of who holds the most while there is no room for anybody."""
+        idle = self._idle()
+        own = iter([state for state in idle if tenant and state.account.tenant == tenant])
+        while self._memory.over(tenant) and (dropped := next(own, None)) is not None:
             idle.remove(dropped)
-            num_tokens -= dropped.num_tokens
-            del self._states[dropped.id]
+            self._forget(dropped)
+        if not self._memory.full:
+            return
+        held: Counter[str] = Counter()
+        for state in idle:
+            held[state.account.tenant] += state.account.num_held
+        while self._memory.full and idle:
+            most = held.most_common(1)[0][0]
+            dropped = next(state for state in idle if state.account.tenant == most)
+            idle.remove(dropped)
+            held[most] -= dropped.account.num_held
+            self._forget(dropped)
+
+    def _idle(self) -> list[State]:
+        """Returns the states that wait for another submission, the least recently used first."""
+        return [state for state in self._states.values() if not state.runs and state.id not in self._arrivals]
 
     def _finish(self, state: State, run: Run) -> None:
         """A submission has done all its instructions."""
@@ -189,15 +344,27 @@ class Executor:
         self._states.move_to_end(state.id)  # the least recently used comes first
         state.kept = state.kept and run.program.keep
         if not state.kept and not state.runs:
-            del self._states[state.id]
+            self._forget(state)
             self._machine.forget(state, run)
-        texts = {branch.id: branch.content.text for branch in state.branches.values() if branch.started}
-        elapsed_s = now - run.started
-        run.tell(Done(usage=run.usage, requests=run.num_requests, texts=texts, elapsed_s=elapsed_s))
+        elif not any(branch.origin.given for branch in state.branches.values()):
+            state.account.add(-run.num_tokens)  # nobody will need its instructions again
+        opened = [branch for branch in state.branches.values() if branch.started]
+        texts = {branch.id: branch.content.text for branch in opened}
+        counts = {branch.id: self._machine.num_tokens(branch) for branch in opened}
+        run.tell(
+            Done(
+                usage=run.usage,
+                requests=run.num_requests,
+                texts=texts,
+                num_tokens={branch_id: count for branch_id, count in counts.items() if count is not None},
+                elapsed_s=now - run.started,
+            )
+        )
 
     def _fail(self, state: State, step: Step | None, branch_id: int, info: ErrorInfo) -> None:
         """The program has failed: all its branches stop, every submission in flight hears why."""
         self._states.pop(state.id, None)
+        state.account.close()
         runs, state.runs = state.runs, []
         try:
             self._interpreter.stop(list(state.branches.values()))
@@ -206,3 +373,9 @@ class Executor:
                 run.over = True
                 index = step.index if step is not None and run is step.run else None
                 run.tell(Failed(error=info, branch=branch_id, index=index, usage=run.usage))
+
+
+def _gone(life_s: float) -> RequestError:
+    after = "" if math.isinf(life_s) else f"after {life_s / 60:g} minutes, or "
+    message = f"the program's state is gone (dropped {after}when too many were kept, or the engine was started again)"
+    return RequestError(message, code="state_not_found", param="id")

@@ -120,7 +120,7 @@ def _fresh(entry: Step | Barrier, run: Run) -> Step | Barrier:
         entry.passed = entry.failed = False
         return entry
     if (before := entry.run).over:
-        run.tools, run.patterns = {**before.tools, **run.tools}, {**before.patterns, **run.patterns}
+        run.tools = {**before.tools, **run.tools}
         return Step(run, entry.item, entry.barriers, known=False)
     return entry
 

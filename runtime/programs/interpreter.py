@@ -8,19 +8,21 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 
 from ...constrain.workers.turns import FairQueue
 from ...radix import tenant_of
 from ..protocol.condition import Condition, Hole, NotYetError, Ref, Times, holds
 from ..protocol.errors import BoughError, EngineError, ErrorInfo, RequestError
-from ..protocol.patterns import Matching, Pattern
+from ..protocol.patterns import Matching, PatternCache
 from ..protocol.program import (
     Assign,
     BranchRestarted,
+    CallTools,
     Cancel,
     Fork,
     Gen,
@@ -40,15 +42,18 @@ from .costs import (
     COPIED_PER_WORK,
     ENCODED_PER_WORK,
     LOOKS_PER_RETRY,
+    MATCHING_TOKENS,
+    MAX_GIVEN_AGAIN,
     MAX_SLICE_S,
     MAX_SLICE_WORK,
+    NAME_TOKENS,
     PARTS_PER_WORK,
     PATTERN_CHARS_PER_WORK,
     RESTART_WORK,
 )
 from .failures import CANCELLED, alive, begin_anew, end, isolated, may_begin_anew, num_given, subtree, within_isolated
 from .machine import Machine
-from .state import NEVER, Barrier, Branch, Failure, Frame, Pending, Run, State, Step, enter, pass_over
+from .state import NEVER, Barrier, Branch, Failure, Frame, Pending, Run, Slice, State, Step, enter, pass_over
 from .validate import Block
 
 logger = logging.getLogger("bough.engine")
@@ -58,17 +63,6 @@ Entered = tuple[Block, Step | None] | None
 
 Post = Callable[[Callable[[], None]], None]
 """Has a function called on the interpreter's thread, soon."""
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Bound of how far a program may go before the engine makes a step: in work, and in seconds by `time.monotonic`."""
-
-    work: float = math.inf
-    until: float = math.inf
-
-    def over(self, state: State) -> bool:
-        return state.work >= self.work or time.monotonic() >= self.until
 
 
 class Interpreter:
@@ -86,6 +80,7 @@ class Interpreter:
         self,
         machine: Machine,
         clock: Callable[[], float],
+        patterns: PatternCache,
         *,
         finished: Callable[[State, Run], None],
         failed: Callable[[State, Step | None, int, ErrorInfo], None],
@@ -93,11 +88,12 @@ class Interpreter:
     ) -> None:
         self._machine = machine
         self._clock = clock
+        self._patterns = patterns
         self._finished = finished
         self._failed = failed
         self._post = post
         self._slice = Slice()
-        self._later: FairQueue[State] = FairQueue()
+        self._later: FairQueue[Callable[[], None]] = FairQueue()
         self._posted = False
         self._spent_s = 0.0  # since programs made way for a step
 
@@ -108,7 +104,7 @@ class Interpreter:
         more to look at.
         """
         state.walk.stirred, state.walk.certain = True, False
-        if state.walk.active:
+        if state.walk.active or state.walk.held:
             return
         if self._spent_s >= MAX_SLICE_S:  # others have had the time until the next step
             self._go_on_later(state)
@@ -187,8 +183,29 @@ class Interpreter:
     def _go_on_later(self, state: State) -> None:
         if not state.walk.posted:
             state.walk.posted = True
-            self._later.push(tenant_of(state.namespace), state)
+            self._later.push(tenant_of(state.namespace), partial(self._go_on_now, state))
         self._post_turn()
+
+    def _go_on_now(self, state: State) -> None:
+        state.walk.posted = False
+        if not state.walk.held:
+            with self.contained(state):
+                self._go_on(state)
+
+    def later(self, namespace: str, work: Callable[[], None]) -> None:
+        """Has `work`, a slice of time at most, done when it is its tenant's turn."""
+        if self._post is None:
+            work()
+            return
+        self._later.push(tenant_of(namespace), partial(self._do_other, work))
+        self._post_turn()
+
+    def _do_other(self, work: Callable[[], None]) -> None:
+        began = time.monotonic()
+        try:
+            work()
+        finally:
+            self._spend(time.monotonic() - began)
 
     def _spend(self, seconds: float) -> None:
         """Counts time of programs, until a step of the engine has followed."""
@@ -208,11 +225,12 @@ class Interpreter:
         for _ in range(len(self._later)):
             if self._spent_s >= MAX_SLICE_S or (taken := self._later.pop()) is None:
                 break
-            tenant, state = taken
-            state.walk.posted, began = False, time.monotonic()
-            with self.contained(state):
-                self._go_on(state)
-            self._later.end(tenant, time.monotonic() - began)
+            tenant, work = taken
+            began = time.monotonic()
+            try:
+                work()
+            finally:
+                self._later.end(tenant, time.monotonic() - began)
         if len(self._later):
             self._post_turn()
 
@@ -264,13 +282,14 @@ class Interpreter:
             if walk.num_looked >= COPIED_PER_WORK:
                 work, walk.num_looked = divmod(walk.num_looked, COPIED_PER_WORK)
                 frame.spend(work)
-            entered = self._do(frame)
+            try:
+                entered = self._do(frame)
+            except PausedError:
+                self._count_added(frame, num_tokens)
+                raise
             if branch.failure is not None:  # it has cancelled itself
                 return False
-            num_added = branch.content.length - num_tokens
-            if num_added:
-                state.add_tokens(num_added, branch)
-                self._machine.check_length(branch)
+            self._count_added(frame, num_tokens)
         except NotYetError as error:
             if error.of:
                 branch.pending = branch.pending or Pending(step)
@@ -290,6 +309,13 @@ class Interpreter:
         if not branch.running:
             self._done(frame, entered)
         return True
+
+    def _count_added(self, frame: Frame, num_before: int) -> None:
+        """Counts what an instruction has appended behind the first `num_before` tokens."""
+        num_added = frame.branch.content.length - num_before
+        if num_added:
+            frame.state.add_tokens(num_added, frame.branch)
+            self._machine.check_length(frame.branch)
 
     def _waits(self, state: State, branch: Branch, pending: Pending) -> bool:
         """Returns true if the branch's next instruction still lacks something that it was found to lack."""
@@ -325,6 +351,11 @@ class Interpreter:
         members = subtree(state, root) if root.origin.retries else []
         if not members or not may_begin_anew(members):
             self._end(state, alive(state, root), info, run, step.index)
+            return
+        if num_given(members) > MAX_GIVEN_AGAIN:
+            message = f"branch {root.id} has failed, but more than {MAX_GIVEN_AGAIN} instructions cannot begin anew"
+            again = ErrorInfo(code="program_too_long", message=f"{message}: {info.message}", param="ops")
+            self._failed(state, step, branch.id, again)
             return
         try:
             state.spend(run, RESTART_WORK + len(members) + num_given(members) // PARTS_PER_WORK)
@@ -388,6 +419,8 @@ class Interpreter:
                 self._machine.call(frame)
             case Use() as op:
                 self._use(frame, op)
+            case CallTools():
+                self._machine.call_tools(frame)
             case Cancel():
                 self.cancel(frame.state, frame.run, frame.branch, frame.step.item.index)
         frame.spend(1)
@@ -407,6 +440,7 @@ class Interpreter:
         text = write(op.parts, branch, state.branches, max_length=state.budget.tokens)
         frame.spend(len(text) // (ENCODED_PER_WORK if op.tell else COPIED_PER_WORK))
         state.add_tokens(len(text), branch)
+        state.add_values(1, branch)
         branch.keep(op.name, text)
         if op.tell:
             told = Value(branch=branch.id, name=op.name, text=text) if op.parts else Skipped(branch.id, op.name)
@@ -419,32 +453,38 @@ class Interpreter:
         for name, parts in op.arguments:
             texts[name] = write(parts, frame.branch, frame.state.branches, max_length=room)
             room -= len(texts[name])
+            frame.spend(len(texts[name]) // COPIED_PER_WORK)
         self._machine.use(frame, texts)
 
     def _fork(self, frame: Frame, op: Fork) -> None:
-        """Starts the children on the parent's tokens.
+        """Starts the children on the parent's tokens, which they share with it.
 
-        Only tokens are copied. That their requests share the prefix's pages is decided where they are admitted, as for
+        That their requests share the prefix's pages is decided where they are admitted, as for
         any requests with equal tokens: `Scheduler._awaits_prefix`, `PrefixCache.open`.
         """
         state, branch = frame.state, frame.branch
         pending, size = branch.pending_of(frame.step), branch.content.size
+        if num_names := branch.values.num_to_merge:
+            frame.spend(num_names // COPIED_PER_WORK)
+            state.add_tokens(num_names * NAME_TOKENS, branch)
         for number in op.children[pending.num_done :]:
             if pending.num_done:
                 frame.pause()
             pending.num_done += 1
-            frame.spend(1 + size // COPIED_PER_WORK)
+            frame.spend(1)
             child = state.branches[number]
             if child.failure is not None:
                 continue
-            state.add_tokens(size, child)
+            state.add_tokens(size, child, shared=True)
             child.start_from(branch)
             state.branches[number] = state.branches.pop(number)  # branches take turns in the order of their beginnings
             state.walk.stirred = True
             if child.origin.retries:
                 members = subtree(state, child)
                 frame.spend(sum(1 + len(member.turns) for member in members) // PARTS_PER_WORK)
-                child.origin.turns = {member.id: Counter(member.turns) for member in members}
+                child.origin.turns = {member.id: Counter(member.turns) for member in members if member.turns}
+                num_names = sum(map(len, child.origin.turns.values()))
+                state.add_tokens(num_names * NAME_TOKENS, child)
 
     def _join(self, frame: Frame, op: Join) -> None:
         branch, step = frame.branch, frame.step
@@ -453,25 +493,37 @@ class Interpreter:
             if not step.barriers[index, number].passed:
                 raise NotYetError
             pending.num_done += 1
-        frame.spend(len(op.children))
-        for number in op.children if op.mode == "append" else ():
+        for number in op.children[pending.num_appended :] if op.mode == "append" else ():
+            if pending.num_appended:
+                frame.pause()
+            pending.num_appended += 1
+            frame.spend(1)
             barrier = step.barriers[index, number]
             if barrier.failed:
                 continue
             assert barrier.child is not None
             frame.spend((barrier.child.content.num_pieces + barrier.child.values.size) // COPIED_PER_WORK)
-            num_tokens = branch.content.length
+            num_tokens, num_values = branch.content.length, branch.values.num_made
             branch.adopt(barrier.child, barrier)
             self._machine.check_length(branch)
             frame.spend((branch.content.length - num_tokens) // COPIED_PER_WORK)
+            frame.state.add_values(branch.values.num_made - num_values, branch)
 
     def _when(self, frame: Frame, condition: Condition) -> Entered:
         then, otherwise = frame.step.item.blocks
-        entered, passed = (then, otherwise) if self._holds(frame, condition) else (otherwise, then)
-        frame.spend(1 + entered.work + passed.work + len(passed.values))
-        pass_over(frame.state, passed)
-        for number, name in passed.values:
+        pending = frame.pending
+        if pending.holds is None:
+            found = self._holds(frame, condition)
+            pending.holds, pending.matches = found, {}
+        entered, passed = (then, otherwise) if pending.holds else (otherwise, then)
+        for number, name in passed.values[pending.num_done :]:
+            if pending.num_done:
+                frame.pause()
+            pending.num_done += 1
+            frame.spend(1)
             frame.run.tell(Skipped(number, name))
+        frame.spend(1 + entered.work + passed.work)
+        pass_over(frame.state, passed)
         return entered, None
 
     def _repeat(self, frame: Frame, op: Repeat) -> Entered:
@@ -493,17 +545,8 @@ class Interpreter:
         return body, Step(step.run, item, step.barriers, step.turns + 1, step.known)
 
     def _holds(self, frame: Frame, condition: Condition) -> bool:
-        state, branch, run = frame.state, frame.branch, frame.run
-        values = ConditionValues(
-            run.patterns,
-            branch,
-            state.branches,
-            branch.pending_of(frame.step).matches,
-            max_chars=state.budget.compared_chars,
-            until=self._slice.until,
-            spend=frame.spend,
-            pause=frame.pause,
-        )
+        state, run = frame.state, frame.run
+        values = ConditionValues(self._patterns, frame, frame.pending.matches, until=self._slice.until)
         try:
             found = holds(condition, values)
         finally:
@@ -591,33 +634,20 @@ def write(
 
 
 class ConditionValues:
-    """Values that a condition in an instruction of `reader` asks for.
+    """Values that a condition asks for, in the instruction `frame`.
 
-    max_chars   characters that may be compared
-    matches     comparisons of texts with patterns, which are kept and not made again. They go on until the time
-                `until`, and as long as `pause` does not raise; they are paid by `spend`
+    matches     comparisons of texts with patterns, which are kept and not made again. They go on until the time `until`
+                and as long as the frame, which pays for them, need not pause
     """
 
     def __init__(
-        self,
-        patterns: Mapping[str, Pattern],
-        reader: Branch,
-        branches: Mapping[int, Branch],
-        matches: dict[tuple[str, str], Matching],
-        *,
-        max_chars: float,
-        until: float,
-        spend: Callable[[int], None],
-        pause: Callable[[], None],
+        self, patterns: PatternCache, frame: Frame, matches: dict[tuple[str, str], Matching], *, until: float
     ) -> None:
         self._patterns = patterns
-        self._reader = reader
-        self._branches = branches
+        self._frame = frame
         self._matches = matches
-        self._max_chars = max_chars
         self._until = until
-        self._spend = spend
-        self._pause = pause
+        self._max_chars = frame.state.budget.compared_chars
         self._num_begun = 0
         self._num_asked = 0
         self._num_compared = 0
@@ -629,7 +659,7 @@ class ConditionValues:
 
     def text(self, ref: Ref) -> str:
         self._num_asked += 1
-        text = look_up(ref, self._reader, self._branches)
+        text = look_up(ref, self._frame.branch, self._frame.state.branches)
         self._num_compared += len(text)
         if self._num_compared > self._max_chars:
             message = f"the condition compares more than {self._max_chars} characters, which is the limit"
@@ -638,21 +668,27 @@ class ConditionValues:
 
     def times(self, name: Times) -> int:
         self._num_asked += 1
-        return count(name, self._reader, self._branches)
+        return count(name, self._frame.branch, self._frame.state.branches)
 
     def matches(self, pattern: str, text: str) -> bool:
         """Compares a text with a pattern. Raises PausedError: the outcome is not known yet."""
         matching = self._matches.get((pattern, text))
         if matching is None:
             if self._num_begun:
-                self._pause()
+                self._frame.pause()
             self._num_begun += 1
-            matching = Matching(self._patterns[pattern], text)
-            self._spend(1 + len(text) // PATTERN_CHARS_PER_WORK)
+            matching = Matching(self._patterns.get(pattern), text)
+            self._frame.spend(1 + len(text) // PATTERN_CHARS_PER_WORK)
             self._matches[pattern, text] = matching
         found = matching.done_by(self._until)
         if found is None:
+            if matching.release is None:  # it holds its pattern until it is over, or given up
+                hold = self._frame.state.account.add
+                hold(MATCHING_TOKENS)
+                matching.release = weakref.finalize(matching, hold, -MATCHING_TOKENS)
             raise PausedError
+        if matching.release is not None:
+            matching.release()
         return found
 
 

@@ -30,6 +30,9 @@ class Machine(Protocol):
     def room(self, branch: Branch) -> float:
         """Returns how many characters of text the branch may still take."""
 
+    def num_tokens(self, branch: Branch) -> int | None:
+        """Returns the number of tokens of the branch; None: it is not known."""
+
     def append_text(self, frame: Frame, text: str) -> None: ...
 
     def open_message(self, frame: Frame, role: str) -> None: ...
@@ -41,6 +44,9 @@ class Machine(Protocol):
 
     def use(self, frame: Frame, arguments: dict[str, str]) -> None:
         """Begins a Use."""
+
+    def call_tools(self, frame: Frame) -> None:
+        """Begins a CallTools."""
 
     def cancel(self, call_id: str) -> None:
         """Ends something in flight, of which nothing is to be heard any more."""

@@ -15,14 +15,31 @@ from ..protocol.sampling_params import SamplingParams
 
 MAX_OPTION_CHARS = 4096
 
-MAX_LOOKED_AT_CHARS = 1 << 16
-"""Bound of a program's schemas together: those past it are left to the engine."""
+MAX_LOOKED_AT_CHARS = 1 << 15
+"""Bound of a program's constraints together: those past it are left to the engine."""
+
+MAX_COUNTED_CHARS = 1 << 13
+"""Bound of the texts of a program whose tokens are counted, but for the last one: each character takes up to 30 us."""
 
 
 class Counter(Protocol):
-    """A tokenizer that knows the fewest tokens that say a text."""
+    """A tokenizer that knows the fewest tokens that say a text. Where they are more than `most`, it says `most` + 1."""
 
-    def fewest_tokens(self, text: str) -> int: ...
+    def fewest_tokens(self, text: str, most: int | None = None) -> int: ...
+
+
+class _Bounded:
+    """Counts tokens until it has seen `MAX_COUNTED_CHARS`; what comes after is taken to have none."""
+
+    def __init__(self, tokenizer: Counter) -> None:
+        self._tokenizer = tokenizer
+        self._num_left = MAX_COUNTED_CHARS
+
+    def fewest_tokens(self, text: str, most: int | None = None) -> int:
+        if self._num_left <= 0:
+            return 0
+        self._num_left -= len(text)
+        return self._tokenizer.fewest_tokens(text, most)
 
 
 def check_room(ops: Iterable[Op], tokenizer: Counter) -> None:
@@ -31,20 +48,30 @@ def check_room(ops: Iterable[Op], tokenizer: Counter) -> None:
     Raises:
         RequestError: one has no room for any value; the message has the number of its instruction, as `walk` counts.
     """
-    num_chars, seen = 0, set[tuple[GrammarSpec, int]]()
+    num_chars, seen, counter = 0, set[tuple[GrammarSpec, int]](), _Bounded(tokenizer)
     for index, op in enumerate(walk(ops)):
         if not isinstance(op, Gen) or op.grammar is None or op.sampling.max_tokens is None:
             continue
         if (op.grammar, op.sampling.max_tokens) in seen:
             continue
         seen.add((op.grammar, op.sampling.max_tokens))
-        num_chars += len(op.grammar.schema) if isinstance(op.grammar, JsonSchema) else 0
+        num_chars += _num_chars(op.grammar)
         if num_chars > MAX_LOOKED_AT_CHARS:
             return
-        reason = too_small(op.grammar, op.sampling, tokenizer)
+        reason = too_small(op.grammar, op.sampling, counter)
         if reason is not None:
             message = f"instruction {index}: {refusal(op.sampling, 'its constraint', reason)}"
             raise RequestError(message, param="max_tokens")
+
+
+def _num_chars(grammar: GrammarSpec) -> int:
+    """Characters that `too_small` goes through."""
+    match grammar:
+        case JsonSchema(schema=schema):
+            return len(schema)
+        case Choice(options=options):
+            return len(options) + sum(map(len, options))
+    return 0
 
 
 def refusal(sampling: SamplingParams, kind: str, reason: str) -> str:
@@ -65,17 +92,20 @@ def too_small(grammar: GrammarSpec | None, sampling: SamplingParams, tokenizer: 
     if max_tokens is None or sampling.token_healing:
         return None
     if isinstance(grammar, Choice) and 0 < sum(map(len, grammar.options)) <= MAX_OPTION_CHARS:
-        counts = {option: tokenizer.fewest_tokens(option) for option in grammar.options if len(option) > max_tokens}
-        if len(counts) < len(grammar.options):
+        if any(len(option) <= max_tokens for option in grammar.options):
             return None
-        shortest = min(counts, key=counts.__getitem__)
-        return _described(shortest, counts[shortest]) if counts[shortest] > max_tokens else None
+        if any(tokenizer.fewest_tokens(option, max_tokens) <= max_tokens for option in grammar.options):
+            return None
+        shortest = min(grammar.options, key=len)
+        return _described(shortest, max(tokenizer.fewest_tokens(shortest), max_tokens + 1))
     if not isinstance(grammar, JsonSchema):
         return None
     found = _shortest(grammar)
-    if found is None or len(found) <= max_tokens or tokenizer.fewest_tokens(_bare(found)) <= max_tokens:
+    if found is None or not max_tokens < len(found) <= MAX_OPTION_CHARS:
         return None
-    return _described(found, tokenizer.fewest_tokens(found))
+    if tokenizer.fewest_tokens(_bare(found), max_tokens) <= max_tokens:
+        return None
+    return _described(found, max(tokenizer.fewest_tokens(found), max_tokens + 1))
 
 
 def _described(text: str, num_tokens: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,11 +12,12 @@ from typing import Any, Protocol, Self
 
 from ..protocol.condition import Ref, Times
 from ..protocol.errors import EngineError, ErrorInfo, RequestError
-from ..protocol.patterns import Matching, Pattern
+from ..protocol.patterns import Matching
 from ..protocol.program import BranchFailed, Cancel, Fork, Op, Program, ProgramEvent
 from ..protocol.request import Usage
 from ..tools.registry import ToolCall
-from .costs import Budget
+from .costs import BRANCH_TOKENS, VALUE_TOKENS, Budget
+from .memory import Account, Memory
 from .validate import Block, Item, joins_of
 
 logger = logging.getLogger("bough.engine")
@@ -39,6 +41,7 @@ class Run:
     """A submission in flight, with its listener.
 
     max_work    units of work that it may take
+    num_tokens  what its instructions take in memory
     num_left    instructions that are still to be done
     begun       a first token has come
     told        failures of branches that the listener has heard of
@@ -50,7 +53,7 @@ class Run:
     started: float
     max_work: float
     tools: Mapping[str, ToolCall] = field(default_factory=dict)
-    patterns: Mapping[str, Pattern] = field(default_factory=dict)
+    num_tokens: int = 0
     num_left: int = 0
     usage: Usage = field(default_factory=Usage)
     num_requests: int = 0
@@ -166,14 +169,21 @@ class Pending:
     """An instruction that was tried and has to be tried again, with what is known of it.
 
     lacks       values that it waits for: until all of them have come, nothing else is looked at
-    num_done    children that it has forked, or found at their join
+    num_done    children that it has forked, or found at their join, or values that it has told of
+    num_appended    children of which a join has appended what they had
     matches     of patterns with texts, under way or done
+    holds       its condition, once decided
+    begun       what is done already of a call; `unfinished`: it is gone on with, although the branch waits for a part
     """
 
     step: Step
     lacks: list[Ref | Times] = field(default_factory=list)
     num_done: int = 0
+    num_appended: int = 0
     matches: dict[tuple[str, str], Matching] = field(default_factory=dict)
+    holds: bool | None = None
+    begun: Any = None
+    unfinished: bool = False
 
 
 # Branches
@@ -195,6 +205,11 @@ class Values(Mapping[str, str]):
     def keep(self, name: str, text: str) -> None:
         self._own[name] = text
         self._log.append((name, text))
+
+    @property
+    def num_to_merge(self) -> int:
+        """The names that the next fork has to put together."""
+        return len(self._before) + len(self._own) if self._own else 0
 
     def fork(self) -> Values:
         """Returns what a branch begins with that is forked here."""
@@ -244,7 +259,7 @@ class Content(Protocol):
 
     @property
     def size(self) -> int:
-        """About how many tokens a copy holds."""
+        """About how many tokens it has, those included that it shares with others."""
 
     @property
     def length(self) -> int:
@@ -284,6 +299,8 @@ class Origin:
     turns       those of it and of the branches that it forks, by branch, as they were at the fork
     num_loops   that it was in at the fork
     given       everything that was put into its queue, kept if it may have to be done again
+    shared      tokens that are counted as its own, but are its parent's
+    apart       there are none: it has had to copy them, to change them
     """
 
     parent: int | None = None
@@ -294,6 +311,8 @@ class Origin:
     turns: dict[int, Counter[str]] = field(default_factory=dict)
     num_loops: int = 0
     given: list[Step | Barrier] | None = None
+    shared: int = 0
+    apart: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -333,7 +352,9 @@ class Branch:
 
     @property
     def ready(self) -> bool:
-        return bool(self.started and self.queue and not self.running)
+        if not (self.started and self.queue):
+            return False
+        return not self.running or (self.pending is not None and self.pending.unfinished)
 
     def pending_of(self, step: Step) -> Pending:
         """Returns what is known of `step`, its next instruction."""
@@ -348,13 +369,13 @@ class Branch:
         self.turns[name] += 1
 
     def start_from(self, parent: Branch) -> None:
-        """Begins as a copy of `parent`: of its tokens, whose pages the cache finds again (`Interpreter._fork`)."""
+        """Begins where `parent` stands: with its tokens, whose pages the cache finds again (`Interpreter._fork`)."""
         self.started = True
         self.content, self.values = parent.content.fork(), parent.values.fork()
         self.pending = None
         self.inside = list(parent.inside)
         origin, before = self.origin, self.origin.attempts
-        origin.num_loops = len(parent.inside)
+        origin.num_loops, origin.apart = len(parent.inside), False
         origin.attempts = (*parent.origin.attempts, before[-1] if before else 0)
 
     def start_anew(self) -> None:
@@ -382,12 +403,14 @@ class Walk:
     active      an attempt is being made; `posted`: the walk will be gone on with
     stirred     something has happened to branches other than the one that was looked at
     certain     nothing has happened since all that waits was tried from its beginning
+    held        a submission is being put into the queues: nothing is looked at until all of it is there
     num_looked  branches that were looked at and not counted as work yet
     """
 
     attempts: Iterator[None] | None = None
     active: bool = False
     posted: bool = False
+    held: bool = False
     stirred: bool = False
     certain: bool = False
     num_looked: int = 0
@@ -398,6 +421,7 @@ class State:
     """A program's state between and during submissions. `kept`: it outlives those that are in flight.
 
     blank       the content of a branch that has not begun
+    account     what it holds of everybody's memory
     untold      contents of branches that began anew, of which the trace has not told yet
     """
 
@@ -406,6 +430,7 @@ class State:
     born: float
     blank: Content
     budget: Budget
+    account: Account = field(default_factory=lambda: Account(Memory(), ""))
     branches: dict[int, Branch] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     used: float = 0.0
@@ -418,6 +443,7 @@ class State:
 
     def __post_init__(self) -> None:
         self.branches[0] = Branch(0, self.blank.fork())
+        self.count(BRANCH_TOKENS)
 
     def spend(self, run: Run, work: int) -> None:
         """Counts work that is done for `run`, also for the slice of time that the program has.
@@ -433,31 +459,66 @@ class State:
         number, self.num_requests = self.num_requests, self.num_requests + 1
         return f"{self.id}/{kind}{number}"
 
-    def add_tokens(self, count: int, branch: Branch) -> None:
+    def add_tokens(self, count: int, branch: Branch, *, shared: bool = False) -> None:
         """Counts tokens that a program has put into a branch; an instruction of a few bytes can ask for very many.
 
-        They are forgotten with the branch.
+        They are forgotten with the branch. Those that are `shared` with another branch take no memory.
 
         Raises:
             RequestError: there are too many.
+            OverloadedError: there is no room for them.
         """
-        self.num_tokens += count
         branch.counted += count
+        if shared:
+            branch.origin.shared += count
+            self.num_tokens += count
+        else:
+            self.count(count)
         if self.num_tokens > self.budget.tokens:
             raise RequestError(f"a program's branches may have {self.budget.tokens} tokens in all", param="ops")
+        self.account.check()
+
+    def add_values(self, count: int, branch: Branch) -> None:
+        """Counts values that a branch keeps, besides their texts. Raises as `add_tokens`."""
+        self.add_tokens(count * VALUE_TOKENS, branch)
+
+    def count(self, count: int) -> None:
+        """Counts tokens that it holds, or no longer holds."""
+        self.num_tokens += count
+        self.account.add(count)
 
     def recount(self, branch: Branch) -> None:
-        """Counts a branch again that has gone back to a part of what it had."""
-        branch.counted = branch.content.size
+        """Counts a branch again that has gone back to where it was forked."""
+        branch.counted = branch.origin.shared = branch.content.size
         self.num_tokens += branch.counted
+        if branch.origin.apart:
+            self.unshare(branch)
+
+    def unshare(self, branch: Branch) -> None:
+        """Counts as a branch's own what it has had to copy to change it."""
+        branch.origin.apart = True
+        self.account.add(branch.origin.shared)
+        branch.origin.shared = 0
 
     def forget(self, branch: Branch) -> None:
         """Takes off the count what a branch will lose. What the trace has still to tell of it stays, and counts."""
-        self.num_tokens -= branch.counted
-        branch.counted = 0
+        self.count(branch.origin.shared - branch.counted)
+        self.num_tokens -= branch.origin.shared
+        branch.counted = branch.origin.shared = 0
         if any(run.program.trace for run in self.runs) and (untold := branch.content.untold()) is not None:
-            self.num_tokens += untold.size
+            self.count(untold.size)
             self.untold.append(untold)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Bound of how far a program may go before the engine makes a step: in work, and in seconds by `time.monotonic`."""
+
+    work: float = math.inf
+    until: float = math.inf
+
+    def over(self, state: State) -> bool:
+        return state.work >= self.work or time.monotonic() >= self.until
 
 
 class Outcome(Protocol):
@@ -469,6 +530,9 @@ class Outcome(Protocol):
 
     def pause(self, state: State) -> None:
         """Makes way for the engine: raises PausedError if the slice of time is over."""
+
+    def walk(self, state: State) -> None:
+        """Goes on in all branches."""
 
 
 @dataclass(slots=True, eq=False)
@@ -497,6 +561,15 @@ class Frame:
         """Makes way for the engine: raises PausedError if the program's slice of time is over."""
         self.outcome.pause(self.state)
 
+    @property
+    def pending(self) -> Pending:
+        """The instruction, if it has to be tried again, with what is known of it."""
+        return self.branch.pending_of(self.step)
+
+    def go_on(self) -> None:
+        """Has the program gone on with: what an instruction has waited for is there."""
+        self.outcome.walk(self.state)
+
     def ended(self) -> None:
         self.outcome.ended(self)
 
@@ -510,10 +583,9 @@ NEVER, NOT_YET = -2, -1
 """Scopes of branches that are forked in a block: they will not begin, or it is not known yet whether they will."""
 
 
-def enqueue(state: State, run: Run, block: Block) -> None:
-    """Puts a submission into the queues. Cancels are none of it: they do not wait."""
-    items = [item for item in block.items if not isinstance(item.op, Cancel)]
-    _enqueue(state, run, items, {}, scope=0)
+def enqueue(state: State, run: Run, items: Iterable[Item]) -> None:
+    """Puts instructions of a submission into the queues. Cancels are none of it: they do not wait."""
+    _enqueue(state, run, [item for item in items if not isinstance(item.op, Cancel)], {}, scope=0)
 
 
 def enter(state: State, step: Step, block: Block, branch: Branch, *, again: Step | None = None) -> None:
@@ -524,7 +596,8 @@ def enter(state: State, step: Step, block: Block, branch: Branch, *, again: Step
     _enqueue(state, step.run, block.items, step.barriers, scope=step.item.index + 1)
     if again is not None:
         give(branch, again)
-    branch.queue += before
+    before.extendleft(reversed(branch.queue))  # in the time that the block takes, however many wait behind it
+    branch.queue = before
     branch.origin.given = given
 
 
@@ -596,6 +669,7 @@ def _renew(state: State, fork: Fork, scope: int) -> None:
         branch = state.branches.get(child)
         if branch is None:
             branch = state.branches[child] = Branch(child, state.blank, Origin(fork.branch))
+            state.count(BRANCH_TOKENS)
         else:
             state.forget(branch)
         reset(state, branch)

@@ -18,6 +18,7 @@ from ..protocol.errors import BoughError, EngineStoppedError, ErrorInfo, Overloa
 from ..protocol.request import CACHED, PREFILLED
 from ..tokenizer.chat_template import Turn
 from ..tokenizer.tokenizer import Tokenizer
+from .shared import Shared
 from .state import Branch, Frame
 
 logger = logging.getLogger("bough.engine")
@@ -32,6 +33,10 @@ ENTRY_CHARS = 64
 """Room that a kept text takes besides its characters, in characters."""
 
 
+Lengths = tuple[int, int, int]
+"""Numbers of tokens, texts, and characters of these."""
+
+
 class Snapshot(NamedTuple):
     """Lengths of a branch at some point."""
 
@@ -39,6 +44,19 @@ class Snapshot(NamedTuple):
     num_texts: int = 0
     num_roles: int = 0
     suffix: str | None = None
+    num_chars: int = 0
+    num_edges: int = 0
+    inserted: Lengths = (0, 0, 0)
+
+    def shifted(self, inserted: Lengths) -> Snapshot:
+        """Returns the same point after more has been put in before it: `inserted` in all."""
+        tokens, texts, chars = (now - before for now, before in zip(inserted, self.inserted, strict=True))
+        return self._replace(
+            num_tokens=self.num_tokens + tokens,
+            num_texts=self.num_texts + texts,
+            num_chars=self.num_chars + chars,
+            inserted=inserted,
+        )
 
 
 START = Snapshot()
@@ -52,7 +70,7 @@ class Appended:
     op: int
     kind: Literal["text", "role"]
     role: str
-    tokens: list[int]
+    tokens: array[int]
     origins: tuple[int, ...] | None = None
 
     def resolve(self, start: int, num_cached: int) -> None:
@@ -61,29 +79,39 @@ class Appended:
         self.origins = tuple(CACHED if position < num_cached else PREFILLED for position in range(start, stop))
 
 
+def _no_tokens() -> Shared[int]:
+    return Shared(compact=True)
+
+
 @dataclass(eq=False, slots=True)
 class TokenContent:
-    """Tokens, texts and messages of a branch.
+    """Tokens, texts and messages of a branch. What it had when it was forked, it shares with its parent.
 
     roles       of the messages so far, the open one included; `turn`: of the first of them what the template writes
     suffix      what closes the open message; None if none is open
     appended    tokens put in as text that no request has covered yet, and the position of the first of them; shared
                 with the branches forked from here
     forked      how far it was when it was forked
+    num_chars   in all texts
+    edges       of each message, where it begins, its content does, that ends, and it does: numbers of tokens and texts
+    offered     the tools that the model has been shown; `inserted`: what this has added
     """
 
-    tokens: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    roles: tuple[str, ...] = ()
+    tokens: Shared[int] = field(default_factory=_no_tokens)
+    texts: Shared[str] = field(default_factory=Shared)
+    roles: Shared[str] = field(default_factory=Shared)
     turn: Turn | None = None
     suffix: str | None = None
-    appended: list[tuple[int, Appended]] = field(default_factory=list)
+    appended: Shared[tuple[int, Appended]] = field(default_factory=Shared)
     forked: Snapshot = START
+    num_chars: int = 0
+    edges: Shared[tuple[int, int]] = field(default_factory=Shared)
+    offered: tuple[str, ...] = ()
+    inserted: Lengths = (0, 0, 0)
 
     @property
     def size(self) -> int:
-        num_chars = sum(map(len, self.texts))
-        return max(len(self.tokens), num_chars // CHARS_OF_TOKEN) + len(self.texts) + len(self.appended)
+        return max(len(self.tokens), self.num_chars // CHARS_OF_TOKEN) + len(self.texts) + len(self.appended)
 
     @property
     def length(self) -> int:
@@ -97,37 +125,55 @@ class TokenContent:
     def text(self) -> str:
         return "".join(self.texts)
 
+    def append_text(self, text: str) -> None:
+        self.texts.append(text)
+        self.num_chars += len(text)
+
     def place(self) -> Snapshot:
-        return Snapshot(len(self.tokens), len(self.texts), len(self.roles), self.suffix)
+        lengths = len(self.tokens), len(self.texts), len(self.roles)
+        return Snapshot(*lengths, self.suffix, self.num_chars, len(self.edges), self.inserted)
 
     def fork(self) -> TokenContent:
         return TokenContent(
-            list(self.tokens),
-            list(self.texts),
-            self.roles,
+            self.tokens.fork(),
+            self.texts.fork(),
+            self.roles.fork(),
             self.turn,
             self.suffix,
-            list(self.appended),
+            self.appended.fork(),
             self.place(),
+            self.num_chars,
+            self.edges.fork(),
+            self.offered,
+            self.inserted,
         )
 
     def restart(self) -> None:
         forked = self.forked
-        self.tokens, self.texts = self.tokens[: forked.num_tokens], self.texts[: forked.num_texts]
-        self.roles, self.suffix = self.roles[: forked.num_roles], forked.suffix
+        self.tokens.cut(forked.num_tokens)
+        self.texts.cut(forked.num_texts)
+        self.num_chars = forked.num_chars
+        self.roles.cut(forked.num_roles)
+        self.suffix = forked.suffix
+        self.edges.cut(forked.num_edges)
         while self.turn is not None and self.turn.depth > forked.num_roles:
             self.turn = self.turn.before
-        self.appended = [(start, piece) for start, piece in self.appended if start < forked.num_tokens]
+        self.appended = Shared((start, piece) for start, piece in self.appended if start < forked.num_tokens)
 
     def adopt(self, child: TokenContent, place: Snapshot) -> None:
+        place = place.shifted(child.inserted)
         forked, shift = child.forked, len(self.tokens) - child.forked.num_tokens
+        shift_texts = len(self.texts) - forked.num_texts
+        edges = child.edges[forked.num_edges : place.num_edges]
+        self.edges.extend((at + shift, at_text + shift_texts) for at, at_text in edges)
         for start, piece in child.appended:
             if forked.num_tokens <= start < place.num_tokens:
                 self.appended.append((start + shift, piece))
-        self.tokens += child.tokens[forked.num_tokens : place.num_tokens]
-        self.texts += child.texts[forked.num_texts : place.num_texts]
+        self.tokens.extend(child.tokens[forked.num_tokens : place.num_tokens])
+        self.texts.extend(child.texts[forked.num_texts : place.num_texts])
+        self.num_chars += place.num_chars - forked.num_chars
         if place.num_roles > forked.num_roles or place.suffix != forked.suffix:
-            self.roles += child.roles[forked.num_roles : place.num_roles]
+            self.roles.extend(child.roles[forked.num_roles : place.num_roles])
             self.suffix = place.suffix
 
     def untold(self) -> TokenContent | None:
@@ -135,7 +181,42 @@ class TokenContent:
         pieces = [(at, piece) for at, piece in self.appended if at >= start_of_own and piece.origins is None]
         if not pieces:
             return None
-        return TokenContent([token for _, piece in pieces for token in piece.tokens], appended=pieces)
+        tokens = (token for _, piece in pieces for token in piece.tokens)
+        return TokenContent(Shared(tokens, compact=True), appended=Shared(pieces))
+
+    @property
+    def edge(self) -> tuple[int, int]:
+        """Numbers of tokens and texts so far."""
+        return len(self.tokens), len(self.texts)
+
+    def replace(
+        self, start: tuple[int, int], stop: tuple[int, int], tokens: list[int], text: str, told: Appended
+    ) -> None:
+        """Puts other tokens in the place of those between two edges. What the branch has appended since its fork stays.
+
+        Raises:
+            RequestError: the fork lies between the edges, and what follows it there would change.
+        """
+        forked = self.forked.num_tokens, self.forked.num_texts
+        if start[0] < forked[0] < stop[0]:
+            own, own_text = self.tokens[forked[0] : stop[0]], "".join(self.texts[forked[1] : stop[1]])
+            if tokens[len(tokens) - len(own) :] != own or not text.endswith(own_text):
+                message = "the tools cannot be shown: the branch was forked where its chat template puts them"
+                raise RequestError(message, param="tools")
+            tokens, text, stop = tokens[: len(tokens) - len(own)], text[: len(text) - len(own_text)], forked
+        told.tokens = array("i", tokens)
+        more = len(tokens) - (stop[0] - start[0]), 1 - (stop[1] - start[1])
+        more_chars = len(text) - sum(map(len, self.texts[start[1] : stop[1]]))
+        self.tokens.replace(start[0], stop[0], tokens)
+        self.texts.replace(start[1], stop[1], [text])
+        self.num_chars += more_chars
+        before = [(at, piece) for at, piece in self.appended if at < start[0]]
+        after = [(at + more[0], piece) for at, piece in self.appended if at >= stop[0]]
+        self.appended = Shared([*before, (start[0], told), *after])
+        self.edges = Shared((at + more[0], n + more[1]) if (at, n) >= stop else (at, n) for at, n in self.edges)
+        self.inserted = self.inserted[0] + more[0], self.inserted[1] + more[1], self.inserted[2] + more_chars
+        if self.forked is not START and stop <= forked:
+            self.forked = self.forked.shifted(self.inserted)
 
     @property
     def num_own_text_tokens(self) -> int:
@@ -172,9 +253,10 @@ def append_tokens(
     if not content.tokens and not template and tokenizer.adds_bos and tokenizer.bos_id is not None:
         tokens = [tokenizer.bos_id, *tokens]
     kind: Literal["text", "role"] = "role" if template else "text"
-    content.appended.append((len(content.tokens), Appended(branch.id, branch.num_ops, kind, role, tokens)))
-    content.tokens += tokens
-    content.texts.append(text)
+    piece = Appended(branch.id, branch.num_ops, kind, role, array("i", tokens))
+    content.appended.append((len(content.tokens), piece))
+    content.tokens.extend(tokens)
+    content.append_text(text)
 
 
 def knows_turns(content: TokenContent, tokenizer: Tokenizer) -> bool:
@@ -202,8 +284,11 @@ def open_message(branch: Branch, role: str, tokenizer: Tokenizer) -> None:
     while not knows_turns(content, tokenizer):
         pass
     turn = tokenizer.chat.after(content.turn or tokenizer.chat.start, role)
+    content.edges.append(content.edge)
     append_text(branch, turn.pieces.prefix, tokenizer, template=True, role=role)
-    content.turn, content.roles, content.suffix = turn, (*content.roles, role), turn.pieces.suffix
+    content.edges.append(content.edge)
+    content.turn, content.suffix = turn, turn.pieces.suffix
+    content.roles.append(role)
 
 
 def close_message(branch: Branch, tokenizer: Tokenizer) -> None:
@@ -211,7 +296,9 @@ def close_message(branch: Branch, tokenizer: Tokenizer) -> None:
     content = content_of(branch)
     if content.suffix is None:
         raise RequestError("there is no open message to close", param="role")
+    content.edges.append(content.edge)
     append_text(branch, content.suffix, tokenizer, template=True, role=content.roles[-1])
+    content.edges.append(content.edge)
     content.suffix = None
 
 
@@ -281,7 +368,7 @@ class _Waiting(NamedTuple):
 
 
 class Encodings:
-    """Encodes long texts beside the engine. Lives in its thread; `append` puts the tokens into their branches there.
+    """Encodes long texts beside the engine. Lives in its thread.
 
     One text is encoded at a time. Tenants take turns, and the programs of each.
     """
@@ -290,21 +377,21 @@ class Encodings:
         self,
         tokenizer: Tokenizer,
         post: Callable[[Callable[[], None]], None],
-        append: Callable[[Frame, str, list[int]], None],
     ) -> None:
         self._tokenizer = tokenizer
         self._post = post
-        self._append = append
         self._pool: ThreadPoolExecutor | None = None
-        self._flights: dict[str, tuple[Frame, str]] = {}
+        self._flights: dict[str, tuple[Frame, str, Callable[[list[int]], None]]] = {}
         self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()  # by the id of the program's state
         self._turns = Turns()
         self._busy = False
 
-    def begin(self, frame: Frame, text: str) -> None:
+    def begin(self, frame: Frame, text: str, take: Callable[[list[int]], None]) -> None:
+        """Has a text of an instruction encoded. `take` gets its tokens, on the engine's thread, and sees to what comes
+        next; if it fails, so does the instruction."""
         call_id = frame.state.new_id("text/")
         frame.branch.running.add(call_id)
-        self._flights[call_id] = frame, text
+        self._flights[call_id] = frame, text, take
         tenant = tenant_of(frame.state.namespace)
         self._waiting.setdefault(frame.state.id, deque()).append(_Waiting(call_id, tenant, len(text)))
         self._turns.enter(tenant)
@@ -357,14 +444,12 @@ class Encodings:
         call_id = call.id
         if call_id not in self._flights:  # nobody waits for it any more
             return
-        frame, text = self._flights.pop(call_id)
+        frame, _, take = self._flights.pop(call_id)
         frame.branch.running.discard(call_id)
         try:
-            self._append(frame, text, future.result())
+            take(future.result())
         except BoughError as error:
             frame.failed(to_info(error))
         except Exception:
             logger.exception("a text could not be encoded")
             frame.failed(ErrorInfo(code="internal_error", message="the instruction failed"))
-        else:
-            frame.ended()

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...constrain.spec import spec_chars
 from ..protocol.condition import Compare, Condition, Hole, Matches, nodes
 from ..protocol.errors import RequestError
-from ..protocol.patterns import Pattern, PatternCache
-from ..protocol.program import Assign, Cancel, Fork, Gen, Join, Op, Part, Repeat, Select, Text, Use, When
+from ..protocol.patterns import PatternCache
+from ..protocol.program import (
+    Assign,
+    CallTools,
+    Cancel,
+    Fork,
+    Gen,
+    Join,
+    Offer,
+    Op,
+    Part,
+    Repeat,
+    Select,
+    Text,
+    Use,
+    When,
+)
+from ..protocol.sampling_params import SamplingParams
 from ..tools.arguments import check_names
 from ..tools.registry import ToolCall, unknown_tool
-from .costs import CHILDREN_PER_WORK, COPIED_PER_WORK, PARTS_PER_WORK
+from .costs import (
+    CHARS_PER_TOKEN,
+    CHILDREN_PER_WORK,
+    COPIED_PER_WORK,
+    OP_TOKENS,
+    PART_TOKENS,
+    PARTS_PER_WORK,
+)
 
 MAX_OPS = 100_000
 MAX_BRANCHES = 4096
@@ -22,8 +46,18 @@ MAX_RETRIES = 16
 MAX_PATTERNS = 64
 MAX_STOP_PATTERNS = 16
 MAX_CHOICES = 1024
+MAX_OFFERED = 128
 MAX_PARTS = 16_384
 """Parts of one instruction's text, arguments or condition. They are put together in one go."""
+
+MAX_ENTRIES = 8192
+"""Instructions of a block, with the branches that are joined in it: they are put into queues in one go."""
+
+MAX_VALUES = 16_384
+"""Values that are made in a block, at any depth."""
+
+OPS_PER_LOOK = 64
+"""Instructions that are read, or put into queues, between two looks at the time."""
 
 BranchId = int
 Place = tuple[int, int]
@@ -76,10 +110,14 @@ class _Scope:
 
 
 class SubmissionReader:
-    """Reads one submission. `known` are the branches there are, by whether its instructions may be for them."""
+    """Reads one submission. `known` are the branches there are, by whether its instructions may be for them.
+
+    `num_tokens` is what the submission takes in memory, about, in tokens.
+    """
 
     def __init__(self, known: Mapping[BranchId, bool], tools: Mapping[str, ToolCall], patterns: PatternCache) -> None:
-        self.patterns: dict[str, Pattern] = {}
+        self.num_tokens = 0
+        self._patterns: set[str] = set()
         self._stop_patterns: set[str] = set()
         self._tools = tools
         self._cache = patterns
@@ -103,50 +141,84 @@ class SubmissionReader:
         Raises:
             RequestError: an instruction is not well-formed, or a bound is passed.
         """
+        reading = self.reading(ops)
+        while True:
+            try:
+                next(reading)
+            except StopIteration as end:
+                block: Block = end.value
+                return block
+
+    def reading(self, ops: tuple[Op, ...]) -> Generator[None, None, Block]:
+        """Reads it as `read` does, in steps of a few milliseconds; after a pattern is compiled, in one of 20."""
         if not 1 <= len(ops) <= MAX_OPS:
             raise _refused(f"a program must have 1 to {MAX_OPS} instructions, got {len(ops)}")
-        block = self._read(ops, self._chain[0])
+        block = yield from self._read(ops, self._chain[0])
         if len(self._scopes) > MAX_BRANCHES:
             raise _refused(f"a program may have {MAX_BRANCHES} branches at most")
         return block
 
-    def _read(self, ops: tuple[Op, ...], scope: _Scope) -> Block:
-        items = [self._item(op, scope) for op in ops]
+    def _read(self, ops: tuple[Op, ...], scope: _Scope) -> Generator[None, None, Block]:
+        items: list[Item] = []
+        num_entries = 0
+        for op in ops:
+            if isinstance(op, When | Repeat):
+                items.append((yield from self._blocks(op, scope)))
+            else:
+                items.append(self._item(op, scope))
+            num_entries += 1 + len(items[-1].outer) + (len(op.children) if isinstance(op, Join) else 0)
+            if self._num_ops % OPS_PER_LOOK == 0:
+                yield
         if scope.in_repeat:
             for child, index in scope.forked.items():
                 if scope.last_join.get(child, -1) <= scope.last_use.get(child, index):
                     message = f"instruction {index} forks branch {child} in a block that is repeated"
                     raise _refused(f"{message}: it must be joined there, after all that it does")
-        num_entries = len(items) + sum(len(item.outer) for item in items)
+        if scope.depth and (num_entries > MAX_ENTRIES or len(scope.values) > MAX_VALUES):
+            message = f"a block before instruction {self._num_ops} has too much in it: {MAX_ENTRIES} instructions and "
+            raise _refused(f"{message}joined branches, and {MAX_VALUES} values, are the limit")
         num_children = sum(len(fork.children) for fork in scope.forks)
         work = num_entries // PARTS_PER_WORK + num_children // CHILDREN_PER_WORK
         return Block(tuple(items), tuple(scope.forks), tuple(scope.values), work)
 
     def _item(self, op: Op, scope: _Scope) -> Item:
-        index = self._count()
-        self._check_branch(op.branch, index, scope)
-        scope.last_use[op.branch] = index
-        work = 0
+        index, work = self._begin(op, scope), 0
         match op:
             case Fork():
                 self._fork(op, index, scope)
             case Join():
                 self._join(op, index, scope)
-            case When() | Repeat():
-                return self._blocks(op, index, scope)
             case Use():
                 work = self._check_use(op, index)
                 scope.values.append((op.branch, op.name))
-            case Gen(sampling=sampling):
-                self._check_stop_pattern(sampling.stop_regex)
+            case CallTools(tools=tools):
+                self._check_offered(tools, index)
                 scope.values.append((op.branch, op.name))
-            case Select():
+            case Gen(sampling=sampling, grammar=grammar):
+                self._check_stop_pattern(sampling.stop_regex)
+                self.num_tokens += spec_chars(grammar) // CHARS_PER_TOKEN
+                if op.offer is not None:
+                    self._check_offer(op.offer, sampling, index)
+                scope.values.append((op.branch, op.name))
+            case Select(choices=choices):
+                self._take(len(choices), sum(map(len, choices[:MAX_CHOICES])))
                 scope.values.append((op.branch, op.name))
             case Text(parts=parts) | Assign(parts=parts):
                 work = self._check_parts(parts, index)
             case Cancel() if scope.branch is not None and op.branch != scope.branch:
                 raise _refused(f"instruction {index}, in a block, cancels branch {op.branch}, which is not its own")
         return Item(index, op, work=work)
+
+    def _begin(self, op: Op, scope: _Scope) -> int:
+        """Counts an instruction, and returns its index."""
+        index = self._count()
+        self.num_tokens += OP_TOKENS
+        self._check_branch(op.branch, index, scope)
+        scope.last_use[op.branch] = index
+        return index
+
+    def _take(self, num_parts: int, num_chars: int = 0) -> None:
+        self.num_tokens += num_parts * PART_TOKENS + num_chars // CHARS_PER_TOKEN
 
     def _count(self) -> int:
         """Returns the index of the next instruction."""
@@ -164,6 +236,7 @@ class SubmissionReader:
     def _add_size(self, count: int, what: str) -> None:
         """Counts entries that an instruction can hold any number of."""
         self._size += count
+        self._take(count)
         if self._num_ops + self._size > MAX_OPS:
             raise _refused(f"the {what} of a program may name {MAX_OPS} branches and values at most")
 
@@ -190,6 +263,8 @@ class SubmissionReader:
         scope.forks.append(op)
 
     def _join(self, op: Join, index: int, scope: _Scope) -> None:
+        if len(op.children) > MAX_BRANCHES:
+            raise _refused(f"instruction {index} joins {len(op.children)} branches, but {MAX_BRANCHES} is the limit")
         self._add_size(len(op.children), "joins")
         for child in op.children:
             owner = self._scopes.get(child)
@@ -200,14 +275,15 @@ class SubmissionReader:
                 if inner.branch != child:
                     inner.outer.append((index, child))
 
-    def _blocks(self, op: When | Repeat, index: int, scope: _Scope) -> Item:
+    def _blocks(self, op: When | Repeat, scope: _Scope) -> Generator[None, None, Item]:
+        index = self._begin(op, scope)
         if scope.depth >= MAX_DEPTH:
             raise _refused(f"instruction {index}: blocks may be nested {MAX_DEPTH} levels deep")
         if isinstance(op, When):
-            work = self._check_condition(op.condition, index)
+            work = yield from self._check_condition(op.condition, index)
             bodies: tuple[tuple[Op, ...], ...] = (op.then, op.otherwise)
         else:
-            work = self._check_condition(op.until, index)
+            work = yield from self._check_condition(op.until, index)
             bodies = (op.body,)
             if not 1 <= op.at_most <= MAX_TURNS:
                 raise _refused(f"instruction {index}: at_most must be 1 to {MAX_TURNS}, got {op.at_most}")
@@ -215,41 +291,54 @@ class SubmissionReader:
         for body in bodies:
             inner = _Scope(scope.depth + 1, op.branch, scope.in_repeat or isinstance(op, Repeat))
             self._chain.append(inner)
-            blocks.append(self._read(body, inner))
+            blocks.append((yield from self._read(body, inner)))
             self._chain.pop()
             outer += inner.outer
             scope.forks += inner.forks
             scope.values += inner.values
+            if len(outer) > MAX_ENTRIES:
+                raise _refused(f"the blocks of instruction {index} join more than {MAX_ENTRIES} branches from outside")
             self._scopes.update(dict.fromkeys(inner.forked))
         return Item(index, op, tuple(blocks), tuple(outer), work)
 
-    def _check_condition(self, condition: Condition, index: int) -> int:
+    def _check_condition(self, condition: Condition, index: int) -> Generator[None, None, int]:
         """Returns the work of deciding it, but for the values that it asks for."""
         num_parts = num_chars = 0
         for node in nodes(condition):
             self._add_size(1, "conditions")
             num_parts += 1
+            if num_parts > MAX_PARTS:
+                raise _too_many(index, f"more than {MAX_PARTS}")
             if isinstance(node, Compare | Matches):
                 sides = (node.left, node.right) if isinstance(node, Compare) else (node.text,)
                 num_chars += sum(len(side) for side in sides if isinstance(side, str))
             if isinstance(node, Hole):
                 raise _hole(node, index)
-            if isinstance(node, Matches) and node.pattern not in self.patterns:
-                if len(self.patterns) >= MAX_PATTERNS:
+            if isinstance(node, Matches) and node.pattern not in self._patterns:
+                if len(self._patterns) >= MAX_PATTERNS:
                     raise _refused(f"the conditions of a program may have {MAX_PATTERNS} patterns at most")
-                self.patterns[node.pattern] = self._cache.get(node.pattern)
+                is_new = node.pattern not in self._cache
+                self._cache.get(node.pattern)
+                self._patterns.add(node.pattern)
+                if is_new:
+                    yield
+        self.num_tokens += num_chars // CHARS_PER_TOKEN
         return self._work_of(num_parts, num_chars, index)
 
     def _check_parts(self, parts: Sequence[Part], index: int) -> int:
         """Returns the work of going through them."""
+        if len(parts) > MAX_PARTS:
+            raise _too_many(index, str(len(parts)))
         for part in parts:
             if isinstance(part, Hole):
                 raise _hole(part, index)
-        return self._work_of(len(parts), sum(len(part) for part in parts if isinstance(part, str)), index)
+        num_chars = sum(len(part) for part in parts if isinstance(part, str))
+        self._take(len(parts), num_chars)
+        return self._work_of(len(parts), num_chars, index)
 
     def _work_of(self, num_parts: int, num_chars: int, index: int) -> int:
         if num_parts > MAX_PARTS:
-            raise _refused(f"instruction {index} has {num_parts} parts, but {MAX_PARTS} is the limit")
+            raise _too_many(index, str(num_parts))
         return num_parts // PARTS_PER_WORK + num_chars // COPIED_PER_WORK
 
     def _check_use(self, op: Use, index: int) -> int:
@@ -258,11 +347,28 @@ class SubmissionReader:
             raise unknown_tool(index, op.tool, self._tools)
         if op.timeout_s is not None and (math.isnan(op.timeout_s) or op.timeout_s <= 0):
             raise _refused(f"instruction {index}: timeout_s must be a positive number of seconds, got {op.timeout_s:g}")
+        if len(op.arguments) > MAX_PARTS:
+            raise _too_many(index, str(len(op.arguments)))
         check_names(tool, [name for name, _ in op.arguments])
         num_chars = sum(len(part) for _, parts in op.arguments for part in parts if isinstance(part, str))
         for _, parts in op.arguments:
             self._check_parts(parts, index)
         return self._work_of(sum(1 + len(parts) for _, parts in op.arguments), num_chars, index)
+
+    def _check_offer(self, offer: Offer, sampling: SamplingParams, index: int) -> None:
+        self._check_offered(offer.tools, index)
+        if offer.only and offer.only not in offer.tools:
+            raise _refused(f"instruction {index}: the tool {offer.only!r} is not among those that are offered")
+        if sampling.n != 1:
+            raise _refused(f"instruction {index}: with tools there is one sample, got n={sampling.n}")
+
+    def _check_offered(self, tools: Sequence[str], index: int) -> None:
+        if not 1 <= len(set(tools)) == len(tools) <= MAX_OFFERED:
+            raise _refused(f"instruction {index}: 1 to {MAX_OFFERED} different tools can be offered")
+        self._add_size(len(tools), "offers")
+        for name in tools:
+            if name not in self._tools:
+                raise unknown_tool(index, name, self._tools)
 
 
 def joins_of(item: Item) -> Iterator[Place]:
@@ -277,6 +383,10 @@ def _hole(hole: Hole, index: int) -> RequestError:
         f"instruction {index} has a hole for {hole.name!r}: a template is no program before its arguments are put in"
     )
     return RequestError(message, code="invalid_program", param="ops")
+
+
+def _too_many(index: int, num_parts: str) -> RequestError:
+    return _refused(f"instruction {index} has {num_parts} parts, but {MAX_PARTS} is the limit")
 
 
 def _refused(message: str) -> RequestError:

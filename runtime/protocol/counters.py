@@ -24,10 +24,8 @@ class Counters:
     guessed_tokens: int = 0
     right_guesses: int = 0
     retried_passes: int = 0
-    step_seconds: float = 0.0
-    forward_seconds: float = 0.0
-    mask_seconds: float = 0.0
-    sample_seconds: float = 0.0
+    failed_passes: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("step", "forward", "mask", "sample"), 0.0))
     finished: dict[str, int] = field(default_factory=dict)
 
     def ended(self, finish: Finish) -> None:
@@ -41,7 +39,9 @@ class Counters:
 
     def totals(self) -> dict[str, Any]:
         """The fields of EngineStats that are counted here."""
-        return {f"{name}_total": value for name, value in vars(self).items()} | {"finished_total": dict(self.finished)}
+        counts = {f"{name}_total": value for name, value in vars(self).items() if isinstance(value, int)}
+        seconds = {f"{name}_seconds_total": value for name, value in self.seconds.items()}
+        return {**counts, **seconds, "finished_total": dict(self.finished)}
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from ...constrain.errors import GrammarError
 from ...constrain.lower import lower
+from ...constrain.matchers.interface import GrammarState
 from ...constrain.matchers.lexer import Lexer
 from ...constrain.spec import Regex
 from ...constrain.vocabulary.token_table import TokenTable
@@ -28,10 +29,16 @@ MAX_NESTED_COUNTS = 1024
 """Largest product of counts in each other: `(a{0,9}){0,9}` has 81. What such a pattern can still become after a
 character grows with it, and so does the time that a character takes: to a second, if nothing bounds it."""
 
-MAX_KEPT = 256
+MAX_CLASSES = 48
+"""Classes of characters, such as `\\w`, `.` or `[^a]`: nothing else in a pattern takes as long to compile, which holds
+up all other threads; so many take 20 ms at most."""
+
+MAX_KEPT = 64
 
 _TOKEN = re.compile(r"\\[xuUpP]\{[^}]*\}|\\.|\{[0-9]+(?:,[0-9]*)?\}|\[\^?\]?|.", re.DOTALL)
 _COUNT = re.compile(r"[*+?]|\{([0-9]{1,9})(,?)([0-9]{0,9})\}")
+_CLASS = re.compile(r"\\[wWdDsSpP]|\\.|\[\^|\.", re.DOTALL)
+_CLASSES = frozenset((".", "[^", *(f"\\{letter}" for letter in "wWdDsSpP")))
 _VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
 _COMMENT = re.compile(r"#[^\n]*")
 MAX_TRIES = 3
@@ -42,9 +49,9 @@ _CHUNK = 64
 
 _LIMITS = LLParserLimits(
     verbose_errors=False,
-    initial_lexer_fuel=200_000,
+    initial_lexer_fuel=60_000,
     step_lexer_fuel=50_000,
-    max_lexer_states=10_000,
+    max_lexer_states=2_000,
     precompute_large_lexemes=False,
 )
 
@@ -62,6 +69,8 @@ class Pattern:
             raise _refused(source, f"it has more than {MAX_PATTERN_CHARS} characters")
         if nested_counts(source) > MAX_NESTED_COUNTS:
             raise _refused(source, f"counts in each other multiply to more than {MAX_NESTED_COUNTS}")
+        if num_classes(source) > MAX_CLASSES:
+            raise _refused(source, f"it has more than {MAX_CLASSES} classes of characters")
         try:
             grammar = lower(Regex(source)).source
         except (GrammarError, ValueError) as error:
@@ -98,13 +107,18 @@ class Matching:
         if len(text) > MAX_MATCHED_CHARS:
             message = f"a text of {len(text)} characters is compared with the pattern {_shown(pattern.source)}, but "
             raise EngineError(f"{message}{MAX_MATCHED_CHARS} is the limit", code="condition_too_complex", param="ops")
-        self._pattern = pattern
+        self._pattern: Pattern | None = pattern
         self._rest = list(text.encode(errors="replace"))
         self._found: bool | None = None
         self._num_tries = 0
+        self.release: Callable[[], object] | None = None
+        """Tells that it no longer holds the pattern, if somebody counts that."""
+        self._lexer: Lexer | None = None
+        self._state: GrammarState | None = None
         self._begin()
 
     def _begin(self) -> None:
+        assert self._pattern is not None
         self._num_tries += 1
         self._lexer = self._pattern.lexer
         self._state = self._lexer.start.deep_copy()
@@ -113,31 +127,37 @@ class Matching:
     def done_by(self, until: float) -> bool | None:
         """True if the whole text matches; None if that is not known at `until`, by `time.monotonic`."""
         while self._found is None:
+            assert self._pattern is not None and self._state is not None and self._lexer is not None
             chunk = self._rest[self._position : self._position + _CHUNK]
             whole = self._state.try_consume_tokens(chunk) == len(chunk)
             if self._lexer.notices_failure(self._state):  # over this text, or another
                 if self._num_tries < MAX_TRIES:
                     self._begin()
+                    if time.monotonic() >= until:  # it may have compiled the pattern again
+                        return None
                     continue
                 message = f"the pattern {_shown(self._pattern.source)} is too complex for the text it is compared with"
                 raise EngineError(message, code="condition_too_complex", param="ops")
             self._position += len(chunk)
             if not whole or self._position == len(self._rest):
                 self._found = whole and self._state.is_accepting()
-                self._rest = []
+                self._rest, self._pattern, self._lexer, self._state = [], None, None, None  # which take megabytes
             elif time.monotonic() >= until:
                 return None
         return self._found
 
 
 class PatternCache:
-    """The patterns that were used last. Not thread-safe."""
+    """The patterns that were used last: a pattern that long texts have worn out takes some 6 MB. Not thread-safe."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[str, Pattern] = OrderedDict()
 
+    def __contains__(self, source: str) -> bool:
+        return source in self._found
+
     def get(self, source: str) -> Pattern:
-        """Raises RequestError."""
+        """The pattern, which is compiled if it is not there: within 20 ms. Raises RequestError."""
         found = self._found.get(source)
         if found is None:
             found = self._found[source] = Pattern(source)
@@ -145,6 +165,11 @@ class PatternCache:
                 self._found.popitem(last=False)
         self._found.move_to_end(source)
         return found
+
+
+def num_classes(source: str) -> int:
+    """Counts the classes of characters in a pattern: 3 for `\\w+\\.[^.]*.`, in which one dot is of a class."""
+    return sum(token.group() in _CLASSES for token in _CLASS.finditer(source))
 
 
 class _Item(NamedTuple):

@@ -8,7 +8,7 @@ re-tokenises existing text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -50,14 +50,30 @@ class RoleEnd(msgspec.Struct, frozen=True, tag="role_end"):
     branch: Int
 
 
+class Offer(msgspec.Struct, frozen=True):
+    """Tools that a generation in an assistant message sees.
+
+    tools       their names
+    choice      "auto": it may call them. "required": it writes calls and nothing else. "none": it has to answer
+    only        the one that it may call; "": any
+    parallel    it may write several calls
+    """
+
+    tools: tuple[Name, ...]
+    choice: Literal["auto", "required", "none"] = "auto"
+    only: Name = ""
+    parallel: bool = True
+
+
 class Gen(msgspec.Struct, frozen=True, tag="gen"):
-    """Generates and appends; the text is kept as `name`."""
+    """Generates and appends; the text is kept as `name`. With an `offer` it is an answer, or calls of tools."""
 
     branch: Int
     name: Name
     sampling: SamplingParams = SamplingParams()
     grammar: GrammarSpec | None = None
     timeout_s: float | None = None
+    offer: Offer | None = None
 
 
 class Select(msgspec.Struct, frozen=True, tag="select"):
@@ -94,6 +110,30 @@ class Use(msgspec.Struct, frozen=True, tag="use"):
     arguments: tuple[tuple[Name, tuple[Part, ...]], ...] = ()
     append: bool = True
     timeout_s: float | None = None
+
+
+class CallTools(msgspec.Struct, frozen=True, tag="call_tools"):
+    """Makes the calls that the last text of the generation `of` holds, side by side, and waits for all of them.
+
+    If there are any, their results are appended as the messages that they are to the model, and an assistant message is
+    begun again. A call that fails has its error for a result. Kept as `name`: the calls, as the JSON of a list of
+    `MadeCall`.
+    """
+
+    branch: Int
+    name: Name
+    of: Name
+    tools: tuple[Name, ...]
+
+
+class MadeCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call that a model has written: its arguments as they were read (a text: they are no JSON object), and what came
+    of it."""
+
+    name: str
+    arguments: Any
+    result: str | None = None
+    error: str | None = None
 
 
 class Fork(msgspec.Struct, frozen=True, tag="fork"):
@@ -152,7 +192,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 STATE_LIFE_S = 600.0
 """Time for which a kept state that is not used stays."""
 
-Op = Text | RoleBegin | RoleEnd | Gen | Select | Assign | Use | Fork | Join | When | Repeat | Cancel
+Op = Text | RoleBegin | RoleEnd | Gen | Select | Assign | Use | CallTools | Fork | Join | When | Repeat | Cancel
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,11 +317,13 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """The submission has ended. `texts` is the whole text of each branch that is still open."""
+    """The submission has ended. `texts` is the whole text of each branch that is still open, `num_tokens` its number of
+    tokens; APIs that do not tell have none."""
 
     usage: Usage = Usage()
     requests: int = 0
     texts: dict[int, str] = {}
+    num_tokens: dict[int, int] = {}
     elapsed_s: float = 0.0
 
 
@@ -316,3 +358,16 @@ def walk(ops: Iterable[Op]) -> Iterator[Op]:
             stack += [iter(op.otherwise), iter(op.then)]
         elif isinstance(op, Repeat):
             stack.append(iter(op.body))
+
+
+def named_tools(op: Op) -> tuple[str, ...]:
+    """Returns the tools that an instruction itself names."""
+    match op:
+        case Use(tool=tool):
+            return (tool,)
+        case CallTools(tools=tools):
+            return tools
+        case Gen(offer=Offer(tools=tools)):
+            return tools
+        case _:
+            return ()

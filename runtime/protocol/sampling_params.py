@@ -115,9 +115,17 @@ def _in_range(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise RequestError(f"{name} must be a finite number, got {value}", param=name)
     if value < low:
-        raise RequestError(f"{name} must be at least {low:g}, got {value:g}", param=name)
+        raise RequestError(f"{name} must be at least {low:g}, got {_shown(value)}", param=name)
     if value > high:
-        raise RequestError(f"{name} must be at most {high:g}, got {value:g}", param=name)
+        raise RequestError(f"{name} must be at most {high:g}, got {_shown(value)}", param=name)
+
+
+def _shown(value: float) -> str:
+    """Returns the number as text; of a whole one that no float holds, its size."""
+    try:
+        return f"{value:g}"
+    except OverflowError:
+        return f"a number of {int(value).bit_length()} bits"
 
 
 def _at_most(name: str, values: object, limit: int) -> None:

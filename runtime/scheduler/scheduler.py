@@ -12,13 +12,15 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
 from ...radix import EQUAL, Lease, PrefixCache, Weights, first_difference, tenant_of
 from ..protocol.config import SchedulerLimits
-from .tenant_shares import divide
+from .tenant_shares import Service
 from .token_tree import TreeLayout
+from .waiting import Waiting
 
 
 @dataclass(eq=False, slots=True)
@@ -231,9 +233,9 @@ class Scheduler:
         self.limits = limits
         self.weights = weights
         self.running: list[Sequence] = []
-        self.waiting: list[Sequence] = []
+        self.waiting: Waiting[Sequence] = Waiting()
         self.num_retractions = 0
-        self._num_waiting: Counter[str] = Counter()
+        self._service = Service(limits.max_batch_tokens, weights)
 
     @property
     def idle(self) -> bool:
@@ -242,7 +244,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence. It must fit into the pool alone: the caller refuses what cannot."""
         assert len(sequence.tokens) > 0 and sequence.lease is None
-        self._queue(sequence)
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Ends a sequence wherever it is; what steps that were read have computed is published. Unknown sequences are
@@ -251,7 +253,7 @@ class Scheduler:
             self.running.remove(sequence)
             self._release(sequence)
         elif sequence in self.waiting:
-            self._unqueue(sequence)
+            self.waiting.remove(sequence)
 
     def schedule(self, now: float, prompt_tokens: int = sys.maxsize) -> Plan:
         """Plans the next step, with so many tokens of prompts at most; what decodes is bounded by the limits alone."""
@@ -260,9 +262,13 @@ class Scheduler:
             self.remove(sequence)
         retracted: list[Sequence] = []
         contested = self._is_contested()
-        work = self._plan_running(retracted, prompt_tokens, contested=contested)
+        ready = [sequence for sequence in self.running if sequence.ready]
+        parts = self._parts(ready, prompt_tokens) if contested else None
+        work = self._plan_running(ready, retracted, prompt_tokens, parts)
         if not retracted:
-            self._admit(work, retracted, prompt_tokens, contested=contested)
+            self._admit(work, retracted, prompt_tokens, parts)
+        for item in work:
+            self._service.charge(item.sequence.tenant, item.num_prompt_tokens)
         if contested:
             self._spend_rest(work, prompt_tokens)
         for sequence in self.waiting:
@@ -368,24 +374,27 @@ class Scheduler:
 
     def _is_contested(self) -> bool:
         """Returns true if more than one tenant runs or waits."""
-        return len(self._num_waiting.keys() | {sequence.tenant for sequence in self.running}) > 1
+        return len(self.waiting.lines.keys() | {sequence.tenant for sequence in self.running}) > 1
 
     def _room(self, work: list[Work], prompt_tokens: int) -> int:
         """Tokens of prompts that fit into a step beside `work`."""
         left = self.limits.max_batch_tokens - sum(item.num_tokens for item in work)
         return min(left, prompt_tokens - sum(item.num_prompt_tokens for item in work))
 
-    def _plan_running(self, retracted: list[Sequence], prompt_tokens: int, *, contested: bool) -> list[Work]:
-        """Work of the running: who decodes first, then chunks of prompts, both oldest first."""
+    def _plan_running(
+        self, ready: list[Sequence], retracted: list[Sequence], prompt_tokens: int, parts: Counter[str] | None
+    ) -> list[Work]:
+        """Work of the running: who decodes first, then chunks of prompts, both oldest first.
+
+        `parts` are tokens of prompts that each tenant has in this step: those that are given are taken from it.
+        """
         budget = self.limits.max_batch_tokens
         planned: dict[Sequence, Work] = {}
-        ready = [sequence for sequence in self.running if sequence.ready]
         num_decoding = sum(sequence.num_uncomputed <= 1 for sequence in ready)
-        chunks = self._chunks(ready, min(budget - num_decoding, prompt_tokens)) if contested else {}
         for index, sequence in enumerate(sorted(ready, key=lambda s: s.num_uncomputed > 1), start=1):
-            room = min(budget, chunks.get(sequence, budget))
+            room = budget
             if sequence.num_uncomputed > 1:
-                room = min(room, prompt_tokens)
+                room = min(room, prompt_tokens, room if parts is None else parts[sequence.tenant])
             if sequence.lease is None or room <= 0:
                 continue
             # Drafts leave a token for each of those that decode after this one.
@@ -405,31 +414,31 @@ class Scheduler:
                 planned[sequence] = work
                 budget -= work.num_tokens
                 prompt_tokens -= work.num_prompt_tokens
+                if parts is not None and work.num_prompt_tokens:
+                    parts[sequence.tenant] -= work.num_prompt_tokens
         return [planned[sequence] for sequence in self.running if sequence in planned]
 
-    def _chunks(self, ready: list[Sequence], budget: int) -> dict[Sequence, int]:
-        """Returns how much of their prompts the running may compute, where prompts of other tenants run or wait too."""
+    def _parts(self, ready: list[Sequence], prompt_tokens: int) -> Counter[str]:
+        """Returns how many tokens of prompts each tenant has in this step, of those that run and those that wait."""
         prompts = [sequence for sequence in ready if sequence.num_uncomputed > 1]
-        if not prompts:
-            return {}
         wanted: Counter[str] = Counter()
         for sequence in prompts:
             wanted[sequence.tenant] += sequence.num_uncomputed
-        for tenant, line in self._lines().items():
-            wanted[tenant] += sum(len(sequence.tokens) for sequence in line[: self.limits.max_num_seqs])
-        left = divide(max(budget, 0), wanted, self.weights)
-        # With more tenants than tokens some get none; the oldest goes on all the same, or all might wait for others.
-        left[prompts[0].tenant] = max(left[prompts[0].tenant], 1)
-        chunks: dict[Sequence, int] = {}
-        for sequence in prompts:
-            chunks[sequence] = min(sequence.num_uncomputed, left[sequence.tenant])
-            left[sequence.tenant] -= chunks[sequence]
-        return chunks
+        for tenant, line in self.waiting.lines.items():
+            wanted[tenant] += sum(len(sequence.tokens) for sequence in islice(line, self.limits.max_num_seqs))
+        budget = min(self.limits.max_batch_tokens - (len(ready) - len(prompts)), prompt_tokens)
+        parts = Counter(self._service.divide(max(budget, 0), wanted))
+        if prompts:
+            # With more tenants than tokens some get none; the oldest goes on all the same: all might wait for others.
+            parts[prompts[0].tenant] = max(parts[prompts[0].tenant], 1)
+        return parts
 
-    def _admit(self, work: list[Work], retracted: list[Sequence], prompt_tokens: int, *, contested: bool) -> None:
+    def _admit(
+        self, work: list[Work], retracted: list[Sequence], prompt_tokens: int, parts: Counter[str] | None
+    ) -> None:
         """Moves waiting sequences to running while there are tokens, seats and pages, or others give way."""
         budget = self._room(work, prompt_tokens)
-        if not self.waiting or budget <= 0 or (self._full and not contested):
+        if not self.waiting or budget <= 0 or (self._full and parts is None):
             return
         computing = [item.sequence for item in work if item.sequence.num_settled < item.sequence.num_prompt - 1]
         for sequence in self._order():
@@ -446,23 +455,26 @@ class Scheduler:
             lease = self.cache.open(sequence.tokens, sequence.namespace, limit=sequence.match_limit)
             # The whole prompt is reserved at once, so that a sequence is never put back in the middle of it by itself.
             while not self._reserve(sequence, lease, len(sequence.tokens)):
-                victim = self._over_share(sequence, of_seats=False) if contested else None
+                victim = self._over_share(sequence, of_seats=False) if parts is not None else None
                 if victim is None:
                     self.cache.close(lease, sequence.tokens, 0)
                     return
                 self._make_way(victim, work, retracted)
                 budget = self._room(work, prompt_tokens)
             computing = [other for other in computing if other.lease is not None]
-            self._unqueue(sequence)
+            self.waiting.remove(sequence)
             self.running.append(sequence)
             sequence.lease = lease
             sequence.num_computed = sequence.num_settled = lease.num_cached
             sequence.check()
             if sequence.num_cached is None:
                 sequence.num_cached = lease.num_cached
-            item = _work(sequence, budget)
+            # A seat is no token: who has had its tokens starts with one, and gets more of what others leave.
+            item = _work(sequence, budget if parts is None else min(budget, max(parts[sequence.tenant], 1)))
             work.append(item)
             budget -= item.num_tokens
+            if parts is not None:
+                parts[sequence.tenant] -= item.num_tokens
             if sequence.num_uncomputed > 1:
                 computing.append(sequence)
 
@@ -481,41 +493,29 @@ class Scheduler:
 
     def _spend_rest(self, work: list[Work], prompt_tokens: int) -> None:
         """Gives tokens that nobody else takes to chunks of prompts."""
-        budget = self._room(work, prompt_tokens)
+        wanted: Counter[str] = Counter()
+        for item in work:
+            wanted[item.sequence.tenant] += max(item.sequence.length - item.stop, 0)
+        parts = self._service.divide(max(self._room(work, prompt_tokens), 0), wanted)
         for index, item in enumerate(work):
-            if budget > 0 and item.stop < item.sequence.length:
-                longer = _work(item.sequence, item.num_tokens + budget)
-                if item.sequence.lease is not None and self.cache.reserve(item.sequence.lease, longer.stop):
-                    budget -= longer.num_tokens - item.num_tokens
+            tenant, lease = item.sequence.tenant, item.sequence.lease
+            if item.stop < item.sequence.length and parts[tenant] > 0 and lease is not None:
+                longer = _work(item.sequence, item.num_tokens + parts[tenant])
+                if self.cache.reserve(lease, longer.stop):
+                    parts[tenant] -= longer.num_tokens - item.num_tokens
+                    self._service.charge(tenant, longer.num_tokens - item.num_tokens)
                     work[index] = longer
 
     @property
     def _full(self) -> bool:
         return len(self.running) >= self.limits.max_num_seqs
 
-    def _queue(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
-        self._num_waiting[sequence.tenant] += 1
-
-    def _unqueue(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence)
-        self._num_waiting[sequence.tenant] -= 1
-        if not self._num_waiting[sequence.tenant]:
-            del self._num_waiting[sequence.tenant]
-
-    def _lines(self) -> dict[str, list[Sequence]]:
-        """The waiting by tenant."""
-        lines: dict[str, list[Sequence]] = {}
-        for sequence in self.waiting:
-            lines.setdefault(sequence.tenant, []).append(sequence)
-        return lines
-
     def _order(self) -> Iterator[Sequence]:
         """Yields the waiting, the next one when it is decided about those before.
 
         Only the first `window` are looked at, an equal part of each tenant, so that a step's cost is bounded.
         """
-        lines = self._lines()
+        lines = {tenant: list(line) for tenant, line in self.waiting.lines.items()}  # without who is put back meanwhile
         seats = Counter(sequence.tenant for sequence in self.running)
         window = max(self.limits.window // len(lines), 1)
         heap = [
@@ -617,7 +617,7 @@ class Scheduler:
         sequence.rewind(0)
         sequence.standing.retractions += 1
         self.num_retractions += 1
-        self._queue(sequence)
+        self.waiting.add(sequence)
         retracted.append(sequence)
 
     def _release(self, sequence: Sequence) -> None:

@@ -46,6 +46,10 @@ class TreeLayout:
                 yield low, high, np.concatenate([before, np.arange(self._bounds[index], high, dtype=np.int64)])
 
 
+MAX_PATH_TOKENS = 1 << 22
+"""Tokens on the paths to all choices of a tree, the prompt's on each: so many places its layout lists."""
+
+
 @dataclass(eq=False, slots=True)
 class _Node:
     children: dict[int, _Node] = field(default_factory=dict)
@@ -69,15 +73,14 @@ class ChoiceTree:
             yield choice, [TokenLogprob(token, found[position][token]) for position, token in path]
 
 
-def plant(prompt: Sequence[int], choices: Sequence[Sequence[int]], max_tokens: int) -> list[ChoiceTree]:
-    """`choices` behind `prompt`, in as few trees as hold `max_tokens` each, prompt included, where that is possible.
+def plant(prompt: Sequence[int], choices: Sequence[Sequence[int]], max_tokens: int) -> Iterator[ChoiceTree]:
+    """Yields `choices` behind `prompt`, in as few trees as hold `max_tokens` each, prompt included, where that can be.
 
     Without a prompt the first token of a choice has nothing before it: its log-probability is not asked for.
     """
     order = sorted(range(len(choices)), key=lambda index: tuple(choices[index]))
     if not prompt:
         order = [index for index in order if len(choices[index]) > 1]
-    trees: list[ChoiceTree] = []
     group: list[int] = []
     size, last = len(prompt), tuple[int, ...]()
     for index in order:
@@ -86,15 +89,14 @@ def plant(prompt: Sequence[int], choices: Sequence[Sequence[int]], max_tokens: i
         shared = 0
         while shared < min(len(inner), len(last)) and inner[shared] == last[shared]:
             shared += 1
-        if group and size + len(inner) - shared > max_tokens:
-            trees.append(_plant(prompt, choices, group))
+        if group and (size + len(inner) - shared > max_tokens or len(group) * len(prompt) > MAX_PATH_TOKENS):
+            yield _plant(prompt, choices, group)
             group, size, shared = [], len(prompt), 0
         group.append(index)
         size += len(inner) - shared
         last = inner
     if group:
-        trees.append(_plant(prompt, choices, group))
-    return trees
+        yield _plant(prompt, choices, group)
 
 
 def _plant(prompt: Sequence[int], choices: Sequence[Sequence[int]], group: list[int]) -> ChoiceTree:

@@ -34,8 +34,8 @@ MAX_ARGUMENT_CHARS = 4_000_000
 MAX_FILLED_CHARS = 2 * MAX_ARGUMENT_CHARS
 """Most characters that arguments are written as in one program and its result. A template can repeat a hole."""
 
-CHECK_TIMEOUT_S = 5.0
-"""Processor time for looking at the arguments of one call."""
+CHECK_TIMEOUT_S = 0.5
+"""Processor time for looking at the arguments of one call, or at a default."""
 
 TOO_DEEP = "its blocks and conditions are nested too deeply"
 

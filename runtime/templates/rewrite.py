@@ -9,7 +9,7 @@ from typing import Protocol, cast
 from msgspec.structs import replace
 
 from ..protocol.condition import Compare, Condition, Count, Either, Every, Matches, Negation, Operand, Ref, Times
-from ..protocol.program import Assign, Op, Part, Repeat, Text, Use, When
+from ..protocol.program import Assign, CallTools, Op, Part, Repeat, Text, Use, When
 
 Parts = tuple[Part, ...]
 
@@ -101,6 +101,8 @@ def condition_of(op: Op) -> Condition | None:
 def refs_in(op: Op) -> Iterator[Ref]:
     """The values that an instruction itself needs; not its blocks."""
     yield from (part for part in parts_in(op) if isinstance(part, Ref))
+    if isinstance(op, CallTools):
+        yield Ref(op.branch, op.of)
     condition = condition_of(op)
     if condition is not None:
         for operand in operands(condition):

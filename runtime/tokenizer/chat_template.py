@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jinja2
 import jinja2.ext
@@ -92,6 +92,15 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class ChatOptions(TypedDict, total=False):
+    """Options of `ChatTemplate.pieces`."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_kwargs: Mapping[str, Any] | None
+
+
 class ChatTemplate:
     """A compiled chat template. Immutable but for its cache; safe to use from many threads.
 
@@ -112,6 +121,7 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self._control = control or ControlTokens({})
+        self._names = {token: text for text, token in self._control.ids.items()}
         self._globals = {"bos_token": bos_token, "eos_token": eos_token}
         try:
             self._template = _environment().compile_bounded(source)
@@ -120,25 +130,17 @@ class ChatTemplate:
         self.start = Turn()
         self._num_turns = 0
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
         """The text of a chat, as `pieces` but with control tokens spelled out."""
-        names = {token: text for text, token in self._control.ids.items()}
-        pieces = self.pieces(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_kwargs=template_kwargs,
-        )
-        return "".join(piece if isinstance(piece, str) else names[piece] for piece in pieces)
+        return self.spell(self.pieces(messages, **options))
+
+    def split(self, text: str) -> list[str | int]:
+        """Returns a template's text as pieces."""
+        return self._control.split(text)
+
+    def spell(self, pieces: Iterable[str | int]) -> str:
+        """Returns the text of pieces, with control tokens spelled out."""
+        return "".join(piece if isinstance(piece, str) else self._names[piece] for piece in pieces)
 
     def pieces(
         self,
@@ -159,8 +161,9 @@ class ChatTemplate:
         """
         extra = _checked_kwargs(template_kwargs)
         try:
-            shield = Shield(self._control, (messages, tools, extra))
-            chat = [_normalised(message) for message in shield.hide(list(messages))]
+            known = [_normalised(message) for message in messages]  # first: to parse JSON is to undo its escapes
+            shield = Shield(self._control, (known, tools, extra))
+            chat = shield.hide(known)
             end = _mark_end(chat) if continue_final_message else None
             context = {**shield.hide(extra), "messages": chat, "tools": shield.hide(tools) if tools else None}
         except RecursionError as error:
@@ -168,7 +171,9 @@ class ChatTemplate:
         text = self._render(context, add_generation_prompt=add_generation_prompt and end is None)
         if end is not None:
             if end not in text:
-                raise RequestError("the chat template leaves out the final message: it cannot go on", param="messages")
+                raise RequestError(
+                    "the chat template leaves out the final message, so it cannot be continued", param="messages"
+                )
             text = text[: text.rindex(end)]
         return shield.split(text)
 
@@ -206,6 +211,44 @@ class ChatTemplate:
                 self.start, self._num_turns = Turn(), 0
         return found
 
+    def around(self, roles: Sequence[str], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[list[str | int]] | None:
+        """Returns what the template writes before each message's content, and at last before an answer, in pieces as
+        `pieces` does; None if it does not show all of them in this order. `tools` are shown to the model.
+
+        Raises:
+            RequestError: the template refuses this order of roles.
+        """
+        shield = Shield(self._control, (tools,))
+        gaps = self._gaps(tuple(roles), add_generation_prompt=True, tools=shield.hide(list(tools)) or None)
+        return None if gaps is None else [shield.split(gap) for gap in gaps]
+
+    def after_calls(self, roles: Sequence[str], results: Sequence[tuple[str, str]]) -> list[str | int] | None:
+        """Returns what the template writes from the end of an assistant's calls, after messages of `roles`, to where
+        its next answer begins: the results, by the names of the tools, as messages. None if it shows none.
+        """
+        mark, call_id = "\ue0bb", "call00001"
+        call = {"name": results[0][0], "arguments": {"value": mark}}
+        shield = Shield(self._control, (results, [mark]))
+        messages = [{"role": role, "content": f"({index})"} for index, role in enumerate(roles)]
+        calls = [{"id": call_id, "type": "function", "function": call}]
+        messages.append({"role": "assistant", "content": "", "tool_calls": calls})  # type: ignore[dict-item]
+        shown = [shield.hide(text) for _, text in results]
+        messages += [
+            {"role": "tool", "name": name, "tool_call_id": call_id, "content": text}
+            for (name, _), text in zip(results, shown, strict=True)
+        ]
+        try:
+            suffix = self.role_pieces(tuple(roles), "assistant").suffix
+            text = self._render({"messages": messages, "tools": None}, add_generation_prompt=True)
+        except RequestError:
+            return None
+        _, found, rest = text.rpartition(mark)
+        start = rest.find(suffix.strip())
+        whole = all(text.strip() in rest or json.dumps(text, ensure_ascii=False)[1:-1] in rest for text in shown)
+        if not found or not suffix.strip() or start < 0 or not whole:
+            return None
+        return shield.split(rest[start:])
+
     def _find_pieces(self, before: tuple[RolePieces, ...], roles: tuple[str, ...]) -> RolePieces:
         """The pieces of the last of `roles`, given those of the messages before it."""
         last = len(roles) - 1
@@ -215,7 +258,8 @@ class ChatTemplate:
             gaps = gaps and [*gaps[: last + 1], ""]
         if gaps is None:
             raise RequestError(
-                f"the chat template does not show a message of role {roles[-1]!r} after {roles[:-1]}", param="messages"
+                f"the chat template does not render a message of role {roles[-1]!r} after {roles[:-1]}",
+                param="messages",
             )
         for index in range(last):
             previous = before[index - 1].suffix if index else ""
@@ -248,11 +292,13 @@ class ChatTemplate:
             return shown
         return shown if not history and shown.endswith(prompt) else prompt
 
-    def _gaps(self, roles: tuple[str, ...], *, add_generation_prompt: bool = False) -> list[str] | None:
+    def _gaps(
+        self, roles: tuple[str, ...], *, add_generation_prompt: bool = False, tools: object = None
+    ) -> list[str] | None:
         """Cuts out what stands around the contents; None if a content is missing, moved or repeated."""
         contents = [f"\ue0bb{index}\ue0bb" for index in range(len(roles))]
         messages = [_normalised({"role": role, "content": text}) for role, text in zip(roles, contents, strict=True)]
-        text = self._render({"messages": messages, "tools": None}, add_generation_prompt=add_generation_prompt)
+        text = self._render({"messages": messages, "tools": tools}, add_generation_prompt=add_generation_prompt)
         gaps: list[str] = []
         for content in contents:
             gap, found, text = text.partition(content)
@@ -311,7 +357,7 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(pattern: str) -> str:
     if len(pattern) > _MAX_DATE_CHARS:
-        raise jinja2.TemplateError(f"a date's format may have {_MAX_DATE_CHARS} characters")
+        raise jinja2.TemplateError(f"a date format may have at most {_MAX_DATE_CHARS} characters")
     return datetime.now().strftime(pattern)  # the local date, as templates mean it
 
 

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, models
 from ..checkpoints.gguf_file import GGUFFile
 from ..protocol.errors import ModelError, in_file
 from .chat_template import ControlTokens
+from .sandbox import MAX_SOURCE_CHARS
 from .tokenizer import Description, TextPipeline, Tokenizer, TokenizerParts, end_of_turn_ids, is_library_error
 
 Fields = Mapping[str, Any]
@@ -54,7 +55,7 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
             return Tokenizer(read_json_tokenizer(path))
     if path.suffix == ".gguf":
         return gguf_tokenizer(GGUFFile(path))
-    raise ModelError(f"a tokenizer comes from a .gguf file or a folder, got {path}")
+    raise ModelError(f"a tokenizer is loaded from a .gguf file or a folder, got {path}")
 
 
 def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
@@ -111,7 +112,7 @@ def read_json_tokenizer(folder: str | Path) -> TokenizerParts:
     vocabulary |= {entry["content"]: entry["id"] for entry in added}  # the library may number them otherwise
     num_tokens = max([*vocabulary.values(), *control.ids.values()], default=-1) + 1
     if num_tokens > num_ids:
-        raise ModelError(f"{path.name}: the vocabulary has the id {num_tokens - 1}, which is beyond the model's")
+        raise ModelError(f"{path.name}: the vocabulary has the id {num_tokens - 1}, which the model does not")
     spellings: list[str | None] = [None] * num_tokens
     for text, token in (*vocabulary.items(), *control.ids.items()):
         spellings[token] = text
@@ -167,7 +168,7 @@ def _is_byte_level(description: Mapping[str, Any]) -> bool:
         return True
     if '"Metaspace"' in decoder or '"ByteFallback"' in decoder:
         return False
-    raise ModelError("tokenizer.json has no ByteLevel, Metaspace or ByteFallback decoder: its tokens do not spell text")
+    raise ModelError("tokenizer.json has no ByteLevel, Metaspace or ByteFallback decoder: its tokens have no text")
 
 
 def check_growth(description: Mapping[str, Any]) -> None:
@@ -179,8 +180,8 @@ def check_growth(description: Mapping[str, Any]) -> None:
     growth = _growth(description.get("normalizer")) * _growth(description.get("pre_tokenizer"))
     if growth > _MAX_GROWTH:
         raise ModelError(
-            f"tokenizer.json: normalizer and pre_tokenizer may make {min(growth, 10**9)} characters or more of one "
-            f"character, at most {_MAX_GROWTH} are accepted"
+            f"tokenizer.json: normalizer and pre_tokenizer may turn one character into {min(growth, 10**9)} "
+            f"or more, at most {_MAX_GROWTH} are accepted"
         )
     _num_added(description.get("post_processor"), 0)
 
@@ -291,6 +292,8 @@ def _eos_ids(
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
+        if path.stat().st_size > _BYTES_OF_CHARACTER * MAX_SOURCE_CHARS:
+            raise ModelError(f"{path.name}: more than {MAX_SOURCE_CHARS} characters")
         try:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
@@ -394,7 +397,7 @@ def build_gguf_tokenizer(fields: Fields) -> TokenizerParts:
     kind = fields.get(_PREFIX + "model")
     tokens = _strings(fields, "tokens")
     if not tokens:
-        raise ModelError(f"the file has no {_PREFIX}tokens, so there is no tokenizer in it")
+        raise ModelError(f"the file has no {_PREFIX}tokens, so it contains no tokenizer")
     kinds = _token_kinds(fields, len(tokens))
     of_kind: dict[int, list[int]] = {kind: [] for kind in {*kinds, *_Kind}}
     for token, kind_of_token in enumerate(kinds):
@@ -497,7 +500,7 @@ def _model(vocabulary: dict[str, int], merges: Sequence[tuple[str, str]], **opti
     try:
         return models.BPE(vocab=vocabulary, merges=list(merges), **options)
     except Exception as error:  # the library raises no narrower class
-        raise ModelError(f"the tokenizer's merges do not fit its tokens: {error}") from error
+        raise ModelError(f"the tokenizer's merges do not match its tokens: {error}") from error
 
 
 def _strings(fields: Fields, name: str) -> list[str]:

@@ -29,7 +29,7 @@ MAX_VALUE = 1 << 24
 MAX_SPENT = 1 << 29
 """Bytes of all that one rendering makes, kept or not."""
 
-MAX_CPU_S = 5.0
+MAX_CPU_S = 1.0
 """Processor time of one rendering."""
 
 _BUDGET = "the budget"  # not an identifier: no template can name it
@@ -374,6 +374,8 @@ def _limit_format(budget: TemplateBudget, pattern: Any, *arguments: Any, **named
     pattern = pattern if isinstance(pattern, str) else str(pattern)
     if re.search(r"\{[^{}:]*:[^{}]*\{", pattern):
         raise TemplateLimitError("a format takes its width from another field")
+    if re.search(r"\{[^{}]*(?![0-9])\d", pattern):  # Python takes them for a width, too
+        raise TemplateLimitError("a format has digits that are not ASCII")
     parts = [*_flat(arguments), *named.values()]
     numbers = [abs(part) for part in parts if isinstance(part, int)] if "*" in pattern else []
     width = max((int(found[0][:9]) for found in budget.ticked(re.finditer("[0-9]+", pattern))), default=0)
@@ -425,7 +427,9 @@ def _limit_search(budget: TemplateBudget, text: Any, wanted: Any = None, *_: Any
     """Bounds what compares each character of one text with all of another, at worst."""
     _limit_text(budget, text)
     if isinstance(wanted, str | bytes) and budget.measure(text) * len(wanted) > _MAX_SEARCH:
-        raise TemplateLimitError(f"it searches {budget.measure(text)} characters for {len(wanted)}, each for each")
+        raise TemplateLimitError(
+            f"it searches {budget.measure(text)} characters for {len(wanted)}, which takes too long"
+        )
 
 
 def _limit_split_right(budget: TemplateBudget, text: Any, sep: Any = None, maxsplit: int = -1) -> None:
@@ -435,14 +439,14 @@ def _limit_split_right(budget: TemplateBudget, text: Any, sep: Any = None, maxsp
 
 def _limit_codec(budget: TemplateBudget, text: Any, encoding: str = "utf-8", errors: str = "strict") -> None:
     if encoding.lower().replace("_", "-") not in _CODECS:  # others may take time that grows with the square of a text
-        raise TemplateLimitError(f"a text is not coded as {encoding[:_MAX_LEVEL]!r} here")
+        raise TemplateLimitError(f"a text cannot be encoded as {encoding[:_MAX_LEVEL]!r} here")
     budget.require(len(text) * (_CODED if errors in ("strict", "ignore", "replace") else _REPLACED))
 
 
 def _limit_attribute(budget: TemplateBudget, values: Any, attribute: str) -> None:
     """Bounds an attribute of attributes of many values, which is searched for in each."""
     if len(attribute) > _MAX_SLOW:
-        raise TemplateLimitError(f"it gives more than {_MAX_SLOW} characters to what is slow with long texts")
+        raise TemplateLimitError(f"it passes more than {_MAX_SLOW} characters to a slow operation")
     budget.require(len(attribute) * len(values) if isinstance(values, Sized) else 0)
 
 
@@ -464,7 +468,7 @@ def _limit_lines(budget: TemplateBudget, text: Any, *_: Any, **__: Any) -> None:
 
 
 def _limit_bytes(budget: TemplateBudget, number: Any, *_: Any, **__: Any) -> None:
-    raise TemplateLimitError("numbers have no bytes here")
+    raise TemplateLimitError("numbers cannot be converted to bytes here")
 
 
 def _limit_text(budget: TemplateBudget, value: Any, *_: Any, **__: Any) -> None:
@@ -479,7 +483,7 @@ def _limit_slow(budget: TemplateBudget, value: Any, *arguments: Any, **named: An
     """Bounds what may write its other arguments as often as the value has characters."""
     size, *others = map(budget.measure, (value, *arguments, *named.values()))
     if max((size, *others)) > _MAX_SLOW:
-        raise TemplateLimitError(f"it gives more than {_MAX_SLOW} characters to what is slow with long texts")
+        raise TemplateLimitError(f"it passes more than {_MAX_SLOW} characters to a slow operation")
     budget.require(size * max(others, default=0))
 
 
@@ -528,7 +532,7 @@ def _limit_precision(budget: TemplateBudget, value: Any, precision: Any = 0, *_:
 
 def _limit_total(budget: TemplateBudget, values: Any, attribute: Any = None, start: Any = 0) -> None:
     if not isinstance(start, int | float):
-        raise TemplateLimitError("sum adds numbers alone")
+        raise TemplateLimitError("sum adds only numbers")
 
 
 _OPERATOR_LIMITS: Mapping[str, Callable[[TemplateBudget, Any, Any], None]] = {

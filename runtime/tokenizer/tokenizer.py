@@ -6,17 +6,17 @@ import codecs
 import json
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import tokenizers
 from tokenizers import AddedToken
 
 from ...constrain.vocabulary.vocabulary import Vocabulary
 from ..protocol.errors import EngineError, ModelError, RequestError
-from .chat_template import FALLBACK_TEMPLATE, ChatTemplate, ControlTokens
+from .chat_template import FALLBACK_TEMPLATE, ChatOptions, ChatTemplate, ControlTokens
 
 Description = Mapping[str, Any]
 """A normalizer or pre-tokenizer as it is written in a tokenizer.json."""
@@ -90,19 +90,33 @@ class Tokenizer:
         place = bisect_right(self._sorted_bytes, text)
         return place < len(self._sorted_bytes) and self._sorted_bytes[place].startswith(text)
 
-    def fewest_tokens(self, text: str) -> int:
-        """Returns the least number of tokens that say a text; `encode` may use more."""
-        data, known = text.encode(), self._sorted_bytes
-        counts = [0] + [len(data)] * len(data)
-        for start in range(len(data)):
-            for stop in range(start + 1, len(data) + 1):
-                piece = data[start:stop]
-                place = bisect_left(known, piece)
-                if place == len(known) or not known[place].startswith(piece):
-                    break
-                if known[place] == piece:
-                    counts[stop] = min(counts[stop], counts[start] + 1)
-        return counts[-1]
+    def fewest_tokens(self, text: str, most: int | None = None) -> int:
+        """Returns the least number of tokens that say a text; `encode` may use more.
+
+        With `most`, it stops there: `most` + 1 is said for any number beyond.
+        """
+        data = text.encode()
+        count, reached, frontier = 0, {0}, [0]
+        while len(data) not in reached:
+            count += 1
+            if most is not None and count > most:
+                return count
+            frontier = [stop for start in frontier for stop in self._stops(data, start, reached)]
+            if not frontier:  # some byte has no token
+                return len(data)
+        return count
+
+    def _stops(self, data: bytes, start: int, reached: set[int]) -> Iterator[int]:
+        """Finds where tokens that begin at `start` end, of the places not yet `reached`, and notes them there."""
+        known = self._sorted_bytes
+        for stop in range(start + 1, len(data) + 1):
+            piece = data[start:stop]
+            place = bisect_left(known, piece)
+            if place == len(known) or not known[place].startswith(piece):
+                return
+            if known[place] == piece and stop not in reached:
+                reached.add(stop)
+                yield stop
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of a text that may stand anywhere: no beginning-of-sequence token, no space put before it.
@@ -114,34 +128,23 @@ class Tokenizer:
         """
         return self._encode(self._parts.control.split(text) if special else [text], at_start=False)
 
+    def encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
+        """Ids of a template's pieces that may stand anywhere: plain texts, and control tokens' ids."""
+        return self._encode(list(pieces), at_start=False)
+
     def encode_prompt(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of a text that begins a sequence."""
         pieces = self._parts.control.split(text) if special else [text]
         ids = self._encode(pieces, at_start=True)
         return [self.bos_id, *ids] if self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id] else ids
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> list[int]:
         """Ids of a chat: control tokens are the template's alone, whatever the messages contain.
 
         Raises:
             RequestError: the messages are malformed, or the template refuses them.
         """
-        pieces = self.chat.pieces(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_kwargs=template_kwargs,
-        )
-        return self._encode(pieces, at_start=True)
+        return self._encode(self.chat.pieces(messages, **options), at_start=True)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of tokens; bytes that are no UTF-8 become U+FFFD."""

@@ -13,6 +13,9 @@ from .registry import ToolCall
 MAX_ARGUMENT_CHARS = 1 << 20
 """Most characters of all arguments of one call."""
 
+MAX_JSON_CHARS = 1 << 18
+"""Most characters of an argument that is read as JSON, in one go."""
+
 MAX_DEPTH = 16
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
@@ -61,6 +64,8 @@ def read_arguments(tool: ToolCall, texts: Mapping[str, str]) -> dict[str, Any]:
 def _read(tool: ToolCall, name: str, text: str, parameter: Mapping[str, Any]) -> Any:
     if _takes_text(parameter, tool.parameters or {}):
         return text
+    if len(text) > MAX_JSON_CHARS:
+        raise _wrong(tool, name, f"has {len(text)} characters of JSON, but {MAX_JSON_CHARS} is the limit")
     try:
         value = msgspec.json.decode(text.strip())
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:

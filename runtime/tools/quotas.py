@@ -48,6 +48,10 @@ class Shares:
         if not self._clients[owner.client]:
             del self._clients[owner.client]
 
+    def of_client(self, owner: Owner | None) -> int:
+        """Returns what the owner's client has."""
+        return 0 if owner is None else self._clients[owner.client]
+
     def who_is_full(self, owner: Owner | None) -> str | None:
         """ "program" or "client", if that may not have one more."""
         if owner is None:

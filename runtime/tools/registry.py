@@ -26,7 +26,8 @@ MAX_WAITING = 4096
 
 MAX_ABANDONED = 64
 """Calls that came to their time limit, or whose program has ended, and still occupy a thread: a thread cannot be
-stopped from outside."""
+stopped from outside. A client may occupy as many threads, with such calls or others, as are left of all for the others
+(dynamic thresholds): half of them alone, and two clients a third each."""
 
 MAX_ASYNC = 16384
 """Calls that are awaited; shared like those that wait."""
@@ -165,8 +166,8 @@ class ToolRunner:
 
     def _check_room(self, ticket: Ticket) -> None:
         name, owner = ticket.tool.name, ticket.owner
-        if self._left_alone.total >= self._max_abandoned or self._left_alone.who_is_full(owner):
-            message = f"{self._left_alone.total} tool calls for which nobody waits any more have not returned yet"
+        if stuck := self._who_left_too_many(owner):
+            message = f"too many tool calls of {stuck}, for which nobody waits any more, have not returned yet"
             raise OverloadedError(f"{message}; the tool {name!r} cannot be called")
         full = self._in_queues.who_is_full(owner) or self._awaited.who_is_full(owner)
         if full:
@@ -174,9 +175,26 @@ class ToolRunner:
         if self._in_queues.total >= MAX_WAITING or self._awaited.total >= MAX_ASYNC:
             raise OverloadedError(f"too many tool calls wait; the tool {name!r} cannot be called")
 
+    def _who_left_too_many(self, owner: Owner | None) -> str | None:
+        if owner is None:
+            return "this process" if self._left_alone.total >= self._max_abandoned else None
+        if self._left_alone.who_is_full(owner) == "program":
+            return "this program"
+        return "this client" if self._left_alone.of_client(owner) >= self._num_left else None
+
+    @property
+    def _num_left(self) -> int:
+        """Threads that there may be for calls to come: none of those that are occupied need ever come back."""
+        return self._max_threads + self._max_abandoned - self._on_threads.total - self._left_alone.total
+
+    def _has_share(self, owner: Owner | None) -> bool:
+        """Tells whether the owner may occupy one more thread."""
+        num_occupied = self._on_threads.of_client(owner) + self._left_alone.of_client(owner)
+        return num_occupied < self._num_left and not self._on_threads.who_is_full(owner)
+
     def _may_begin(self, owner: Owner | None) -> bool:
         """Tells whether there is room for another thread, and the owner may have it."""
-        return self._num_usable < self._max_threads and not self._on_threads.who_is_full(owner)
+        return self._num_usable < self._max_threads and self._has_share(owner)
 
     def abandon(self, ticket: Ticket) -> None:
         """Gives up a call that nobody waits for any more: it is taken back, cancelled, or left to itself."""
@@ -198,7 +216,7 @@ class ToolRunner:
                         ticket.tool.name,
                     )
                 self._on_threads.remove(ticket.owner)
-                room = self._num_usable < self._max_threads and self._left_alone.total < self._max_abandoned
+                room = self._num_usable < self._max_threads and self._num_left > 0
                 if self._in_queues.total and room:
                     self._start_thread()
                 self._changed.notify()
@@ -257,7 +275,7 @@ class ToolRunner:
 
     def _first(self) -> Ticket | None:
         """Takes the call whose turn it is out of its queue; None if none of those that wait may begin."""
-        owners = [owner for owner in self._waiting if not self._on_threads.who_is_full(owner)]
+        owners = [owner for owner in self._waiting if self._has_share(owner)]
         if not owners:
             return None
         ticket = self._waiting[min(owners, key=self._on_threads.load)].popleft()

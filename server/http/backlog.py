@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Self, cast
 
@@ -69,12 +70,20 @@ class Room:
 class Ahead(AsyncIterator[bytes]):
     """Parts of an answer, made as fast as their work goes on, for a reader that may be slower.
 
-    When too much waits, an EngineError with the code "reader_too_slow" comes in place of all that was not taken. Close
-    it: that ends the making of `parts`.
+    When too much waits, an EngineError with the code "reader_too_slow" comes in place of all that was not taken, and
+    the work ends: `close`, which may be awaited again, ends what `parts` are made of. Close it: that does the same.
     """
 
-    def __init__(self, parts: AsyncIterator[bytes], budget: Budget, *, max_bytes: int = MAX_WAITING_BYTES) -> None:
+    def __init__(
+        self,
+        parts: AsyncIterator[bytes],
+        budget: Budget,
+        *,
+        close: Callable[[], Awaitable[None]],
+        max_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
         self._parts = parts
+        self._close = close
         self._room = Room(budget, max_bytes)
         self._waiting: deque[bytes] = deque()
         self._arrived = asyncio.Event()
@@ -104,21 +113,25 @@ class Ahead(AsyncIterator[bytes]):
             self._pump = None
             self._waiting.clear()
             self._room.close()
+        await self._close()
 
     async def _take_all(self) -> None:
         try:
-            count = 0
-            async for part in self._parts:
-                if self._room.full:
-                    self._error = to_exception(_too_slow(self._room.num_bytes))
-                    self._waiting.clear()
-                    return
-                self._room.count(len(part))
-                self._waiting.append(part)
-                self._arrived.set()
-                count += 1
-                if count % NUM_AT_ONCE == 0:
-                    await asyncio.sleep(0)
+            async with aclosing(cast("AsyncGenerator[bytes]", self._parts)) as parts:
+                count = 0
+                async for part in parts:
+                    if self._room.full:
+                        self._error = to_exception(_too_slow(self._room.num_bytes))
+                        self._waiting.clear()
+                        self._room.count(-self._room.num_bytes)
+                        break
+                    self._room.count(len(part))
+                    self._waiting.append(part)
+                    self._arrived.set()
+                    count += 1
+                    if count % NUM_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+            await self._close()
         except Exception as error:  # noqa: BLE001  raised again where the parts are taken
             self._error = error
 
@@ -250,6 +263,8 @@ class _Entry:
 
 
 def _size(event: ProgramEvent) -> int:
+    if isinstance(event, Done):  # its texts may be large: to encode them would hold up the event loop
+        return sum(map(sys.getsizeof, event.texts.values()))
     return len(msgspec.msgpack.encode(event))
 
 

@@ -31,8 +31,10 @@ LARGE_BODY = 64 << 10
 
 MAX_PARTS = 1 << 16
 """Objects, lists and members of objects in a body: each takes a microsecond, in which nothing else runs."""
-MAX_ITEMS = 1 << 20
-"""Commas in a body, outside its texts."""
+MAX_ITEMS = 1 << 17
+"""Commas in a body, outside its texts, unless it may hold more token ids."""
+MAX_TOKEN_IDS = 1 << 20
+"""Bound of these."""
 
 
 class ClientClosedError(Exception):
@@ -88,14 +90,14 @@ def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
     return json_decoder(kind)
 
 
-def decode(data: bytes, kind: type[B]) -> B:
-    """Decodes a body of `kind`. Unknown fields are skipped.
+def decode(data: bytes, kind: type[B], *, max_items: int | None = None) -> B:
+    """Decodes a body of `kind`, with `max_items` commas at most. Unknown fields are skipped.
 
     Raises:
         ApiError: the data is not JSON, or not of this kind; `param` is the path of the field to blame. Or it has too
             many parts.
     """
-    check_parts(data)
+    check_parts(data, max_items=max_items)
     try:
         data.decode()  # raw parts would pass unchecked
         body: B = _decoder(kind).decode(data)
@@ -104,19 +106,29 @@ def decode(data: bytes, kind: type[B]) -> B:
     return body
 
 
-def check_parts(data: bytes) -> None:
-    """Raises ApiError if a body that is large is of too many parts to be decoded in a moment."""
-    if len(data) <= LARGE_BODY:
+def check_parts(*texts: bytes, max_items: int | None = None) -> None:
+    """Raises ApiError if JSON texts that are large together are of too many parts to be decoded in a moment."""
+    if sum(map(len, texts)) <= LARGE_BODY:
         return
+    max_items = MAX_ITEMS if max_items is None else max_items
+    num_parts = num_items = 0
+    for text in texts:
+        parts, items = _count_parts(text)
+        num_parts, num_items = num_parts + parts, num_items + items
+    if num_parts > MAX_PARTS or num_items > max_items:
+        message = f"A body has at most {MAX_PARTS} objects, lists and members of objects, and {max_items} commas."
+        raise ApiError(413, "request_too_large", message)
+
+
+def _count_parts(data: bytes) -> tuple[int, int]:
+    """Returns how many objects, lists and members of objects there are, and how many commas, outside of texts."""
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     chars = np.frombuffer(data, np.uint8)
     outside = np.cumsum(chars == ord('"'), dtype=np.uint8) % 2 == 0  # of texts; wraps at an even number
     num_opened = np.count_nonzero(((chars | 0x20) == ord("{")) & outside)  # [, too
     num_parts = num_opened + np.count_nonzero((chars == ord(":")) & outside)
-    if num_parts > MAX_PARTS or np.count_nonzero((chars == ord(",")) & outside) > MAX_ITEMS:
-        message = f"A body has at most {MAX_PARTS} objects, lists and members of objects, and {MAX_ITEMS} commas."
-        raise ApiError(413, "request_too_large", message)
+    return int(num_parts), int(np.count_nonzero((chars == ord(",")) & outside))
 
 
 # The end of the work

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ...radix import EQUAL, Weights
-from ...runtime.protocol.errors import OverloadedError
+from ...runtime.protocol.errors import EngineStoppedError, OverloadedError, RequestError
 from ...runtime.scheduler.places import Places
 from ..errors import ApiError, to_api_error
 
@@ -48,6 +48,10 @@ class Door:
         self._ends = deque([clock()], REMEMBERED_ENDS)
         self._ask_at = clock()
 
+    def most(self, tenant: str) -> int | None:
+        """The generations that the tenant may have while there are no others. None: any number."""
+        return self._places.most(tenant)
+
     def check(self, tenant: str) -> None:
         """Raises ApiError, with a time to wait: the engine, which is full, would refuse one more of the tenant's."""
         if self._clock() >= self._ask_at:
@@ -61,22 +65,28 @@ class Door:
     def prepared(self, tenant: str) -> Iterator[None]:
         """Holds a place while a generation is made ready. Raises ApiError as `check` does."""
         self.check(tenant)
-        with self._place(tenant):
-            yield
-
-    @contextmanager
-    def running(self, tenant: str) -> Iterator[None]:
-        """Holds the place of a generation while it is in the engine."""
-        refused = False
+        self._places.take(tenant)
         try:
-            with self._place(tenant):
-                yield
-        except OverloadedError:
-            refused = True
-            raise
+            yield
         finally:
-            if not refused:
-                self._ends.append(self._clock())
+            self._places.give_back(tenant)
+
+    def together(self, tenant: str, count: int) -> Party:
+        """Takes the places of one request's generations.
+
+        Raises:
+            ApiError: there are several, and not so many places: none is taken.
+        """
+        if count > 1:  # of one the engine decides, which may have refused some of several when others have begun
+            try:
+                self._places.check(tenant, count)
+            except OverloadedError as error:
+                raise self._answer(error) from error
+        return Party(self, self._places, tenant, count)
+
+    def count_end(self) -> None:
+        """Takes note that a generation has ended."""
+        self._ends.append(self._clock())
 
     def refused(self, error: OverloadedError) -> ApiError:
         """Takes note that the engine has refused one, and returns the answer."""
@@ -94,10 +104,36 @@ class Door:
         wait_s = min(self._places.num_taken / pace, LONGEST_WAIT_S / (1 + JITTER)) if pace else 1.0
         return max(wait_s * (1 + JITTER * (2 * self._draw() - 1)), 1.0)
 
+
+class Party:
+    """Places of one request's generations, which are taken together and given back one by one. Close it when no more of
+    them begins."""
+
+    def __init__(self, door: Door, places: Places, tenant: str, count: int) -> None:
+        self._door = door
+        self._places = places
+        self._tenant = tenant
+        self._num_free = count
+        for _ in range(count):
+            places.take(tenant)
+
     @contextmanager
-    def _place(self, tenant: str) -> Iterator[None]:
-        self._places.take(tenant)
+    def running(self) -> Iterator[None]:
+        """Has a generation in one of the places while it is in the engine. One that was refused, or lost with the
+        engine, is no measure of the pace."""
+        self._num_free -= 1
+        ended = True
         try:
             yield
+        except (OverloadedError, RequestError, EngineStoppedError, ApiError) as error:
+            ended = isinstance(error, ApiError) and error.status != 503
+            raise
         finally:
-            self._places.give_back(tenant)
+            self._places.give_back(self._tenant)
+            if ended:
+                self._door.count_end()
+
+    def close(self) -> None:
+        for _ in range(self._num_free):
+            self._places.give_back(self._tenant)
+        self._num_free = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Generic, Self, TypeVar, cast
 
 import msgspec
@@ -29,11 +29,20 @@ class Merged(Generic[T]):
     """Iterates over (index of the stream, item) in order of arrival, and None after each `quiet_s` without any.
 
     The first exception of any stream is raised here. `close` (or leaving `async with`) closes every stream, which
-    aborts its work, and returns once they are closed. `room` items of each stream may wait to be taken.
+    aborts its work, and returns once they are closed; then `at_close` is called. `room` items of each stream may wait
+    to be taken.
     """
 
-    def __init__(self, streams: Sequence[AsyncIterator[T]], *, quiet_s: float | None = None, room: int = 4) -> None:
+    def __init__(
+        self,
+        streams: Sequence[AsyncIterator[T]],
+        *,
+        quiet_s: float | None = None,
+        room: int = 4,
+        at_close: Callable[[], None] = lambda: None,
+    ) -> None:
         self._quiet_s = quiet_s
+        self._at_close = at_close
         self._arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(
             maxsize=room * (len(streams) + 1)
         )
@@ -42,9 +51,10 @@ class Merged(Generic[T]):
         self._pumps = [asyncio.ensure_future(self._pump(index, stream)) for index, stream in enumerate(streams)]
 
     async def start(self) -> None:
-        """Waits for the first item of all, so that a refusal is raised before anything is answered."""
+        """Waits for the first item of all, `quiet_s` at most: a refusal is raised before anything is answered."""
         if self._num_open:
-            self._first = await self._next(None)
+            with suppress(TimeoutError):
+                self._first = await self._next(self._quiet_s)
 
     def __aiter__(self) -> Self:
         return self
@@ -89,6 +99,7 @@ class Merged(Generic[T]):
         for pump in self._pumps:
             pump.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
+        self._at_close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -105,7 +116,8 @@ def event(value: object) -> bytes:
 class EventStream(Response):
     """Sends `events`, one at a time. `close` is awaited however it ends.
 
-    An error becomes the last event, in place of the mark of a regular end.
+    An error becomes the last event, in place of the mark of a regular end. An event of which only a part was sent ends
+    before it.
     """
 
     media_type = "text/event-stream"
@@ -124,6 +136,7 @@ class EventStream(Response):
         self._close = close
         self._lifecycle = lifecycle
         self._grammar_param = grammar_param
+        self._is_sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[PROBE_OF_ANSWER] = PING
@@ -132,7 +145,7 @@ class EventStream(Response):
             try:
                 await run_while_connected(self._send_events(scope, send), receive, self._lifecycle)
             except ShuttingDownError as error:
-                await _send_error(scope, send, error)
+                await self._send_error(scope, send, error)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (ClientClosedError, OSError):
             logger.debug("a client left its stream")
@@ -142,19 +155,21 @@ class EventStream(Response):
     async def _send_events(self, scope: Scope, send: Send) -> None:
         try:
             async for part in self._events:
+                self._is_sending = True
                 await _send_part(send, part)
+                self._is_sending = False
         except (ClientClosedError, OSError):
             raise
         except Exception as error:  # the status is sent, so the error goes into the stream
             answer = to_api_error(error, grammar_param=self._grammar_param)
             if answer.status == 500:
                 logger.exception("the stream of request %s failed", request_id_of(scope))
-            await _send_error(scope, send, answer)
+            await self._send_error(scope, send, answer)
 
-
-async def _send_error(scope: Scope, send: Send, error: ApiError) -> None:
-    note_error(scope, error.code)
-    await _send_part(send, b"data: " + error.body() + b"\n\n")
+    async def _send_error(self, scope: Scope, send: Send, error: ApiError) -> None:
+        note_error(scope, error.code)
+        end_of_part = b"\n\n" if self._is_sending else b""
+        await _send_part(send, end_of_part + b"data: " + error.body() + b"\n\n")
 
 
 async def _send_part(send: Send, part: bytes) -> None:

@@ -158,7 +158,7 @@ class Gate:
             await self._serve(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pieces = Pieces(self._unsent, send)
+        pieces = Pieces(self._unsent, send, scope)
         exchange = _Exchange(scope, receive, pieces, self._lifecycle)
         try:
             caller = scope["bough.caller"] = self._guard.admit(exchange.path, scope["headers"], scope["method"])

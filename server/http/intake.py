@@ -28,12 +28,16 @@ class Intake:
 
     left       bytes to come of the body, or of the chunk that is under way
     spare      four times the bytes that lines before chunks may yet have
+    seen       bytes at the beginning that were looked at, of lines that have not all arrived; with what was found
     """
 
     def __init__(self) -> None:
         self._held = bytearray()
         self._left = 0
         self._spare = 0
+        self._seen = 0
+        self._num_lines = 0
+        self._broken = False
         self._chunked = False
         self._trails = False
 
@@ -49,14 +53,12 @@ class Intake:
 
     def head(self) -> bytes:
         """Takes the head of a request; empty if it has not all arrived. Raises ApiError: it is refused."""
-        end = self._held.find(b"\r\n\r\n", 0, MAX_HEADER_BYTES + 4)
-        head = self._held[: end + 4] if end >= 0 else self._held
-        num_lines = head.count(b"\n")
-        if (end < 0 and len(head) > MAX_HEADER_BYTES) or num_lines > MAX_HEADERS + 2:  # first line, empty line
+        end = self._look(MAX_HEADER_BYTES + 4)
+        if self._seen > MAX_HEADER_BYTES + 4 or self._num_lines > MAX_HEADERS + 2:  # first line, empty line
             raise ApiError(413, "request_too_large", f"At most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes.")
-        if _is_broken(head):
+        if self._broken:
             raise ApiError(400, "invalid_request", "The headers have a control character or an incomplete line ending.")
-        return b"" if end < 0 else self._take(end + 4)
+        return b"" if not end else self._take(end)
 
     def begin_body(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Has a body follow, as the headers of its request say, which h11 has found to be in order."""
@@ -104,17 +106,30 @@ class Intake:
 
     def _take_trailers(self) -> bool:
         """Drops the trailers; returns false if they have not all arrived."""
-        end = self._held.find(b"\r\n\r\n", 0, MAX_TRAILER_BYTES)
-        trailers = self._held[: end + 4] if end >= 0 else self._held
-        if len(trailers) > MAX_TRAILER_BYTES or _is_broken(trailers):
+        end = self._look(MAX_TRAILER_BYTES)
+        if self._seen > MAX_TRAILER_BYTES or self._broken:
             raise _bad_chunk()
-        if end >= 0:
-            self._take(end + 4)
-        return end >= 0
+        self._take(end)
+        return end > 0
+
+    def _look(self, most: int) -> int:
+        """Looks at the lines that have arrived since it last did; returns where those before an empty line end, with
+        that, within `most` bytes; 0: nowhere yet."""
+        end = self._held.find(b"\r\n\r\n", max(self._seen - 3, 0), most) + 4
+        end = end if end > 3 else 0
+        start = self._seen - self._held.endswith(b"\r", 0, self._seen)
+        lines = self._held[start : end or len(self._held)]
+        self._seen = start + len(lines)
+        self._num_lines += lines.count(b"\n")
+        self._broken = self._broken or _is_broken(lines)
+        return end
 
     def _take(self, num_bytes: int) -> bytes:
         taken = bytes(self._held[:num_bytes])
         del self._held[:num_bytes]
+        if num_bytes:
+            self._seen = self._num_lines = 0
+            self._broken = False
         return taken
 
 

@@ -56,13 +56,16 @@ def parse_keys(lines: Iterable[str], known: tuple[ApiKey, ...] = ()) -> tuple[Ap
 
 
 def read_keys(path: str | Path, known: tuple[ApiKey, ...] = ()) -> tuple[ApiKey, ...]:
-    """The keys of a file; see `parse_keys`. Warns if others may read it.
+    """The keys of a file; see `parse_keys`. Warns if others may read or change it.
 
     Raises:
         OSError, ValueError: the file cannot be read, is not a list of keys, or an empty one.
     """
-    if Path(path).stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+    mode = Path(path).stat().st_mode
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
         logger.warning("%s can be read by other users: chmod 600", path)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        logger.warning("%s can be changed by other users, who may add keys: chmod 600", path)
     keys = parse_keys(Path(path).read_text(encoding="utf-8").splitlines(), known)
     if not keys:
         raise ValueError(f"there is no key in {path}")

@@ -12,6 +12,7 @@ import select
 import termios
 import time
 from array import array
+from collections import Counter
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -40,6 +41,32 @@ SLOWEST = 2 << 10
 """Bytes of what waits that a client takes in a second of the time for sending, if there are so many."""
 
 logger = logging.getLogger("bough.server")
+
+
+class _Rarely(logging.Filter):
+    """Lets each warning pass once in LOG_EVERY_S, with the number of those since: clients cause them as they like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed: dict[str, float] = {}
+        self._since: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        said, now = str(record.msg), time.monotonic()
+        if now - self._passed.get(said, -math.inf) < LOG_EVERY_S:
+            self._since[said] += 1
+            return False
+        self._passed[said] = now
+        if num_more := self._since.pop(said, 0):
+            record.msg = f"{said} ({num_more} more since it was last told)"
+        return True
+
+
+_requests = logging.getLogger("bough.server.requests")
+"""The log of what uvicorn finds wrong with requests."""
+_requests.addFilter(_Rarely())
 
 
 def connection_limit() -> int:
@@ -122,6 +149,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
+        self.logger = _requests
         self._deadline: asyncio.TimerHandle | None = None
         self._half_closed = False
         self._sending: asyncio.TimerHandle | None = None
@@ -210,6 +238,11 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         elif not self._refused:
             self._refused = True
             self.transport.write_eof()
+
+    def cut_off(self) -> None:
+        """Ends the connection if an answer has begun and is not complete; another one may still be told why."""
+        if self._answering and self.cycle.response_started:
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, "invalid_request", msg))

@@ -62,15 +62,24 @@ class ConnectionTable(Generic[C]):
             self._resting.setdefault(self._keys[connection], {})[connection] = None
 
     def claim(self, connection: C, key: str) -> bool:
-        """Gives a connection that has a request under way to a key; returns false if this key has more than half of
-        the table under way, and all together more than three quarters."""
+        """Gives a connection that has a request under way to a key; returns false if this key has too many.
+
+        A key may have one, and three times as many under way as are left to all: one alone takes three quarters of the
+        table, two that want all take three sevenths each, and there is room for others (dynamic thresholds; Choudhury
+        and Hahne, IEEE/ACM ToN 6(2), 1998).
+        """
+        self._give(connection, key)
+        busy = {name: count - len(self._resting.get(name, ())) for name, count in self._counts.items() if name}
+        if not key or busy.get(key, 0) <= max(3 * (self.most - sum(busy.values())), 1):
+            return True
+        self._give(connection, "")  # it is about to be closed
+        return False
+
+    def _give(self, connection: C, key: str) -> None:
         if connection in self._keys:
             self._count_out(self._keys[connection])
             self._keys[connection] = key
             self._counts[key] += 1
-        num_busy = len(self) - sum(map(len, self._resting.values()))
-        num_own = self._counts[key] - len(self._resting.get(key, ()))
-        return not key or num_own <= self.most // 2 or num_busy <= self.most * 3 // 4
 
     def give_way(self, may: Callable[[C], bool]) -> C | None:
         """Takes out the connection that has rested longest, of the key that has the most; None if all are busy."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Send
+from starlette.types import Message, Scope, Send
 
 from ..errors import ApiError
+from .protocol import PROBE_OF_ANSWER
 
 PIECE_BYTES = 64 << 10
 """Bytes that are handed to a connection at a time. An answer of no more is not counted."""
@@ -45,12 +46,16 @@ class Unsent:
 
 
 class Pieces:
-    """Sends the messages of an answer, large ones in pieces, and counts what is left of them for `key`."""
+    """Sends the messages of an answer, large ones in pieces, and counts what is left of them for `key`.
 
-    def __init__(self, unsent: Unsent, send: Send) -> None:
+    Nothing else is sent between the pieces of one: the `scope` has no probe then, nor later if the rest is given up.
+    """
+
+    def __init__(self, unsent: Unsent, send: Send, scope: Scope) -> None:
         self.key = ""
         self._unsent = unsent
         self._send = send
+        self._scope = scope
         self._num_held = 0
 
     async def send(self, message: Message) -> None:
@@ -66,11 +71,14 @@ class Pieces:
     async def _send_in_pieces(self, body: bytes, *, more_body: bool) -> None:
         if not self._num_held:
             self._hold(len(body))
+        probe = self._scope.pop(PROBE_OF_ANSWER, None)
         for start in range(0, len(body), PIECE_BYTES):
             end = min(start + PIECE_BYTES, len(body))
             more = more_body or end < len(body)
             await self._send({"type": "http.response.body", "body": body[start:end], "more_body": more})
             self._release(end - start)
+        if probe is not None:
+            self._scope[PROBE_OF_ANSWER] = probe
 
     def close(self) -> None:
         """Forgets what was not sent."""

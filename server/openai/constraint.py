@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from ...constrain.context_free.gbnf import is_gbnf
+from ...constrain.json_schema.parse import MAX_SCHEMA_BYTES
 from ...constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag
 from ...constrain.workers.decoders import json_decoder
+from ...runtime.tools.forms import CallForm, call_or_answer, calls_in_text, only_calls
 from ..errors import ApiError, invalid
-from .objects import FunctionDefinition, GenerationBody, ResponseFormat
-from .tools import CallForm, Toolbox, arguments_schema, call_or_answer, call_schema, calls_in_text, only_calls
+from ..http.connection import check_parts
+from .objects import MAX_GRAMMAR_CHARS, NO_JSON, FunctionDefinition, GenerationBody, ResponseFormat
+from .tools import Toolbox, arguments_schema, call_schema
 
 ANY_OBJECT = JsonSchema('{"type":"object"}')
 
@@ -25,18 +29,19 @@ class Constraint(NamedTuple):
 
 
 def to_constraint(body: GenerationBody, toolbox: Toolbox | None = None) -> Constraint:
-    """Returns the one constraint of a request.
+    """Returns the one constraint of a request. None is read where there are several.
 
     Raises:
         ApiError: more than one, or one that is malformed.
     """
-    asked = [Constraint(_under(body, grammar), param) for param, grammar in _asked(body) if grammar is not None]
+    asked = list(_asked(body))
     if len(asked) > 1:
-        others = ", ".join(constraint.param for constraint in asked[1:])
-        raise invalid(
-            asked[0].param.partition(".")[0], f"only one constraint is allowed; the request also has {others}"
-        )
-    own = asked[0] if asked else Constraint()
+        others = ", ".join(param for param, _ in asked[1:])
+        raise invalid(asked[0][0].partition(".")[0], f"only one constraint is allowed; the request also has {others}")
+    own = Constraint()
+    for param, read in asked:
+        grammar = read()
+        own = own if grammar is None else Constraint(_under(body, grammar), param)
     if toolbox is None or toolbox.mode == "none":
         return own
     if own.grammar is not None and not isinstance(own.grammar, JsonSchema):
@@ -66,37 +71,48 @@ def _arguments(body: GenerationBody, function: FunctionDefinition) -> JsonSchema
     return JsonSchema(arguments_schema(function), property_order="schema", policy=policy)
 
 
-def _asked(body: GenerationBody) -> list[tuple[str, GrammarSpec | None]]:
+def _asked(body: GenerationBody) -> Iterator[tuple[str, Callable[[], GrammarSpec | None]]]:
+    """Yields the fields that ask for a constraint, each with what reads it."""
+    yield from _of_format(body.response_format)
+    yield from _given(
+        ("guided_json", body.guided_json, partial(to_schema, param="guided_json")),
+        ("guided_regex", body.guided_regex, Regex),
+        ("guided_choice", body.guided_choice, _choice),
+        ("guided_grammar", body.guided_grammar, context_free),
+        ("json_schema", body.json_schema, partial(to_schema, param="json_schema")),
+        ("regex", body.regex, Regex),
+        ("ebnf", body.ebnf, context_free),
+    )
     outputs = body.structured_outputs
-    asked: list[tuple[str, GrammarSpec | None]] = [
-        _of_format(body.response_format),
-        ("guided_json", optional_schema(body.guided_json, "guided_json")),
-        ("guided_regex", _one(Regex, body.guided_regex)),
-        ("guided_choice", None if body.guided_choice is None else Choice(tuple(body.guided_choice))),
-        ("guided_grammar", _one(context_free, body.guided_grammar)),
-        ("json_schema", optional_schema(body.json_schema, "json_schema")),
-        ("regex", _one(Regex, body.regex)),
-        ("ebnf", _one(context_free, body.ebnf)),
-    ]
-    if outputs is not None:
-        inner = [
-            ("structured_outputs.json", optional_schema(outputs.json, "structured_outputs.json")),
-            ("structured_outputs.regex", _one(Regex, outputs.regex)),
-            ("structured_outputs.choice", None if outputs.choice is None else Choice(tuple(outputs.choice))),
-            ("structured_outputs.grammar", _one(context_free, outputs.grammar)),
-            ("structured_outputs.json_object", ANY_OBJECT if outputs.json_object else None),
-        ]
-        param = "structured_outputs.structural_tag"
-        inner.append((param, to_structural(outputs.structural_tag, param)))
-        if all(grammar is None for _, grammar in inner):
-            names = "json, regex, choice, grammar, json_object and structural_tag"
-            raise invalid("structured_outputs", f"one of {names} must be given")
-        asked += inner
-    return asked
+    if outputs is None:
+        return
+    schema, tag = "structured_outputs.json", "structured_outputs.structural_tag"
+    inner = list(
+        _given(
+            (schema, outputs.json, partial(to_schema, param=schema)),
+            ("structured_outputs.regex", outputs.regex, Regex),
+            ("structured_outputs.choice", outputs.choice, _choice),
+            ("structured_outputs.grammar", outputs.grammar, context_free),
+            ("structured_outputs.json_object", outputs.json_object or None, lambda _: ANY_OBJECT),
+            (tag, outputs.structural_tag, partial(to_structural, param=tag)),
+        )
+    )
+    if not inner:
+        names = "json, regex, choice, grammar, json_object and structural_tag"
+        raise invalid("structured_outputs", f"one of {names} must be given")
+    yield from inner
 
 
-def _one(kind: Callable[[str], GrammarSpec], text: str | None) -> GrammarSpec | None:
-    return None if text is None else kind(text)
+def _given(
+    *fields: tuple[str, Any, Callable[[Any], GrammarSpec | None]],
+) -> Iterator[tuple[str, Callable[[], GrammarSpec | None]]]:
+    for param, value, read in fields:
+        if value is not None and not (isinstance(value, msgspec.Raw) and bytes(value) == b"null"):
+            yield param, partial(read, value)
+
+
+def _choice(options: list[str]) -> Choice:
+    return Choice(tuple(options))
 
 
 def _in_order(schema: str) -> JsonSchema:
@@ -120,19 +136,26 @@ def _under(body: GenerationBody, grammar: GrammarSpec) -> GrammarSpec:
     return msgspec.structs.replace(grammar, tags=tags)
 
 
-def _of_format(form: ResponseFormat | None) -> tuple[str, GrammarSpec | None]:
+def _of_format(form: ResponseFormat | None) -> Iterator[tuple[str, Callable[[], GrammarSpec | None]]]:
     if form is None or form.type == "text":
-        return "response_format", None
+        return
     if form.type == "json_object":
-        return "response_format", ANY_OBJECT
-    if form.type == "structural_tag":
-        return "response_format", to_structural(msgspec.Raw(msgspec.json.encode(form)), "response_format")
-    if form.json_schema is None:
+        yield "response_format", lambda: ANY_OBJECT
+    elif form.type == "structural_tag":
+        param = "response_format"
+        yield param, lambda: to_structural(msgspec.Raw(msgspec.json.encode(form)), param)
+    elif form.json_schema is None:
         param = "response_format.json_schema"
         raise invalid(param, f"Missing required parameter: {param}", code="missing_required_parameter")
-    param = "response_format.json_schema.schema"
-    schema = optional_schema(form.json_schema.schema, param)
-    return param, _in_order(schema.schema) if schema is not None and form.json_schema.strict else schema
+    else:
+        strict = bool(form.json_schema.strict)
+        param = "response_format.json_schema.schema"
+        yield from _given((param, form.json_schema.schema, partial(_of_openai, param=param, strict=strict)))
+
+
+def _of_openai(raw: msgspec.Raw, *, param: str, strict: bool) -> JsonSchema:
+    schema = to_schema(raw, param)
+    return _in_order(schema.schema) if strict else schema
 
 
 def after_reasoning(grammar: GrammarSpec | None, end: str | None) -> GrammarSpec | None:
@@ -142,6 +165,19 @@ def after_reasoning(grammar: GrammarSpec | None, end: str | None) -> GrammarSpec
     if isinstance(grammar, Structural):
         return msgspec.structs.replace(grammar, reasoning_end=end)
     return Structural(reasoning_end=end, then=grammar)
+
+
+def num_chars(grammar: GrammarSpec | None) -> int:
+    """Returns about how many characters a constraint has."""
+    match grammar:
+        case JsonSchema(schema=text) | Regex(pattern=text) | Lark(grammar=text) | Gbnf(grammar=text):
+            return len(text)
+        case Choice(options=options):
+            return sum(map(len, options)) + len(options)
+        case Structural(tags=tags, then=then):
+            return sum(len(tag.begin) + len(tag.end) + num_chars(tag.content) for tag in tags) + num_chars(then)
+        case None:
+            return 0
 
 
 # Grammars and schemas in a field of text or JSON
@@ -156,11 +192,15 @@ def to_schema(raw: msgspec.Raw, param: str) -> JsonSchema:
     """Reads a schema from its JSON text, which some clients put into a string (but not in OpenAI's own field).
 
     Raises:
-        ApiError: it is not a schema.
+        ApiError: it is not a schema, or too large for one.
     """
-    text = bytes(raw).decode()
-    if text.startswith('"') and not param.startswith("response_format"):
-        text = msgspec.json.decode(text, type=str).strip()
+    data = bytes(raw)
+    if data.startswith(b'"') and not param.startswith("response_format"):
+        data = _unquoted(raw, param)
+    if len(data) > MAX_SCHEMA_BYTES:
+        message = f"the schema has {len(data)} bytes, at most {MAX_SCHEMA_BYTES} are allowed"
+        raise invalid(param, message, code="grammar_too_complex")
+    text = data.decode()
     if not (text.startswith("{") or text in ("true", "false")):
         raise invalid(param, "a JSON Schema is an object or a boolean", code="invalid_type")
     try:
@@ -172,9 +212,14 @@ def to_schema(raw: msgspec.Raw, param: str) -> JsonSchema:
     return JsonSchema(text)
 
 
-def optional_schema(raw: msgspec.Raw, param: str) -> JsonSchema | None:
-    """Reads a schema as `to_schema` does; None for `null`."""
-    return None if bytes(raw) == b"null" else to_schema(raw, param)
+def _unquoted(raw: msgspec.Raw, param: str) -> bytes:
+    """The JSON text in a JSON string. Raises ApiError: it has more parts than a body may have, or is no text."""
+    try:
+        data = msgspec.json.decode(raw, type=str).strip().encode()
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise invalid(param, "the string is not valid Unicode", code="invalid_value") from error
+    check_parts(data)
+    return data
 
 
 # Structural tags: the older list of structures with triggers, and the newer tree of formats
@@ -195,12 +240,15 @@ class _JsonSchema(msgspec.Struct, tag="json_schema"):
     json_schema: msgspec.Raw
 
 
+_GrammarText = Annotated[str, msgspec.Meta(max_length=MAX_GRAMMAR_CHARS)]
+
+
 class _Regex(msgspec.Struct, tag="regex"):
-    pattern: str
+    pattern: _GrammarText
 
 
 class _Grammar(msgspec.Struct, tag="grammar"):
-    grammar: str
+    grammar: _GrammarText
 
 
 class _AnyText(msgspec.Struct, tag="any_text"):
@@ -235,14 +283,14 @@ _STRUCTURES, _FORMAT = json_decoder(_Structures), json_decoder(_Format)
 
 
 def to_structural(raw: msgspec.Raw, param: str) -> GrammarSpec | None:
-    """Reads a structural tag, in either form and perhaps as JSON inside a string; None for `null`.
+    """Reads a structural tag, in either form and perhaps as JSON inside a string; None: it allows any text.
 
     Raises:
         ApiError: it is malformed, or of an unsupported kind.
     """
     text = bytes(raw)
     if text.startswith(b'"'):
-        text = msgspec.json.decode(text, type=str).encode()
+        text = _unquoted(raw, param)
     if text == b"null":
         return None
     try:
@@ -260,9 +308,9 @@ def to_structural(raw: msgspec.Raw, param: str) -> GrammarSpec | None:
 
 
 def _known(form: msgspec.Raw, param: str) -> _Format:
-    kind = msgspec.json.decode(form, type=dict[str, Any]).get("type")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        message = f"structural tags of type {str(kind)[:64]!r} are not supported; there are {', '.join(sorted(_KINDS))}"
+    kind = bytes(msgspec.json.decode(form, type=dict[str, msgspec.Raw]).get("type", NO_JSON)).decode().strip('"')
+    if kind not in _KINDS:
+        message = f"structural tags of type {kind[:64]!r} are not supported; there are {', '.join(sorted(_KINDS))}"
         raise invalid(f"{param}.type", message, code="unsupported_value")
     known: _Format = _FORMAT.decode(form)
     return known

@@ -7,9 +7,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from ...constrain.spec import MAX_OPTIONS
 from ...runtime.protocol.sampling_params import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_TOKEN_IDS
 
 MAX_N = 16
+
+MAX_GRAMMAR_CHARS = 1 << 18
+"""Characters of a grammar or pattern."""
+
 NO_JSON = msgspec.Raw(b"null")
 """The default of fields that keep their JSON text (whose order of keys matters)."""
 
@@ -17,8 +22,8 @@ _Text = Annotated[str, Meta(max_length=1 << 22)]
 _StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 _Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 _Name = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-_Grammar = Annotated[str, Meta(min_length=1, max_length=1 << 18)]
-_Options = Annotated[list[str], Meta(min_length=1, max_length=65536)]
+_Grammar = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+_Options = Annotated[list[str], Meta(min_length=1, max_length=MAX_OPTIONS)]
 
 
 # Requests

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from ...constrain.workers.decoders import json_decoder
 from ...runtime.tokenizer.reasoning import THINK
-from .tools import CLOSE_TAG, OPEN_TAG, CallForm, Toolbox
+from ...runtime.tools.forms import CLOSE_TAG, OPEN_TAG
+from ...runtime.tools.tag_reader import Called, Said, TagReader, ValueEnd, find_mark
+from .tools import Toolbox
 
 _HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"arguments"\s*:\s*')
 _BLOCK = re.compile(rf"{OPEN_TAG}(.*?)(?:{CLOSE_TAG}|$)", re.DOTALL)
-
-
-class Said(NamedTuple):
-    """A piece of ordinary text."""
-
-    text: str
-
-
-class Called(NamedTuple):
-    """A piece of call number `position`: the first has its `name`, further ones add to its `arguments`."""
-
-    position: int
-    name: str | None = None
-    arguments: str = ""
 
 
 class Thought(NamedTuple):
@@ -43,9 +31,9 @@ Piece = Thought | Said | Called
 class Reader(Protocol):
     """Splits generated text into what is said and what is called, piece by piece."""
 
-    def push(self, text: str) -> list[Piece]: ...
+    def push(self, text: str) -> Sequence[Piece]: ...
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> Sequence[Piece]:
         """Returns what was held back until now."""
 
 
@@ -71,32 +59,6 @@ class TextReader:
 
     def finish(self) -> list[Piece]:
         return []
-
-
-class ValueEnd:
-    """Finds where the brackets of a JSON value close that is read piece by piece."""
-
-    def __init__(self) -> None:
-        self.ended = False
-        self._in_string = self._escaped = False
-        self._depth = 0
-
-    def feed(self, text: str) -> int:
-        """Returns how many characters of `text` belong to the value."""
-        for stop, char in enumerate(text):
-            if self.ended:
-                return stop
-            if self._in_string:
-                self._in_string = self._escaped or char != '"'
-                self._escaped = char == "\\" and not self._escaped
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                self.ended = self._depth <= 0
-        return len(text)
 
 
 class CallReader:
@@ -127,78 +89,6 @@ class CallReader:
         return [Called(0, arguments=text)] if text else []
 
 
-class TagReader:
-    """The text holds calls in a form of the model's own, as its grammar makes sure; all is passed on as it comes."""
-
-    def __init__(self, form: CallForm, names: Iterable[str]) -> None:
-        self._form = form
-        self._begins = {name: form.begin(name) for name in names}
-        self._held = ""
-        self._blank = ""  # white space that is dropped if a call comes next
-        self._num_calls = 0
-        self._value: ValueEnd | None = None  # of the call under way
-        self._said = False
-
-    def push(self, text: str) -> list[Piece]:
-        self._held += text
-        pieces: list[Piece] = []
-        while self._step(pieces):
-            pass
-        return pieces
-
-    def finish(self) -> list[Piece]:
-        """Returns what was held back until now: the beginning of a call is text, and the end of one nothing."""
-        if self._value is not None or not (rest := self._blank + self._held):
-            return []
-        return [Said(rest)] if self._held or not self._num_calls else []
-
-    def _step(self, pieces: list[Piece]) -> bool:
-        """Takes the next part of what is held; False if more must come first."""
-        if self._value is None:
-            return self._step_text(pieces)
-        if not self._value.ended:
-            stop = self._value.feed(self._held)
-            if stop:
-                pieces.append(Called(self._num_calls - 1, arguments=self._held[:stop]))
-            self._held = self._held[stop:]
-            return self._value.ended
-        after = self._form.after
-        if len(self._held) < len(after) and after.startswith(self._held):
-            return False
-        self._held = self._held.removeprefix(after)
-        self._value = None
-        self._said = False
-        return True
-
-    def _step_text(self, pieces: list[Piece]) -> bool:
-        trigger = self._form.trigger
-        if not self._held.startswith(trigger):
-            start = _find(self._held, trigger)
-            self._say(self._held[:start], pieces)
-            self._held = self._held[start:]
-            return self._held.startswith(trigger)
-        for name, begin in self._begins.items():
-            if self._held.startswith(begin):
-                pieces.append(Called(self._num_calls, name=name))
-                self._num_calls += 1
-                self._held, self._blank = self._held[len(begin) :], ""
-                self._value = ValueEnd()
-                return True
-        if any(begin.startswith(self._held) for begin in self._begins.values()):
-            return False
-        self._say(trigger, pieces)  # no call that is known
-        self._held = self._held[len(trigger) :]
-        return True
-
-    def _say(self, text: str, pieces: list[Piece]) -> None:
-        if not self._said and not text.strip():
-            self._blank += text
-            return
-        if text:
-            pieces.append(Said(self._blank + text))
-            self._blank, self._said = "", True
-
-
 class ReasoningReader:
     """Reasoning comes first, up to a text that closes it; what follows is for another reader."""
 
@@ -209,7 +99,7 @@ class ReasoningReader:
         self._held = ""
         self._any = self._closed = self._blank = False
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> Sequence[Piece]:
         if self._closed:
             return self._after(text)
         self._held += text
@@ -218,7 +108,7 @@ class ReasoningReader:
                 return []
             self._held = self._held.removeprefix(self._begin).lstrip("\n")
             self._any = bool(self._held)
-        start = _find(self._held, self._end)
+        start = find_mark(self._held, self._end)
         thought, self._held = self._held[:start], self._held[start:]
         pieces: list[Piece] = [Thought(thought)] if thought else []
         if self._held.startswith(self._end):
@@ -231,20 +121,11 @@ class ReasoningReader:
         pieces: list[Piece] = [Thought(self._held)] if self._held else []
         return [*pieces, *self._then.finish()]
 
-    def _after(self, text: str) -> list[Piece]:
+    def _after(self, text: str) -> Sequence[Piece]:
         """Passes the answer on without the empty lines between the reasoning and it."""
         text = text.lstrip("\n") if self._blank else text
         self._blank = self._blank and not text
         return self._then.push(text) if text else []
-
-
-def _find(text: str, mark: str) -> int:
-    """Finds where `mark` begins in `text`, perhaps to be completed by what follows; the end of `text` if nowhere."""
-    start = text.find(mark)
-    if start >= 0:
-        return start
-    tails = range(max(0, len(text) - len(mark) + 1), len(text))
-    return next((index for index in tails if mark.startswith(text[index:])), len(text))
 
 
 class AutoReader:
@@ -260,7 +141,7 @@ class AutoReader:
         bare = self._held.lstrip()
         if not self._any_said and (not bare or bare[0] in "{["):
             return []
-        start = _find(self._held, OPEN_TAG)
+        start = find_mark(self._held, OPEN_TAG)
         said, self._held = self._held[:start], self._held[start:]
         if not said.strip() and not self._any_said:
             self._held = said + self._held

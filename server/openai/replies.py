@@ -13,6 +13,7 @@ from ...constrain.receipt import Receipt
 from ...runtime.protocol import request as engine
 from ...runtime.protocol.request import RequestOutput, TokenLogprob
 from ...runtime.tokenizer.tokenizer import Tokenizer
+from ...runtime.tools.tag_reader import Said
 from ..errors import ApiError
 from .objects import (
     AnswerMessage,
@@ -35,7 +36,7 @@ from .objects import (
     TopLogprob,
     Usage,
 )
-from .readers import Piece, Said, Thought, reader
+from .readers import Piece, Thought, reader
 from .requests import Job
 
 
@@ -240,7 +241,7 @@ class _ChatAnswer:
         if output.logprobs:
             self._kept.add(output.logprobs)
             self._pending += chat_logprobs(output.logprobs, self._shown)
-        pieces = self._reader.push(output.text)
+        pieces = [*self._reader.push(output.text)]
         if output.finish is not None:
             pieces += self._reader.finish()
         chunks = [self._chunk(self._delta(piece)) for piece in pieces]

@@ -15,11 +15,12 @@ from ...runtime.protocol.request import Request
 from ...runtime.protocol.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from ...runtime.tokenizer.reasoning import THINK
 from ...runtime.tokenizer.tokenizer import Tokenizer
+from ...runtime.tools.forms import CLOSE_TAG, OPEN_TAG, describe_tools, find_form
 from ..errors import ApiError, invalid
-from ..http.connection import decode
-from .constraint import Constraint, after_reasoning, to_constraint
+from ..http.connection import check_parts, decode
+from .constraint import Constraint, after_reasoning, num_chars, to_constraint
 from .objects import IGNORED, REFUSED, ChatBody, CompletionBody, ContentPart, GenerationBody, Message
-from .tools import CLOSE_TAG, OPEN_TAG, Toolbox, as_system_message, find_form, to_template, to_toolbox
+from .tools import Toolbox, to_template, to_toolbox
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -35,13 +36,23 @@ _EMPTY = frozenset({b"null", b"false", b"[]", b"{}", b'""'})
 _FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def decode_openai(data: bytes, kind: type[B], *, strict: bool = False) -> tuple[B, int]:
-    """Decodes a body of `kind`; returns it with the number of unknown fields.
+MAX_TOKEN_CHARS = 16
+"""Characters that a text has for each token of its limit at most. It has some four in languages and in code."""
+
+MAX_ENCODED_AT_ONCE = 1 << 17
+"""Characters and token ids of prompts before others have their turn."""
+
+MAX_SENT_GRAMMAR_CHARS = 1 << 23
+"""Characters of a constraint times the sequences of its request: each takes it to the engine."""
+
+
+def decode_openai(data: bytes, kind: type[B], *, strict: bool = False, max_items: int | None = None) -> tuple[B, int]:
+    """Decodes a body of `kind`, with `max_items` commas at most; returns it with the number of unknown fields.
 
     Raises:
         ApiError: as `decode`; or a field that would change the output is not supported; or, with `strict`, not known.
     """
-    body = decode(data, kind)
+    body = decode(data, kind, max_items=max_items)
     num_unknown, known = 0, _names_of(kind)
     for name, value in _FIELDS.decode(data).items():
         if name in known:
@@ -66,8 +77,9 @@ def _names_of(kind: type[msgspec.Struct]) -> frozenset[str]:
 class Context:
     """Input of a translation beside the body.
 
-    id        begins the ids of its engine requests
-    urgent    the caller may send a priority below 0
+    id               begins the ids of its engine requests
+    max_sequences    generations that it may ask for: prompts times n
+    urgent           the caller may send a priority below 0
     """
 
     id: str
@@ -120,6 +132,7 @@ def chat_job(body: ChatBody, context: Context) -> Job:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise invalid("max_tokens", "max_tokens and max_completion_tokens are both given and differ")
+    _check_count(1, body, context)
     toolbox = to_toolbox(body) if body.tools or body.tool_choice else Toolbox()
     template = context.tokenizer.chat.source
     if toolbox.mode != "none" and "tools" in template:
@@ -168,8 +181,12 @@ def _has_control(tokenizer: Tokenizer, *marks: str) -> bool:
     return any(not tokenizer.special_ids.isdisjoint(tokenizer.encode(mark, special=True)) for mark in marks)
 
 
-def completion_job(body: CompletionBody, context: Context) -> Job:
-    """Raises ApiError, RequestError: the body cannot be served; `param` names the field."""
+def completion_job(body: CompletionBody, context: Context, prompts: Sequence[list[int]] = ()) -> Job:
+    """Makes a job of a body, whose `prompts` may have been encoded before.
+
+    Raises:
+        ApiError, RequestError: the body cannot be served; `param` names the field.
+    """
     _check_stream(body)
     if body.best_of not in (None, body.n or 1):
         raise invalid("best_of", "best_of other than n is not supported", code="unsupported_parameter")
@@ -179,7 +196,7 @@ def completion_job(body: CompletionBody, context: Context) -> Job:
     if body.token_healing and body.echo and body.logprobs is not None:
         raise invalid("token_healing", "token_healing cannot be combined with echo and logprobs: tokens change")
     constraint = to_constraint(body)
-    prompts = _prompts(body, context)
+    prompts = prompts or _all_prompts(body, context)
     for prompt in prompts:
         if body.max_tokens is None:  # a default is not worth an error
             max_tokens = min(max_tokens, max(context.max_tokens - len(prompt), 1))
@@ -215,7 +232,7 @@ def encode_chat(body: ChatBody, toolbox: Toolbox, tokenizer: Tokenizer, *, max_t
     knows_tools = "tools" in tokenizer.chat.source
     messages, tools = to_messages(body.messages, toolbox, knows_tools=knows_tools)
     num_chars = sum(len(message.get("content") or "") for message in messages)
-    check_chars(num_chars, tokenizer, max_tokens=max_tokens, param="messages")
+    check_chars(num_chars, max_tokens=max_tokens, param="messages")
     return tokenizer.encode_chat(
         messages,
         tools=tools,
@@ -225,12 +242,9 @@ def encode_chat(body: ChatBody, toolbox: Toolbox, tokenizer: Tokenizer, *, max_t
     )
 
 
-def check_chars(num_chars: int, tokenizer: Tokenizer, *, max_tokens: int, param: str) -> None:
-    """Refuses a text that cannot fit whatever its tokens are: tokenising it would take long."""
-    if num_chars <= 16 * max_tokens:
-        return
-    longest = max((len(token) for token in tokenizer.token_bytes if token is not None), default=1)
-    if num_chars > longest * max_tokens:
+def check_chars(num_chars: int, *, max_tokens: int, param: str) -> None:
+    """Refuses a text that hardly fits whatever its tokens are: tokenising it would take long."""
+    if num_chars > MAX_TOKEN_CHARS * max_tokens:
         message = f"This model's maximum context length is {max_tokens} tokens, and {param} has {num_chars} characters."
         raise invalid(param, message, code="context_length_exceeded")
 
@@ -320,8 +334,12 @@ def _check_token(token: int, vocab_size: int, param: str) -> int:
     return token
 
 
-def _prompts(body: CompletionBody, context: Context) -> list[list[int]]:
-    """The prompts as token ids: one text or list of ids, or a list of either."""
+def encode_prompts(body: CompletionBody, context: Context, prompts: list[list[int]]) -> bool:
+    """Appends the token ids of prompts that follow on those in `prompts`, as many as are encoded in a moment; returns
+    whether that is all of them.
+
+    A body has one text or list of ids, or a list of either. Raises ApiError as `completion_job`.
+    """
     prompt = body.prompt
     if prompt == []:
         raise invalid("prompt", "prompt is an empty list", code="empty_array")
@@ -329,29 +347,48 @@ def _prompts(body: CompletionBody, context: Context) -> list[list[int]]:
     for index, item in enumerate(many):
         if type(item) is not type(many[0]):
             raise invalid(f"prompt[{index}]", "all entries of prompt must be of one type", code="invalid_type")
+    _check_count(1 if isinstance(many[0], int) else len(many), body, context)
     if isinstance(many[0], int):
-        return [_checked_ids(many, context, "prompt")]
-    if len(many) * (body.n or 1) > context.max_sequences:
-        message = f"{len(many)} prompts times n = {body.n or 1} are more than {context.max_sequences} sequences"
-        raise ApiError(400, "too_many_sequences", message, param="n" if (body.n or 1) > 1 else "prompt")
-    prompts = []
-    for index, item in enumerate(many):
-        param = "prompt" if isinstance(prompt, str) else f"prompt[{index}]"
+        prompts.append(_checked_ids(many, context, "prompt"))
+        return True
+    left = MAX_ENCODED_AT_ONCE
+    for index in range(len(prompts), len(many)):
+        if left <= 0:
+            return False
+        item, param = many[index], "prompt" if isinstance(prompt, str) else f"prompt[{index}]"
         if isinstance(item, str):
-            check_chars(len(item), context.tokenizer, max_tokens=context.max_tokens, param=param)
-            ids = context.tokenizer.encode_prompt(item, special=True)
+            check_chars(len(item), max_tokens=context.max_tokens, param=param)
+            ids, left = context.tokenizer.encode_prompt(item, special=True), left - len(item)
         else:
             ids = _checked_ids(item if isinstance(item, list) else [], context, param)
+            left -= len(ids)
         if not ids:
             raise invalid(param, "the prompt is empty", code="empty_prompt")
         prompts.append(ids)
+    return True
+
+
+def _all_prompts(body: CompletionBody, context: Context) -> list[list[int]]:
+    prompts: list[list[int]] = []
+    while not encode_prompts(body, context, prompts):
+        pass
     return prompts
+
+
+def _check_count(num_prompts: int, body: GenerationBody, context: Context) -> None:
+    """Raises ApiError: it asks for more generations than there may ever be."""
+    n = body.n or 1
+    if num_prompts * n > context.max_sequences:
+        asked = f"n = {n} is" if num_prompts == 1 else f"{num_prompts} prompts times n = {n} are"
+        message = f"{asked} more than {context.max_sequences} sequences"
+        raise ApiError(400, "too_many_sequences", message, param="n" if n > 1 else "prompt")
 
 
 def _checked_ids(ids: Sequence[object], context: Context, param: str) -> list[int]:
     tokens = [token for token in ids if isinstance(token, int)]
-    for index, token in enumerate(tokens):
-        _check_token(token, context.info.vocab_size, f"{param}[{index}]")
+    if tokens and (min(tokens) < 0 or max(tokens) >= context.info.vocab_size):
+        for index, token in enumerate(tokens):
+            _check_token(token, context.info.vocab_size, f"{param}[{index}]")
     return tokens
 
 
@@ -367,6 +404,9 @@ def _children(
     if (body.priority or 0) < 0 and not context.urgent:
         message = "A priority below 0 needs a key with the right `urgent` or `admin`."
         raise ApiError(403, "urgent_key_required", message, param="priority")
+    if num_chars(constraint.grammar) * n * len(prompts) > MAX_SENT_GRAMMAR_CHARS:
+        message = f"a constraint may have {MAX_SENT_GRAMMAR_CHARS} characters, counted once for each sequence"
+        raise invalid(constraint.param, message, code="grammar_too_complex")
     return tuple(
         Request(
             id=f"{context.id}-{index * n + child}",
@@ -417,13 +457,14 @@ def to_messages(
     Raises:
         ApiError: a message is malformed; `param` is its path.
     """
+    check_parts(*(call.function.arguments.encode() for message in given for call in message.tool_calls or ()))
     messages = [_to_message(message, f"messages[{index}]") for index, message in enumerate(given)]
     tools = to_template(toolbox) if toolbox.mode != "none" else None
     if knows_tools:
         return messages, tools
     messages = _without_tools(messages)
     if tools:
-        text = as_system_message(tools)
+        text = describe_tools(tools)
         if messages[0]["role"] == "system":
             messages[0]["content"] = f"{messages[0]['content']}\n\n{text}"
         else:

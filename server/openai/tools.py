@@ -1,82 +1,18 @@
-"""Tools: how they are put to the model, how models write calls, and the grammars that constrain calls."""
+"""Tools of a request: what its body offers, how that is put to the model, and the schema of a call."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ...constrain.errors import GrammarError
 from ...constrain.json_schema.parse import MAX_SCHEMA_BYTES, parse_schema
-from ...constrain.spec import JsonSchema, Structural, Tag
+from ...runtime.tools.forms import CallForm
 from ..errors import invalid
 from .objects import AllowedTools, ChatBody, FunctionDefinition, Tool, ToolChoice
 
-OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
 _NO_PARAMETERS = '{"type":"object","properties":{}}'
-
-
-# How models write calls
-
-
-class CallForm(NamedTuple):
-    """A call is `before`, the name, `between`, the arguments as JSON, `after`; `trigger` is how `before` begins.
-
-    A call has begun wherever `trigger` appears in a text.
-    """
-
-    trigger: str
-    before: str
-    between: str
-    after: str
-
-    def begin(self, name: str) -> str:
-        """Returns the text before the arguments of a call of `name`."""
-        return self.before + name + self.between
-
-
-HERMES = CallForm("<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
-MISTRAL = CallForm("[TOOL_CALLS]", '[TOOL_CALLS][{"name": "', '", "arguments": ', "}]")
-MISTRAL_ARGS = CallForm("[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", "")
-
-
-def find_form(template: str) -> CallForm | None:
-    """Finds the form in which a chat template shows earlier calls; None if it is none of those known here."""
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
-    # Other models put something else than a JSON object with name and arguments between the same tags.
-    if "<tool_call>" in template and "arguments" in template and not any(mark in template for mark in _NO_JSON):
-        return HERMES
-    return None
-
-
-_NO_JSON = ("<function=", "<arg_key>", "<parameter=")
-
-Arguments = Iterable[tuple[str, JsonSchema]]
-"""Names of functions, and what their arguments must be."""
-
-
-def calls_in_text(form: CallForm, functions: Arguments, *, parallel: bool) -> Structural:
-    """Any text, in which each call is one of the functions'. Without `parallel` the first call ends it."""
-    return Structural(_tags(form, functions), (form.trigger,), stop_after_first=not parallel)
-
-
-def only_calls(form: CallForm, functions: Arguments, *, parallel: bool) -> Structural:
-    """Calls, one after another, perhaps on lines of their own; or exactly one."""
-    tags = _tags(form, functions)
-    if parallel:
-        tags += tuple(Tag("\n" + tag.begin, tag.content, tag.end) for tag in tags)
-    return Structural(tags, at_least_one=True, stop_after_first=not parallel, free_text=False)
-
-
-def call_or_answer(form: CallForm, functions: Arguments, answer: JsonSchema) -> Structural:
-    """Exactly one call, or a value instead."""
-    tags = (*_tags(form, functions), Tag("", answer, ""))
-    return Structural(tags, at_least_one=True, stop_after_first=True, free_text=False)
-
-
-def _tags(form: CallForm, functions: Arguments) -> tuple[Tag, ...]:
-    return tuple(Tag(form.begin(name), arguments, form.after) for name, arguments in functions)
 
 
 # What a body offers
@@ -179,17 +115,6 @@ def to_template(toolbox: Toolbox) -> list[dict[str, Any]]:
         definition["parameters"] = json.loads(_parameters(function))
         tools.append({"type": "function", "function": definition})
     return tools
-
-
-def as_system_message(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Describes the tools to a model whose chat template does not support them."""
-    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    return (
-        "You can call these functions:\n"
-        f"{listed}\n"
-        "To call one, answer with nothing but a JSON object of this form:\n"
-        '{"name": "the function\'s name", "arguments": {"a parameter": "its value"}}'
-    )
 
 
 def call_schema(toolbox: Toolbox, *, other: str | None = None) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +18,8 @@ from starlette.types import Scope
 from ...constrain.errors import GrammarError
 from ...runtime.client.client import EngineClient
 from ...runtime.programs.room import check_room
-from ...runtime.protocol.errors import BoughError
+from ...runtime.programs.validate import MAX_DEPTH
+from ...runtime.protocol.errors import BoughError, RequestError
 from ...runtime.protocol.program import (
     STATE_LIFE_S,
     BranchFailed,
@@ -27,8 +30,10 @@ from ...runtime.protocol.program import (
     Op,
     Program,
     ProgramEvent,
-    Use,
+    Repeat,
     Value,
+    When,
+    named_tools,
     walk,
 )
 from ...runtime.protocol.request import Usage
@@ -39,7 +44,7 @@ from ...runtime.templates.validate import rehearse
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..errors import ApiError, from_error_info, invalid, to_api_error
 from ..http.backlog import Backlog
-from ..http.connection import check_parts, decode
+from ..http.connection import LARGE_BODY, check_parts, decode
 from ..http.event_stream import DONE, PING, EventStream, Merged, event
 from ..http.gate import caller_of, note_error, request_id_of
 from ..http.quota import visit_of
@@ -50,6 +55,7 @@ from .openapi import card, document
 MAX_OPS = 4096
 MAX_BRANCHES = 1024
 MAX_KEPT = 4096
+"""States of one key that are known to be there perhaps."""
 MAX_DEPLOYED = 256
 MAX_DEPLOYED_BYTES = 64 << 20
 
@@ -57,15 +63,24 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
 class Programs:
-    """The programs of a server. Lives on its event loop."""
+    """The programs of a server. Lives on its event loop.
+
+    Raises:
+        RequestError: one of `templates` cannot be run.
+    """
 
     def __init__(self, service: Service, templates: tuple[Template, ...] = ()) -> None:
         self._service = service
-        self._kept: dict[str, float] = {}  # ids of states that may be there, and when they were used last
+        # Ids of each key's states that may be there, and when they were used last.
+        self._kept: defaultdict[str, dict[str, float]] = defaultdict(dict)
         self._templates: dict[str, Template] = {}
         self._num_bytes: dict[str, int] = {}
         for template in templates:
-            self._put(template.name, template)
+            try:
+                _check(template, service.client)
+                self._put(template.name, template)
+            except (ApiError, BoughError) as error:
+                raise RequestError(f"the program {template.name!r}: {error.message}", param="program") from error
 
     # Sent
 
@@ -84,23 +99,24 @@ class Programs:
             namespace=context.namespace,
             timeout_s=min(program.timeout_s or context.timeout_s, context.timeout_s),
         )
-        self._remember(mine)
+        self._remember(caller_of(request.scope).name, mine)
         events = await self._start(request, mine, grammar_param="ops")
         parts = _written(events, request.scope)
         return EventStream(parts, close=events.close, lifecycle=self._service.lifecycle, grammar_param="ops")
 
-    def _remember(self, program: Program) -> None:
-        self._kept.pop(program.id, None)
+    def _remember(self, key: str, program: Program) -> None:
+        kept = self._kept[key]
+        kept.pop(program.id, None)
         if program.keep:
-            self._kept[program.id] = time.monotonic()
-        if len(self._kept) > MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
+            kept[program.id] = time.monotonic()
+        if len(kept) > MAX_KEPT:
+            del kept[next(iter(kept))]
 
     async def drop(self, request: HttpRequest) -> Response:
         """Drops the caller's state of this id while there may be one, otherwise a deployed program that it may see."""
         program_id = request.path_params["program_id"]
         scoped = _scoped(request, program_id)
-        used = self._kept.pop(scoped, None)
+        used = self._kept[caller_of(request.scope).name].pop(scoped, None)
         life_s = STATE_LIFE_S + self._service.config.request_timeout_s
         is_known = program_id in self._templates and _may_see(request, program_id)
         if is_known and (used is None or time.monotonic() - used >= life_s):
@@ -179,6 +195,7 @@ class Programs:
     async def call(self, request: HttpRequest) -> Response:
         """Runs a program. The body holds its arguments; with `?stream=true` the answer is a stream of events."""
         template, size = self._find(request)
+        _check_tools(template.ops, caller_of(request.scope).limits.tools, param="name")
         body = await self._service.read_body(request)
         context, size = self._service.context(request, None), max(size, len(body))
         ops, result = await self._service.beside(request, lambda: fill(template, _arguments(body)), size=size)
@@ -230,7 +247,12 @@ def _check_size(program: Program) -> None:
 
 
 def _check_ops(ops: tuple[Op, ...]) -> None:
-    """Raises ApiError if there are too many instructions, those in blocks included."""
+    """Raises ApiError if there are too many instructions, those in blocks included, or blocks in each other."""
+    depth, level = 0, list(ops)
+    while level := [inner for op in level for inner in _inner(op)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise invalid("ops", f"blocks may be nested {MAX_DEPTH} levels deep", code="invalid_program")
     everything = list(walk(ops))
     if len(everything) > MAX_OPS:
         raise invalid("ops", f"ops may have at most {MAX_OPS} entries", code="array_above_max_length")
@@ -239,11 +261,16 @@ def _check_ops(ops: tuple[Op, ...]) -> None:
         raise invalid("ops", f"ops may fork at most {MAX_BRANCHES} branches", code="array_above_max_length")
 
 
-def _check_tools(ops: tuple[Op, ...], allowed: tuple[str, ...] | None) -> None:
+def _inner(op: Op) -> tuple[Op, ...]:
+    return (*op.then, *op.otherwise) if isinstance(op, When) else op.body if isinstance(op, Repeat) else ()
+
+
+def _check_tools(ops: tuple[Op, ...], allowed: tuple[str, ...] | None, *, param: str = "ops") -> None:
     """Raises ApiError if a tool is called that the key may not call."""
     for op in walk(ops):
-        if isinstance(op, Use) and allowed is not None and op.tool not in allowed:
-            raise ApiError(403, "tool_not_allowed", f"The key may not call the tool {op.tool!r}.", param="ops")
+        for name in named_tools(op):
+            if allowed is not None and name not in allowed:
+                raise ApiError(403, "tool_not_allowed", f"The key may not call the tool {name!r}.", param=param)
 
 
 def _arguments(data: bytes) -> dict[str, Any]:
@@ -268,14 +295,23 @@ def _program(data: bytes, tokenizer: Tokenizer) -> Program:
 
 
 def _deployable(body: bytes, name: str, client: EngineClient) -> tuple[Template, Response]:
-    """Reads a template, and the answer that describes it. Raises ApiError if it cannot be run or described."""
-    template = decode(body, Template)
+    """Reads a template, and the answer that describes it. Raises as `_check`."""
+    template = msgspec.structs.replace(decode(body, Template), name=name)
+    return template, _check(template, client)
+
+
+def _check(template: Template, client: EngineClient) -> Response:
+    """Checks a program before it is deployed, and describes it.
+
+    Raises:
+        ApiError, BoughError: it cannot be run or described.
+    """
     _check_ops(template.ops)
     try:
         check_template(template)
         rehearse(template, client.tools)
         check_room(template.ops, client.tokenizer)
-        return template, to_json(card(msgspec.structs.replace(template, name=name)))
+        return to_json(card(template))
     except GrammarError as error:
         raise to_api_error(error, grammar_param="parameters") from error
     except BoughError:
@@ -289,7 +325,19 @@ async def _written(events: Merged[ProgramEvent], scope: Scope) -> AsyncIterator[
     async for item in events:
         if item is not None and isinstance(item[1], Failed):
             note_error(scope, item[1].error.code)
-        yield PING if item is None else event(item[1])
+        yield PING if item is None else await _to_event(item[1])
+
+
+async def _to_event(happened: ProgramEvent) -> bytes:
+    """Writes one event. The end of a program may be large: others have their turn between its texts."""
+    if not isinstance(happened, Done) or sum(map(len, happened.texts.values())) <= LARGE_BODY:
+        return event(happened)
+    texts = []
+    for branch, text in happened.texts.items():
+        texts.append(b'"%d":%b' % (branch, msgspec.json.encode(text)))
+        await asyncio.sleep(0)
+    head, mark, tail = event(msgspec.structs.replace(happened, texts={})).partition(b'"texts":{')
+    return b"".join((head, mark, b",".join(texts), tail))
 
 
 async def _collect(events: Merged[ProgramEvent], results: Results) -> Usage:

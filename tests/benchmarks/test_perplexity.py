@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bough.benchmarks.perplexity import compare, log_probabilities, main
+from bough.benchmarks.perplexity import compare, log_probabilities, run
 from bough.benchmarks.workloads.prose import PASSAGE, TEXTS
+from bough.cli import bench
 from bough.runtime.models.load import load_model
 from bough.runtime.tokenizer.load import load_tokenizer
 
@@ -48,7 +49,8 @@ def test_worse_weights_measure_worse(folder: Path) -> None:
 
 
 def test_the_last_line_is_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(folder), "--kinds", "w8a8", "--device", "cpu", "--dtype", "float32", "--num-tokens", "30"]) == 0
+    words = [str(folder), "--kinds", "w8a8", "--device", "cpu", "--dtype", "float32", "--num-tokens", "30"]
+    assert run(bench.read("perplexity", words)[1]) == 0
     lines = capsys.readouterr().out.splitlines()
     results = json.loads(lines[-1])["results"]
     assert [result["kind"] for result in results] == ["none", "w8a8"] and len(lines) == 5

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from bough.benchmarks.tree_costs import LOADS, NUM_PROGRAMS, SHAPE, Load, cost_of, main, plan_load
+from bough.benchmarks.tree_costs import LOADS, NUM_PROGRAMS, SHAPE, Load, cost_of, plan_load, run
+from bough.cli import bench
 
 
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: f"{load.num_sequences} x {load.name}")
@@ -46,9 +47,9 @@ def test_bytes_are_those_of_the_tokens_read() -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--json"]) == 0
+    assert run(bench.read("tree_costs", ["--json"])[1]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["load"] for row in rows] == [load.name for load in LOADS]
-    assert main([]) == 0
+    assert run(bench.read("tree_costs", [])[1]) == 0
     table = capsys.readouterr().out
     assert all(load.name in table for load in LOADS)

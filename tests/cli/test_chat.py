@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bough import Conversation
 from bough.cli.main import main
 from bough.runtime.client.local import LocalClient
 
@@ -120,10 +121,20 @@ def test_files_that_are_no_sessions(talk: Talk, tmp_path: Path, folder: Path) ->
     (tmp_path / "notes.json").write_text("{}")
     shown = talk("/save", "/load", f"/load {tmp_path}/no.json", f"/load {tmp_path}/notes.json",
                  f"/save {tmp_path}/notes.json", f"/save {tmp_path}/no/talk.json")  # fmt: skip
-    assert shown.count("is not a conversation saved by bough chat") == 2 and shown.count("choose another") == 4
+    assert shown.count("is not a saved conversation") == 2 and shown.count("choose another") == 4
     assert "(which file? /save FILE)" in shown and "(which file? /load FILE)" in shown
     assert (tmp_path / "notes.json").read_text() == "{}"
     assert main(["chat", "--model", str(folder), "--load", str(tmp_path / "no.json")]) == 2
+
+
+def test_a_conversation_of_a_program_is_gone_on_with(talk: Talk, tmp_path: Path) -> None:
+    file, text = tmp_path / "talk.json", tmp_path / "text.json"
+    Conversation([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hi!"}], {"n": 1}).save(file)
+    Conversation([{"role": "text", "content": "Once"}]).save(text)
+    shown = talk(f"/load {file}", "more", f"/load {text}", f"/save {file}")
+    assert "(2 messages" in shown and "holds text outside of messages: continue it with a program" in shown
+    loaded = Conversation.load(file)
+    assert [message.content for message in loaded.messages[:3]] == ["hi", "Hi!", "more"] and loaded.values == {"n": 1}
 
 
 def test_an_interrupt_ends_the_answer_not_the_chat(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,21 @@ def test_bash_offers_options_and_values(bash: Completed) -> None:
     assert bash("serve", "--tools", "ju") == ["judge.py"]
 
 
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
+def test_fish_offers_commands_options_and_values(scripts: Path) -> None:
+    def complete(line: str) -> list[str]:
+        command = ["fish", "--no-config", "-c", 'source ./fish; complete -C "$argv[1]"', line]
+        ended = subprocess.run(command, cwd=scripts, check=True, capture_output=True, text=True)
+        assert ended.stderr == ""
+        return [offer.split("\t")[0] for offer in ended.stdout.splitlines()]
+
+    assert complete("bough s") == ["schema", "serve"]
+    assert complete("bough models ") == ["info", "list", "remove"]
+    assert complete("bough serve --dty") == ["--dtype"]
+    assert complete("bough serve --dtype ") == ["auto", "bfloat16", "float16", "float32"]
+    assert complete("bough run jud") == ["judge.py"]
+
+
 def test_every_option_of_every_command_is_in_each_script(scripts: Path) -> None:
     texts = {shell: (scripts / shell).read_text() for shell in ("bash", "zsh", "fish")}
     found = list(commands(make_parser()))

@@ -51,7 +51,7 @@ MISTAKES: tuple[tuple[str, int, str], ...] = (
     ("run brief.py --arg text=a --timeline no/x.html", 2, r"--timeline: there is no folder no: create it first"),
     ("run brief.py --arg text=a --model no/model", 3, r"no model 'no/model'|no folder 'no/model'"),
     ("chat --config bough.tml", 2, r"--config: there is no file bough.tml: check the path"),
-    ("pull huge", 3, r"no model 'huge' to pull; there is smollm2-135m, organisation/name"),
+    ("pull huge", 3, r"no model 'huge' to pull: choose smollm2-135m, organisation/name"),
     ("pull smollm2-135m --sha256 abc", 2, r"--sha256 takes the 64 hexadecimal digits of one GGUF file: name it"),
     ("models info smollm", 2, r"no model 'smollm' on this machine: did you mean smollm2-135m\?"),
     ("schema", 2, r"ACTION is missing: bough schema \{check\}"),
@@ -64,7 +64,7 @@ MISTAKES: tuple[tuple[str, int, str], ...] = (
     ("models list --config bad.toml", 2, r"bad\.toml is not valid TOML: Expected ']' .*line 1"),
     ("chat --config key.toml", 2, r"key\.toml, chat\.sistem: there is no such option: did you mean system\?"),
     ("chat --config .", 2, r"--config: \. cannot be read \(Is a directory\): check the path and its rights"),
-    ("chat --load essay.txt", 2, r"--load: essay\.txt is not a conversation saved by bough chat .*: choose another"),
+    ("chat --load essay.txt", 2, r"--load: essay\.txt is not a saved conversation .*: choose another"),
     ("chat --load .", 2, r"--load: \. is not a file: choose another one"),
     ("chat --temperature -1", 2, r"--temperature must be at least 0, got -1"),
     ("chat --max-tokens 0", 2, r"--max-tokens must be at least 1, got 0"),
@@ -104,7 +104,7 @@ MISTAKES: tuple[tuple[str, int, str], ...] = (
     ("schema check no.json", 2, r"no\.json cannot be read \(No such file or directory\): check the path"),
     ("schema check", 2, r"SCHEMA\.json is missing: bough schema check SCHEMA\.json \[INSTANCE\.json \.\.\.\]"),
     ("pull short.gguf", 2, r"short\.gguf is on this machine already: use it with --model short\.gguf"),
-    ("pull https://a:b@example.org/x.gguf", 3, r"an address with a password would be written down: leave out"),
+    ("pull https://a:b@example.org/x.gguf", 3, r"an address with a password would be stored on disk: leave out"),
     ("bench programs --quik", 2, r"no option --quik: did you mean --quick\?"),
     ("bench programs --onl mmlu", 2, r"no option --onl: did you mean --only\?"),
 )
@@ -112,6 +112,7 @@ MISTAKES: tuple[tuple[str, int, str], ...] = (
 VARIABLES: tuple[tuple[str, str, str, int, str], ...] = (
     ("BOUGH_NUM_PAGES", "many", "chat", 2, r"BOUGH_NUM_PAGES needs a whole number, such as 8; got 'many'"),
     ("BOUGH_DTYPE", "fp8", "chat", 2, r"BOUGH_DTYPE must be auto, float32, bfloat16 or float16, got 'fp8'"),
+    ("BOUGH_LOG", "loud", "models", 2, r"bough: BOUGH_LOG must be debug, info, warning, error or critical, got 'loud'"),
     ("BOUGH_CONFIG", "no.toml", "chat", 2, r"BOUGH_CONFIG: there is no file no\.toml: check the path"),
     (
         "BOUGH_CACHE",
@@ -120,9 +121,9 @@ VARIABLES: tuple[tuple[str, str, str, int, str], ...] = (
         3,
         r"pinned revision cannot be read \(Not a directory\): check BOUGH_CACHE",
     ),
-    ("HF_ENDPOINT", "nonsense", "pull a/b:Q4", 3, r"HF_ENDPOINT: 'nonsense' is not an address: give one that begins"),
+    ("HF_ENDPOINT", "nonsense", "pull a/b:Q4", 3, r"HF_ENDPOINT: 'nonsense' is not a URL: give one that begins"),
     ("HF_ENDPOINT", "http://example.org", "pull a/b:Q4", 3, r"HF_ENDPOINT: http://example\.org is not encrypted"),
-    ("HF_TOKEN", "\u00e9", "pull a/b:Q4", 3, r"HF_TOKEN has characters that no token has: copy it again"),
+    ("HF_TOKEN", "\u00e9", "pull a/b:Q4", 3, r"HF_TOKEN contains characters that no token has: copy it again"),
 )
 """Variables, their values, and what comes of a command then."""
 
@@ -206,4 +207,4 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     monkeypatch.setattr("bough.runtime.checkpoints.fetch.installed_file", lambda model: None)
     assert main(["pull"]) == 3
     (line,) = capsys.readouterr().err.splitlines()
-    assert "cannot be written (Not a directory): set BOUGH_CACHE to one that can" in line
+    assert "is not writable (Not a directory): set BOUGH_CACHE to a writable folder" in line

@@ -54,6 +54,19 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Shown:
 
 
 @pytest.mark.usefixtures("cache")
+def test_options_without_an_action_are_those_of_list(
+    shown: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "settings.toml").write_text("[models]\njson = true\n")
+    config = ("--config", str(tmp_path / "settings.toml"))
+    expected = shown("list", "--json")
+    assert json.loads(expected)
+    assert shown("--json") == shown(*config) == shown("list", *config) == expected
+    monkeypatch.setenv("BOUGH_CONFIG", config[1])
+    assert shown() == expected
+
+
+@pytest.mark.usefixtures("cache")
 def test_a_list_of_what_is_here_and_what_is_not(shown: Shown) -> None:
     lines = shown().splitlines()
     assert lines[0].split() == ["NAME", "SIZE", "WEIGHTS", "PARAMETERS", "WHERE"]

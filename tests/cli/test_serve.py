@@ -66,6 +66,7 @@ HUGE = str(10**30)
     [
         ("--request-timeout", NO_SECONDS_ABOVE_0, "must be above 0"),
         ("--stuck-timeout", NO_SECONDS_ABOVE_0, "must be above 0"),
+        ("--drain-delay", ("nan", "-inf", "-1"), "must be at least 0"),
         ("--drain-timeout", ("nan", "-inf", "-1"), "must be at least 0"),
         ("--max-body-bytes", ("0", "-1"), "must be at least 1"),
         ("--restart", ("-1", HUGE), "must be 0 to 1000"),
@@ -91,10 +92,18 @@ def test_the_bounds_of_options_are_within_them() -> None:
     add_arguments(parser)
     least = "--request-timeout=0.001 --stuck-timeout=0.001 --drain-timeout=0 --max-body-bytes=1 --restart=0 --port=0"
     most = "--request-timeout=inf --stuck-timeout=inf --drain-timeout=inf --restart=1000 --port=65535"
-    for words in (least, most):
+    for words in (f"{least} --drain-delay=0", f"{most} --drain-delay=inf"):
         arguments = parser.parse_args(words.split())
         assert server_config(arguments).port == arguments.port
         assert supervisor_config(arguments).restarts == arguments.restart
+
+
+def test_the_drain_has_two_times() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    config = server_config(parser.parse_args(["--drain-delay=7", "--drain-timeout=3"]))
+    assert (config.drain_delay_s, config.drain_timeout_s) == (7.0, 3.0)
+    assert server_config(parser.parse_args([])).drain_delay_s == 0.0
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# team sk-0123456789abcdef\n"])

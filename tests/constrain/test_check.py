@@ -11,7 +11,7 @@ from bough.constrain import GrammarCompiler, GrammarSpec, JsonSchema, Structural
 from bough.constrain.json_schema.parse import checked_formats
 from bough.constrain.receipt import Receipt
 from bough.constrain.vocabulary.adapters import byte_vocabulary
-from bough.server.openai.tools import HERMES, call_or_answer
+from bough.runtime.tools.forms import HERMES, call_or_answer
 
 ODD = '{"type": "object", "properties": {"n": {"type": "integer", "not": {"multipleOf": 2}}}, "required": ["n"]}'
 ANY = '{"type": "object"}'

@@ -457,7 +457,7 @@ def test_objects_of_too_many_keys_at_one_place_are_refused_when_compiled(
 ) -> None:
     keys = {f"k{index}": {"type": "integer"} for index in range(2500)}
     schema = {"type": "object", "properties": keys}
-    with pytest.raises(GrammarTooComplexError, match="2500 keys that may come at one place"):
+    with pytest.raises(GrammarTooComplexError, match="2500 keys that may come in the same place"):
         lower(JsonSchema(json.dumps(schema), property_order=order))
     some = [f"k{index}" for index in range(0, 2500, 600)]
     if order == "schema":  # the required ones part them

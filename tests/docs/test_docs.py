@@ -127,7 +127,7 @@ def parse(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def _parse_bench(parsed: argparse.Namespace) -> int:
-    bench.module_of(parsed.name)._parser().parse_args(parsed.options)
+    bench.read(parsed.name, parsed.options)
     return 0
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import griffe
 import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
 
 import bough
 
@@ -113,3 +115,19 @@ def test_commands_that_ask_for_help_get_it(repository: Path) -> None:
         "", "```console\n$ bough run --help\n```\n\n```console\n$ bough run x\n```"
     )
     assert shown == "\n\n```console\n$ bough run x\n```"
+
+
+def test_the_site_fetches_nothing_from_elsewhere(repository: Path, tmp_path: Path) -> None:
+    """And its search works in pages opened as files: it has the index as a script, and a worker of its own."""
+    source, site = tmp_path / "docs", tmp_path / "site"
+    source.mkdir()
+    (source / "index.md").write_text("# Start\n\nHello, `bough`.\n")
+    for name in ("iframe-worker.js", "site.css"):
+        (source / name).write_bytes((repository / "docs" / name).read_bytes())
+    config = load_config(str(repository / "mkdocs.yml"), docs_dir=str(source), site_dir=str(site), hooks=[], nav=None)
+    build(config)
+    page = (site / "index.html").read_text()
+    needed = re.findall(r'<(?:script|img|iframe|link rel="stylesheet")[^>]* (?:src|href)="([^"]+)"', page)
+    assert {"iframe-worker.js", "site.css"} < set(needed)
+    assert [url for url in needed if "//" in url] == []
+    assert (site / "search" / "search_index.js").exists()

@@ -27,7 +27,7 @@ FORBIDDEN_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shel
 FORBIDDEN_ARGUMENTS = {"allow_pickle", "shell", "trust_remote_code"}
 
 
-SCRIPTS = ["tests/acceptance/load/faulty_server.py", "tests/acceptance/load/paced_server.py"]
+SCRIPTS = ["tests/acceptance/faults/faulty_server.py", "tests/acceptance/load/paced_server.py"]
 """Files below tests/ that are run by their path, with the root on Python's path, and import other tests."""
 
 SHIPPED = ("cli", "constrain", "kernels", "lang", "radix", "runtime", "server")

@@ -53,7 +53,7 @@ class ByteTokenizer:
 
     encode_prompt = encode
 
-    def fewest_tokens(self, text: str) -> int:
+    def fewest_tokens(self, text: str, most: int | None = None) -> int:
         return len(text.encode())
 
     def encode_chat(

@@ -138,6 +138,49 @@ def test_a_constraint_that_comes_to_a_dead_end(stack: Stack, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(stack.engine._grammars, "submit", lambda *_: settled)
         assert_error(stack.complete(regex="[a-z]{9}"), 500, "grammar_dead_end")
+        *begun, last = stack.complete(regex="[a-z]{9}", stream=True).text.strip().split("\n\n")
+        assert begun and json.loads(last.removeprefix("data: "))["error"]["code"] == "grammar_dead_end"
+
+
+# More than it may hold
+
+
+@pytest.fixture
+def small() -> Iterator[Stack]:
+    """One that holds six requests, two of which run at a time."""
+    engine, runner = fake_engine(max_waiting=4, max_num_seqs=2)
+    client = LocalClient(EngineLoop(engine, EngineConfig()))
+    with running(client, ServerConfig(port=0, served_model_name="m", request_log=False)) as server:  # type: ignore[arg-type]
+        yield Stack(server.http(), client, engine, runner)
+    client.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_can_never_be_held_is_refused_for_good(small: Stack, stream: bool) -> None:
+    for fields, param in (({"n": 7}, "n"), ({"prompt": ["x"] * 7}, "prompt"), ({"prompt": ["x"] * 4, "n": 2}, "n")):
+        assert_error(small.complete(stream=stream, **fields), 400, "too_many_sequences", param)
+    assert_error(small.http.post("/v1/chat/completions", json=CHAT | {"n": 7}), 400, "too_many_sequences", "n")
+    assert_error(
+        small.complete(prompt=["xy"] * 7, echo=True, logprobs=1, max_tokens=0), 400, "too_many_sequences", "prompt"
+    )
+    answer = small.complete(stream=stream, n=6)
+    assert answer.status_code == 200 and answer.text.count('"finish_reason":"') == 6
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_held_now_is_refused_as_a_whole(small: Stack, stream: bool) -> None:
+    """Nothing of it has begun, and it is answered when there is room."""
+    body = PROMPT | {"max_tokens": 1500, "ignore_eos": True, "n": 3, "stream": True}
+    with small.http.stream("POST", "/v1/completions", json=body) as long:
+        parts = long.iter_text()
+        next(parts)
+        with httpx.Client(base_url=small.http.base_url, timeout=20, trust_env=False) as other:
+            refused = other.post("/v1/completions", json=PROMPT | {"n": 4, "stream": stream})
+            assert_error(refused, 503, "engine_overloaded")
+            assert int(refused.headers["retry-after"]) >= 1
+            assert other.post("/v1/completions", json=PROMPT | {"n": 3, "stream": stream}).status_code == 200
+        assert "".join(parts).endswith("data: [DONE]\n\n")
+    assert small.complete(n=6, stream=stream).status_code == 200
 
 
 class PanicError(BaseException):

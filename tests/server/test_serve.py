@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import os
 import signal
 import socket
@@ -11,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -92,11 +94,9 @@ def server_process(folder: Path, *, drain_timeout_s: float) -> Iterator[tuple[su
         try:
             url = f"http://127.0.0.1:{port}"
             for _ in range(400):
-                try:
-                    httpx.get(f"{url}/readyz", timeout=5)
+                if _outcome(f"{url}/readyz") == 200:
                     break
-                except httpx.ConnectError:
-                    time.sleep(0.05)
+                time.sleep(0.05)
             yield process, url
         finally:
             process.kill()
@@ -188,7 +188,7 @@ def test_an_answer_that_is_cut_off_at_the_end_is_a_line(
     """A client that reads nothing, and a question that the engine does not answer."""
     monkeypatch.setattr("bough.server.app._GRACE_S", 1.0)
     client = StuckClient()
-    client.script = lambda _: Script(["x" * 100_000] * 10_000, delay_s=0.001)
+    client.script = lambda _: Script(["x" * 2_000_000] * 1000, delay_s=0.05)  # soon more than a connection holds
     config = ServerConfig(port=0, drain_timeout_s=0.3)
     body = json.dumps({"model": "tiny", "prompt": "hi", "stream": True})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
@@ -208,11 +208,80 @@ def test_an_answer_that_is_cut_off_at_the_end_is_a_line(
     assert [record.message for record in caplog.records if "was cut off" in record.message]
 
 
+def test_a_handler_of_signals_does_not_log() -> None:
+    """It may interrupt the thread that holds the log's lock."""
+    lifecycle = Lifecycle()
+    server = DrainingServer(ServerConfig(port=0), FakeClient(), lifecycle)
+    said: list[str] = []
+
+    class Log(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logger, handler = logging.getLogger("bough.server"), Log()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel("INFO")
+    try:
+        server.handle_exit(signal.SIGTERM, None)
+        assert not said and lifecycle.draining
+        for _ in range(2):
+            asyncio.run(server.on_tick(1))
+        assert said == ["SIGTERM: finishing running requests; a second signal exits at once"]
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_regular_end_logs_no_error(caplog: pytest.LogCaptureFixture, reads: bool) -> None:
+    """Beside clients that do not read, keep their connection, or wait for what does not come."""
+    client = StuckClient()
+    client.script = lambda _: Script(["x" * 100_000] * (10 if reads else 400), delay_s=0.001)
+    config = ServerConfig(port=0, drain_timeout_s=0.3, request_log=False)
+    with bind(config.host, config.port) as listener, ExitStack() as stack:
+        server = DrainingServer(config, client, Lifecycle())
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        asks = threading.Thread(target=_outcome, args=(f"{url}/metrics",))
+        asks.start()
+        for stream in (True, False):
+            silent = stack.enter_context(socket.socket())
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.connect(("127.0.0.1", listener.getsockname()[1]))
+            body = json.dumps({"model": "tiny", "prompt": "hi", "stream": stream})
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+            silent.sendall(f"{head}content-type: application/json\r\n\r\n{body}".encode())
+        time.sleep(1.5)
+        server.handle_exit(signal.SIGTERM, None)
+        thread.join(20.0)
+        assert not thread.is_alive()
+        asks.join(5.0)
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 def _outcome(url: str, body: dict[str, str] | None = None) -> int:
     try:
         return httpx.request("GET" if body is None else "POST", url, json=body, timeout=10).status_code
     except httpx.HTTPError:
         return 0
+
+
+def test_an_idle_server_stays_for_its_delay_and_says_that_it_ends() -> None:
+    config = ServerConfig(port=0, drain_delay_s=3.0)
+    with bind(config.host, config.port) as listener:
+        server = DrainingServer(config, FakeClient(), Lifecycle())
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert _outcome(f"{url}/readyz") == 200
+        began = time.monotonic()
+        server.handle_exit(signal.SIGTERM, None)
+        while time.monotonic() < began + 0.7:
+            assert (_outcome(f"{url}/readyz"), _outcome(f"{url}/livez")) == (503, 200)
+        thread.join(10.0)
+        assert not thread.is_alive() and time.monotonic() - began > 2.9
 
 
 def test_idle_servers_end_at_once() -> None:

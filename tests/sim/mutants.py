@@ -9,6 +9,7 @@ import dataclasses
 import math
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -23,7 +24,6 @@ from bough.runtime.programs.executor import Executor
 from bough.runtime.programs.state import Run, State
 from bough.runtime.programs.tokens import TokenContent
 from bough.runtime.scheduler.scheduler import Advance, Plan, Scheduler, Sequence, Work
-from bough.runtime.scheduler.tenant_shares import divide
 
 from ..radix.mutants import MUTANTS as CACHE_MUTANTS
 from ..radix.mutants import TreeMutant
@@ -154,11 +154,9 @@ class ForgetsSeats(Scheduler):
 class PartsOfNothing(Scheduler):
     """With more tenants than tokens the prompts wait for each other."""
 
-    def _chunks(self, ready: list[Sequence], budget: int) -> dict[Sequence, int]:
-        chunks = super()._chunks(ready, budget)
-        wanted = {sequence.tenant: sum(map(len, (sequence.tokens,))) for sequence in (*ready, *self.waiting)}
-        parts = divide(max(budget, 0), wanted, self.weights)
-        return {sequence: min(chunk, parts[sequence.tenant]) for sequence, chunk in chunks.items()}
+    def _parts(self, ready: list[Sequence], prompt_tokens: int) -> Counter[str]:
+        parts = super()._parts(ready, prompt_tokens)
+        return Counter({tenant: part for tenant, part in parts.items() if part > 1})
 
 
 class ForgetsWeights(Scheduler):
@@ -176,10 +174,14 @@ class ReversesShares(Scheduler):
 
 
 class MiscountsWaiting(Scheduler):
-    """A sequence that leaves the queue is still counted."""
+    """A tenant whose last sequence leaves the queue still has a line in it."""
 
-    def _unqueue(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence)
+    def schedule(self, now: float, prompt_tokens: int = sys.maxsize) -> Plan:
+        tenants = list(self.waiting.lines)
+        plan = super().schedule(now, prompt_tokens)
+        for tenant in tenants:
+            self.waiting.lines.setdefault(tenant, {})
+        return plan
 
 
 class ForgetsToUnqueue(Scheduler):
@@ -197,11 +199,15 @@ class ForgetsDeadlines(Scheduler):
         return super().schedule(-math.inf, prompt_tokens)
 
 
+def _keep_all(tenant: str | None = None) -> int:
+    return 0
+
+
 class PoisonStays(Scheduler):
     """Pages shared before anyone saw that they are not finite are kept."""
 
     def apply(self, plan: Plan, advances: Iterable[Advance]) -> None:
-        flush, self.cache.flush = self.cache.flush, lambda tenant=None: 0  # type: ignore[method-assign]
+        flush, self.cache.flush = self.cache.flush, _keep_all  # type: ignore[method-assign]
         super().apply(plan, advances)
         self.cache.flush = flush  # type: ignore[method-assign]
 
@@ -250,8 +256,8 @@ class StatesPileUp(Executor):
 class ForgetfulContent(TokenContent):
     def fork(self) -> TokenContent:
         child = super().fork()
-        fields = {field.name: getattr(child, field.name) for field in dataclasses.fields(child)}
-        return ForgetfulContent(**fields | {"tokens": child.tokens[:-1]})
+        child.tokens.cut(len(child.tokens) - 1)
+        return ForgetfulContent(**{field.name: getattr(child, field.name) for field in dataclasses.fields(child)})
 
 
 class ForksForget(Executor):

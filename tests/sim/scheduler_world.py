@@ -539,8 +539,7 @@ class SchedulerWorld:
         assert sum(map(len, parts)) == len(self.jobs) and waiting | running | parts[2] == self.jobs.keys(), (
             "somebody is forgotten, or remembered after the end"
         )
-        counted = Counter(sequence.tenant for sequence in scheduler.waiting)
-        assert counted == scheduler._num_waiting, "the waiting are miscounted"
+        assert all(scheduler.waiting.lines.values()), "a tenant of whom nobody waits has a line"
         self._check_tree_contents()
         for sequence in scheduler.running:
             self._check_contents(sequence)
@@ -603,7 +602,7 @@ class SchedulerWorld:
         counts = self.cache.counts()
         assert counts.free == counts.num_pages == self.num_pages - 1, f"pages are lost: {counts}"
         assert not self.cache.tree.roots and not self.cache.tree.holdings.by_tenant, "namespaces are left behind"
-        assert not self.scheduler._num_waiting
+        assert not self.scheduler.waiting.lines
 
     def _compete(self) -> None:
         """Keys that want all get seats in proportion to their weights; one that comes late gets one within an answer of

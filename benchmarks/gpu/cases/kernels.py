@@ -5,17 +5,14 @@ from __future__ import annotations
 import importlib
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ....kernels.attention.decode import DecodeSplits
-from ....kernels.attention.interface import Int32, KVShape
-from ....kernels.attention.merge import merge_lists
-from ....kernels.attention.plan.planner import WorkPlanner
-from ....kernels.attention.plan.work_list import DeviceWork, WorkList
-from ....kernels.attention.work import work_attention
+from ....kernels.attention.interface import AttentionLayer, KVShape
+from ....kernels.attention.triton_backend import TritonAttention
 from ..roofline import Heads, decode_attention, extend_attention
 from .attention import PAGE_SIZE, AttentionInputs, Path, distinct_tokens, make_inputs, plain_paths, reference
 from .problem import AbsentError, Case, Launch, Problem, Settings
@@ -120,81 +117,21 @@ _FAMILIES = {"decode": _decode_cases, "tree": _tree_cases, "extend": _extend_cas
 # -- Ours --------------------------------------------------------------------------------------------------------------
 
 
+def planned(inputs: AttentionInputs) -> Launch:
+    """Attends to this batch as the engine does: what is shared once, long contexts split, many queries together."""
+    num_slots, num_kv_heads, head_dim = inputs.keys.shape
+    num_seqs, num_pages = inputs.page_table.shape
+    shape = KVShape(1, num_slots // PAGE_SIZE, PAGE_SIZE, num_kv_heads, head_dim, inputs.keys.dtype)
+    attention = TritonAttention(shape, inputs.q.device, max_num_seqs=num_seqs, max_model_len=num_pages * PAGE_SIZE)
+    attention.keys, attention.values = inputs.keys[None], inputs.values[None]
+    attention.plan(inputs.batch)
+    layer = AttentionLayer(0, scale=inputs.scale)
+    return lambda: attention.attend(layer, inputs.q)
+
+
 def decode(inputs: AttentionInputs) -> Launch:
     """Each sequence by itself, split over the device."""
-    batch, num_heads, head_dim = inputs.q.shape
-    splits = DecodeSplits(
-        batch, num_heads=num_heads, num_kv_heads=inputs.keys.shape[1], head_dim=head_dim, device=inputs.q.device
-    )
-    splits.plan(torch.arange(batch, dtype=torch.int32, device=inputs.q.device), inputs.context_len)
-
-    def launch() -> torch.Tensor:
-        splits.attend(
-            inputs.q,
-            inputs.keys,
-            inputs.values,
-            inputs.out,
-            page_table=inputs.page_table,
-            page_size=PAGE_SIZE,
-            scale=inputs.scale,
-        )
-        return inputs.out
-
-    return launch
-
-
-def planned(inputs: AttentionInputs) -> Launch:
-    """Attends to this batch as the engine would: what is shared once, long contexts split, many queries together."""
-    num_slots, num_kv_heads, head_dim = inputs.keys.shape
-    shape = KVShape(1, num_slots // PAGE_SIZE, PAGE_SIZE, num_kv_heads, head_dim, inputs.keys.dtype)
-    planner = WorkPlanner(shape, inputs.q.shape[1], inputs.q.dtype, inputs.q.device)
-    work = planner.plan(inputs.batch, np.arange(len(inputs.context_len), dtype=np.int32))
-    return decode(inputs) if work is None else listed(inputs, work)
-
-
-def listed(inputs: AttentionInputs, plan: WorkList) -> Launch:
-    """The items of a work list, and the merge that follows them."""
-    device, (_, num_heads, head_dim) = inputs.q.device, inputs.q.shape
-
-    def upload(array: Int32) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(device)
-
-    query_rows, query_limit = upload(plan.query_rows), upload(plan.query_limit)
-    launches = [
-        (tiles.block_m, DeviceWork(upload(tiles.items), upload(_count(tiles.items)), query_rows, query_limit))
-        for tiles in plan.launches
-    ]
-    partial_out = torch.empty(max(plan.num_partials, 1), num_heads, head_dim, dtype=torch.float32, device=device)
-    partial_lse = torch.empty(max(plan.num_partials, 1), num_heads, dtype=torch.float32, device=device)
-    rows, starts, partials = map(upload, (plan.merge_rows, plan.merge_start, plan.merge_partials))
-    num_lists = upload(_count(plan.merge_rows))
-
-    def launch() -> torch.Tensor:
-        for block_m, work in launches:
-            work_attention(
-                inputs.q,
-                inputs.keys,
-                inputs.values,
-                inputs.out,
-                work=work,
-                block_m=block_m,
-                page_table=inputs.page_table,
-                page_size=PAGE_SIZE,
-                scale=inputs.scale,
-                partial_out=partial_out,
-                partial_lse=partial_lse,
-            )
-        if len(plan.merge_rows):
-            merge_lists(
-                inputs.out, partial_out, partial_lse, rows=rows, starts=starts, partials=partials, num_lists=num_lists
-            )
-        return inputs.out
-
-    return launch
-
-
-def _count(array: Int32) -> Int32:
-    return np.array([len(array)], np.int32)
+    return planned(replace(inputs, batch=replace(inputs.batch, shared=())))
 
 
 # -- Others' -----------------------------------------------------------------------------------------------------------

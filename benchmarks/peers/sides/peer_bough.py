@@ -11,17 +11,7 @@ import time
 from typing import Any
 
 from ....constrain.spec import GrammarSpec, JsonSchema
-from ....lang.api import (
-    assistant_begin,
-    assistant_end,
-    function,
-    gen,
-    select,
-    system_begin,
-    system_end,
-    user_begin,
-    user_end,
-)
+from ....lang import api
 from ....lang.backends.local import LocalBackend
 from ....lang.record.choices import token_length_normalized
 from ....lang.state.state import State
@@ -33,8 +23,8 @@ from ....runtime.protocol.request import Request, RequestOutput, TokenLogprob
 from ....runtime.protocol.sampling_params import SamplingParams
 from .peer_walk import Plan
 
-_BEGIN = {"system": system_begin, "user": user_begin, "assistant": assistant_begin}
-_END = {"system": system_end, "user": user_end, "assistant": assistant_end}
+_BEGIN = {"system": api.system_begin, "user": api.user_begin, "assistant": api.assistant_begin}
+_END = {"system": api.system_end, "user": api.user_end, "assistant": api.assistant_end}
 
 
 class BoughEngine:
@@ -112,7 +102,7 @@ class RandomBoughEngine(BoughEngine):
         return random_engine(config)
 
 
-@function
+@api.function
 def replay(s: State, plan: Plan) -> dict[int, State]:
     """Says what a plan says, as a program by hand would; nothing is read, so that it is one request. Its branches."""
     states: dict[int, State] = {0: s}
@@ -125,11 +115,11 @@ def replay(s: State, plan: Plan) -> dict[int, State]:
             for part in op[2]:
                 state += part if isinstance(part, str) else states[part[0]].ref(part[1])
         elif kind == "select":
-            state += select(op[2], choices=op[3], choices_method=token_length_normalized)
+            state += api.select(op[2], choices=op[3], choices_method=token_length_normalized)
         elif kind == "gen":
             _, _, name, num_tokens, pattern = op
             how: dict[str, Any] = {"ignore_eos": True} if pattern is None else {"regex": pattern}
-            state += gen(name, max_tokens=num_tokens, temperature=0, **how)
+            state += api.gen(name, max_tokens=num_tokens, temperature=0, **how)
         elif kind == "role":
             roles[branch] = op[2]
             state += _BEGIN[op[2]]()

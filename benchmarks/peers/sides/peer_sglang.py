@@ -17,7 +17,7 @@ import sglang  # type: ignore[import-not-found,unused-ignore]  # in its own envi
 from sglang.lang.backend.base_backend import BaseBackend  # type: ignore[import-not-found,unused-ignore]
 from sglang.lang.chat_template import get_chat_template  # type: ignore[import-not-found,unused-ignore]
 
-from .peer_walk import Plan
+from .peer_walk import Plan, echoed_scores
 
 _OK = 200
 
@@ -68,12 +68,7 @@ class Server(BaseBackend):  # type: ignore[misc,unused-ignore]
     def select(self, s: Any, choices: list[str], temperature: float, choices_method: Any) -> Any:
         prompts = [s.text_ + choice for choice in choices]
         answer = self._post({"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 0})
-        scores = [0.0] * len(choices)
-        for choice in answer["choices"]:
-            logprobs = choice["logprobs"]
-            entries = zip(logprobs["text_offset"], logprobs["tokens"], logprobs["token_logprobs"], strict=True)
-            found = [value for offset, token, value in entries if offset + len(token) > len(s.text_)]
-            scores[choice["index"]] = sum(found) / len(found)
+        scores = echoed_scores(len(s.text_), answer)
         best = max(range(len(choices)), key=scores.__getitem__)
         decision = sglang.lang.choices.ChoicesDecision
         return decision(decision=choices[best], meta_info={"scores": scores})

@@ -52,7 +52,15 @@ RANDOM = {
 }
 """Engines on a GPU, of a model of random weights, that generate only."""
 
-KINDS = {"prompts": ENGINES, "programs": CLIENTS, "random": RANDOM}
+MASKS = {
+    "bough": "..constrain.sides.bough",
+    "llguidance": "..constrain.sides.llguidance",
+    "xgrammar": "peer_masks.XGrammar",
+    "outlines_core": "peer_masks.OutlinesCore",
+}
+"""Grammar engines, which are given texts to compile and tokens to walk."""
+
+KINDS = {"prompts": ENGINES, "programs": CLIENTS, "random": RANDOM, "masks": MASKS}
 
 Scores = tuple[list[float] | None, list[int] | None]
 """Log-probability of each token of a text but the first, and the token that the engine would have chosen there.
@@ -138,6 +146,7 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     "shared": _shared,
     "score": _score,
     "programs": _programs,
+    "walk": lambda engine, **asked: engine.walk(**asked),
     "memory": lambda engine: {"peak_bytes": peak_bytes()},
 }
 """By name: the engine, and the rest of the message as arguments, make the answer."""
@@ -181,11 +190,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("engine", choices=sorted({name for engines in KINDS.values() for name in engines}))
     parser.add_argument("options", help="a JSON object: model, threads, max_num_seqs, and what else the engine reads")
     arguments = parser.parse_args(argv)
-    module, _, name = KINDS[arguments.kind][arguments.engine].partition(".")
+    module, _, name = KINDS[arguments.kind][arguments.engine].rpartition(".")
     options = json.loads(arguments.options) | {"client": arguments.engine}
     started = time.perf_counter()
     engine = getattr(importlib.import_module(f".{module}", __package__), name)(options)
-    send({"ready": time.perf_counter() - started})
+    send({"ready": time.perf_counter() - started, "version": getattr(engine, "version", None)})
     return serve(engine)
 
 

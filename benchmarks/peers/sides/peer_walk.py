@@ -204,6 +204,17 @@ def _drive(
     return asyncio.run(main())
 
 
+def echoed_scores(start: int, completion: dict[str, Any]) -> list[float]:
+    """Mean log-probability of the tokens that reach beyond `start` characters, for each prompt that is echoed."""
+    scores = {}
+    for choice in completion["choices"]:
+        found = choice["logprobs"]
+        entries = zip(found["text_offset"], found["tokens"], found["token_logprobs"], strict=True)
+        after = [value for offset, token, value in entries if offset + len(token) > start and value is not None]
+        scores[choice["index"]] = sum(after) / len(after)
+    return [scores[index] for index in range(len(scores))]
+
+
 def gbnf(pattern: str) -> str:
     """A regular expression of literals, classes, groups and counts in llama.cpp's notation for grammars."""
     written: list[str] = []

@@ -394,7 +394,7 @@ class Expander:
         """Intersects two shapes; None if they are known to have nothing in common."""
         self._num_merges += 1
         if self._num_merges > MAX_MERGES:
-            raise GrammarTooComplexError("the schema's combinations are too many to be written out")
+            raise GrammarTooComplexError("the schema has too many combinations to be written out")
         return one.merge(other, self.is_empty)  # type: ignore[arg-type]  # both are of one type
 
 
@@ -425,7 +425,7 @@ class _Visit(AbstractContextManager[None]):
     def __enter__(self) -> None:
         if self._key in self._expander._active:
             pointer = pointer_of(self._expander.subschemas.place(self._key[0])[0])
-            raise InvalidSchemaError("references lead back to themselves without a value in between", path=pointer)
+            raise InvalidSchemaError("the reference leads back to itself without a value in between", path=pointer)
         self._expander._active.add(self._key)
 
     def __exit__(self, *_: object) -> None:

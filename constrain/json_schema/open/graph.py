@@ -70,7 +70,7 @@ class Graph:
                 continue
             values = self.values[node] = self._open(node)
             if len(self.values) > MAX_NODES:
-                raise GrammarTooComplexError(f"the schema's values are of more than {MAX_NODES} kinds")
+                raise GrammarTooComplexError(f"the schema has more than {MAX_NODES} kinds of values")
             children = [child for plan in values.plans() for child in plan.nodes()]
             stack.extend(reversed(children))
         self._bound_distinct()

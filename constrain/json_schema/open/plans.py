@@ -132,7 +132,7 @@ def plan_object(shape: ObjectShape) -> list[ObjectPlan]:
         for parts in _partitions(wanted):  # one unnamed key may be what several ask for
             plans += _plans(chosen, parts)
         if len(plans) > MAX_COUNTING_STATES:
-            raise GrammarTooComplexError("the schema asks for keys in too many combinations")
+            raise GrammarTooComplexError("the schema requires keys in too many combinations")
     return plans
 
 
@@ -187,7 +187,7 @@ def _plans(shape: ObjectShape, wanted: list[_Want]) -> list[ObjectPlan]:
     for key_set in (*(keys for keys, _ in shape.rules), *(keys for sets, _ in wanted for keys in sets)):
         languages.update(dict.fromkeys(key_set.languages))
     if len(languages) > MAX_KEY_LANGUAGES:
-        raise GrammarTooComplexError(f"an object's keys are divided by more than {MAX_KEY_LANGUAGES} patterns")
+        raise GrammarTooComplexError(f"an object's keys are distinguished by more than {MAX_KEY_LANGUAGES} patterns")
     rest = ~Language.one_of(names) if names else Language.ANY
     atoms = _atoms(rest, tuple(languages))
     others: list[Key] = []
@@ -352,7 +352,7 @@ class Counting:
             edges[state] = [edge for edge in self._edges(state) if cost(edge[0]) < math.inf]
             stack += [following for _, following in edges[state]]
             if len(edges) > MAX_COUNTING_STATES:
-                raise GrammarTooComplexError("the items of an array are counted too far")
+                raise GrammarTooComplexError("counting the items of an array takes too many states")
         self._distances = self._measure(edges)
         self.edges = {
             state: [edge for edge in out if edge[1] in self._distances]

@@ -110,7 +110,7 @@ def token_moves(automaton: Automaton, trie: Sequence[Level], vocab_size: int) ->
     ends = automaton.tables()[2]
     distance = _distances(sources, targets, ends)
     if distance[0] == FAR:
-        raise GrammarError("no tokens of the model make a text that the constraint allows")
+        raise GrammarError("no tokens of the model spell a text that the constraint allows")
     kinds = np.repeat(np.arange(1, len(used)), sizes)
     kept = distance[targets] < FAR
     sources, targets, kinds = sources[kept], targets[kept], kinds[kept]

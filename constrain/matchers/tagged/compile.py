@@ -246,7 +246,7 @@ class _Compilation:
         """Tokens that hold a whole pattern and more."""
         suspects = tuple(self._index.holding_any(triggers))
         if len(suspects) > MAX_SUSPECTS:
-            reason = f"{len(suspects)} tokens hold a text to look for, at most {MAX_SUSPECTS} may: make it longer"
+            reason = f"{len(suspects)} tokens contain one of the texts, at most {MAX_SUSPECTS} may: make it longer"
             raise GrammarTooComplexError(reason, path=path)
         return suspects
 
@@ -342,7 +342,7 @@ class _TagCompleter(Completer):
 
 def _check(spec: Structural, tokens: TokenTable) -> None:
     if spec.then is not None and spec.tags:
-        raise GrammarError("there are tags and another constraint: only one of them can follow", path="/then")
+        raise GrammarError("tags and another constraint are given: only one of them can follow", path="/then")
     if not spec.tags and spec.then is None and spec.reasoning_end is None:
         raise GrammarError("at least one tag is needed", path="/tags")
     if spec.tags and spec.triggers and not spec.free_text:
@@ -359,18 +359,18 @@ def _check(spec: Structural, tokens: TokenTable) -> None:
         if not mark and not path.endswith("/end") and (spec.free_text or not path.endswith("/begin")):
             raise GrammarError("the text is empty", path=path)
         if "\0" in mark or len(mark) > MAX_MARK_LENGTH:
-            raise GrammarError(f"the text holds a NUL or more than {MAX_MARK_LENGTH} characters", path=path)
+            raise GrammarError(f"the text contains a NUL or more than {MAX_MARK_LENGTH} characters", path=path)
         if any("\ud800" <= char <= "\udfff" for char in mark):
-            raise GrammarError("the text holds a lone surrogate", path=path)
+            raise GrammarError("the text contains a lone surrogate", path=path)
         if any(symbol - FIRST_CONTROL in tokens.eos_ids for symbol in to_symbols(mark, tokens.control)):
-            raise GrammarError("the text holds a token that ends the sequence", path=path)
+            raise GrammarError("the text contains a token that ends the sequence", path=path)
 
 
 def _check_tag(index: int, tag: Tag, spec: Structural) -> None:
     if spec.triggers and not any(tag.begin.startswith(trigger) for trigger in spec.triggers):
-        raise GrammarError("no trigger is the beginning of it", path=f"/tags/{index}/begin")
+        raise GrammarError("it begins with none of the triggers", path=f"/tags/{index}/begin")
     if tag.content is None and not tag.end:
-        raise GrammarError("a tag with any content needs a text that ends it", path=f"/tags/{index}/end")
+        raise GrammarError("a tag with free content needs a text that ends it", path=f"/tags/{index}/end")
 
 
 def _receipt(parts: Iterable[Lowered | None]) -> Receipt | None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
 
 from ....constrain.errors import GrammarError
-from ....constrain.spec import Choice, GrammarSpec, Structural
+from ....constrain.spec import Choice, GrammarSpec, JsonSchema, Structural
 from ....runtime.programs.choices import probabilities, score_choices
 from ....runtime.protocol.errors import EngineError, RequestError
-from ....runtime.protocol.program import Gen, Select, Value
+from ....runtime.protocol.program import Gen, Offer, Select, Value
 from ....runtime.protocol.request import Usage
 from ....runtime.protocol.sampling_params import SamplingParams
+from ....runtime.tools.calls import as_function
+from ....runtime.tools.forms import HERMES
 from ...diagnostics.errors import BackendError, UnsupportedError
 from ..messages.machine import ModelCall
 from ..messages.surplus import Answer, split, worthwhile
@@ -135,6 +137,8 @@ class Answering:
             if found is not None:
                 emit(found.value.text)
                 return found
+        if op.offer is not None:
+            return await self._with_tools(call, op, op.offer, emit, tries)
         if op.grammar is None:
             return await self._plain(call, op, emit, tries)
         return await self._constrained(call, op, op.grammar, emit, tries)
@@ -147,6 +151,41 @@ class Answering:
         samples = await self._begun(call.prompt, op, op.sampling, tries)
         emit(samples[0].text)
         return _answer(op, samples, tries)
+
+    async def _with_tools(self, call: ModelCall, op: Gen, offer: Offer, emit: Emit, tries: _Tries) -> Answer:
+        """An answer, or calls of tools. Of an answer that the API does not constrain it is asked for in words."""
+        grammar = None if offer.choice == "required" else op.grammar
+        tools = tuple(as_function(call.run.tools[name]) for name in offer.tools)
+        # beside calls, APIs constrain an answer by a schema only
+        beside = isinstance(grammar, JsonSchema) or offer.choice == "none"
+        enforced = grammar is not None and beside and self._wire.enforces(grammar)
+        wanted = "" if grammar is None or enforced else in_words(grammar)
+        start = prompt = _with_wish(call.prompt, wanted)
+        for _ in range(self._policy.max_tries):
+            ask = self._ask(prompt, op.sampling, grammar=grammar if enforced else None)
+            if ask is None:
+                raise UnsupportedError(
+                    "the API cannot go on from text where tools may be called",
+                    param="text",
+                    branch=op.branch,
+                    instruction=op,
+                )
+            ask = replace(ask, tools=tools, offer=offer)
+            sample = (await self._write(ask, emit if grammar is None else None, tries)).samples[0]
+            if sample.calls and offer.choice != "none":
+                text = "".join(HERMES.write(*each) for each in sample.calls)
+                answer = _answer(op, [replace(sample, text=sample.text + text)], tries)
+                return replace(answer, said=sample.text, calls=sample.calls)
+            if grammar is None:
+                return _answer(op, [sample], tries)
+            for found in _readings(sample.text, grammar):
+                if await self._fault(found, grammar) is None:
+                    emit(found)
+                    return _answer(op, [replace(sample, text=found)], tries)
+            tries.faults.append(await self._fault(sample.text, grammar) or "it is none of the choices")
+            tries.last = sample.text
+            prompt = _with_fault(start, sample.text, f"That is not valid: {tries.faults[-1]}. {wanted}")
+        raise tries.error(op)
 
     async def _constrained(self, call: ModelCall, op: Gen, grammar: GrammarSpec, emit: Emit, tries: _Tries) -> Answer:
         if self._wire.enforces(grammar):

@@ -13,12 +13,13 @@ from ....constrain.workers.decoders import json_decoder
 from ....runtime.protocol.program import Gen, Select
 from ....runtime.protocol.request import Usage
 from ....runtime.protocol.sampling_params import SamplingParams
+from ....runtime.tools.calls import WrittenCall, read_object
 from ...diagnostics.errors import BackendError
 from ..messages.transcript import Message
 from .answers import Policy
 from .api_backend import ApiBackend
 from .http_client import ApiClient
-from .openai_wire import odd_options
+from .openai_wire import object_of, odd_options
 from .stops import Cutter
 from .wire import Ask, Sample, Written
 
@@ -77,6 +78,7 @@ class AnthropicWire:
         sampling = ask.sampling
         system = "\n\n".join(message.content for message in ask.messages if message.role == "system")
         messages = _merged([message for message in ask.messages if message.role != "system"])
+        offered = _offer(ask)
         if begun:
             messages.append({"role": "assistant", "content": begun})
         body: dict[str, Any] = {"model": self._model, "stream": True, "messages": messages}
@@ -92,20 +94,65 @@ class AnthropicWire:
         stops = [stop for stop in sampling.stop_strings if stop.strip()]
         if stops and not sampling.include_stop:
             body["stop_sequences"] = stops
-        return body
+        return body | offered
 
 
-def _merged(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Messages as the API takes them: none is empty, and what one role says in a row is one message."""
-    merged: list[dict[str, str]] = []
+def _offer(ask: Ask) -> dict[str, Any]:
+    """Returns the tools of a request, and what the model may do with them."""
+    offer = ask.offer
+    if offer is None:
+        return {}
+    functions = [tool["function"] for tool in ask.tools]
+    tools = [
+        {"name": f["name"], "description": f.get("description", ""), "input_schema": f["parameters"]} for f in functions
+    ]
+    choice: dict[str, Any] = {"type": {"auto": "auto", "required": "any", "none": "none"}[offer.choice]}
+    if offer.only:
+        choice = {"type": "tool", "name": offer.only}
+    if not offer.parallel and offer.choice != "none":
+        choice["disable_parallel_tool_use"] = True
+    return {"tools": tools, "tool_choice": choice}
+
+
+def _merged(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as the API takes them: none is empty, and what one role says in a row is one message. Results of tools
+    are said by the user."""
+    merged: list[dict[str, Any]] = []
     for message in messages:
-        if not message.content:
+        role = "user" if message.role == "tool" else message.role
+        content = _content(message)
+        if not content:
             continue
-        if merged and merged[-1]["role"] == message.role:
-            merged[-1]["content"] += f"\n\n{message.content}"
+        if not merged or merged[-1]["role"] != role:
+            merged.append({"role": role, "content": content})
+        elif isinstance(content, str) and isinstance(merged[-1]["content"], str):
+            merged[-1]["content"] += f"\n\n{content}"
         else:
-            merged.append({"role": message.role, "content": message.content})
+            merged[-1]["content"] = [*_blocks(merged[-1]["content"]), *_blocks(content)]
     return merged
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    """Returns what a message says: text, or blocks if it holds calls or a result."""
+    if message.call_id:
+        block = {"type": "tool_result", "tool_use_id": message.call_id, "content": message.content}
+        return [{**block, "is_error": True} if message.failed else block]
+    calls = [
+        {
+            "type": "tool_use",
+            "id": call.id,
+            "name": call.name,
+            "input": object_of(call.arguments),
+        }
+        for call in message.calls
+    ]
+    return [*_blocks(message.content), *calls] if calls else message.content
+
+
+def _blocks(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if not isinstance(content, str):
+        return content
+    return [{"type": "text", "text": content}] if content else []
 
 
 class _ClaudeUsage(msgspec.Struct):
@@ -119,9 +166,15 @@ class _Start(msgspec.Struct):
     usage: _ClaudeUsage | None = None
 
 
+class _Block(msgspec.Struct):
+    type: str = ""
+    name: str = ""
+
+
 class _ClaudeDelta(msgspec.Struct):
     type: str = ""
     text: str = ""
+    partial_json: str = ""
     stop_reason: str | None = None
     stop_sequence: str | None = None
 
@@ -137,6 +190,7 @@ class _Event(msgspec.Struct):
     delta: _ClaudeDelta | None = None
     usage: _ClaudeUsage | None = None
     error: _Error | None = None
+    content_block: _Block | None = None
 
 
 _EVENT = json_decoder(_Event)
@@ -155,6 +209,7 @@ class MessageReader:
         self._matched: str | None = None
         self._input: _ClaudeUsage = _ClaudeUsage()
         self._output = 0
+        self._calls: list[list[str]] = []
 
     @property
     def whole(self) -> bool:
@@ -168,6 +223,11 @@ class MessageReader:
         match event.type:
             case "message_start" if event.message is not None:
                 self._input = event.message.usage or self._input
+            case "content_block_start" if event.content_block is not None and event.content_block.type == "tool_use":
+                self._calls.append([event.content_block.name])
+            case "content_block_delta" if event.delta is not None and event.delta.type == "input_json_delta":
+                if self._calls:
+                    self._calls[-1].append(event.delta.partial_json)
             case "content_block_delta" if event.delta is not None:
                 self._take(event.delta.text)
             case "message_delta" if event.delta is not None:
@@ -209,7 +269,8 @@ class MessageReader:
     def sample(self) -> Sample:
         matched = self._cutter.matched if self._cutter.matched is not None else self._matched
         ended = "length" if self._reason == "max_tokens" and self._cutter.matched is None else "stop"
-        return Sample(self._cutter.text, ended, matched)
+        calls = tuple(WrittenCall(parts[0], read_object("".join(parts[1:]))) for parts in self._calls)
+        return Sample(self._cutter.text, ended, matched, calls=calls)
 
     @property
     def usage(self) -> Usage:

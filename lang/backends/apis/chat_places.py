@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from ....runtime.protocol.program import Fork, Gen, Join, Op, Repeat, RoleBegin, RoleEnd, Select, Text, Use, When
+from ....runtime.protocol.program import (
+    CallTools,
+    Fork,
+    Gen,
+    Join,
+    Op,
+    Repeat,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Text,
+    Use,
+    When,
+)
 
 Seen = Callable[[Gen | Select, "Shape"], None]
 
@@ -51,6 +64,8 @@ class Shapes:
                     shape = shape.with_text()
                 case Use(append=True):
                     shape = shape.with_text()
+                case CallTools():  # if there were calls, the next answer is a message of its own
+                    shape = replace(shape, begun=False)
                 case Fork(children=children):
                     self._branches |= dict.fromkeys(children, shape)
                 case Join(children=children, mode="append"):

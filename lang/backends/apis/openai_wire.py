@@ -13,7 +13,9 @@ from ....constrain.workers.decoders import json_decoder
 from ....runtime.protocol.program import Gen, Select
 from ....runtime.protocol.request import TokenLogprob, Usage
 from ....runtime.protocol.sampling_params import SamplingParams
+from ....runtime.tools.calls import WrittenCall, read_object
 from ...diagnostics.errors import BackendError
+from ..messages.transcript import Message
 from .http_client import ApiClient
 from .stops import Cutter
 from .wire import Ask, Sample, Written
@@ -133,7 +135,8 @@ class OpenAIWire:
         sampling, chat = ask.sampling, bool(ask.messages)
         body: dict[str, Any] = {"model": self._model, "stream": True, "stream_options": {"include_usage": True}}
         if chat:
-            body["messages"] = [{"role": m.role, "content": m.content} for m in ask.messages]
+            body["messages"] = [_message(message) for message in ask.messages]
+            body |= _offer(ask)
             if ask.prefix:
                 body["messages"].append({"role": "assistant", "content": ask.prefix})
                 body |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -166,6 +169,37 @@ class OpenAIWire:
         return body
 
 
+def _message(message: Message) -> dict[str, Any]:
+    written: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.calls:
+        written["content"] = message.content or None
+        written["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _json(call.arguments)}}
+            for call in message.calls
+        ]
+    if message.call_id:
+        written["tool_call_id"] = message.call_id
+    return written
+
+
+def _json(arguments: dict[str, Any] | str) -> str:
+    return json.dumps(object_of(arguments), ensure_ascii=False)
+
+
+def _offer(ask: Ask) -> dict[str, Any]:
+    """Returns the tools of a request, and what the model may do with them."""
+    offer = ask.offer
+    if offer is None:
+        return {}
+    only = {"type": "function", "function": {"name": offer.only}} if offer.only else None
+    return {"tools": list(ask.tools), "tool_choice": only or offer.choice, "parallel_tool_calls": offer.parallel}
+
+
+def object_of(arguments: dict[str, Any] | str) -> dict[str, Any]:
+    """Returns the arguments of a call; an empty object for a text that is none, since APIs refuse it."""
+    return {} if isinstance(arguments, str) else arguments
+
+
 def _constraint(grammar: GrammarSpec | None) -> dict[str, Any]:
     match grammar:
         case JsonSchema(schema=schema):
@@ -183,9 +217,20 @@ def _constraint(grammar: GrammarSpec | None) -> dict[str, Any]:
 # Answers
 
 
+class _FunctionDelta(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _CallDelta(msgspec.Struct):
+    index: int = 0
+    function: _FunctionDelta | None = None
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
     refusal: str | None = None
+    tool_calls: list[_CallDelta] | None = None
 
 
 class _TokenEntry(msgspec.Struct):
@@ -252,6 +297,7 @@ class AnswerReader:
         self._tokens = _Tokens()
         self._usage: _Usage | None = None
         self._wants_logprobs = sampling.logprobs is not None
+        self._calls: dict[int, list[str]] = {}
 
     def feed(self, data: str) -> None:
         if data.strip() == "[DONE]":
@@ -278,6 +324,8 @@ class AnswerReader:
         cutter, index = self._cutters[choice.index], choice.index
         if choice.delta is not None and choice.delta.refusal:
             raise BackendError(f"the model refused: {choice.delta.refusal}", code="refused")
+        for call in (choice.delta.tool_calls or ()) if choice.delta is not None and index == 0 else ():
+            self._take_call(call)
         if self._wants_logprobs and choice.logprobs is not None and not cutter.over:
             self._logprobs[index] += self._tokens.logprobs(choice.logprobs)
         cutter.feed((choice.delta.content if choice.delta is not None else choice.text) or "")
@@ -289,6 +337,12 @@ class AnswerReader:
             cutter.end()
         elif cutter.matched is not None:
             self._reasons[index] = "stop"
+
+    def _take_call(self, call: _CallDelta) -> None:
+        parts = self._calls.setdefault(call.index, [""])
+        if call.function is not None:
+            parts[0] = parts[0] or call.function.name or ""
+            parts.append(call.function.arguments or "")
 
     @property
     def whole(self) -> bool:
@@ -308,6 +362,7 @@ class AnswerReader:
                 cutter.matched if cutter.matched is not None else self._matched[index],
                 tuple(self._logprobs[index]) if self._wants_logprobs else None,
                 self._tokens.texts,
+                tuple(WrittenCall(parts[0], read_object("".join(parts[1:]))) for parts in self._calls.values()),
             )
             for index, cutter in enumerate(self._cutters)
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from ....constrain.spec import GrammarSpec
-from ....runtime.protocol.program import Gen, Select
+from ....runtime.protocol.program import Gen, Offer, Select
 from ....runtime.protocol.request import TokenLogprob, Usage
 from ....runtime.protocol.sampling_params import SamplingParams
+from ....runtime.tools.calls import WrittenCall
 from ..messages.transcript import Message
 
 
@@ -20,24 +21,29 @@ class Ask:
     messages    of a chat, closed; without any, `prefix` is a text to be completed
     prefix      what the answer has begun with; it is not part of what comes back
     grammar     to be enforced by the API
+    tools       that the model may call, as OpenAI writes them, under what `offer` says
     """
 
     messages: tuple[Message, ...]
     prefix: str
     sampling: SamplingParams
     grammar: GrammarSpec | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    offer: Offer | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One text. `ended` tells why: by itself or a stop ("stop"), or by the limit ("length"); `matched` what stopped it,
-    if that is known. `token_texts` are the texts of the tokens in `logprobs`."""
+    if that is known. `token_texts` are the texts of the tokens in `logprobs`, `calls` those of tools after the
+    text."""
 
     text: str
     ended: str = "stop"
     matched: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     token_texts: Mapping[int, str] = field(default_factory=dict)
+    calls: tuple[WrittenCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from ....runtime.programs.costs import Budget
 from ....runtime.programs.state import Branch, Frame, Run, State
 from ....runtime.protocol.errors import BoughError, ErrorInfo, RequestError
-from ....runtime.protocol.program import Delta, Gen, Op, Piece, Select, Use
+from ....runtime.protocol.program import CallTools, Delta, Gen, Op, Piece, Select, Use, Value
 from ....runtime.protocol.request import PREFILLED, SAMPLED
+from ....runtime.tools.arguments import read_arguments
+from ....runtime.tools.calls import fault_of
+from ....runtime.tools.turns import TOLD_TO_MODEL, ToolTurn
 from ...diagnostics.errors import to_caused_info
 from .surplus import Answer, Surplus, after, match, take
-from .transcript import Begin, End, Mark, Prompt, open_role, prompt_of, text_of, words, written
+from .transcript import Begin, Calls, End, Mark, Prompt, Results, open_role, prompt_of, text_of, words, written
 
 MAX_STATES = 1024
 
@@ -27,7 +31,7 @@ MAX_STATES = 1024
 class ModelCall:
     """A generation, a choice or a tool's use in flight.
 
-    arguments   of a Use: text by name
+    arguments   of a Use: values by name
     ahead       in a message, what follows this generation, as far as it is recorded: texts and generations
     timeout_s   what is left of the program's time
     emit        is told of text as it comes
@@ -40,7 +44,7 @@ class ModelCall:
     timeout_s: float | None
     emit: Callable[[str], None]
     finish: Callable[[Answer | BoughError], None]
-    arguments: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     ahead: tuple[Op, ...] = ()
 
 
@@ -111,6 +115,9 @@ class MessageMachine:
     def room(self, branch: Branch) -> float:
         return math.inf
 
+    def num_tokens(self, branch: Branch) -> int | None:
+        """Returns None: only the API could tell."""
+
     def append_text(self, frame: Frame, text: str) -> None:
         self._append(frame, text, "text")
 
@@ -130,7 +137,76 @@ class MessageMachine:
         self._begin(frame, {})
 
     def use(self, frame: Frame, arguments: dict[str, str]) -> None:
-        self._begin(frame, arguments)
+        assert isinstance(frame.op, Use)
+        self._begin(frame, read_arguments(frame.run.tools[frame.op.tool], arguments))
+
+    def call_tools(self, frame: Frame) -> None:
+        """Begins the calls that the model has written, as uses of their tools. One that cannot be made has its error at
+        once."""
+        op, branch, run, started = frame.op, frame.branch, frame.run, self._clock()
+        assert isinstance(op, CallTools)
+        marks = _content_of(branch).marks
+        written = marks[-1].calls if marks and isinstance(marks[-1], Calls) else ()
+        if not written:
+            self._tell(frame, op.name, "[]")
+            return
+        turn, begins = ToolTurn(written), True
+        tools = {name: run.tools[name] for name in op.tools}
+
+        def returned(index: int, result: Answer | BoughError) -> None:
+            if isinstance(result, BoughError):
+                info = self.describe(result)
+                if info.code not in TOLD_TO_MODEL:
+                    frame.failed(info)
+                    return
+                turn.take(index, info)
+            else:
+                turn.take(index, result.value.text)
+            if turn.over and not begins:
+                self._end_turn(frame, op, turn, started)
+                frame.ended()
+
+        for index, call in enumerate(written):
+            fault = fault_of(call, tools)
+            if fault is not None or isinstance(call.arguments, str):
+                turn.take(index, fault or "")
+            else:
+                self._begin_call(frame, Use(branch.id, op.name, call.name), call.arguments, partial(returned, index))
+        begins = False
+        if turn.over:
+            self._end_turn(frame, op, turn, started)
+
+    def _begin_call(
+        self, frame: Frame, use: Use, arguments: Mapping[str, Any], returned: Callable[[Answer | BoughError], None]
+    ) -> None:
+        call_id = frame.state.new_id()
+
+        def finish(result: Answer | BoughError) -> None:
+            if self._calls.pop(call_id, None) is not None:
+                frame.branch.running.discard(call_id)
+                returned(result)
+
+        prompt, timeout_s = prompt_of(()), frame.run.time_left(self._clock())
+        call = ModelCall(use, prompt, frame.run, timeout_s, lambda _: None, finish, arguments)
+        self._calls[call_id] = call
+        frame.branch.running.add(call_id)
+        self._caller.begin(call)
+
+    def _end_turn(self, frame: Frame, op: CallTools, turn: ToolTurn, started: float) -> None:
+        self._append(frame, Results(tuple(turn.made)), "role")
+        self._tell(frame, op.name, turn.text, [call.name for call in turn.made], started)
+
+    def _tell(self, frame: Frame, name: str, text: str, used: Sequence[str] = (), started: float = 0.0) -> None:
+        """Keeps what a turn's calls have brought, and tells of it, and of their times."""
+        branch, run = frame.branch, frame.run
+        turn = branch.turns[name]
+        branch.keep(name, text)
+        run.listener(Value(branch=branch.id, name=name, text=text, turn=turn))
+        start_s, stop_s = self._times(frame, started)
+        for tool in used if run.program.trace else ():
+            run.listener(
+                Piece(branch=branch.id, op=branch.num_ops, kind="tool", name=tool, start_s=start_s, stop_s=stop_s)
+            )
 
     def cancel(self, call_id: str) -> None:
         call = self._calls.pop(call_id, None)
@@ -149,7 +225,7 @@ class MessageMachine:
     def describe(self, error: BoughError) -> ErrorInfo:
         return to_caused_info(error)
 
-    def _begin(self, frame: Frame, arguments: dict[str, str]) -> None:
+    def _begin(self, frame: Frame, arguments: Mapping[str, Any]) -> None:
         """Takes a value from what was written too much before, or begins a call for it. Raises BoughError."""
         branch, run, op = frame.branch, frame.run, frame.op
         assert isinstance(op, Gen | Select | Use)
@@ -210,6 +286,10 @@ class MessageMachine:
                 )
             if op.append:
                 self._append(frame, value.text, "text")
+        elif answer.calls:
+            self._append(frame, answer.said, "gen", value.name, started)
+            calls = Calls(answer.calls, value.text.removeprefix(answer.said))
+            self._append(frame, calls, "gen", value.name, started)
         else:
             self._append(frame, value.text, "gen" if isinstance(op, Gen) else "select", value.name, started)
             content.surplus = answer.surplus
@@ -244,7 +324,7 @@ class MessageMachine:
                 op=branch.num_ops,
                 kind=kind,
                 name=name,
-                role="" if isinstance(mark, str) else mark.role,
+                role=mark.role if isinstance(mark, Begin | End) else "tool" if kind == "role" else "",
                 texts=chunks,
                 origins=(PREFILLED if started is None else SAMPLED,) * len(chunks),
                 start_s=start_s,

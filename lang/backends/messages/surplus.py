@@ -14,6 +14,7 @@ import msgspec
 from ....runtime.programs.state import Barrier, Step
 from ....runtime.protocol.program import Gen, Op, Select, Text, Use, Value
 from ....runtime.protocol.request import Usage
+from ....runtime.tools.calls import WrittenCall
 from .transcript import Mark
 
 
@@ -33,11 +34,16 @@ class Surplus:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A value that a call brings, the number of requests that took, and what the model wrote beyond it."""
+    """A value that a call brings, the number of requests that took, and what the model wrote beyond it.
+
+    Where the model has called tools, `calls` are its calls and `said` what it wrote before them.
+    """
 
     value: Value
     num_requests: int = 1
     surplus: Surplus | None = None
+    said: str = ""
+    calls: tuple[WrittenCall, ...] = ()
 
 
 def after(queue: Iterable[Step | Barrier], branch: int) -> tuple[Op, ...]:
@@ -106,7 +112,7 @@ def _plain(op: Gen) -> bool:
     """Returns true for a generation whose text can be told from a longer one."""
     sampling = op.sampling
     odd = sampling.stop_regex, sampling.logprobs is not None, sampling.stop_token_ids, sampling.ignore_eos
-    return op.grammar is None and sampling.n == 1 and not any(odd)
+    return op.grammar is None and op.offer is None and sampling.n == 1 and not any(odd)
 
 
 def _alike(one: Gen, other: Gen) -> bool:

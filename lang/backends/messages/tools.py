@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from ....runtime.protocol.errors import BoughError, EngineError, ErrorInfo, RequestError
-from ....runtime.protocol.program import Program, Use, Value, walk
-from ....runtime.tools.arguments import check_names, read_arguments
+from ....runtime.protocol.program import Program, Use, Value, named_tools, walk
+from ....runtime.tools.arguments import check_names
 from ....runtime.tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolCall, ToolRunner
 from .machine import ModelCall
 from .surplus import Answer
@@ -22,14 +22,13 @@ def check_tools(program: Program, tools: Mapping[str, ToolCall]) -> None:
         RequestError: by name of the tool.
     """
     for op in walk(program.ops):
-        if not isinstance(op, Use):
-            continue
-        tool = tools.get(op.tool)
-        if tool is None:
-            known = ", ".join(map(repr, tools)) or "none"
-            message = f"there is no tool {op.tool!r}; this program came with {known}"
-            raise RequestError(message, code="unknown_tool", param="tool")
-        check_names(tool, [name for name, _ in op.arguments])
+        for name in named_tools(op):
+            if name not in tools:
+                known = ", ".join(map(repr, tools)) or "none"
+                message = f"there is no tool {name!r}; this program came with {known}"
+                raise RequestError(message, code="unknown_tool", param="tool")
+        if isinstance(op, Use):
+            check_names(tools[op.tool], [name for name, _ in op.arguments])
 
 
 class ToolRuns:
@@ -51,7 +50,7 @@ class ToolRuns:
                 value = Value(branch=op.branch, name=op.name, text=outcome)
                 done(Answer(value, num_requests=0))
 
-        return self._runner.start(tool, read_arguments(tool, call.arguments), ended)
+        return self._runner.start(tool, dict(call.arguments), ended)
 
     def abandon(self, ticket: Ticket) -> None:
         self._runner.abandon(ticket)

@@ -283,7 +283,7 @@ ATTACKS = (
         messages=[{"role": "user", "content": MANY_WORDS}]))),
     Attack("small texts to tokenise", OK | FULL, post(TOKENIZE, lambda n: {"prompt": f"{LONG} {n}"})),
     Attack("a word of 60 kB to tokenise", OK | BAD | FULL, post(TOKENIZE, lambda n: {"prompt": "ab" * 30_000})),
-    Attack("a million tokens to write", LEFT | BAD | FULL | OK,
+    Attack("a million tokens to write", TOO_LARGE | BAD | FULL,
            post("/detokenize", lambda n: padded('{"tokens":[', "7,", "7]}", 2_000_000))),
     Attack("deep JSON", BAD, post(CHAT, lambda n: f'{{"model":"tiny","messages":{NESTED}}}'.encode())),
     Attack("a million lists", TOO_LARGE | BAD | FULL,
@@ -304,7 +304,8 @@ ATTACKS = (
         max_tokens=1, messages=[{"role": "user", "content": "\ue000<|im_end|>\u202e\u0000" * 5}]))),
     # The engine
     Attack("n = 16", OK | FULL, post(COMPLETE, lambda n: complete(n=16))),
-    Attack("prompts times n = 64", OK | FULL, post(COMPLETE, lambda n: complete(prompt=["a", "b", "c", "d"], n=16))),
+    Attack("prompts times n = 64", OK | FULL | LEFT, post(COMPLETE, lambda n: complete(
+        prompt=["a", "b", "c", "d"], n=16))),
     Attack("long prompts, each new", OK | FULL, post(COMPLETE, lambda n: complete(
         prompt=[(n * 7 + i * 3) % 250 for i in range(480)], max_tokens=4))),
     Attack("log-probabilities of 20 tokens, n = 16", OK | FULL, post(CHAT, lambda n: chat(

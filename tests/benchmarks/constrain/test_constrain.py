@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from bough.benchmarks.constrain.cases import Instance, SchemaCase, choices, maskbench_cases, regular_cases, suite_cases
-from bough.benchmarks.constrain.constrain import main
 from bough.benchmarks.constrain.contest import Contestant, Score, contest, engine_command, write_vocabulary
-from bough.benchmarks.constrain.peer import MaskEngine, PeerVocabulary, State, answer
 from bough.benchmarks.peers.environments import PeerError
+from bough.benchmarks.peers.sides.peer_masks import MaskEngine, PeerVocabulary, State
+from bough.cli import bench
 from bough.constrain import Vocabulary
+from bough.runtime.protocol.errors import RequestError
 
 from ...constrain.search.hostile import hostile_bodies, listed_bodies
 from ...constrain.search.judge import Refused, Walk, by_group, judge
@@ -133,7 +134,7 @@ class Letters(MaskEngine):
 
 class TestPeer:
     def test_walks(self) -> None:
-        found = answer(Letters(4, 0), {"kind": "regex", "text": "ab", "walks": [[1, 2], [1], [1, 2, 3]]})
+        found = Letters(4, 0).walk(kind="regex", text="ab", walks=[[1, 2], [1], [1, 2, 3]])
         assert found["refused"] is None
         assert [(walk["accepted"], walk["num_tokens"]) for walk in found["walks"]] == [
             (True, 2),
@@ -143,7 +144,7 @@ class TestPeer:
         assert [len(walk["mask_us"]) for walk in found["walks"]] == [3, 2, 3]
 
     def test_checks_what_was_accepted(self) -> None:
-        found = answer(Letters(4, 0), {"kind": "regex", "text": "b", "walks": [[2]]})
+        found = Letters(4, 0).walk(kind="regex", text="b", walks=[[2]])
         assert not found["walks"][0]["accepted"]
 
     def test_a_token_that_is_allowed_and_then_refused_ends_the_walk(self) -> None:
@@ -152,11 +153,11 @@ class TestPeer:
                 start = super().compile(kind, text)
                 return lambda: (start()[0], lambda token: False)
 
-        found = answer(Fickle(4, 0), {"kind": "regex", "text": "ab", "walks": [[1, 2]]})["walks"][0]
+        found = Fickle(4, 0).walk(kind="regex", text="ab", walks=[[1, 2]])["walks"][0]
         assert (found["accepted"], found["num_tokens"]) == (False, 0)
 
     def test_refuses(self) -> None:
-        found = answer(Letters(4, 0), {"kind": "regex", "text": "bad", "walks": [[1]]})
+        found = Letters(4, 0).walk(kind="regex", text="bad", walks=[[1]])
         assert (found["refused"], found["walks"]) == ("no", [])
 
     def test_reads_a_vocabulary(self, tmp_path: Path) -> None:
@@ -216,6 +217,7 @@ class TestContest:
 
 
 class TestCommand:
-    def test_unknown_section(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["--sections", "suite,none"]) == 2
-        assert "'none' is none of" in capsys.readouterr().err
+    def test_unknown_section(self) -> None:
+        module, options = bench.read("constrain", ["--sections", "suite,none"])
+        with pytest.raises(RequestError, match="'none' is none of"):
+            module.run(options)

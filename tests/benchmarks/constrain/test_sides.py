@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bough.benchmarks.constrain.peer import MaskEngine, answer
-from bough.benchmarks.constrain.sides import SIDES, Bough, LLGuidance, passes_check
+from bough.benchmarks.constrain.sides import Bough, LLGuidance, passes_check
+from bough.benchmarks.peers.sides.peer_masks import MaskEngine
 from bough.constrain import JsonSchema, Regex, Vocabulary
 from bough.constrain.compiler import compile_grammar
 from bough.constrain.vocabulary.adapters import byte_vocabulary
@@ -30,10 +30,10 @@ def vocabulary() -> Vocabulary:
 
 def walked(engine: MaskEngine, kind: str, text: str, *texts: str) -> dict[str, Any]:
     encode = byte_vocabulary().encode
-    return answer(engine, {"kind": kind, "text": text, "walks": [encode(each) for each in texts]})
+    return engine.walk(kind, text, [encode(each) for each in texts])
 
 
-@pytest.mark.parametrize("make", SIDES.values(), ids=SIDES)
+@pytest.mark.parametrize("make", [Bough, LLGuidance])
 class TestEverySide:
     def test_schemas(self, make: Callable[[Vocabulary], MaskEngine], vocabulary: Vocabulary) -> None:
         schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

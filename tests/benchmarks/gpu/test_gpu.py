@@ -9,8 +9,9 @@ import pytest
 
 from bough.benchmarks.gpu import gpu
 from bough.benchmarks.gpu.gpu import Run, plan_jobs
-from bough.benchmarks.gpu.rows import MARK, Message, Report, Row
+from bough.benchmarks.gpu.rows import MARK, Report, Row
 from bough.cli import bench
+from bough.runtime.protocol.errors import BoughError, RequestError
 
 MODELS = ("qwen3-8b", "qwen3-0.6b")
 
@@ -23,7 +24,7 @@ def test_the_most_important_comes_first():
 
 
 def arguments(tmp_path, *more):
-    return gpu._parser().parse_args(["--out", str(tmp_path / "r.json"), "--device", "cpu", "--quick", *more])
+    return bench.read("gpu", ["--out", str(tmp_path / "r.json"), "--device", "cpu", "--quick", *more])[1]
 
 
 def read_report(path):
@@ -36,7 +37,7 @@ def run(tmp_path, monkeypatch):
 
     def make(end="pass"):
         rows = [Row(sec="K", name=name, us=1.0) for name in ("one", "two")]
-        told = [Message(row=rows[0]), Message(skipped="three: no"), Message(row=rows[1])]
+        told = [rows[0], "three: no", rows[1]]
         lines = [MARK + msgspec.json.encode(message).decode() for message in told]
         script = tmp_path / "worker.py"
         script.write_text(
@@ -85,20 +86,20 @@ def test_nothing_is_begun_after_the_budget(tmp_path):
 
 
 def test_an_unknown_model_is_refused(tmp_path):
-    with pytest.raises(SystemExit, match="no-such"):
+    with pytest.raises(RequestError, match="no-such"):
         Run(arguments(tmp_path, "--models", "no-such"), "cpu").run()
 
 
-def test_without_a_gpu_it_says_what_to_do(monkeypatch, capsys, tmp_path):
+def test_without_a_gpu_it_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "_has_gpu", lambda: False)
-    assert gpu.main(["--out", str(tmp_path / "r.json")]) == 1
-    assert "--device cpu --quick" in capsys.readouterr().err
+    with pytest.raises(BoughError, match="--device cpu --quick"):
+        gpu.run(bench.read("gpu", ["--out", str(tmp_path / "r.json")])[1])
     assert not (tmp_path / "r.json").exists()
 
 
-def test_a_cpu_is_for_trying_only(capsys, tmp_path):
-    assert gpu.main(["--device", "cpu", "--out", str(tmp_path / "r.json")]) == 1
-    assert "--quick" in capsys.readouterr().err
+def test_a_cpu_is_for_trying_only(tmp_path):
+    with pytest.raises(BoughError, match="--quick"):
+        gpu.run(bench.read("gpu", ["--device", "cpu", "--out", str(tmp_path / "r.json")])[1])
 
 
 def test_the_whole_path_on_tiny_sizes(tmp_path, capsys):
@@ -106,7 +107,7 @@ def test_the_whole_path_on_tiny_sizes(tmp_path, capsys):
     out = tmp_path / "r.json"
     more = ["--markdown", str(tmp_path / "t.md"), "--budget", "100", "--commit", "abc1234"]
     which = ["--device", "cpu", "--quick", "--sections", "C,M", "--models", "qwen3-8b"]
-    status = gpu.main([*which, "--out", str(out), *more])
+    status = gpu.run(bench.read("gpu", [*which, "--out", str(out), *more])[1])
     report = read_report(out)
     assert status == 0 and not report.meaningful and report.skipped == []
     assert {row.name for row in report.rows} >= {"copy", "read", "gemm", "shared-8k step", "unshared", "1 x 1k"}

@@ -3,11 +3,12 @@
 import sys
 import textwrap
 import time
+from contextlib import ExitStack
 
 import pytest
 
 from bough.benchmarks.gpu import models as gpu_models
-from bough.benchmarks.gpu.models import WORKLOADS, Comparison, Requests, compare
+from bough.benchmarks.gpu.models import WORKLOADS, Comparison, Requests
 from bough.benchmarks.gpu.rows import Row
 from bough.benchmarks.harness.shapes import shape
 
@@ -65,8 +66,8 @@ def run(tmp_path, monkeypatch):
         monkeypatch.setattr(gpu_models, "side_command", side_command)
         rows: list[Row] = []
         peers = {name: sys.executable for name in fails if name != "bough"}
-        comparison = Comparison("tiny", peers, "cpu", tmp_path / "log", time.time() + budget_s, scale=1 / 64)
-        skipped = compare(comparison, rows.append)
+        where = ("cpu", tmp_path / "log", time.time() + budget_s)
+        skipped = Comparison("tiny", peers, *where, rows.append, scale=1 / 64).run()
         return {row.name: row for row in rows}, skipped
 
     return run_comparison
@@ -100,10 +101,10 @@ def test_a_peer_that_fails_has_no_time(run, how):
 
 
 def test_an_interpreter_that_is_not_there(tmp_path):
-    comparison = Comparison("tiny", {"vllm": "/no/such/python"}, "cpu", tmp_path / "log", time.time() + 60)
-    skipped: list[str] = []
-    assert gpu_models._started(comparison, "vllm", str(tmp_path), time.time() + 60, skipped) is None
-    assert "No such file" in skipped[0]
+    deadline = time.time() + 60
+    comparison = Comparison("tiny", {"vllm": "/no/such/python"}, "cpu", tmp_path / "log", deadline, print)
+    assert comparison.started("vllm", str(tmp_path), deadline, ExitStack()) == []
+    assert "No such file" in comparison.skipped[0]
 
 
 def test_ours_failing_is_said(run):

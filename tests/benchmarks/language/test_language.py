@@ -22,18 +22,18 @@ from bough.benchmarks.language.ways import (
     Record,
     Way,
     is_chat,
-    logprobs_after,
     options_of,
     prompts_of,
     texts_in,
     texts_of,
 )
 from bough.benchmarks.language.workloads import Agreement, Traffic, WorkloadResult
-from bough.benchmarks.peers.sides.peer_walk import Call
+from bough.benchmarks.peers.sides.peer_walk import Call, echoed_scores
 from bough.benchmarks.workloads.programs import WORKLOADS
 from bough.benchmarks.workloads.workload import Script, Size
+from bough.cli import bench
 from bough.constrain.spec import Regex
-from bough.runtime.protocol.errors import EngineError
+from bough.runtime.protocol.errors import BoughError, EngineError
 from bough.runtime.protocol.program import Piece
 from bough.runtime.protocol.request import PREFILLED, SAMPLED
 from bough.runtime.tokenizer.load import load_tokenizer
@@ -157,8 +157,9 @@ def test_options_in_the_apis_words() -> None:
 
 def test_only_tokens_that_reach_into_the_choice_are_scored() -> None:
     logprobs = {"text_offset": [0, 2, 5], "tokens": ["ab", "cde", "f"], "token_logprobs": [None, -2.0, -3.0]}
-    assert logprobs_after(4, logprobs) == [-2.0, -3.0]
-    assert logprobs_after(5, logprobs) == [-3.0]
+    completion = {"choices": [{"index": 1, "logprobs": logprobs}, {"index": 0, "logprobs": logprobs}]}
+    assert echoed_scores(4, completion) == [-2.5, -2.5]
+    assert echoed_scores(5, completion) == [-3.0, -3.0]
 
 
 def test_prompts_of_a_traced_program() -> None:
@@ -227,12 +228,14 @@ def test_texts_that_are_wrong_are_named_and_fail(
     results: ModelResults, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(language, "_measure", lambda arguments, plan: results)
-    assert language.main(["--light"]) == 0
+    _, light = bench.read("language", ["--light"])
+    assert language.run(light) == 0
     results.workloads[0].agreement["gen by gen"] = Agreement(3, 90, 1)
-    assert language.main(["--light"]) == 1
+    with pytest.raises(BoughError, match="of the texts differ"):
+        language.run(light)
     assert "3 same, 90 retokenised, 1 DIFFERENT" in capsys.readouterr().out
     results.workloads[0].agreement["gen by gen"] = Agreement(300, 0, 1)  # a tie
-    assert language.main(["--light"]) == 0
+    assert language.run(light) == 0
 
 
 def test_the_picture_is_drawn(results: ModelResults, tmp_path: Path) -> None:
@@ -242,11 +245,13 @@ def test_the_picture_is_drawn(results: ModelResults, tmp_path: Path) -> None:
 
 
 def test_plans_shrink_and_grow() -> None:
-    parse = language._parser().parse_args
-    assert [plan.levels for plan in language.plans_of(parse([]))] == [(1, 4), (1, 32)]
-    assert all(plan.num_rounds == 3 for plan in language.plans_of(parse([])))
-    assert all(plan.num_rounds == 1 for plan in language.plans_of(parse(["--quick"])))
-    large = language.plans_of(parse(["--at-once", "32", "--rounds", "5"]))
+    def plans(*words: str) -> list[language.Plan]:
+        return language.plans_of(bench.read("language", words)[1])
+
+    assert [plan.levels for plan in plans()] == [(1, 4), (1, 32)]
+    assert all(plan.num_rounds == 3 for plan in plans())
+    assert all(plan.num_rounds == 1 for plan in plans("--quick"))
+    large = plans("--at-once", "32", "--rounds", "5")
     assert {(plan.levels, plan.num_rounds) for plan in large} == {((1, 32), 5)}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from bough.benchmarks.language import live_states
 from bough.benchmarks.language.live_states import GOAL_BYTES, StateCost, measure_held
+from bough.cli import bench
 
 
 @pytest.mark.parametrize("name", ["plain", "async"])
@@ -22,15 +23,15 @@ def test_what_costs_too_much_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsy
     cost = StateCost("plain body", 10, GOAL_BYTES, 0, 0.1, 0.1)
     costs = [cost]
     monkeypatch.setattr(live_states, "_in_child", lambda arguments, case: costs[0])
-    assert live_states.main(["--engine-states", "0"]) == 0
+    assert live_states.run(bench.read("live_states", ["--engine-states", "0"])[1]) == 0
     assert "20.0" in capsys.readouterr().out
     for bad in (replace(cost, resident_bytes=GOAL_BYTES + 1), replace(cost, num_more_threads=1)):
         costs[0] = bad
-        assert live_states.main([]) == 1
+        assert live_states.run(bench.read("live_states", [])[1]) == 1
 
 
 def test_a_case_is_measured_in_a_process_of_its_own() -> None:
-    arguments = live_states._parser().parse_args(["--states", "200"])
+    arguments = bench.read("live_states", ["--states", "200"])[1]
     cost = live_states._in_child(arguments, "async:hold")
     assert cost.num_states == 200 and cost.case == "async body"
     assert 4000 < cost.resident_bytes < 10 * GOAL_BYTES

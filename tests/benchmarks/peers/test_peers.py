@@ -41,6 +41,7 @@ from bough.benchmarks.peers.report import (
 from bough.benchmarks.peers.rounds import PromptPairs, Rounds, Turns
 from bough.benchmarks.peers.sides import peer_side
 from bough.benchmarks.workloads.prompts import QUICK, Prompts, PromptWorkload, RoundTime, Sizes, count, workloads
+from bough.cli import bench
 
 FAKE = """
 import importlib.util, sys
@@ -397,17 +398,16 @@ def test_the_file(tmp_path):
 
 
 def test_options(capsys):
-    parser = peers._parser()
-    assert parser.parse_args(["--peers", "vllm, openvino"]).peers == ["vllm", "openvino"]
+    assert bench.read("peers", ["--peers", "vllm, openvino"])[1].peers == ["vllm", "openvino"]
     with pytest.raises(SystemExit):
-        parser.parse_args(["--peers", "nobody"])
+        bench.read("peers", ["--peers", "nobody"])
     assert "unknown: nobody" in capsys.readouterr().err
 
 
 def run_of(words: str, default_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PeerRun:
     monkeypatch.setattr(peers, "peers_folder", lambda: tmp_path)
     arguments = ["--workloads", words, "--quick", "--model", str(default_model)]
-    return peers.make_run(peers._parser().parse_args(arguments))
+    return peers.make_run(bench.read("peers", arguments)[1])
 
 
 @pytest.mark.model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -200,15 +201,15 @@ ws ::= [ \t\n]{0,4}
         ('root ::= "a"\n\nroot ::= "b"', "line 3: the rule 'root' is defined twice"),
         ("root ::= <think> [a]", "line 1: tokens cannot be named"),
         ("root ::= !<[7]>", "line 1: tokens cannot be named"),
-        (r'root ::= "\q"', r"line 1: there is no escape \\q"),
+        (r'root ::= "\q"', r"line 1: unknown escape \\q"),
         (r'root ::= "\x4"', r"line 1: \\x needs 2"),
-        (r'root ::= "\ud800"', "is no character"),
+        (r'root ::= "\ud800"', "is not a character"),
         ("root ::= [b-a]", "the range ends before it begins"),
-        ('root ::= "a"{3,2}', "fewer than the least"),
+        ('root ::= "a"{3,2}', "is below the lowest"),
         ('root ::= "a"{}', "expected {m}"),
         ('root: "a"', "line 1: expected `name ::=`"),
-        ('root ::= "a" root', "no text is a word"),
-        ("root ::= []", "no text is a word"),
+        ('root ::= "a" root', "the grammar matches no text"),
+        ("root ::= []", "the grammar matches no text"),
     ],
 )
 def test_errors_have_a_line(grammar: str, message: str) -> None:
@@ -227,3 +228,21 @@ def test_both_notations_are_told_apart() -> None:
     assert is_gbnf("some-rule ::=\n x")
     assert not is_gbnf('start: "::="')
     assert not is_gbnf("?start: x\nx: /a/")
+
+
+@pytest.mark.parametrize("blanks", [" ", "\n", " \n", "#", "//", "# \n", "\u2003", "a", "a\n"])
+def test_a_notation_is_told_in_time_linear_in_the_text(blanks: str) -> None:
+    texts = [(blanks * 24_000)[:24_000] + end for end in ("", "!::=", "\n!::=", "a", "a !", "::")]
+    began = time.thread_time()
+    for text in texts:
+        is_gbnf(text)
+    assert time.thread_time() - began < 0.2
+
+
+@pytest.mark.parametrize("part", ["x ", '"a" ', "[a] ", '("a") ', " \n", "# x\n", "x #\n"])
+def test_a_grammar_is_read_in_time_linear_in_its_text(part: str) -> None:
+    text = 'root ::= "a"\nx ::= ' + (part * 60_000)[:120_000]
+    began = time.thread_time()
+    with pytest.raises(GrammarError, match=f"line {2 + text.count(chr(10))}: expected"):
+        to_lark(f"{text}\n$")
+    assert time.thread_time() - began < 2.0

@@ -105,14 +105,14 @@ def test_what_is_not_json_is_told(text: str) -> None:
 
 def test_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: pytest.fail("a connection"))
-    with pytest.raises(InvalidSchemaError, match="leads nowhere"):
+    with pytest.raises(InvalidSchemaError, match="has no target"):
         judge({"$ref": "http://169.254.169.254/s.json"}, "1")
-    with pytest.raises(InvalidSchemaError, match="leads nowhere"):
+    with pytest.raises(InvalidSchemaError, match="has no target"):
         judge({"$ref": "#/nowhere"}, "1")
 
 
 def test_what_does_not_end_is_refused() -> None:
-    with pytest.raises(GrammarTooComplexError, match="lead round"):
+    with pytest.raises(GrammarTooComplexError, match="form a cycle"):
         judge({"$ref": "#"}, "1")
 
 

@@ -143,13 +143,13 @@ def test_what_a_pattern_means(pattern: str, matching: list[str], other: list[str
         ("a{2}{3}", "nothing to repeat"),
         ("a{3,2}", "counts are out of order"),
         ("[z-a]", "range is out of order"),
-        ("\\", "backslash stands at the end"),
-        ("\\y", "no escape"),
+        ("\\", "ends in a backslash"),
+        ("\\y", "unknown escape"),
         ("\\p{Nothing}", "no Unicode property"),
         ("\\pl", "needs a property"),
         ("\\u{110000}", "no such code point"),
         ("(?<1>a)(?<>b)", "needs a name"),
-        ("(?y)", "no such kind of group"),
+        ("(?y)", "unknown kind of group"),
     ],
 )
 def test_what_is_no_pattern_is_invalid(pattern: str, reason: str) -> None:

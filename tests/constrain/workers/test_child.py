@@ -11,12 +11,14 @@ from bough.constrain.workers.child import child_environment
 
 SECRET = (
     "BOUGH_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "GITHUB_TOKEN",
-    "DB_PASSWORD", "MY_CREDENTIALS", "azure_client_secret", "APIKEY", "SSH_PRIVATE_KEY",
+    "DB_PASSWORD", "MY_CREDENTIALS", "azure_client_secret", "APIKEY", "SSH_PRIVATE_KEY", "PGPASSWORD", "MYSQL_PWD",
+    "STRIPE_KEY", "DATABASE_URL", "GITLAB_PAT", "SLACK_WEBHOOK", "MY_PATH", "PATH2",
 )  # fmt: skip
-PLAIN = ("PATH", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "KEYBOARD", "BOUGH_CACHE", "PYTHONPATH", "XDG_SECRETARY")
+PLAIN = ("PATH", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "BOUGH_CACHE", "PYTHONPATH", "XDG_SECRETARY", "LC_ALL",
+         "CUDA_VISIBLE_DEVICES", "https_proxy", "NO_PROXY", "HF_HUB_OFFLINE", "LD_LIBRARY_PATH")  # fmt: skip
 
 
-def test_secrets_are_known_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_has_only_what_is_known_to_be_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*SECRET, *PLAIN):
         monkeypatch.setenv(name, "value")
     assert set(SECRET).isdisjoint(child_environment())

@@ -101,12 +101,31 @@ def test_a_flood_delays_another_one_by_what_runs() -> None:
     futures: list[Future[Any]] = [occupy(threads, gate)]
     futures += [threads.submit("flood", lambda: order.append("flood")) for _ in range(50)]
     futures.append(threads.submit("quiet", lambda: order.append("quiet")))
-    assert threads.busy
+    assert threads.busy("quiet")
     assert (threads.num_waiting(), threads.num_waiting("quiet")) == (51, 1)
     gate.set()
     for future in futures:
         future.result(10.0)
     assert order.index("quiet") == 0
+    threads.close()
+
+
+def test_no_tenant_holds_all_threads() -> None:
+    threads = FairThreads("test", 3, most_running=2)
+    gate, running = threading.Event(), threading.Semaphore(0)
+
+    def work() -> bool:
+        running.release()
+        return gate.wait()
+
+    flood = [threads.submit("flood", work) for _ in range(6)]
+    for _ in range(2):
+        assert running.acquire(timeout=10.0)
+    assert threads.busy("flood")
+    assert threads.submit("quiet", lambda: "done").result(10.0) == "done"
+    assert not running.acquire(blocking=False)
+    gate.set()
+    assert all(future.result(10.0) for future in flood)
     threads.close()
 
 
@@ -186,7 +205,7 @@ def test_errors_and_panics_are_raised_where_somebody_waits() -> None:
     assert threads.submit("a", lambda: 1).result(10.0) == 1
     assert threads.num_waiting() == 0
     deadline = time.monotonic() + 5.0
-    while threads.busy and time.monotonic() < deadline:
+    while threads.busy("a") and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert not threads.busy
+    assert not threads.busy("a")
     threads.close()

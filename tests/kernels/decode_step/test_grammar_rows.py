@@ -174,9 +174,9 @@ def test_what_does_not_fit_is_refused() -> None:
         GrammarTable(mask[:1], kinds, following)
     with pytest.raises(ValueError, match="next_state must be int32"):
         GrammarTable(mask, kinds, following.long())
-    with pytest.raises(ValueError, match="token_class must lie"):
+    with pytest.raises(ValueError, match="token_class must be"):
         GrammarTable(mask, kinds + 1, following)
-    with pytest.raises(ValueError, match="next_state must lie"):
+    with pytest.raises(ValueError, match="next_state must be"):
         GrammarTable(mask, kinds, following + 2)
     with pytest.raises(ValueError, match="at least one state"):
         GrammarTable(mask[:0], kinds, following[:0])

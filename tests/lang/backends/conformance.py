@@ -30,6 +30,11 @@ def fail(text: str) -> str:
 
 
 @bough.tool
+def refuse() -> str:
+    raise ValueError("no")
+
+
+@bough.tool
 def unsteady(key: str) -> str:
     """Fails each second time, the first included."""
     ATTEMPTS[key] = ATTEMPTS.get(key, 0) + 1
@@ -54,7 +59,7 @@ async def late() -> str:
     return "never"
 
 
-TOOLS = (echo, fail, unsteady, later, late)
+TOOLS = (echo, fail, refuse, unsteady, later, late)
 
 
 @dataclass
@@ -210,7 +215,7 @@ def out_of_time(backend: Backend) -> object:
 
     forget()
     begin = time.monotonic()
-    error = error_of(lambda: run(backend, body, timeout_s=0.3))
+    error = error_of(lambda: run(backend, body, timeout_s=1.0))
     assert time.monotonic() - begin < 10
     return error.code, len(error.state["before"])
 
@@ -333,6 +338,35 @@ def tasks(backend: Backend) -> object:
     return asyncio.run(main())
 
 
+def called(backend: Backend) -> object:
+    """Calls that the model makes by itself, and what it goes on with."""
+
+    def body(s: Any) -> None:
+        s += bough.user("Say something.")
+        s += bough.call_tools("a", [echo, fail], echo, max_turns=2, regex="[ab]{2}", max_tokens=64)
+        s += bough.user("Again?") + bough.assistant("It is " + bough.gen("b", regex="[ab]") + ".")
+
+    state = run(backend, body)
+    (call,) = state.calls("a")
+    roles = [message["role"] for message in state.messages()]
+    said = [message["content"] for message in state.messages() if message["role"] == "tool"]
+    return call.name, call.result == f"<{call.arguments['text']}>", said == [call.result], len(state["a"]), roles
+
+
+def called_in_vain(backend: Backend) -> object:
+    """A tool that fails: the model is told so, and the program goes on, with a last turn that may not call."""
+
+    def body(s: Any) -> None:
+        s += bough.system("Be brief.") + bough.user("Say something.")
+        s += bough.assistant(bough.gen("a", tools=[refuse], tool_choice="required", max_turns=2, max_tokens=48))
+
+    with bough.function(body).stream(backend=backend, **GREEDY) as events:
+        *_, done = events
+    assert isinstance(done, Done)
+    calls = events.state.calls("a")
+    return {call.error is not None for call in calls}, events.state["a"] is not None, done.requests
+
+
 CASES: dict[Callable[[Backend], object], object] = {
     values: (3, True, True, True),
     forks: (3, {2}, True),
@@ -341,6 +375,8 @@ CASES: dict[Callable[[Backend], object], object] = {
     whole_failure: ("tool_failed", "fail", "body", 1, "tool_failed"),
     retry: (["now"], 7),
     tools: (True, True),
+    called: ("echo", True, True, 2, ["user", "assistant", "tool", "assistant", "user", "assistant"]),
+    called_in_vain: ({True}, True, 2),
     tool_time_out: ("tool_timeout", "late"),
     conditions: (3, "y", None, True),
     cancelled: (1, "cancelled"),

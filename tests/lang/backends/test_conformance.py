@@ -23,7 +23,8 @@ from .conformance import CASES, LEFT, LIVE, STOPPING, TOOLS, left, tool_time_out
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[bough.LocalBackend]:
-    with bough.LocalBackend(str(write_tiny_model(tmp_path_factory.mktemp("tiny"))), num_pages=4096) as backend:
+    model = write_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=4096)
+    with bough.LocalBackend(str(model), num_pages=8192) as backend:
         yield backend
 
 

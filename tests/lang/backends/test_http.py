@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import socket
 import threading
@@ -16,6 +17,7 @@ import msgspec
 import pytest
 
 from bough.lang.api import function, gen
+from bough.lang.backends import http as http_module
 from bough.lang.backends.http import HttpBackend
 from bough.lang.backends.mock import MockBackend
 from bough.lang.diagnostics.errors import BackendError, ProgramError
@@ -234,6 +236,97 @@ def test_a_broken_stream_is_an_error(serve):
         assert (caught.value.code, caught.value.retryable) == ("broken_stream", True)
         with pytest.raises(ProgramError, match="ended in the middle"):
             two.run(backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("code", "retryable"),
+    [("shutting_down", True), ("engine_overloaded", True), ("reader_too_slow", False), ("internal_error", False)],
+)
+@pytest.mark.parametrize("half", [b"", b'data: {"type":"value","bra\n\n'])
+def test_an_error_that_a_server_writes_into_the_stream_is_told_as_it_is(serve, code, retryable, half):
+    """After what came before it, of which an event may be cut off."""
+
+    def answer(handler: Handler, body: bytes) -> None:
+        handler.begin()
+        error = {"error": {"message": "The server says why.", "type": "server_error", "param": "ops", "code": code}}
+        delta = b"data: " + msgspec.json.encode(Delta(0, "x", "he")) + b"\n\n"
+        handler.chunk(delta + half + b"data: " + json.dumps(error).encode() + b"\n\n")
+        handler.chunk(b"")
+
+    with HttpBackend(serve(answer).url) as backend:
+        events = backend.run(PROGRAM)
+        assert next(events) == Delta(0, "x", "he")
+        with pytest.raises(BackendError, match="The server says why") as caught:
+            next(events)
+    assert (caught.value.code, caught.value.param, caught.value.retryable) == (code, "ops", retryable)
+
+
+def test_an_event_that_is_cut_off_is_the_end_of_a_broken_stream(serve):
+    def answer(handler: Handler, body: bytes) -> None:
+        handler.begin()
+        handler.chunk(b'data: {"type":"value","bra\n\n')
+        handler.chunk(b"")
+
+    with HttpBackend(serve(answer).url) as backend, pytest.raises(BackendError, match="in the middle") as caught:
+        list(backend.run(PROGRAM))
+    assert (caught.value.code, caught.value.retryable) == ("broken_stream", True)
+
+
+@pytest.mark.parametrize(("said", "retryable"), [("false", False), ("true", True), ("", None)])
+@pytest.mark.parametrize("status", [400, 503])
+def test_what_a_server_says_of_a_retry_goes_before_its_status(serve, status, said, retryable):
+    def answer(handler: Handler, body: bytes) -> None:
+        content = json.dumps({"error": {"message": "no", "code": "engine_stuck"}}).encode()
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(content)))
+        if said:
+            handler.send_header("X-Should-Retry", said)
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    async def main(url: str) -> BackendError:
+        backend = HttpBackend(url)
+        with pytest.raises(BackendError) as caught:
+            await anext(backend.arun(PROGRAM))
+        await backend.aclose()
+        return caught.value
+
+    server = serve(answer)
+    expected = status == 503 if retryable is None else retryable
+    with HttpBackend(server.url) as backend:
+        with pytest.raises(BackendError) as caught:
+            next(backend.run(PROGRAM))
+        with pytest.raises(BackendError) as flushed:
+            backend.flush_cache()
+    assert (caught.value.retryable, asyncio.run(main(server.url)).retryable) == (expected, expected)
+    assert flushed.value.retryable == expected
+
+
+def test_an_answer_without_an_end_is_an_error(serve, monkeypatch):
+    monkeypatch.setattr(http_module, "MAX_ANSWER_BYTES", 1 << 20)
+
+    def answer(handler: Handler, body: bytes) -> None:
+        if handler.path == "/flush_cache":
+            handler.send(200, b" " * (1 << 21))
+            return
+        handler.begin()
+        with contextlib.suppress(OSError):
+            for _ in range(64):
+                handler.chunk(b"x" * (1 << 16))
+
+    with HttpBackend(serve(answer).url) as backend:
+        for call in (lambda: list(backend.run(PROGRAM)), backend.flush_cache):
+            with pytest.raises(BackendError, match="longer than any can be") as caught:
+                call()
+            assert (caught.value.code, caught.value.retryable) == ("broken_stream", False)
+
+
+def test_a_line_is_read_in_time_linear_in_its_length():
+    events, part = http_module._Events(), b"x" * 64
+    began = time.thread_time()
+    for _ in range(1 << 15):
+        assert events.feed(part) == []
+    assert time.thread_time() - began < 0.5
 
 
 def test_a_connection_that_is_cut_is_an_error(serve):

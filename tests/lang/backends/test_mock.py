@@ -99,7 +99,7 @@ def test_a_kept_state_goes_on_and_a_dropped_one_is_gone():
     backend = MockBackend()
     list(backend.run(Program(id="p", ops=(Gen(0, "x"),), keep=True)))
     (done,) = backend.run(Program(id="p", ops=(Text(0, ("!",)),), keep=True, resume=True))
-    assert done == Done(texts={0: "(x)!"})
+    assert done == Done(texts={0: "(x)!"}, num_tokens={0: 1})
     backend.drop("p")
     with pytest.raises(RequestError, match="is gone"):
         list(backend.run(Program(id="p", ops=(Gen(0, "y"),), resume=True)))

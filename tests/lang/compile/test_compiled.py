@@ -1,11 +1,15 @@
 """Running compiled programs: as one runs the function, alone and in batches."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 import bough
+from bough.lang.diagnostics.errors import BackendError
 from bough.runtime.protocol.program import Gen, Text
+
+from ..fakes import FakeBackend, value
 
 
 @bough.function
@@ -155,3 +159,51 @@ def test_a_branch_that_fails_alone():
     compiled = branched.compile()
     found = compiled.run(backend=bough.MockBackend({"n": ["1", '"x"']}))
     assert found == {"n": [1, "x"]}
+
+
+# The user's line in errors
+
+
+class Played(FakeBackend):
+    """A backend of these events, or errors."""
+
+    def __init__(self, *events):
+        super().__init__(lambda _: iter(events))
+
+    def run(self, program, tools=None):
+        return super().run(program)
+
+
+def _line(part: str) -> int:
+    lines = enumerate(Path(__file__).read_text().splitlines(), start=1)
+    return next(number for number, line in lines if part in line and "_line(" not in line)
+
+
+def _failed(program, how):
+    broken = bough.MockBackend(lambda *_: 1 / 0)
+    if how == "run":
+        return program.run("France", backend=broken)  # run
+    if how == "arun":
+        return asyncio.run(program.arun("France", backend=broken))  # arun
+    if how == "run_batch":
+        raise program.run_batch(["France"], backend=broken)[0]  # run_batch
+    if how == "refused":
+        return program.run("France", backend=Played(BackendError("no way")))  # refused
+    if how == "argument":
+        return program.run(stile="b", backend=broken)  # argument
+    return program.run("France", backend=Played(value(0, "n", "many"), bough.Done()))  # value
+
+
+@pytest.mark.parametrize("how", ["run", "arun", "run_batch", "refused", "argument", "value"])
+def test_an_error_names_the_line_that_runs_the_program(how):
+    @bough.function
+    def counted(s, country: str):
+        s += f"{country}: " + bough.gen("n", int)
+        return s["n"]
+
+    with pytest.raises(bough.BoughError) as caught:
+        _failed((counted if how == "value" else capital).compile(), how)
+    assert f"{__file__}:{_line(f'# {how}')}, in _failed" in str(caught.value)
+    if how == "run":
+        assert isinstance(caught.value, bough.ProgramError)
+        assert "gen 'answer', branch 0" in str(caught.value) and caught.value.request_id is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,34 @@ async def read_in_a_coroutine(s: Any) -> None:
     s["a"]
 
 
+@dataclass
+class Item:
+    name: str
+
+
+@dataclass
+class Other:
+    size: int
+
+
+class Plain:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@bough.tool
+def look_up(city: str) -> str:
+    return city
+
+
+def attribute(name: str) -> Any:
+    return getattr(ended(), name)
+
+
+def ended() -> Any:
+    return function(generates).run(backend=MockBackend())
+
+
 def generates(s: Any) -> Any:
     s += "x" + gen("answer")
     return s
@@ -70,7 +100,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: bough.HttpBackend("127.0.0.1:9100"),
         "an address such as http://127.0.0.1:8000",
     ),
-    "no such model": (lambda: bough.LocalBackend("llama3"), "give a path, or a name of the hub, owner/model"),
+    "no such model": (lambda: bough.LocalBackend("llama3"), "give a path, or a Hub name, owner/model"),
     "no such folder": (lambda: bough.LocalBackend("/no/such/folder"), "give a path"),
     "layers on a GPU": (lambda: bough.LocalBackend(gpu_layers=3), "device='cuda'"),
     "a name from elsewhere": (lambda: bough.LocalBackend(n_ctx=4096), "that is max_model_len"),
@@ -97,6 +127,37 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: program.run("x", model="m", backend=MockBackend()),
         "backend=bough.LocalBackend(model)",
     ),
+    "retries of a run": (
+        lambda: program.run("x", retries=3, backend=MockBackend()),
+        "gen(name, Type, retries=...) asks again",
+    ),
+    **{
+        f"{name} of a run": (
+            partial(program.run, "x", **{name: []}, backend=MockBackend()),
+            "f.after(state).run(...) continues a state",
+        )
+        for name in ("messages", "history")
+    },
+    **{
+        f"{name} of a batch": (
+            partial(program.run_batch, ["x"], **{name: True}, backend=MockBackend()),
+            "keeps its error, state.error()",
+        )
+        for name in ("return_exceptions", "on_error")
+    },
+    "workers of a batch": (
+        lambda: program.run_batch(["x"], max_workers=3, backend=MockBackend()),
+        "run_batch(batch, num_threads=...)",
+    ),
+    "a state to continue": (
+        lambda: program.run(ended(), "x", backend=MockBackend()),
+        "to continue a state, text_of.after(state).run(...)",
+    ),
+    "a state in a message": (appended(lambda: bough.user(ended())), "continued with f.after(state).run(...)"),
+    "messages to continue": (
+        lambda: program.after([{"role": "user", "content": "x"}]),
+        "write bough.Conversation(messages)",
+    ),
     # generations that are not appended
     "printed": (lambda: print(gen("a")), "then read s['a']"),
     "made a text": (lambda: str(select("a", ["x", "y"])), "then read s['a']"),
@@ -106,6 +167,13 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a branch that is added to": (body(lambda s: [one + gen("a") for one in s.fork(2)]), "appended to with s += ..."),
     # options
     "an option of gen misspelt": (appended(lambda: gen("a", max_token=3)), "did you mean 'max_tokens'?"),  # type: ignore
+    "a check misspelt": (appended(lambda: gen("a", int, chek=bool)), "did you mean 'check'?"),  # type: ignore
+    "tools misspelt": (appended(lambda: gen("a", tool=[])), "did you mean 'tools'?"),  # type: ignore
+    "a list as a type": (appended(lambda: gen("a", [Item])), "write list[Item]"),
+    "an instance as a type": (appended(lambda: gen("a", Item("x"))), "give the class, Item"),
+    "a plain class": (appended(lambda: gen("a", Plain)), "make Plain a dataclass, with @dataclass"),
+    "a plain class in a list": (appended(lambda: gen("a", list[Plain])), "make Plain a dataclass, with @dataclass"),
+    "a union of dataclasses": (appended(lambda: gen("a", Item | Other)), "msgspec.Struct with tag=True"),
     "two names": (appended(lambda: gen("a", "b")), "type must be a type, such as int"),
     "a number as text": (appended(lambda: gen("a", temperature="0")), "temperature must be a number"),  # type: ignore
     "a temperature below 0": (appended(lambda: gen("a", temperature=-1)), "temperature must be at least 0"),
@@ -115,7 +183,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a kind that is none": (appended(lambda: gen("a", schema={"type": "strng"})), "type must be one of null, boolean"),
     "a schema elsewhere": (
         appended(lambda: gen("a", schema={"$ref": "https://x.test/a.json"})),
-        "remote ones are not read: put what it names under $defs",
+        "remote references are not fetched: put the target under $defs",
     ),
     "a schema without values": (
         appended(lambda: gen("a", schema={"type": "integer", "minimum": 5, "maximum": 3})),
@@ -125,6 +193,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing to choose": (appended(lambda: select("a", [])), "got none"),
     "numbers to choose": (appended(lambda: select("a", [1, 2])), "write '1'"),  # type: ignore[list-item]
     "a choice twice": (appended(lambda: select("a", ["x", "x"])), "is there twice"),
+    "a tool without a name": (
+        appended(lambda: bough.use(look_up, city="x")),  # type: ignore
+        'bough.use("name", look_up, argument=...)',
+    ),
     "a tool by name": (appended(lambda: bough.tool("search")), "bough.use(name, 'search', argument=...)"),  # type: ignore
     # what is appended
     "nothing": (appended(lambda: None), "without `s +=`"),
@@ -138,6 +210,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     # what is read
     "a variable misspelt": (body(lambda s: generates(s)["anwser"]), "did you mean 'answer'?"),
+    "a state is no list": (lambda: ended()[0], "what the body has returned is state.ret_value"),
+    "a state is no series": (lambda: list(ended()), "s.text_iter() streams"),
+    **{
+        f"the result as {name}": (partial(attribute, name), "returned is state.ret_value")
+        for name in ("items", "result", "value", "output", "return_value", "returned")
+    },
+    "a state that is saved": (lambda: ended().save("x.json"), "state.conversation().save(path)"),
+    "a stream of all": (lambda: ended().stream(), "s.text_iter() streams all text"),
     "a variable as an attribute": (body(lambda s: generates(s).answer), "read the variable with s['answer']"),
     "a branch's variable": (
         body(lambda s: (add(s.fork(1)[0], "x" + gen("a")), s["a"])),
@@ -167,6 +247,57 @@ def test_the_message_has_the_line_and_the_next_step(mistake: str) -> None:
     assert step in said
     assert f"{HERE}:" in said, said
     assert f"{HERE}:0" not in said
+
+
+@pytest.mark.parametrize("name", ["Chat", "Session", "load"])
+def test_names_of_chats_lead_to_sessions(name: str) -> None:
+    with pytest.raises(AttributeError, match=r"f\.after\(state\) continues a program, and bough\.Conversation"):
+        getattr(bough, name)
+
+
+def test_a_history_may_be_none() -> None:
+    assert program.after(None).run("x", backend=MockBackend()).text() == "x"
+
+
+def test_the_options_that_are_listed_are_those_of_gen() -> None:
+    with pytest.raises(TypeError) as caught:
+        gen("a", zzzz=1)  # type: ignore[call-overload]
+    for name in (
+        "check",
+        "dtype",
+        "max_turns",
+        "regex",
+        "retries",
+        "schema",
+        "timeout_s",
+        "tool_choice",
+        "tools",
+        "type",
+    ):
+        assert f" {name}" in str(caught.value)
+
+
+def odd(number: int) -> None:
+    if number % 2:
+        raise ValueError(f"odd: {number}")
+
+
+def even(number: int) -> bool:
+    return number % 2 == 0
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [(odd, "the check `odd` refuses 'n': odd: 1; its text is '1'"), (even, "the check `even` refuses 'n'; its text")],
+)
+def test_a_refusal_names_the_check(check: Any, said: str) -> None:
+    def asks(s: Any) -> Any:
+        s += "x" + gen("n", int, check=check)
+        return s["n"]
+
+    with pytest.raises(bough.ProgramError) as caught:
+        function(asks).run(backend=MockBackend({"n": 1}))
+    assert said in str(caught.value)
 
 
 def test_of_what_a_body_does_wrong_itself_nothing_is_changed() -> None:

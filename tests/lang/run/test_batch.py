@@ -41,7 +41,7 @@ def test_results_are_in_the_order_of_the_items():
 
 
 def test_items_are_dicts_or_tuples():
-    states = echo.run_batch([{"text": "a"}, ("b",), ["c"]], backend=echoing())
+    states = echo.run_batch([{"text": "a"}, ("b",), "c"], backend=echoing())
     assert [state["x"] for state in states] == ["A", "B", "C"]
     two = function(lambda s, text, other: echo.body(s, text))
     items: list[Any] = ["a", 3]

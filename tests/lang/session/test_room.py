@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,7 +29,11 @@ class Person:
 class Pairs:
     """Tokens of two characters."""
 
-    def fewest_tokens(self, text: str) -> int:
+    def __init__(self) -> None:
+        self.num_chars = 0
+
+    def fewest_tokens(self, text: str, most: int | None = None) -> int:
+        self.num_chars += len(text)
         return math.ceil(len(text) / 2)
 
 
@@ -93,6 +98,20 @@ def test_all_instructions_of_a_program_are_looked_at() -> None:
 )
 def test_what_others_refuse_or_what_takes_long_is_left_to_them(grammar: GrammarSpec) -> None:
     check_room((Gen(0, "v", sampling=SamplingParams(max_tokens=1), grammar=grammar),), Pairs())
+
+
+@pytest.mark.parametrize(
+    "grammars",
+    [
+        [Choice((f"{index:04000}",)) for index in range(500)],
+        [JsonSchema(json.dumps({"const": {"x" * 3000 + str(index): 1}})) for index in range(20)],
+    ],
+)
+def test_no_more_is_counted_than_takes_a_moment(grammars: list[GrammarSpec]) -> None:
+    ops = [Gen(0, "v", sampling=SamplingParams(max_tokens=2500), grammar=grammar) for grammar in grammars]
+    tokenizer = Pairs()
+    check_room(ops, tokenizer)
+    assert 0 < tokenizer.num_chars <= 1 << 14
 
 
 def test_a_compiled_program_is_refused_where_it_is_run() -> None:

@@ -151,6 +151,38 @@ def test_a_branch_that_begins_anew_forgets_its_values():
     function(body).run(backend=FakeBackend(script))
 
 
+@pytest.mark.parametrize("how", ["name", "branch", "value", "async", "block"])
+def test_the_stream_of_a_branch_that_begins_anew_has_no_text_of_before(how):
+    def script(program):
+        yield Delta(1, "x", '["an ')
+        yield Delta(1, "x", 'old")')
+        yield BranchRestarted(branch=1, attempt=1, error=BAD)
+        yield Delta(1, "x", '["')
+        yield Delta(1, "x", 'new"]')
+        yield value(1, "x", '["new"]')
+        yield value(1, "y", "end")
+        yield Done()
+
+    def stream(s):
+        (branch,) = s.fork(1, isolated=True, retries=1)
+        branch += "say " + gen("x", list[str]) + gen("y")
+        if how == "block":
+            branch += bough.when(bough.var("y") == "no", bough.gen("z"))
+        return branch.stream("x", partial=True) if how == "value" else branch.text_iter("x" if how == "name" else None)
+
+    def body(s):
+        return list(stream(s))
+
+    async def abody(s):
+        return [piece async for piece in stream(s)]
+
+    pieces = function(abody if how == "async" else body).run(backend=FakeBackend(script)).ret_value
+    if how == "value":
+        assert pieces[-1] == ["new"] and "old" not in str(pieces)
+    else:
+        assert "".join(pieces) == ('["new"]' if how == "name" else 'say ["new"]end')
+
+
 def test_a_branch_that_a_loop_forks_keeps_the_values_of_earlier_turns():
     calls: list[str] = []
 

@@ -30,7 +30,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"grammar": Lark("start: b")}, "invalid_grammar", "unknown name"),
     ({"grammar": 5}, "invalid_value", "a grammar's text or value"),
     ({"json_schema": {"type": "zzz"}}, "invalid_json_schema", "type must be one of"),
-    ({"json_schema": {"$ref": "#/x"}}, "invalid_json_schema", "leads nowhere"),
+    ({"json_schema": {"$ref": "#/x"}}, "invalid_json_schema", "has no target"),
     ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}}, "invalid_json_schema", "satisfies"),
     ({"json_schema": {"type": "string", "pattern": r"(a)\1"}}, "unsupported_json_schema", "'pattern'"),
     ({"json_schema": '{"type":'}, "invalid_value", "is not JSON"),

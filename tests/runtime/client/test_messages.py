@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bough.runtime.client.engine_process import tell
+from bough.runtime.client.engine_process import _refuse, tell
 from bough.runtime.client.messages import (
     Abort,
     AskStats,
@@ -24,6 +24,7 @@ from bough.runtime.client.messages import (
     Start,
     Submit,
     ToEngine,
+    Unreadable,
     read_frames,
 )
 from bough.runtime.protocol.config import EngineConfig
@@ -186,6 +187,39 @@ def test_garbage_is_an_error(pair: tuple[socket.socket, socket.socket], data: by
     pair[0].sendall(data)
     with pytest.raises(msgspec.DecodeError):
         next(read_frames(pair[1], ToEngine))
+
+
+def nested(key: int, depth: int = 100_000) -> bytes:
+    """A message whose third field, which nobody knows, is nested deeper than any decoder goes."""
+    fields = msgspec.msgpack.encode({"type": "run", "key": key})
+    body = b"\x83" + fields[1:] + msgspec.msgpack.encode("program") + b"\x91" * depth + b"\xc0"
+    return head(len(body)) + body
+
+
+@pytest.mark.parametrize("key", [0, 7, 200, 70_000, 2**40])
+def test_what_is_nested_too_deeply_fails_alone(pair: tuple[socket.socket, socket.socket], key: int) -> None:
+    """It ended the engine: who looked for the key of its stream went as deep."""
+    pair[0].sendall(nested(key))
+    pair[0].sendall(framed(Drop("x"), 1))
+    refused: list[Unreadable] = []
+    assert next(read_frames(pair[1], ToEngine, refused.append)) == Drop("x")
+    assert [(each.kind, each.key) for each in refused] == [("run", key)]
+
+
+def test_who_sent_what_cannot_be_read_is_told_or_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        writer = FrameWriter(ours)
+        for message in (
+            Unreadable("run", 7, "too deep"),
+            Unreadable("", 0, "garbage"),
+            Unreadable("submit", 8, "wrong"),
+        ):
+            _refuse(message, writer)
+        writer.close()
+        told = list(itertools.islice(read_frames(theirs, FromEngine), 2))
+    assert [message.key for message in told] == [7, 8]
+    assert "garbage" in caplog.text
 
 
 @pytest.mark.parametrize("numbers", [(1,), (0, 0), (0, 2), (0, 1, 3)])

@@ -14,13 +14,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from bough.constrain.spec import Choice, Lark
 from bough.runtime.client.local import LocalClient
+from bough.runtime.client.messages import FrameWriter, Submit
 from bough.runtime.client.remote import RemoteClient
 from bough.runtime.client.spawn import spawn_engine
 from bough.runtime.protocol.config import EngineConfig
-from bough.runtime.protocol.errors import EngineStoppedError, ModelError
+from bough.runtime.protocol.errors import EngineStoppedError, ModelError, RequestError
 from bough.runtime.protocol.program import Done, Failed, Gen, Text
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
@@ -48,6 +51,34 @@ def test_both_clients_generate_the_same(folder: Path, running: RemoteClient) -> 
     texts = [list(client.run(program(*ops)))[-1].texts for client in (local, running)]  # type: ignore[union-attr]
     assert texts[0] == texts[1]
     local.close()
+
+
+def test_a_large_constraint_is_sent_once(running: RemoteClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 prompts of one body with a schema of 1 MB were 64 frames of 1 MB."""
+    sent: list[msgspec.Struct] = []
+
+    def put(message: msgspec.Struct) -> None:
+        sent.append(message)
+        FrameWriter.put(running._writer, message)
+
+    monkeypatch.setattr(running._writer, "put", put)
+    large, other, small = Choice(("yes", "y" * 6000)), Choice(("ja", "j" * 6000)), Choice(("yes", "no"))
+    for grammar in (large, large, small, large, other, large):
+        asked = msgspec.structs.replace(request(400, "hello"), grammar=grammar)
+        text = "".join(output.text for output in running.stream(asked))
+        assert any(option.startswith(text) for option in grammar.options), text[:20]
+        assert text
+    assert [type(message).__name__ for message in sent] == [
+        *("Constrain", "Submit", "Submit", "Submit", "Submit", "Constrain", "Submit", "Constrain", "Submit")
+    ]
+    assert max(len(msgspec.msgpack.encode(message)) for message in sent if isinstance(message, Submit)) < 1000
+
+
+def test_a_constraint_that_is_too_large_is_not_sent(running: RemoteClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running._writer, "put", None)
+    with pytest.raises(RequestError, match="at most 1000000 are allowed") as caught:
+        next(running.stream(msgspec.structs.replace(request(), grammar=Lark("x" * 1_000_001))))
+    assert (caught.value.code, caught.value.param) == ("grammar_too_complex", "grammar")
 
 
 def test_a_killed_process_is_noticed_at_once(folder: Path) -> None:

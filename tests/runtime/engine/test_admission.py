@@ -11,6 +11,7 @@ import pytest
 
 from bough.constrain.spec import Regex
 from bough.runtime.client.local import EngineLoop, LocalClient
+from bough.runtime.engine import admission
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import EngineError, OverloadedError, RequestError
 
@@ -94,6 +95,32 @@ def test_a_key_that_floods_leaves_places_to_others() -> None:
     for generation in list(engine._live.values()):
         engine.abort(generation.request.id)
     assert not engine._admission._places.num_taken
+    assert_clean(engine)
+
+
+def test_a_key_that_floods_leaves_room_for_prompts_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that waits takes 45 bytes: 4,096 prompts of a full context were as much as the model."""
+    monkeypatch.setattr(admission, "MIN_WAITING_TOKENS", 100_000)
+    monkeypatch.setattr(admission, "WAITING_POOLS", 0)
+    engine, _ = fake_engine(max_waiting=4096, max_num_seqs=1)
+    messages: list[str] = []
+
+    def flood(key: str) -> int:
+        for count in range(1000):
+            try:
+                engine.submit(request(f"{key} {count}", "x" * 1000, namespace=f"{key}/{count}"), Heard())
+            except OverloadedError as error:
+                messages.append(error.message)
+                return count
+        raise AssertionError("no bound")
+
+    counts = [flood(key) for key in "abc"]
+    assert all("tokens" in message for message in messages)
+    assert 80 <= counts[0] <= 90 and counts[1] >= 8 and sum(counts) <= 100
+    for generation in list(engine._live.values()):
+        engine.abort(generation.request.id)
+    places = engine._admission._places
+    assert not places._num_tokens and not places._tokens_of
     assert_clean(engine)
 
 

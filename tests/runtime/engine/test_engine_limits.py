@@ -181,9 +181,9 @@ def test_a_program_cannot_ask_for_the_memory(ops: list[Any]) -> None:
 def test_states_that_wait_are_bounded_by_what_they_hold() -> None:
     engine, _ = fake_engine()
     executor = executor_of(engine, time.monotonic, max_states=100)
-    bound(executor._machine, kept_tokens=1000)
+    bound(executor._machine, held_tokens=10_000)
     for index in range(20):
-        executor.run(Program(id=str(index), ops=(Assign(0, "x", ("y" * 300,)),), keep=True), ProgramHeard())
+        executor.run(Program(id=str(index), ops=(Assign(0, "x", ("y" * 3000,)),), keep=True), ProgramHeard())
     assert list(executor._states) == ["17", "18", "19"]
     executor.close()
     assert_clean(engine)
@@ -202,9 +202,9 @@ def test_a_client_who_keeps_many_states_drops_his_own() -> None:
     for index in range(20):
         keep("bob" if index % 2 else "bob/salt", f"b{index}")
     assert list(executor._states) == ["a0", "a1", "b18", "b19"]
-    bound(executor._machine, kept_tokens=1000)
-    keep("bob", "large", 990)
-    keep("bob", "larger", 995)
+    bound(executor._machine, held_tokens=10_000)
+    keep("bob", "large", 7000)
+    keep("bob", "larger", 7900)
     assert list(executor._states) == ["a0", "a1", "larger"]
     executor.close()
     assert_clean(engine)

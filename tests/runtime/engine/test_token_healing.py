@@ -222,7 +222,7 @@ def programs(*parts: Any) -> tuple[list[Value], dict[int, str], list[int]]:
         assert time.monotonic() < deadline
         made.step()
     assert type(events[-1]).__name__ == "Done", events[-1]
-    tokens = content_of(executor._states["p"].branches[0]).tokens
+    tokens = content_of(executor._states["p"].branches[0]).tokens[:]
     executor.close()
     made.close()
     return [event for event in events if isinstance(event, Value)], events[-1].texts, tokens

@@ -62,7 +62,7 @@ def test_named_pages_must_fit_beside_passes(set_free: Any, settings: dict[str, i
     set_free(RESERVE + 5 * MIB + 82 * MIB)
     assert planned(**settings) == 81 * MIB // 1000
     set_free(RESERVE + 5 * MIB + 80 * MIB)
-    with pytest.raises(ModelError, match=rf"and passes {RESERVE + 5 * MIB:,} beside it, but [\d,]+ are free") as caught:
+    with pytest.raises(ModelError, match=rf"plus {RESERVE + 5 * MIB:,} for passes, but [\d,]+ are free") as caught:
         planned(**settings)
     assert "RLIMIT_AS" in str(caught.value) and "lower max_model_len" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -71,12 +71,12 @@ def test_named_pages_must_fit_beside_passes(set_free: Any, settings: dict[str, i
 @pytest.mark.parametrize("free", [0, RESERVE, RESERVE + 5 * MIB, RESERVE + 5 * MIB + 3000])
 def test_no_room_for_a_page(set_free: Any, free: int) -> None:
     set_free(free)
-    with pytest.raises(ModelError, match=r"needs 2,000 bytes, and passes [\d,]+ beside it, but [\d,]+ are free"):
+    with pytest.raises(ModelError, match=r"needs 2,000 bytes, plus [\d,]+ for passes, but [\d,]+ are free"):
         planned()
 
 
 def test_bytes_that_hold_no_page_are_refused_by_their_name() -> None:
-    with pytest.raises(ModelError, match=r"kv_cache_memory=1,000 holds nothing: one page takes 1,000 bytes; raise it"):
+    with pytest.raises(ModelError, match=r"kv_cache_memory=1,000 is too small: one page takes 1,000 bytes; raise it"):
         planned(kv_cache_memory=1000)
 
 
@@ -89,7 +89,7 @@ def test_pages_of_a_gpu_need_nothing_of_the_host() -> None:
 def test_a_model_that_does_not_fit_is_refused(set_free: Any) -> None:
     set_free(RESERVE + 1000)
     claim_host(1000)
-    with pytest.raises(ModelError, match=r"needs 1,001 bytes for weights and tables, and [\d,]+ beside them, but"):
+    with pytest.raises(ModelError, match=r"needs 1,001 bytes for weights and tables, plus [\d,]+, but"):
         claim_host(1001)
 
 
@@ -169,7 +169,7 @@ def test_running_out_of_memory_while_loading_is_an_error_of_the_model(
         start_engine(EngineConfig())
     if expected is ModelError:
         assert re.search(
-            r"too little memory .* \(12 GiB; of the host's bytes [\d,]+ are free.*\): take", str(caught.value)
+            r"not enough memory .* \(12 GiB; of the host's bytes [\d,]+ are free.*\): choose", str(caught.value)
         )
 
 

@@ -172,9 +172,7 @@ def test_a_missing_library_is_told_where_it_could_be_there(
 
 def test_a_format_that_the_checkpoint_has_not_is_refused(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "tiny")
-    with pytest.raises(
-        ModelError, match=r"quantization awq was asked for, but the weights of .*tiny are F32: leave it out"
-    ):
+    with pytest.raises(ModelError, match=r"quantization is awq, but the weights of .*tiny are F32: leave it out"):
         start_engine(EngineConfig(model=str(folder), quantization="awq"))
 
 
@@ -202,7 +200,7 @@ def test_what_does_not_fit_is_a_model_error(error: Exception, monkeypatch: pytes
         raise error
 
     monkeypatch.setattr(start, "load_gguf_engine", fail)
-    with pytest.raises(ModelError, match=r"too little memory to load the model .*8 GiB"):
+    with pytest.raises(ModelError, match=r"not enough memory to load the model .*8 GiB"):
         start_engine(EngineConfig(model="any"))
     monkeypatch.setattr(start, "load_gguf_engine", lambda *_: (_ for _ in ()).throw(RuntimeError("another fault")))
     with pytest.raises(RuntimeError, match="another fault"):

@@ -48,7 +48,7 @@ def test_quantise_decoder(kind: str, bound: float, tmp_path: Path, make_runner: 
     assert isinstance(quantised, QuantisedLinear) and isinstance(exact.layers[0].down, Linear)
     weight = exact.layers[0].down.weight
     assert float((dequantise(quantised.weight) - weight).norm() / weight.norm()) < 0.1
-    with pytest.raises(ModelError, match=r"layers\.0\.qkv is quantised already"):
+    with pytest.raises(ModelError, match=r"layers\.0\.qkv is already quantised"):
         quantise_decoder(rounded, kind)
 
 

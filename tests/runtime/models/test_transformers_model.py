@@ -30,7 +30,7 @@ UNFIT: dict[str, tuple[str, dict[str, Any], str]] = {
     "alibi": ("bloom", {"n_layer": 2, "n_head": 4}, "0 of its 2 layers"),
     "no attention interface": ("falcon", {}, "0 of its 2 layers"),
     "state space": ("mamba", {"state_size": 4}, "0 of its 2 layers"),
-    "not causal": ("t5", {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}, "no causal language model"),
+    "not causal": ("t5", {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}, "not a causal language model"),
 }
 
 

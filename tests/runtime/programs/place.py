@@ -85,4 +85,4 @@ class Place:
 
     def tokens(self, program_id: str = "p") -> dict[int, list[int]]:
         state = self.executor._states[program_id]
-        return {branch.id: content_of(branch).tokens for branch in state.branches.values()}
+        return {branch.id: content_of(branch).tokens[:] for branch in state.branches.values()}

@@ -13,6 +13,7 @@ from bough.constrain.spec import Choice
 from bough.runtime.programs.engine_machine import EngineMachine
 from bough.runtime.programs.executor import Executor
 from bough.runtime.programs.interpreter import write
+from bough.runtime.programs.shared import Shared
 from bough.runtime.programs.state import Barrier, Branch, Failure, Values
 from bough.runtime.programs.tokens import TokenContent, append_text, close_message, content_of, keep_text, open_message
 from bough.runtime.protocol.condition import NotYetError
@@ -94,7 +95,7 @@ def test_text_and_messages() -> None:
     branch = blank(0)
     content = content_of(branch)
     append_text(branch, "", tokenizer)
-    assert (content.tokens, content.texts, content.appended) == ([], [], [])
+    assert not content.tokens and not content.texts and not content.appended
     append_text(branch, "<|im_start|>", tokenizer)  # text is never a control token
     assert len(content.tokens) == len("<|im_start|>")
     open_message(branch, "user", tokenizer)
@@ -103,12 +104,12 @@ def test_text_and_messages() -> None:
     close_message(branch, tokenizer)
     with pytest.raises(RequestError, match="no open message"):
         close_message(branch, tokenizer)
-    assert content.roles == ("user",)
-    assert tokenizer.decode(content.tokens, skip_special_tokens=False) == content.text
+    assert content.roles[:] == ["user"]
+    assert tokenizer.decode(content.tokens[:], skip_special_tokens=False) == content.text
 
 
 def test_a_fork_is_a_copy() -> None:
-    given = TokenContent([1], ["x"], ("user",), suffix="!")
+    given = TokenContent(Shared([1], compact=True), Shared(["x"]), Shared(["user"]), suffix="!")
     parent = Branch(0, given, values=Values({"a": "1"}))
     child = blank(1)
     child.start_from(parent)
@@ -116,17 +117,18 @@ def test_a_fork_is_a_copy() -> None:
     copy.tokens.append(2)
     copy.texts.append("y")
     child.keep("b", "2")
-    assert (given.tokens, given.texts, dict(parent.values)) == ([1], ["x"], {"a": "1"})
-    assert (copy.roles, copy.suffix, copy.forked.num_tokens, copy.forked.num_texts) == (("user",), "!", 1, 1)
+    assert (given.tokens[:], given.texts[:], dict(parent.values)) == ([1], ["x"], {"a": "1"})
+    assert (copy.tokens[:], copy.texts[:]) == ([1, 2], ["x", "y"])
+    assert (copy.roles[:], copy.suffix, copy.forked.num_tokens, copy.forked.num_texts) == (["user"], "!", 1, 1)
 
 
 def test_adopting_keeps_what_is_there() -> None:
-    given = TokenContent([1], ["x"])
+    given = TokenContent(Shared([1], compact=True), Shared(["x"]))
     parent = Branch(0, given, values=Values({"a": "1"}))
     child = blank(1)
     child.start_from(parent)
-    content_of(child).tokens += [2, 3]
-    content_of(child).texts += ["y", "z"]
+    content_of(child).tokens.extend([2, 3])
+    content_of(child).texts.extend(["y", "z"])
     child.keep("a", "changed")
     child.keep("b", "2")
     barrier = Barrier()
@@ -136,7 +138,8 @@ def test_adopting_keeps_what_is_there() -> None:
     child.keep("c", "later")
     given.tokens.append(9)
     parent.adopt(child, barrier)
-    assert (given.tokens, given.texts, dict(parent.values)) == ([1, 9, 2, 3], ["x", "y", "z"], {"a": "1", "b": "2"})
+    assert (given.tokens[:], given.texts[:]) == ([1, 9, 2, 3], ["x", "y", "z"])
+    assert dict(parent.values) == {"a": "1", "b": "2"}
 
 
 @pytest.mark.parametrize(

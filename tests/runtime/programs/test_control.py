@@ -33,7 +33,7 @@ def outcome(place: Place, stretches: list[list[Op]]) -> Outcome:
     branches = {branch.id: branch for branch in place.executor._states["p"].branches.values() if branch.started}
     alive = {number: branch for number, branch in branches.items() if branch.failure is None}
     history = {key: texts for key, texts in history_of(events).items() if key[0] in alive}
-    tokens = {number: content_of(branch).tokens for number, branch in alive.items()}
+    tokens = {number: content_of(branch).tokens[:] for number, branch in alive.items()}
     failed = {number for number, b in branches.items() if b.failure is not None and (b.origin.parent or 0) in alive}
     return history, {number: heard.done.texts[number] for number in alive}, tokens, failed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ from bough.runtime.protocol.program import (
     Join,
     Op,
     Repeat,
+    RoleEnd,
     Select,
     Skipped,
     Text,
@@ -189,7 +191,14 @@ REFUSED: dict[str, tuple[list[Op], str]] = {
     "depth": ([nested(MAX_DEPTH + 1, Text(0, ("x",)))], "nested 32 levels deep"),
     "depth of a condition": ([When(0, deep_condition(40))], "nested 32 levels deep"),
     "instructions": ([When(0, TRUE, (Text(0, ("x",)),) * MAX_OPS)], f"1 to {MAX_OPS} instructions, those in blocks"),
-    "conditions": ([When(0, Every((TRUE,) * MAX_OPS))], "the conditions of a program"),
+    "conditions": ([When(0, Every((TRUE,) * 10_000))] * 10, "the conditions of a program"),
+    "parts of a condition": ([When(0, Every((TRUE,) * MAX_OPS))], "more than 16384 parts, but 16384 is the limit"),
+    "a large block": ([When(0, TRUE, (RoleEnd(0),) * 9000)], "has too much in it: 8192 instructions"),
+    "many values": (
+        [When(0, TRUE, tuple(When(0, TRUE, (Gen(0, "x"),) * 5000) for _ in range(4)))],
+        "and 16384 values, are the limit",
+    ),
+    "a large join": ([Fork(0, (1,)), Join(0, (1,) * 5000)], "joins 5000 branches, but 4096 is the limit"),
     "stop patterns": (
         [Gen(0, f"x{n}", SamplingParams(stop_regex="a" * (n + 1))) for n in range(MAX_STOP_PATTERNS + 1)],
         "16 different stop_regex at most",
@@ -228,9 +237,9 @@ REFUSED: dict[str, tuple[list[Op], str]] = {
 
 @pytest.mark.parametrize(("ops", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_is_not_well_formed_is_refused(place: ToolPlace, ops: list[Op], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
-        place.start(ops)
-    assert caught.value.param == "ops"  # type: ignore[attr-defined]
+    error = place.refusal(ops)
+    assert re.search(message, error.message)
+    assert error.param == "ops"
     assert place.executor.num_states == 0
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from bough.runtime.programs.engine_machine import EngineMachine
 from bough.runtime.programs.executor import Executor
+from bough.runtime.protocol.errors import BoughError, ErrorInfo, to_info
 from bough.runtime.protocol.program import Op, Program
 from bough.runtime.tools.registry import ToolCall, ToolRegistry, ToolRunner
 
@@ -36,23 +37,34 @@ class ToolPlace(Place):
         self.drive(lambda: heard.over)
         return heard
 
-    def start(self, ops: list[Op], program_id: str = "p", tools: object = None, **fields: object) -> Heard:
+    def start(
+        self, ops: list[Op], program_id: str = "p", tools: object = None, key: object = None, **fields: object
+    ) -> Heard:
         heard = Heard()
         program = Program(id=program_id, ops=tuple(ops), **fields)  # type: ignore[arg-type]
-        self.executor.run(program, heard, tools)  # type: ignore[arg-type]
+        self.executor.run(program, heard, tools, key)  # type: ignore[arg-type]
         return heard
+
+    def refusal(self, ops: list[Op], program_id: str = "p", **fields: object) -> ErrorInfo:
+        """Returns why a submission cannot be started: it is raised, or told if reading it takes its time."""
+        try:
+            return self.run(ops, program_id, **fields).failed.error
+        except BoughError as error:
+            return to_info(error)
 
     def drive(self, over: Callable[[], bool], max_steps: int = 50_000) -> None:
         """Makes posted calls and steps until `over`."""
         for _ in range(max_steps):
             if over():
                 return
-            busy = not self.engine.idle
+            stats = self.engine.stats()
+            busy = bool(stats.running or stats.waiting)
             while not self.posted.empty() or not busy:
                 self.posted.get(timeout=10.0)()
                 busy = True
-            if not self.engine.idle:
-                self.engine.step()
+            if self.engine.idle:
+                self.engine.wait_for_grammar(5.0)
+            self.engine.step()
         raise AssertionError("no progress")
 
     def close(self) -> None:

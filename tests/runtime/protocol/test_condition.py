@@ -197,6 +197,7 @@ def test_a_pattern_whose_effort_is_used_up_begins_anew(monkeypatch: pytest.Monke
     pattern = Pattern("(ab?){1,300}")
     begun = Matching(pattern, "ab" * 200)
     assert begun.done_by(0.0) is None
+    assert begun._lexer is not None
     begun._lexer.failed = True  # over another text
     assert begun.done_by(math.inf) is True
     assert pattern.matches("abaab") and not pattern.matches("abb")

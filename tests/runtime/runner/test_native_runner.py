@@ -201,19 +201,20 @@ def run(
 def test_logits_are_those_of_torch(changes: dict[str, Any], kind: str, make_runner: MakeRunner) -> None:
     config = fit(make_config(**changes), kind)
     rng = np.random.default_rng(0)
-    tokens = rng.integers(0, config.vocab_size, 150)
-    slots = rng.permutation(NUM_SLOTS)[:150]
-    (found,) = run(make_runner(config, kind=kind), [Sequence(tokens, slots)], [150])
+    num = 400
+    tokens = rng.integers(0, config.vocab_size, num)
+    slots = rng.permutation(NUM_SLOTS)[:num]
+    (found,) = run(make_runner(config, kind=kind), [Sequence(tokens, slots)], [num])
     decoder = make_reference(config, kind)
-    shape = KVShape(config.num_layers, 150, 1, config.num_kv_heads, config.head_dim, torch.float64)
+    shape = KVShape(config.num_layers, num, 1, config.num_kv_heads, config.head_dim, torch.float64)
     attention = TorchAttention(shape)
-    attention.plan(make_batch([Sequence(tokens, np.arange(150))], [150]).attention)
+    attention.plan(make_batch([Sequence(tokens, np.arange(num))], [num]).attention)
     with torch.inference_mode():
-        hidden = decoder.forward(torch.from_numpy(tokens), torch.arange(150), attention)
+        hidden = decoder.forward(torch.from_numpy(tokens), torch.arange(num), attention)
         expected = decoder.logits(hidden).numpy()
     # A rounding may fall the other way, which is seen in all that follows: hence a mean.
     assert np.abs(found - expected).mean() < 0.025 * np.abs(expected).mean()
-    assert (found.argmax(-1) == expected.argmax(-1)).mean() > 0.93
+    assert (found.argmax(-1) == expected.argmax(-1)).mean() > (0.94 if kind == "w8a8" else 0.96)
 
 
 @pytest.mark.parametrize("head_dim", [32, 64])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.runtime.protocol.config import SchedulerLimits
-from bough.runtime.scheduler.tenant_shares import divide
+from bough.runtime.scheduler.tenant_shares import Service, divide
 
 from .test_scheduler import Simulation, sequence
 
@@ -204,3 +205,44 @@ def test_more_keys_than_tokens_of_a_step_do_not_stop_each_other() -> None:
     simulation = flooded(40, prompt=30, answer=2, num_each=1, max_num_seqs=4, max_batch_tokens=16)
     simulation.run(max_steps=40 * 32)
     assert len(simulation.done) == 40
+
+
+def test_who_asked_for_little_lately_has_its_whole_prompt_computed_at_once() -> None:
+    """However many others flood the engine."""
+    simulation = flooded(10, prompt=400, answer=4, num_each=8, max_num_seqs=16, max_batch_tokens=128)
+    for round_ in range(6):
+        for _ in range(24):
+            simulation.step()
+        prompt = random.Random(round_).choices(range(3), k=60)
+        simulation.add(sequence(f"quiet {round_}", prompt, 10_000 + round_, namespace="quiet"), 1)
+        assert {work.sequence.id: work.stop for work in simulation.step()}[f"quiet {round_}"] == 60
+
+
+def test_who_had_less_goes_first_up_to_a_credit() -> None:
+    service = Service(credit=100)
+    service.charge("busy", 1_000_000)
+    assert service.divide(150, {"busy": 500, "quiet": 500}) == {"busy": 25, "quiet": 125}
+    service.charge("quiet", 125)
+    service.charge("busy", 25)
+    assert service.divide(150, {"busy": 500, "quiet": 500}) == {"busy": 75, "quiet": 75}
+
+
+LEVELS = st.dictionaries(st.sampled_from("abcd"), st.floats(0, 100), max_size=4)
+
+
+@given(st.integers(0, 300), st.dictionaries(st.sampled_from("abcd"), st.integers(0, 200), max_size=4), WEIGHTS, LEVELS)
+def test_who_wants_more_is_level_with_all_who_were_given_some(
+    total: int, wanted: dict[str, int], weights: dict[str, int], had: dict[str, float]
+) -> None:
+    given_ = divide(total, wanted, weights, had)
+    assert sum(given_.values()) == min(total, sum(wanted.values()))
+    height = {name: had.get(name, 0.0) + part / weights.get(name, 1) for name, part in given_.items()}
+    for short in (name for name, want in wanted.items() if given_[name] < want):
+        assert all(height[short] >= height[name] - 2 for name, part in given_.items() if part)
+
+
+def test_service_remembers_a_bounded_number_of_tenants() -> None:
+    service = Service(credit=10)
+    for number in range(10_000):
+        service.charge(f"key{number}", 7)
+    assert len(service._had) <= 4096

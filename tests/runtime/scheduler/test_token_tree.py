@@ -43,7 +43,7 @@ def paths(tokens: Sequence[int], tree: TokenTree) -> list[list[int]]:
 
 @given(st.lists(st.integers(1, 3), max_size=4), WORDS, st.integers(1, 30))
 def test_each_choice_is_a_path(prompt: list[int], choices: list[list[int]], max_tokens: int) -> None:
-    trees = plant(prompt, choices, max_tokens)
+    trees = list(plant(prompt, choices, max_tokens))
     told: dict[int, list[tuple[list[int], int]]] = {}
     for tree in trees:
         before = paths(tree.tokens, tree.tree)

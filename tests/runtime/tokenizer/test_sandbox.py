@@ -52,6 +52,8 @@ TOO_LARGE = {
     "indented JSON": "{{ [[1]] | tojson(indent=10 ** 9) }}",
     "separated JSON": "{{ [1, 2] | tojson(separators=('x' * 9999, ':')) }}",
     "format": "{{ '{:1000000000}'.format(1) }}",
+    "a width of wide digits": "{{ '{:>\uff19\uff19\uff19\uff19\uff19\uff19\uff19}'.format(1) | length }}",
+    "a precision of Arabic digits": "{{ '{0:.\u0669\u0669\u0669\u0669\u0669\u0669\u0669f}'.format(1) | length }}",
     "format of a map": "{{ '{x:999999999}'.format_map({'x': 1}) }}",
     "format by another field": "{{ '{:{}}'.format(1, 10 ** 9) }}",
     "many fields": "{{ ('{0}' * 99999).format('a' * 9999999) }}",
@@ -107,7 +109,7 @@ def test_no_value_is_made_that_is_too_large(name: str) -> None:
     template = ChatTemplate(TOO_LARGE[name])
     began = time.thread_time()
     with pytest.raises(
-        RequestError, match=r": it (makes|gives|searches)|: a (format|date|text)|: (round|sum|tojson|numbers) "
+        RequestError, match=r": it (makes|passes|searches)|: a (format|date|text)|: (round|sum|tojson|numbers) "
     ) as caught:
         template.render(HI)
     assert caught.value.param == "messages"

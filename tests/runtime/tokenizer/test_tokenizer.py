@@ -367,6 +367,14 @@ def test_a_folder_is_read_as_the_library_reads_it(tmp_path):
     assert tokenizer.decode(tokenizer.encode("a<tool>b")) == "a<tool>b"
 
 
+def test_a_template_that_is_too_long_is_not_read(tmp_path):
+    save_folder(tmp_path, trained(*FAMILIES["llama-bpe"]))
+    with (tmp_path / "chat_template.jinja").open("wb") as file:
+        file.truncate(1 << 40)  # it takes no room
+    with pytest.raises(ModelError, match=r"chat_template\.jinja: more than"):
+        load_tokenizer(tmp_path)
+
+
 def test_control_tokens_keep_the_ids_of_their_file(tmp_path):
     """The library gives its own numbers to added tokens where a file leaves them between others."""
     reference = trained(*FAMILIES["smollm"])
@@ -398,6 +406,8 @@ def test_the_fewest_tokens_are_no_more_than_those_of_encode(text):
         assert len(data) not in reached
         reached = {stop for start in reached for stop in range(start + 1, len(data) + 1) if data[start:stop] in texts}
     assert len(data) in reached
+    assert SMOLLM.fewest_tokens(text, fewest) == fewest
+    assert SMOLLM.fewest_tokens(text, max(fewest - 1, 0)) == fewest
 
 
 @pytest.mark.parametrize("text", ["a▁b", "▁", "x <0x0A> y<0x41>", "▁▁ <0x0A>▁é\n"])
@@ -453,7 +463,7 @@ def test_folders_that_cannot_be_used_are_refused(tmp_path):
             load_tokenizer(tmp_path)
     words = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     words.save(str(path))
-    with pytest.raises(ModelError, match="do not spell text"):
+    with pytest.raises(ModelError, match="have no text"):
         load_tokenizer(tmp_path)
     save_folder(tmp_path, trained(*FAMILIES["gpt-2"]), chat_template="{% for %}")
     with pytest.raises(ModelError, match="template"):
@@ -493,7 +503,9 @@ def test_a_letter_does_not_become_thousands(tmp_path, name):
     field, steps = GROWING[name]
     parts = "normalizers" if field == "normalizer" else "pretokenizers"
     change_file(tmp_path / "tokenizer.json", lambda value: value.update({field: {"type": "Sequence", parts: steps}}))
-    with pytest.raises(ModelError, match=r"tokenizer.json: normalizer and pre_tokenizer may make .* of one character"):
+    with pytest.raises(
+        ModelError, match=r"tokenizer.json: normalizer and pre_tokenizer may turn one character into .* or more"
+    ):
         load_tokenizer(tmp_path)
 
 

@@ -124,11 +124,11 @@ def test_queues_are_shared(slow: Gated, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_calls_left_alone_count_for_who_left_them(slow: Gated) -> None:
     runner = ToolRunner(max_threads=4, max_abandoned=4)
-    for number in range(3):
+    for number in range(4):
         (ticket,), _ = start(runner, slow.tool, HOG)
         wait_until(lambda number=number: slow.running == number + 1)  # type: ignore[misc]
         runner.abandon(ticket)
-    with pytest.raises(OverloadedError, match="for which nobody waits"):
+    with pytest.raises(OverloadedError, match="of this client, for which nobody waits"):
         start(runner, slow.tool, OTHER)
     _, found = start(runner, Tool("quick", lambda: "quick"), STRANGER)
     wait_until(lambda: found == ["quick"])
@@ -136,6 +136,29 @@ def test_calls_left_alone_count_for_who_left_them(slow: Gated) -> None:
     wait_until(lambda: runner._left_alone.total == 0)
     _, found = start(runner, Tool("quick", lambda: "quick"), HOG)
     wait_until(lambda: found == ["quick"])
+    runner.close()
+
+
+def test_clients_whose_calls_never_return_leave_threads_to_others(slow: Gated) -> None:
+    """Two of them had all places of calls that are left alone, and nobody could call any tool."""
+    runner, messages = ToolRunner(max_threads=8, max_abandoned=8), list[str]()
+    for client in ("a", "b", "c"):
+        for number in range(20):
+            owner, before = Owner(client, str(number)), slow.running
+            try:
+                (ticket,), _ = start(runner, slow.tool, owner)
+            except OverloadedError as error:
+                messages.append(error.message)
+                break
+            wait_until(lambda before=before: slow.running == before + 1)  # type: ignore[misc]
+            runner.abandon(ticket)
+        else:
+            raise AssertionError("no bound")
+    assert len(messages) == 3
+    assert not any(char.isdigit() for char in "".join(messages))  # nobody hears what others do
+    _, found = start(runner, Tool("quick", lambda: "quick"), Owner("d", "p"))
+    wait_until(lambda: found == ["quick"])
+    slow.gate.set()
     runner.close()
 
 

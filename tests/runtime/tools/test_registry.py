@@ -338,6 +338,7 @@ def test_texts_are_read_as_their_parameters_say(name: str, text: str, value: obj
         ("flag", "1", "must be of type boolean"),
         ("items", "[" * 100_000, "not JSON"),
         ("items", "{}", "must be of type array"),
+        ("items", f"[{' ' * (1 << 18)}]", "has 262146 characters of JSON, but 262144 is the limit"),
     ],
 )
 def test_texts_that_are_not_are_refused_by_name(name: str, text: str, message: str) -> None:
@@ -412,7 +413,7 @@ def test_calls_that_do_not_return_make_room_until_there_are_too_many() -> None:
         runner.start(quick, {}, done)
         runner.abandon(ticket)
         runner.abandon(ticket)
-    with pytest.raises(OverloadedError, match="4 tool calls for which nobody waits any more have not returned"):
+    with pytest.raises(OverloadedError, match="too many tool calls of this process, for which nobody waits any more"):
         runner.start(quick, {}, done)
     wait_until(lambda: found == ["quick"] * 4)
     gate.set()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -13,10 +15,11 @@ import pytest
 from bough.runtime.protocol.errors import EngineError
 from bough.runtime.protocol.program import Assign, Delta, Done, Failed, Program, ProgramEvent, Skipped, Value
 from bough.runtime.protocol.request import TokenLogprob
+from bough.server.http import backlog as backlog_module
 from bough.server.http.backlog import MAX_WAITING_BYTES, Ahead, Backlog, Budget
 
 from ..conftest import Running, Start
-from ..fake_client import FakeClient
+from ..fake_client import FakeClient, Script
 
 
 class Source:
@@ -142,16 +145,31 @@ def test_a_large_end_waits_for_nobody_who_has_not_read_what_came_before() -> Non
     assert isinstance(last, Failed) and last.error.code == "reader_too_slow"
 
 
+async def nothing() -> None:
+    """Closes nothing."""
+
+
+def test_a_large_end_is_not_encoded_to_be_counted() -> None:
+    end = Done(texts=dict.fromkeys(range(50), "\n" + " " * 660_000))
+    began = time.thread_time()
+    assert len(end.texts) * 660_000 <= backlog_module._size(end) <= 2 * len(end.texts) * 660_000
+    assert time.thread_time() - began < 0.002
+
+
 class Parts:
-    """Parts of an answer; counts those that were made."""
+    """Parts of an answer; counts those that were made. `left` if not all of them were."""
 
     def __init__(self, count: int, size: int, error: Exception | None = None) -> None:
-        self.count, self.size, self.error, self.num_made = count, size, error, 0
+        self.count, self.size, self.error, self.num_made, self.left = count, size, error, 0, False
 
     async def __call__(self) -> AsyncIterator[bytes]:
-        for number in range(self.count):
-            self.num_made += 1
-            yield b"%d " % number + b"x" * self.size
+        try:
+            for number in range(self.count):
+                self.num_made += 1
+                yield b"%d " % number + b"x" * self.size
+        except GeneratorExit:
+            self.left = True
+            raise
         if self.error is not None:
             raise self.error
 
@@ -160,7 +178,7 @@ def test_parts_are_made_ahead_and_taken_in_order() -> None:
     budget, parts = Budget(), Parts(100, 10)
 
     async def read() -> list[bytes]:
-        ahead = Ahead(parts(), budget)
+        ahead = Ahead(parts(), budget, close=nothing)
         first = await anext(ahead)
         for _ in range(2000):
             await asyncio.sleep(0)
@@ -176,19 +194,26 @@ def test_parts_are_made_ahead_and_taken_in_order() -> None:
 
 def test_parts_that_nobody_takes_stop_what_makes_them() -> None:
     budget, parts = Budget(), Parts(10_000, 1000)
+    closed: list[str] = []
+
+    async def close() -> None:
+        closed.append("outputs")
 
     async def read() -> None:
-        ahead = Ahead(parts(), budget, max_bytes=100_000)
+        ahead = Ahead(parts(), budget, close=close, max_bytes=100_000)
         await anext(ahead)
         for _ in range(2000):
             await asyncio.sleep(0)
         assert parts.num_made < 200
+        assert parts.left and closed == ["outputs"], "the work goes on beside a reader that is stuck"
+        assert budget.num_bytes == 0
         with pytest.raises(EngineError, match="did not read them") as caught:
             await anext(ahead)
         assert caught.value.code == "reader_too_slow"
         await ahead.aclose()
-        unread = Ahead(Parts(1, 1)(), budget)
+        unread = Ahead(Parts(1, 1)(), budget, close=close)
         await unread.aclose()
+        assert closed == ["outputs"] * 3
 
     asyncio.run(read())
     assert (budget.num_bytes, budget.num_readers) == (0, 0)
@@ -196,7 +221,7 @@ def test_parts_that_nobody_takes_stop_what_makes_them() -> None:
 
 def test_an_error_comes_after_the_parts_before_it() -> None:
     async def read() -> None:
-        ahead = Ahead(Parts(2, 1, EngineError("no"))(), Budget())
+        ahead = Ahead(Parts(2, 1, EngineError("no"))(), Budget(), close=nothing)
         assert [await anext(ahead), await anext(ahead)] == [b"0 x", b"1 x"]
         with pytest.raises(EngineError, match="no"):
             await anext(ahead)
@@ -275,6 +300,23 @@ def test_a_client_that_does_not_read_stops_its_program_and_nobody_elses(start: S
         while not heard.endswith(b"0\r\n\r\n"):
             heard = (heard + connection.recv(1 << 20))[-2000:]
     assert b'"code":"reader_too_slow"' in heard
+
+
+def test_a_generation_stops_when_too_much_of_it_is_not_read(start: Start) -> None:
+    """At once, not when its reader goes on; other streams notice nothing, and nothing is counted any more."""
+    ends = Script(["y"] * 20)
+    server = start(FakeClient(lambda request: ends if request.prompt == (121,) else Script(["x" * 100_000] * 5000)))
+    body = {"model": "m", "prompt": "x", "max_tokens": 9, "stream": True}
+    with ExitStack() as stack:
+        slow = [stack.enter_context(post_without_reading(server, "/v1/completions", body)) for _ in range(4)]
+        assert server.wait_for(lambda: len(server.engine.aborted) == 4, 30.0)
+        assert not server.engine.open_ids
+        assert server.http().post("/v1/completions", json={**body, "prompt": "y"}).text.endswith("[DONE]\n\n")
+        slow[0].settimeout(10)
+        heard = b""
+        while not heard.endswith(b"0\r\n\r\n"):
+            heard = (heard + slow[0].recv(1 << 20))[-2000:]
+    assert b'"code":"reader_too_slow"' in heard and b"[DONE]" not in heard
 
 
 def test_a_deployed_program_tells_its_slow_reader_too(start: Start) -> None:

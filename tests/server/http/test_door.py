@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bough.runtime.protocol.errors import OverloadedError
+from bough.runtime.protocol.errors import EngineStartingError, EngineStoppedError, OverloadedError, RequestError
 from bough.runtime.protocol.request import Request
 from bough.server.errors import ApiError
 from bough.server.http.door import ASK_AGAIN_S, LONGEST_WAIT_S, Door
@@ -29,7 +29,7 @@ def busy_door(clock: Clock, *, num_running: int, an_end_each_s: float | None, dr
     door = Door(num_running, clock=clock, draw=lambda: draw)
     for _ in range(100 if an_end_each_s is not None else 0):
         clock.now += an_end_each_s or 0.0
-        with door.running("a"):
+        with door.together("a", 1).running():
             pass
     for _ in range(num_running):
         door._places.take("a")
@@ -59,10 +59,24 @@ def test_those_who_are_refused_together_do_not_come_again_together() -> None:
     assert int(longest.headers["retry-after"]) == LONGEST_WAIT_S
 
 
+@pytest.mark.parametrize(
+    "error",
+    [FULL, EngineStartingError("no"), EngineStoppedError("no"), RequestError("no"), ApiError(503, "engine_dead", "no")],
+)
+def test_what_was_refused_or_lost_is_no_measure_of_the_pace(error: Exception) -> None:
+    clock = Clock()
+    door = busy_door(clock, num_running=20, an_end_each_s=0.5)
+    clock.now += 0.5
+    for _ in range(200):
+        with pytest.raises(type(error)), door.together("a", 1).running():
+            raise error
+    assert 9 <= int(door.refused(FULL).headers["retry-after"]) <= 11
+
+
 def test_the_engine_is_asked_when_there_is_room_and_once_in_a_while() -> None:
     clock = Clock()
     door = Door(2, clock=clock)
-    with door.running("a"), door.running("b"):
+    with door.together("a", 1).running(), door.together("b", 1).running():
         door.check("a")  # it has refused nothing yet
         door.refused(FULL)
         with pytest.raises(ApiError):
@@ -76,11 +90,26 @@ def test_the_engine_is_asked_when_there_is_room_and_once_in_a_while() -> None:
     door.check("a")
 
 
+def test_the_places_of_one_request_are_taken_together_and_given_back_one_by_one() -> None:
+    door = Door(6, clock=Clock(), draw=lambda: 0.5)
+    party = door.together("", 4)
+    with pytest.raises(ApiError) as refused:
+        door.together("", 3)
+    assert (refused.value.code, refused.value.headers["retry-after"]) == ("engine_overloaded", "1")
+    with party.running():
+        pass
+    door.together("", 3).close()
+    party.close()
+    party.close()
+    door.together("", 6).close()
+    assert door._places.num_taken == 0
+
+
 def test_without_a_known_limit_it_is_open() -> None:
     door = busy_door(Clock(), num_running=0, an_end_each_s=None)
     open_door = Door(None)
     open_door.refused(FULL)
-    with open_door.running("a"):
+    with open_door.together("a", 9).running():
         open_door.check("a")
     with pytest.raises(ApiError):
         door.check("a")

@@ -121,6 +121,47 @@ def test_control_characters_and_bare_line_ends_are_refused(line: bytes) -> None:
         assert caught.value.status == 400
 
 
+@pytest.mark.parametrize("in_trailers", [False, True])
+def test_what_comes_byte_by_byte_is_looked_at_once(in_trailers: bool) -> None:
+    intake, size = Intake(), 4000 if in_trailers else MAX_HEADER_BYTES - 100
+    if in_trailers:
+        intake.begin_body(CHUNKED)
+        intake.receive(b"0\r\nx: ")
+        look = intake.body
+    else:
+        intake.receive(b"GET / HTTP/1.1\r\nx: ")
+        look = intake.head
+    began = time.thread_time()
+    for _ in range(size):
+        intake.receive(b"a")
+        look()
+    assert (time.thread_time() - began) / size < 60e-6
+    intake.receive(b"\r\n\r\n")
+    assert look().endswith(b"\r\n\r\n")
+
+
+@given(st.lists(st.sampled_from([b"a: b", b"\r\n", b"\r", b"\n", b"\0", b"GET"]), max_size=8), st.data())
+def test_how_a_head_is_cut_does_not_matter(parts: list[bytes], data: st.DataObject) -> None:
+    def outcome(pieces: list[bytes]) -> object:
+        intake = Intake()
+        for piece in pieces:
+            intake.receive(piece)
+            try:
+                head = intake.head()
+            except ApiError as error:
+                return error.code
+            if head:
+                return head
+        return b""
+
+    text = b"".join(parts)
+    end = text.find(b"\r\n\r\n")
+    text = text[: end + 4] if end >= 0 else text
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    pieces = [text[start:stop] for start, stop in itertools.pairwise([0, *cuts, len(text)])]
+    assert outcome(pieces) == outcome([text])
+
+
 def test_a_head_has_a_limit_before_its_end_is_seen() -> None:
     line = b"x: y\r\n"
     assert head_of(HEAD + line * (MAX_HEADERS - 1) + b"\r\n")

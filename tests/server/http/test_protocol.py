@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import json
+import re
 import resource
 import socket
 import time
@@ -13,12 +15,15 @@ import pytest
 
 from bough.runtime.protocol.request import Request
 from bough.server.http.protocol import connection_limit
+from bough.server.http.unsent import Unsent
 
 from ..conftest import Running, Start
 from ..fake_client import FakeClient, Script
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+LARGE = 12 << 20
+"""More than a loopback connection holds."""
 REQUEST = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 
@@ -126,6 +131,25 @@ def test_connections_have_a_limit(start: Start, caplog: pytest.LogCaptureFixture
     assert sum(is_closed(each) for each in busy) == 1
 
 
+def test_requests_that_are_none_do_not_fill_the_log(
+    start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+    for _ in range(20):
+        connection = connect(server)
+        connection.sendall(b"no request\r\n\r\n")
+        assert b" 400 " in connection.recv(65536)
+    said = [record.getMessage() for record in caplog.records if "Invalid HTTP request" in record.getMessage()]
+    assert len(said) <= 1
+    caplog.clear()
+    monkeypatch.setattr("bough.server.http.protocol.LOG_EVERY_S", 0.0)
+    connection = connect(server)
+    connection.sendall(b"no request\r\n\r\n")
+    assert b" 400 " in connection.recv(65536)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert re.search(r"Invalid HTTP request received\. \((19|2\d|\d{3,}) more", line)
+
+
 def test_a_client_that_ends_its_side_is_answered(start: Start) -> None:
     connection = connect(start(FakeClient(lambda _: Script(delay_s=0.2))))
     connection.sendall(REQUEST)
@@ -189,6 +213,56 @@ def test_one_that_ends_its_side_of_a_stream_gets_the_rest(start: Start) -> None:
     while part := connection.recv(65536):
         data += part
     assert b'"content":"b"' in data and b"data: [DONE]" in data
+
+
+def large_event_half_sent(start: Start) -> tuple[Running, socket.socket]:
+    """A stream whose first event is more than the system and the server's buffer hold, and is not read."""
+    server = start(FakeClient(lambda _: Script(["a" * LARGE, "b"])))
+    connection = ask_for_much(server, stream=True)
+    unsent: Unsent = server.server.config.app._unsent  # type: ignore[union-attr]
+    held = 0
+
+    def stands() -> bool:
+        nonlocal held
+        before, held = held, unsent.num_bytes
+        return 0 < held == before
+
+    assert server.wait_for(lambda: bool(server.engine.open_ids), 5.0)
+    while not stands():
+        time.sleep(0.2)
+    return server, connection
+
+
+def events_of(connection: socket.socket) -> list[bytes]:
+    """Reads what is still sent, as server-sent events."""
+    with connection.makefile("rb") as reader:
+        while reader.readline().strip():
+            pass
+        body = b""
+        while size := int(reader.readline(), 16):
+            body += reader.read(size)
+            assert reader.readline() == b"\r\n"
+    return body.split(b"\n\n")
+
+
+def test_nothing_is_written_into_the_middle_of_a_large_event(start: Start) -> None:
+    """A client ends its side of the connection while its stream's event is sent in pieces."""
+    _, connection = large_event_half_sent(start)
+    connection.shutdown(socket.SHUT_WR)
+    *events, done, rest = events_of(connection)
+    assert (done, rest) == (b"data: [DONE]", b"")
+    said = [json.loads(each.removeprefix(b"data: ")) for each in events if each != b": ping"]
+    texts = [each["choices"][0]["delta"].get("content", "") for each in said]
+    assert "".join(texts) == "a" * LARGE + "b"
+
+
+def test_an_error_in_the_middle_of_a_large_event_is_an_event_of_its_own(start: Start) -> None:
+    server, connection = large_event_half_sent(start)
+    server.server.servers[0].get_loop().call_soon_threadsafe(server.lifecycle.expire)
+    time.sleep(0.2)
+    *_, half, error, rest = events_of(connection)
+    assert half.endswith(b"aaaa") and len(half) < LARGE and rest == b""
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "shutting_down"
 
 
 def test_half_a_request_is_none(start: Start) -> None:

@@ -15,6 +15,13 @@ import openai
 import pytest
 
 from bough.lang.tools.tool import tool
+from bough.runtime.protocol.errors import (
+    BoughError,
+    EngineStartingError,
+    EngineStoppedError,
+    EngineStuckError,
+    OverloadedError,
+)
 from bough.runtime.protocol.program import Delta, Gen, Program, Text, Use
 from bough.runtime.protocol.request import Usage
 from bough.server.config import KeyLimits
@@ -116,6 +123,27 @@ def test_tokens_a_minute(start: Start) -> None:
     assert 'bough_key_tokens_total{key="alice",kind="completion"} 10' in page
     assert 'bough_key_refused_total{key="alice",limit="tokens_per_minute"} 1' in page
     assert 'bough_key_requests_total{key="alice"} 2' in page
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("error", [EngineStartingError, EngineStuckError, EngineStoppedError, OverloadedError])
+def test_what_the_engine_did_not_take_costs_nothing(start: Start, error: type[BoughError], stream: bool) -> None:
+    """A client that obeys `retry-after` during a restart is not locked out by its limit."""
+    script = Script(refuse=error("not now"))
+    server = start_with(start, "tokens_per_minute=20", FakeClient(lambda _: script))
+    for _ in range(5):
+        refused = chat(server, stream=stream, n=2)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, error.code)
+        assert refused.headers["x-ratelimit-remaining-tokens"] == "20"
+    script = Script()
+    assert chat(server).status_code == 200
+    assert 'bough_key_requests_total{key="alice"} 6' in server.http(headers=bearer("key-r")).get("/metrics").text
+
+
+def test_what_an_engine_wrote_before_it_died_is_paid(start: Start) -> None:
+    server = start_with(start, "tokens_per_minute=50", FakeClient(lambda _: Script(die=EngineStoppedError("gone"))))
+    assert chat(server, stream=True).status_code == 200
+    assert int(chat(server).headers["x-ratelimit-remaining-tokens"]) < 40
 
 
 def test_a_client_that_leaves_pays_for_what_it_got(start: Start) -> None:

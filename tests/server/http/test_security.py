@@ -176,7 +176,9 @@ def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_is_read(server:
         assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
 
 
-def test_a_key_file_that_others_may_read_is_warned_of(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_file_that_others_may_read_or_change_causes_a_warning(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "keys"
     path.write_text("alice a-key-that-is-long-enough\n")
     path.chmod(0o600)
@@ -184,7 +186,11 @@ def test_a_key_file_that_others_may_read_is_warned_of(tmp_path: Any, caplog: pyt
     assert not caplog.records
     path.chmod(0o644)
     read_keys(path)
-    assert "chmod 600" in caplog.text
+    assert "can be read by other users: chmod 600" in caplog.text and "changed" not in caplog.text
+    caplog.clear()
+    path.chmod(0o620)
+    read_keys(path)
+    assert "can be changed by other users" in caplog.text and "be read" not in caplog.text
     parse_keys(["alice short-key"])
     assert "can be guessed" in caplog.text and "short-key" not in caplog.text
 

@@ -12,7 +12,7 @@ from ..conftest import Running, Start
 from ..fake_client import FakeClient, Script
 from .test_protocol import BODY, HEAD, connect, is_closed
 
-KEYS = parse_keys(["flood flood-key-0123456789", "quiet quiet-key-0123456789"])
+KEYS = parse_keys(["flood flood-key-0123456789", "quiet quiet-key-0123456789", "third third-key-0123456789"])
 
 
 def table_of(most: int, connections: dict[str, str]) -> ConnectionTable[str]:
@@ -52,7 +52,28 @@ def test_what_is_under_way_or_unsent_stays() -> None:
     assert len(table) == 1
 
 
-def test_a_key_has_half_where_little_is_left() -> None:
+def claim(table: ConnectionTable[str], key: str, most: int) -> int:
+    """Returns how many new connections a key gets that tries for so many."""
+    num_given = 0
+    for number in range(most):
+        name = f"{key}{number}"
+        table.enter(name)
+        table.begin(name)
+        num_given += table.claim(name, key)
+    return num_given
+
+
+def test_there_is_room_for_another_key_however_many_want_all() -> None:
+    table = table_of(100, {})
+    assert claim(table, "a", 100) == 75
+    assert claim(table, "b", 100) == 18
+    assert all(claim(table, key, 100) for key in "cd")
+    table = table_of(100, {})
+    assert [claim(table, key, 50) for key in "ab"] == [50, 37]
+    assert claim(table, "c", 50) == 9
+
+
+def test_a_key_has_three_quarters_alone() -> None:
     table = table_of(16, {})
     allowed = []
     for number in range(16):
@@ -128,7 +149,7 @@ def test_what_runs_is_not_closed_and_one_key_does_not_take_all(start: Start) -> 
     refused = ask(server, "flood", stream=True)
     response = answer(refused)
     assert response.status == 503 and b"too_many_connections" in response.read() and is_closed(refused)
-    others = [ask(server, "quiet") for _ in range(2)]
+    others = [ask(server, key) for key in ("quiet", "third")]
     assert server.wait_for(lambda: len(server.engine.open_ids) == 8)
     assert is_closed(connect(server))  # all are busy
     assert all(response.status == 200 and b"[DONE]" in response.read() for response in streams)

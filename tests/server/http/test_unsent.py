@@ -58,7 +58,7 @@ def test_an_answer_arrives_as_it_was_in_pieces_that_are_counted(size: int) -> No
     taken, body = Taken(unsent), bytes(range(256)) * (size // 256) + b"x" * (size % 256)
 
     async def send() -> None:
-        pieces = Pieces(unsent, taken.send)
+        pieces = Pieces(unsent, taken.send, {})
         await pieces.send(start_of(size))
         await pieces.send({"type": "http.response.body", "body": body})
         assert unsent.num_bytes == 0
@@ -80,7 +80,7 @@ def test_what_is_never_sent_is_forgotten_and_a_part_of_a_stream_is_counted() -> 
             await asyncio.Event().wait()
 
     async def send() -> None:
-        pieces = Pieces(unsent, stuck)
+        pieces = Pieces(unsent, stuck, {})
         await pieces.send({"type": "http.response.start", "status": 200, "headers": []})
         part = {"type": "http.response.body", "body": b"x" * 10 * PIECE_BYTES, "more_body": True}
         with pytest.raises(TimeoutError):

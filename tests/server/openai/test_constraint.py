@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +17,14 @@ import pytest
 from bough.constrain import GrammarCompiler, Vocabulary
 from bough.constrain.spec import JsonSchema, Structural
 from bough.runtime.protocol.request import Request
-from bough.server.openai.readers import Called, ReasoningReader, Said, TagReader, TextReader, Thought
-from bough.server.openai.tools import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, find_form
+from bough.runtime.tools.forms import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, find_form
+from bough.runtime.tools.tag_reader import Called, Said, TagReader
+from bough.server.errors import ApiError
+from bough.server.openai.constraint import to_constraint
+from bough.server.openai.objects import ChatBody
+from bough.server.openai.readers import ReasoningReader, TextReader, Thought
+from bough.server.openai.requests import decode_openai, to_messages
+from bough.server.openai.tools import Toolbox
 
 from ..conftest import Running, Start
 from ..fake_client import EOS, ByteTokenizer, FakeClient, Script
@@ -321,3 +328,83 @@ def told(reader: Any, pieces: list[str]) -> tuple[str, str, dict[int, str]]:
             case Called(position, name, arguments):
                 calls[position] = calls.get(position, "") + (name or "") + arguments
     return thought, said, calls
+
+
+def to_body(**fields: Any) -> ChatBody:
+    return decode_openai(json.dumps({"model": "m", "messages": HI, **fields}).encode(), ChatBody)[0]
+
+
+HIDDEN = '{"a":[' + ",".join(["{}"] * 100_000) + "]}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"guided_json": HIDDEN}, "request_too_large"),
+        ({"structured_outputs": {"json": HIDDEN}}, "request_too_large"),
+        ({"structured_outputs": {"structural_tag": f'{{"format":{HIDDEN}}}'}}, "request_too_large"),
+        ({"guided_json": json.dumps({"description": "x" * 1_100_000})}, "grammar_too_complex"),
+        ({"guided_json": {"description": "x" * 1_100_000}}, "grammar_too_complex"),
+        (
+            {"structured_outputs": {"structural_tag": {"format": {"type": "grammar", "grammar": "x" * 300_000}}}},
+            "invalid_type",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": {"format": {"type": "regex", "pattern": "x" * 300_000}}}},
+            "invalid_type",
+        ),
+    ],
+)
+def test_what_is_inside_of_strings_and_tags_is_bounded(fields: dict[str, Any], code: str) -> None:
+    body = to_body(**fields)
+    began = time.thread_time()
+    with pytest.raises(ApiError) as caught:
+        to_constraint(body)
+    assert caught.value.code == code
+    assert time.thread_time() - began < 0.1
+
+
+def test_two_constraints_are_refused_before_either_is_read() -> None:
+    body = to_body(guided_json="no JSON", structured_outputs={"structural_tag": {"format": 7}})
+    with pytest.raises(ApiError, match="only one constraint"):
+        to_constraint(body)
+    with pytest.raises(ApiError, match="a JSON Schema is"):
+        to_constraint(to_body(guided_json="no JSON"))
+
+
+def test_arguments_of_calls_count_as_parts_of_the_body() -> None:
+    def history(*arguments: str) -> list[Any]:
+        calls = [{"id": "c", "function": {"name": "f", "arguments": text}} for text in arguments]
+        return [{"role": "assistant", "tool_calls": calls}]
+
+    small = '{"a":[' + ",".join(["{}"] * 10_000) + "]}"
+    for messages in (history(HIDDEN), history(*[small] * 8)):
+        body = to_body(messages=messages)
+        began = time.thread_time()
+        with pytest.raises(ApiError) as caught:
+            to_messages(body.messages, Toolbox(), knows_tools=True)
+        assert caught.value.code == "request_too_large"
+        assert time.thread_time() - began < 0.1
+    to_messages(to_body(messages=history(small)).messages, Toolbox(), knows_tools=True)
+
+
+def test_a_constraint_is_not_sent_too_often(start: Start) -> None:
+    server = start()
+    schema = {"description": "x" * 900_000}
+    body = {"model": "m", "prompt": ["a"] * 16, "guided_json": schema}
+    refused = server.http().post("/v1/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "guided_json")
+    assert refused.json()["error"]["code"] == "grammar_too_complex"
+    assert server.http().post("/v1/completions", json={**body, "prompt": ["a"] * 8}).status_code == 200
+    many = {"model": "m", "prompt": "a", "guided_choice": [str(number) for number in range(10_001)]}
+    refused = server.http().post("/v1/completions", json=many)
+    assert refused.json()["error"]["code"] == "array_above_max_length"
+
+
+@pytest.mark.parametrize("blanks", [" ", "#", "//", " \n"])
+def test_a_grammar_of_blanks_takes_no_time(blanks: str) -> None:
+    text = (blanks * 20_000)[:20_000] + "\n!::="
+    began = time.thread_time()
+    for fields in ({"guided_grammar": text}, {"ebnf": text}, {"structured_outputs": {"grammar": text}}):
+        to_constraint(to_body(**fields))
+    assert time.thread_time() - began < 0.2

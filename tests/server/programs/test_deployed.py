@@ -11,7 +11,8 @@ import pytest
 
 from bough.constrain.spec import Choice
 from bough.runtime.protocol.condition import Hole, Ref
-from bough.runtime.protocol.program import Fork, Gen, Text
+from bough.runtime.protocol.errors import RequestError
+from bough.runtime.protocol.program import Fork, Gen, Text, Use
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.protocol.template import (
     Parameter,
@@ -22,9 +23,12 @@ from bough.runtime.protocol.template import (
     ResultValue,
     Template,
 )
+from bough.server.app import create_app
+from bough.server.config import ServerConfig
 from bough.server.http.keys import parse_keys
 
 from ..conftest import Start
+from ..fake_client import FakeClient
 
 JSON = {"content-type": "application/json"}
 PERSON = json.dumps(
@@ -133,6 +137,23 @@ def test_what_cannot_run_is_not_deployed(start: Start, name: str, made: Template
     assert response.status_code == 400, response.text
     assert message in response.json()["error"]["message"]
     assert http.get("/v1/programs").json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            template(ops=(Gen(0, "x", sampling=SamplingParams(max_tokens=1), grammar=Choice(("yes", "no"))),)),
+            "the program 'multiply': instruction 0: max_tokens=1 is too small for any value of its constraint",
+        ),
+        (template(ops=(Use(0, "x", "nope"),)), "the program 'multiply': instruction 0 uses the tool 'nope'"),
+        (template(parameters=(Parameter(name="word", schema="{"),)), "the program 'multiply': .* not JSON"),
+    ],
+)
+def test_a_server_does_not_start_with_what_cannot_run(made: Template, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        create_app(FakeClient(), ServerConfig(), programs=(made,))
+    create_app(FakeClient(), ServerConfig(), programs=(template(),))
 
 
 def test_garbage_is_not_deployed(start: Start) -> None:

@@ -229,3 +229,17 @@ def test_a_key_learns_nothing_of_programs_that_it_may_not_see(start: Start) -> N
     assert engine.dropped == ["team/payroll", "team/nothing"]
     assert everything.delete("/v1/programs/payroll").status_code == 403
     assert ops.delete("/v1/programs/payroll").json()["object"] == "program"
+
+
+def test_a_deployed_program_calls_no_tool_that_its_caller_may_not(start: Start) -> None:
+    engine = FakeClient()
+    engine.register_tool(UpperTool())
+    server = start(engine, keys=parse_keys(["ops key-o admin", "team key-t tools=", "all key-l"]))
+    ops, team, everything = (
+        server.http(headers={"authorization": f"Bearer {key}"}) for key in ("key-o", "key-t", "key-l")
+    )
+    shout = made(Use(0, "x", "upper", (("text", ("hi",)),)))
+    assert ops.put("/v1/programs/shout", content=msgspec.json.encode(shout), headers=JSON).status_code == 200
+    refused = team.post("/v1/programs/shout", json={"a": 1})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "tool_not_allowed")
+    assert everything.post("/v1/programs/shout", json={"a": 1}).status_code == 200

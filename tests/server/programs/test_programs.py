@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -24,7 +25,10 @@ from bough.runtime.protocol.program import (
     Value,
 )
 from bough.runtime.protocol.sampling_params import SamplingParams
+from bough.runtime.protocol.template import ResultConstant, Template
+from bough.server.http.event_stream import event
 from bough.server.http.keys import parse_keys
+from bough.server.programs import programs as programs_module
 
 from ..conftest import Running, Start
 from ..fake_client import FakeClient
@@ -144,3 +148,49 @@ def test_a_refusal_comes_before_the_stream(start: Start) -> None:
 
     response = start(Full()).http().post("/v1/programs", json=msgspec.to_builtins(PROGRAM))
     assert (response.status_code, json.loads(response.text)["error"]["code"]) == (503, "engine_overloaded")
+
+
+def test_a_program_is_nested_no_deeper_than_any_may_run(server: Running) -> None:
+    op: Any = {"type": "assign", "branch": 0, "name": "x", "parts": ["1"]}
+    condition = {"type": "compare", "left": "1", "relation": "eq", "right": "1"}
+    for _ in range(40):
+        op = {"type": "when", "branch": 0, "condition": condition, "then": [op]}
+    refused = server.http().post("/v1/programs", json={"id": "deep", "ops": [op]})
+    assert refused.status_code == 400 and "nested 32 levels" in refused.json()["error"]["message"]
+    assert not server.engine.programs
+
+
+def test_states_of_one_key_push_out_none_of_another(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs_module, "MAX_KEPT", 4)
+    server = start(keys=parse_keys(["root key-r admin", "flood key-f", "quiet key-q"]))
+    flood, quiet, root = (
+        server.http(headers={"authorization": f"Bearer {key}"}) for key in ("key-f", "key-q", "key-r")
+    )
+    state = {"ops": [{"type": "assign", "branch": 0, "name": "x", "parts": ["1"]}], "keep": True}
+    assert quiet.post("/v1/programs", json={"id": "mine", **state}).status_code == 200
+    for number in range(8):
+        assert flood.post("/v1/programs", json={"id": f"f{number}", **state}).status_code == 200
+    template = msgspec.json.encode(Template(name="mine", ops=(Text(0, ("x",)),), result=ResultConstant("1")))
+    root.put("/v1/programs/mine", content=template, headers={"content-type": "application/json"}).raise_for_status()
+    assert quiet.delete("/v1/programs/mine").json()["object"] == "program.state"
+
+
+def test_a_large_end_is_written_text_by_text() -> None:
+    num_turns = 0
+
+    async def write(end: Done) -> bytes:
+        async def others() -> None:
+            nonlocal num_turns
+            while True:
+                num_turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.ensure_future(others())
+        written = await programs_module._to_event(end)
+        task.cancel()
+        return written
+
+    for texts in ({}, {0: "x", 7: '"'}, {number: f'"{number}\n"' * 20_000 for number in range(10)}):
+        end = Done(requests=3, texts=texts, elapsed_s=0.5)
+        assert asyncio.run(write(end)) == event(end)
+    assert num_turns >= 10

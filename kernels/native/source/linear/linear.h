@@ -19,6 +19,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 /* An integer below 2^22 in size, added to these bits, makes the float MAGIC + integer: no conversion is needed. */
 #define MAGIC_BITS 0x4b400000
@@ -323,7 +324,7 @@ static const product *select_product(int32_t format) {
         case BOUGH_BITS8 | BOUGH_WIDE | BOUGH_MINIMUM: return &product_8_wide_minimum;
         case BOUGH_BITS8 | BOUGH_NESTED | BOUGH_MINIMUM: return &product_8_nested;
         case BOUGH_BITS8 | BOUGH_HADAMARD: return &product_hadamard;
-        default: return 0;
+        default: abort(); /* a format was packed that has no product */
     }
 }
 

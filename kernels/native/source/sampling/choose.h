@@ -1,12 +1,7 @@
 /* Which of many logits matter, without putting them into order. */
 #pragma once
 
-#include "../simd/simd.h"
-#include "../linear/hadamard.h"
-#include "../linear/rounded.h"
-#include "../linear/linear.h"
-#include "../attention/chunk.h"
-#include "../attention/plan.h"
+#include "../simd/functions.h"
 #include "logits.h"
 #include "weigh.h"
 

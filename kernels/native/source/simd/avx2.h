@@ -256,12 +256,3 @@ INLINE vf vf_allowed(vf a, uint32_t bits) {
     const vi set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int32_t)bits), lane), lane);
     return _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), a, _mm256_castsi256_ps(set));
 }
-/* The lanes of `a` whose bits are set, and their places from `start` on, one after the other; writes LANES of each. */
-INLINE void store_chosen(vf a, int32_t start, uint32_t bits, float *values, int32_t *places) {
-    float all[LANES];
-    vf_store(all, a);
-    for (int32_t i = 0; bits; bits &= bits - 1, i++) {
-        const int32_t lane = __builtin_ctz(bits);
-        values[i] = all[lane], places[i] = start + lane;
-    }
-}

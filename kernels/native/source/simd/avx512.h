@@ -235,6 +235,7 @@ INLINE vd vd_lookup(const int64_t table[16], vd a) {
 INLINE uint32_t vf_at_least(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 /* `a` in the lanes whose bits are set, -infinity elsewhere. */
 INLINE vf vf_allowed(vf a, uint32_t bits) { return _mm512_mask_blend_ps((__mmask16)bits, _mm512_set1_ps(-INFINITY), a); }
+#define STORES_CHOSEN /* else functions.h does */
 /* The lanes of `a` whose bits are set, and their places from `start` on, one after the other; writes LANES of each. */
 INLINE void store_chosen(vf a, int32_t start, uint32_t bits, float *values, int32_t *places) {
     const vi lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);

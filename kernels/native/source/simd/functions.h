@@ -6,6 +6,18 @@
 #include <math.h>
 #include <stdint.h>
 
+#ifndef STORES_CHOSEN
+/* The lanes of `a` whose bits are set, and their places from `start` on, one after the other; writes LANES of each. */
+INLINE void store_chosen(vf a, int32_t start, uint32_t bits, float *values, int32_t *places) {
+    float all[LANES];
+    vf_store(all, a);
+    for (int32_t i = 0; bits; bits &= bits - 1, i++) {
+        const int32_t lane = __builtin_ctz(bits);
+        values[i] = all[lane], places[i] = start + lane;
+    }
+}
+#endif
+
 /* e^x to 2 units in the last place, for -87.3 <= x <= 88; at least 1e-38. Cody-Waite reduction and the polynomial of Cephes' expf. */
 INLINE vf vf_exp(vf x) {
     x = vf_max(x, vf_set(-87.3f));

@@ -340,12 +340,3 @@ INLINE vf vf_allowed(vf a, uint32_t bits) {
     const uint32x4_t all = vdupq_n_u32(bits), low = vtstq_u32(all, vld1q_u32(lanes)), high = vtstq_u32(all, vld1q_u32(lanes + 4));
     return (vf){vbslq_f32(low, a.low, vdupq_n_f32(-INFINITY)), vbslq_f32(high, a.high, vdupq_n_f32(-INFINITY))};
 }
-/* The lanes of `a` whose bits are set, and their places from `start` on, one after the other; writes LANES of each. */
-INLINE void store_chosen(vf a, int32_t start, uint32_t bits, float *values, int32_t *places) {
-    float all[LANES];
-    vf_store(all, a);
-    for (int32_t i = 0; bits; bits &= bits - 1, i++) {
-        const int32_t lane = __builtin_ctz(bits);
-        values[i] = all[lane], places[i] = start + lane;
-    }
-}

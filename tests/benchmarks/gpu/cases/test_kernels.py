@@ -1,6 +1,5 @@
 """Our kernels bound to a benchmark's inputs, interpreted where there is no GPU."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -9,12 +8,13 @@ from ....support.triton_interpreter import DEVICE
 pytest.importorskip("triton")
 
 from bough.benchmarks.gpu.cases import kernels as gpu_kernels
-from bough.benchmarks.gpu.cases.attention import PAGE_SIZE, make_inputs, reference
+from bough.benchmarks.gpu.cases.attention import make_inputs, reference
 from bough.benchmarks.gpu.cases.problem import AbsentError, Settings
 from bough.benchmarks.gpu.cases.timing import relative_error
 from bough.benchmarks.gpu.roofline import Heads
 from bough.benchmarks.gpu.worker import family_cases
-from bough.kernels.attention.plan.tree_cost import HeadShape, Machine
+from bough.kernels.attention.plan import planner
+from bough.kernels.attention.plan.tree_cost import Machine
 from bough.kernels.attention.plan.tree_plan import TreePlanner
 
 QUICK = Settings(DEVICE, quick=True)
@@ -51,16 +51,24 @@ def test_the_sampler_draws_the_references_tokens():
     assert row.us is not None and row.us > 0
 
 
-def test_a_tree_is_read_as_a_tree():
+def test_a_tree_is_read_as_a_tree(monkeypatch):
     """On a machine whose memory is so slow that whatever is shared is worth it."""
     slow = Machine(bandwidth=1e9, flops=1e15, num_sms=4, item_overhead_s=0.0, launch_s=0.0)
+    monkeypatch.setattr(planner, "H200", slow)
+    levels = []
+
+    def plan(*arguments, planned=TreePlanner.plan):
+        tree = planned(*arguments)
+        levels.append(tree.num_levels)
+        return tree
+
+    monkeypatch.setattr(TreePlanner, "plan", plan)
     paths = [[("system", 64), (f"tool {row // 2}", 64), (row, 5 + row)] for row in range(4)]
     inputs = make_inputs(paths, Heads(4, 2, 64), device=DEVICE, dtype=torch.float32, seed=1)
-    planner = TreePlanner(HeadShape(PAGE_SIZE, 2, 2, 64, 4), slow, {16: 8, 64: 4})
-    batch = inputs.batch
-    plan = planner.plan(batch.query_start, batch.context_len, np.arange(4, dtype=np.int32), batch.shared)
-    assert plan.num_levels == 3
-    assert relative_error(gpu_kernels.listed(inputs, plan.work)(), reference(inputs)) < 1e-4
+    assert relative_error(gpu_kernels.planned(inputs)(), reference(inputs)) < 1e-4
+    assert levels == [3]
+    assert relative_error(gpu_kernels.decode(inputs)(), reference(inputs)) < 1e-4
+    assert levels == [3]  # nothing is shared where each sequence is attended to by itself
 
 
 @pytest.mark.parametrize("family", FAMILIES)

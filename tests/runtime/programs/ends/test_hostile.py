@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from bough.constrain import compiler
+from bough.constrain.spec import Lark
 from bough.runtime.programs import costs, interpreter, state
 from bough.runtime.programs.costs import MAX_SLICE_S, MAX_SLICE_WORK
 from bough.runtime.programs.tokens import content_of
+from bough.runtime.programs.validate import MAX_OPS
 from bough.runtime.protocol.condition import Compare, Condition, Count, Either, Every, Matches, Negation, Ref
 from bough.runtime.protocol.errors import RequestError
-from bough.runtime.protocol.patterns import MAX_NESTED_COUNTS, Matching, Pattern, nested_counts
+from bough.runtime.protocol.patterns import MAX_NESTED_COUNTS, Matching, Pattern, nested_counts, num_classes
 from bough.runtime.protocol.program import (
     Assign,
     BranchFailed,
@@ -30,21 +33,24 @@ from bough.runtime.protocol.program import (
     RoleBegin,
     RoleEnd,
     Select,
+    SelectMethod,
     Skipped,
     Text,
     Value,
     When,
 )
+from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.tokenizer import chat_template as chat
 from bough.runtime.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 
-from ..tokenizer.test_tokenizer import SMOLLM
-from .oracle import Heard
-from .place import GREEDY, bound
-from .tool_place import ToolPlace
+from ...tokenizer.test_tokenizer import SMOLLM
+from ..oracle import Heard
+from ..place import GREEDY, bound
+from ..tool_place import ToolPlace
 
 FALSE: Condition = Either(())
 TRUE: Condition = Every(())
+UNCONDITIONAL: SelectMethod = "unconditional_likelihood_normalized"
 
 
 @pytest.fixture
@@ -64,13 +70,12 @@ class Attack:
         program = Program(id="attack", ops=tuple(ops), **fields)
         place.executor.run(program, self.heard)
         self.state = place.executor._states.get("attack")
-        self.run = self.state.runs[0] if self.state is not None and self.state.runs else None
         while not self.heard.over:
-            assert self.state is not None
             if place.engine.idle or not place.posted.empty():
-                call, before = place.posted.get(timeout=10.0), self.state.work
+                call, before = place.posted.get(timeout=10.0), 0 if self.state is None else self.state.work
                 call()
-                self.most = max(self.most, self.state.work - before)
+                self.state = self.state or place.executor._states.get("attack")
+                self.most = max(self.most, 0 if self.state is None else self.state.work - before)
                 self.num_goes += 1
             if not place.engine.idle:
                 place.engine.step()
@@ -294,7 +299,7 @@ def test_bodies_that_are_empty_or_fail_at_once_end(place: ToolPlace) -> None:
 
 
 def test_a_fork_makes_way_between_its_children(place: ToolPlace) -> None:
-    number, text = 1500, "abcdefg " * 250
+    number, text = 2500, "abcdefg " * 100
     attack = Attack(place, [Text(0, (text,)), Fork(0, tuple(range(1, number + 1))), Text(0, ("!",)), Text(7, ("?",))])
     assert attack.heard.done.texts == {0: text + "!", **dict.fromkeys(range(1, number + 1), text), 7: text + "?"}
     assert attack.num_goes >= 2
@@ -374,6 +379,141 @@ def test_messages_that_were_joined_make_way_and_are_charged(place: ToolPlace) ->
     assert attack.most <= MAX_SLICE_WORK + 100
     expected = place.engine.tokenizer.chat.role_pieces(("user",) * 201, "assistant")
     assert branch.turn.pieces == expected
+
+
+# Time
+
+NO = tuple(f"{chr(97 + index % 26)}{chr(97 + index // 26)}" for index in range(64))
+LARGE: dict[str, list[Op]] = {
+    "100,000 instructions": [Text(0, ("",)) for _ in range(MAX_OPS)],
+    "50,000 conditions": [When(0, TRUE) for _ in range(MAX_OPS // 2)],
+    "64 patterns": [When(0, Matches("a", r"\w?" * 46 + no)) for no in NO],
+    "8,000 values that are skipped": [When(0, FALSE, tuple(Gen(0, "x", GREEDY) for _ in range(8000)))],
+    "a block of 8,000": [When(0, TRUE, tuple(Text(0, ("",)) for _ in range(8000)))],
+    "a loop of 8,000": [Repeat(0, tuple(Assign(0, "x", ("",)) for _ in range(8000)), TRUE, 1)],
+    "4,095 branches": [Text(0, ("x",)), Fork(0, tuple(range(1, 4096))), Join(0, tuple(range(1, 4096)), "append")],
+    "4,095 branches in a block": [Text(0, ("x",)), When(0, TRUE, (Fork(0, tuple(range(1, 4096))),))],
+    "16,384 parts": [Assign(0, "x", ("a",)), Assign(0, "y", (Ref(0, "x"),) * 16_384)],
+    "16,000 terms": [Assign(0, "x", ("a",)), When(0, Every((Compare(Ref(0, "x"), "eq", "a"),) * 5300))],
+    "128 samples": [Text(0, ("x" * 1900,)), Gen(0, "g", SamplingParams(max_tokens=2, n=128))],
+    "1,000 choices": [Text(0, ("x",)), Select(0, "s", tuple(f"{n:032}" for n in range(1000)), UNCONDITIONAL)],
+    "a choice of 131,000 characters": [Text(0, ("x",)), Select(0, "s", ("1" * 131_000,), UNCONDITIONAL)],
+}
+
+
+@pytest.mark.parametrize("ops", LARGE.values(), ids=LARGE)
+def test_no_go_takes_long(place: ToolPlace, ops: list[Op]) -> None:
+    """Some 20 ms of processor time for an instruction, and for each part of a start; one go may do two of them."""
+    gc.collect()
+    gc.freeze()
+    heard, longest_s = Heard(), 0.0
+
+    def go(call: Callable[[], object]) -> None:
+        nonlocal longest_s
+        began = time.thread_time()
+        call()
+        longest_s = max(longest_s, time.thread_time() - began)
+
+    go(lambda: place.executor.run(Program(id="p", ops=tuple(ops)), heard))
+    while not heard.over:
+        if not place.posted.empty() or place.engine.idle:
+            go(place.posted.get(timeout=10.0))
+        if not place.engine.idle:
+            place.engine.step()
+    assert longest_s < 0.15
+
+
+def test_patterns_that_take_long_to_compile_are_refused() -> None:
+    """This one took 70 ms, in which no other thread goes on."""
+    with pytest.raises(RequestError, match="more than 48 classes of characters"):
+        Pattern(r"\w?" * 338 + "ab")
+    assert num_classes(r"\w+\.[^.]*.(?i)\\w") == 4
+
+
+def test_patterns_are_compiled_between_others(place: ToolPlace) -> None:
+    """64 of them held up the engine for five seconds, before any of the program was done."""
+    hostile = []
+    for index in range(6):
+        ops: list[Op] = [When(0, Matches("a", r"\w?" * 46 + f"{no}{index}")) for no in NO]
+        hostile.append(place.start(ops, f"p{index}", namespace="hostile"))
+    quiet = place.start([Text(0, ("x",)), Gen(0, "g", GREEDY)], "quiet", namespace="quiet")
+    while not quiet.over:
+        for _ in range(place.posted.qsize()):
+            place.posted.get()()
+        place.engine.step()
+    assert quiet.done
+    assert not any(heard.over for heard in hostile)
+    for index in range(6):
+        place.executor.drop(f"p{index}")
+    assert all(heard.failed.error.code == "aborted" for heard in hostile)
+
+
+def test_submissions_of_one_program_stay_in_order(place: ToolPlace) -> None:
+    """The second one waits until the first, which takes long to read, is in the queues."""
+    long = place.start([*LARGE["64 patterns"], Text(0, ("x",)), Fork(0, (1,))], keep=True)
+    after = place.start([Text(1, ("y",))], resume=True)
+    assert not long.over and not after.over
+    wrong = place.start([Text(9, ("z",))], resume=True)
+    place.drive(lambda: long.over and after.over and wrong.over)
+    assert long.done
+    assert after.done.texts == {0: "x", 1: "xy"}
+    assert wrong.failed.error.message.startswith("the program's state is gone")
+
+
+def test_a_program_that_is_read_can_be_dropped(place: ToolPlace) -> None:
+    heard = [place.start(LARGE["64 patterns"], keep=True), place.start([Text(0, ("x",))], resume=True)]
+    place.executor.drop("p")
+    assert [each.failed.error.code for each in heard] == ["aborted", "aborted"]
+    assert place.run([Text(0, ("y",))]).done.texts == {0: "y"}
+    while not place.posted.empty():
+        place.posted.get()()
+    assert place.executor.num_states == 0
+
+
+@pytest.mark.parametrize("dropped", [0, 1, 2])
+def test_a_submission_that_is_read_is_dropped_by_its_key(place: ToolPlace, dropped: int) -> None:
+    """Those that wait behind it are another's, and go on: the second only if the first has begun its program."""
+    heard = [
+        place.start(LARGE["64 patterns"], keep=True, key=0),
+        place.start([Text(0, ("x",))], resume=True, keep=True, key=1),
+        place.start([Text(0, ("y",))], resume=True, keep=True, key=2),
+    ]
+    assert not any(each.over for each in heard)
+    place.executor.drop("p", 3)
+    assert not any(each.over for each in heard)
+    place.executor.drop("p", dropped)
+    assert heard[dropped].failed.error.code == "aborted"
+    place.drive(lambda: all(each.over for each in heard))
+    for index in {0, 1, 2} - {dropped}:
+        if dropped == 0:
+            assert heard[index].failed.error.code == "state_not_found"
+        else:
+            assert heard[index].done
+
+
+def test_the_time_of_a_submission_ends_while_it_is_read(place: ToolPlace) -> None:
+    late = place.start(LARGE["64 patterns"], "late", timeout_s=1.0)
+    behind = place.start([Text(0, ("x",))], "late", resume=True)
+    quiet = place.start(LARGE["64 patterns"], "quiet")
+    place.clock.now += 1.0
+    place.drive(lambda: late.over and behind.over and quiet.over)
+    assert late.failed.error.code == "generation_timeout"
+    assert behind.failed.error.code == "state_not_found"
+    assert quiet.done
+
+
+def test_a_large_constraint_is_read_once(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was encoded for each of 128 samples, in one go: four seconds."""
+    calls = count_calls(monkeypatch, compiler, "_key")
+    sampling = SamplingParams(max_tokens=2, n=64)
+    heard = place.start([Text(0, ("x",)), Gen(0, "g", sampling, Lark("x" * 4_000_000))])
+    while not heard.over:
+        place.engine.step()
+    assert heard.failed.error.code == "grammar_too_complex"
+    assert not calls
+    place.start([Text(0, ("x",)), Gen(0, "g", sampling, Lark('start: "ab"\n// ' + "x" * 100_000))])
+    assert len(calls) == 1
+    place.executor.drop("p")
 
 
 # Several keys

@@ -16,7 +16,7 @@ import pytest
 
 from ..prompts import HANG, LOSE, POISON
 from ..server_process import ServerProcess
-from ..test_faults import FORM, alive, children, complete, engine_of, options, ready_code, wait_until
+from .test_faults import FORM, alive, children, complete, engine_of, options, ready_code, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .server_process import ServerProcess
+from ..server_process import ServerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.alone]
 

@@ -9,8 +9,8 @@ import pytest
 from bough.runtime.protocol.program import STATE_LIFE_S, Fork, Gen, Op, Select, Text
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from .oracle import assert_all_free, drive
-from .place import EVERYTHING, GREEDY, Place
+from ..oracle import assert_all_free, drive
+from ..place import EVERYTHING, GREEDY, Place
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from bough.runtime.protocol.errors import BoughError, RequestError
 from bough.runtime.protocol.program import Done, Failed, Fork, Gen, Join, Program, Text, Use
 from bough.runtime.tokenizer.tokenizer import LONG_TEXT
 
-from ...support.engine_thread import EngineThread, engine_threads
-from ...support.fakes import fake_engine
-from ..asking import assert_nothing_left, program, request, wait_until
-from ..tools.test_registry import Tool
+from ....support.engine_thread import EngineThread, engine_threads
+from ....support.fakes import fake_engine
+from ...asking import assert_nothing_left, program, request, wait_until
+from ...tools.test_registry import Tool
 
 __all__ = ["engine_threads"]
 

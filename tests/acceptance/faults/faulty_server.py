@@ -67,7 +67,7 @@ def run_server(folder: str, stuck_timeout_s: float) -> int:
     def announce(url: str) -> None:
         print(f"listening on {url}", file=sys.stderr, flush=True)
 
-    remote.spawn_engine = spawn  # type: ignore[attr-defined]
+    vars(remote)["spawn_engine"] = spawn
     log_to_stderr()
     config = ServerConfig(port=0, served_model_name="tiny", request_log=False)
     return serve(config, lambda: Supervisor(EngineConfig(model=folder), stuck_timeout_s=stuck_timeout_s), announce)

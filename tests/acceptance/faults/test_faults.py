@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .server_process import ServerProcess
+from ..server_process import ServerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +118,7 @@ def test_a_killed_engine_is_told_of_and_replaced(folder: Path, figures: Callable
         )
 
 
-def test_all_who_are_there_hear_of_a_killed_engine(folder: Path) -> None:
+def test_all_who_are_there_hear_of_a_killed_engine(folder: Path, figures: Callable[[str], None]) -> None:
     """Four streams and four other answers that have begun, and eight requests that wait for a seat."""
     with ServerProcess(*options(folder), "--max-num-seqs", "8") as server, ThreadPoolExecutor(16) as pool:
         streams = [pool.submit(complete, server, stream=True) for _ in range(4)]
@@ -128,7 +129,7 @@ def test_all_who_are_there_hear_of_a_killed_engine(folder: Path) -> None:
         os.kill(engine_of(server), signal.SIGKILL)
         killed = time.monotonic()
         answers = [each.result() for each in streams + others + queued]
-        assert time.monotonic() - killed < 5.0
+        told_s = time.monotonic() - killed
         wait_until(lambda: ready_code(server) == "ok", 60.0)  # else the end waits for the start
     began = [answer for answer in answers if answer.headers["content-type"].startswith("text/event-stream")]
     for answer in began:
@@ -136,7 +137,25 @@ def test_all_who_are_there_hear_of_a_killed_engine(folder: Path) -> None:
     told = [answer for answer in answers if answer not in began]
     assert {answer.status_code for answer in told} == {503}
     assert {answer.json()["error"]["code"] for answer in told} <= {"engine_dead", "engine_starting"}
-    assert began and len(told) >= 12
+    assert began and len(told) >= 12 and told_s < 2.0
+    figures(f"16 clients of an engine that is killed: the last was told after {told_s:.2f} s")
+
+
+def test_refusals_during_a_restart_cost_a_key_nothing(folder: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice sk-0123456789abcdef tokens_per_minute=600\n")
+    keys.chmod(0o600)
+    headers = {"authorization": "Bearer sk-0123456789abcdef"}
+    with ServerProcess(*options(folder), "--api-key-file", str(keys)) as server:
+        ask = partial(httpx.post, f"{server.url}/v1/completions", headers=headers, timeout=60)
+        body = {**BODY, "prompt": "hello " * 60, "max_tokens": 2}
+        first = ask(json=body)
+        left = [int(first.headers["x-ratelimit-remaining-tokens"])]
+        os.kill(engine_of(server), signal.SIGKILL)
+        while (refused := ask(json=body)).status_code != 200:
+            assert refused.json()["error"]["code"] in {"engine_dead", "engine_starting"}
+            left.append(int(refused.headers["x-ratelimit-remaining-tokens"]))
+        assert len(left) > 3 and left == sorted(left)
 
 
 def test_an_engine_that_is_killed_while_it_loads_ends_the_server(folder: Path) -> None:
@@ -274,6 +293,43 @@ def test_what_has_no_end_is_told_so_when_its_time_is_over(folder: Path) -> None:
     assert set(codes) <= {"shutting_down", "engine_stuck"} and "shutting_down" in codes
 
 
+def open_stream(server: ServerProcess, stack: contextlib.ExitStack) -> Iterator[str]:
+    """The lines of a stream that has begun, and whose engine is stopped then."""
+    engine = engine_of(server)
+    body = {**BODY, "stream": True}
+    answer = stack.enter_context(httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60))
+    lines = answer.iter_lines()
+    assert next(lines).startswith("data: {")
+    os.kill(engine, signal.SIGSTOP)
+    return lines
+
+
+def last_event(lines: Iterator[str]) -> str:
+    """The code of the error that a stream ends with."""
+    *_, last = filter(None, lines)
+    return str(json.loads(last.removeprefix("data: "))["error"]["code"])
+
+
+def test_the_last_event_of_an_open_stream_says_that_the_drain_is_over(folder: Path) -> None:
+    with ServerProcess(*options(folder), "--drain-timeout", "2") as server, contextlib.ExitStack() as stack:
+        lines = open_stream(server, stack)
+        server.process.terminate()
+        assert last_event(lines) == "shutting_down"
+        assert server.process.wait(20) == 0
+    assert not [line for line in server.lines if "ERROR" in line or "Traceback" in line]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_second_signal_is_the_last_event_of_an_open_stream(folder: Path, number: int, status: int) -> None:
+    with start(folder) as server, contextlib.ExitStack() as stack:
+        lines = open_stream(server, stack)
+        for _ in range(2):
+            os.killpg(server.process.pid, number)
+            time.sleep(0.3)
+        assert last_event(lines) == "shutting_down"
+        assert server.process.wait(10) == status
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_the_second_signal_ends_at_once(folder: Path, number: int, status: int) -> None:
     with start(folder) as server:
@@ -331,13 +387,14 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(figures: Callab
         taken.listen()
         port = taken.getsockname()[1]
         command = [sys.executable, "-P", "-m", "bough.cli", "serve", "--port", str(port), "--model", "/no/such/model"]
-        began = time.monotonic()
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        seconds = time.monotonic() - began
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert ended.returncode == 4
     assert f"127.0.0.1:{port}" in ended.stderr and "loading" not in ended.stderr
-    assert seconds < 10.0
-    figures(f"a port that is taken: status 4 after {seconds:.2f} s")
+    assert seconds < 2.0
+    figures(f"a port that is taken: status 4 after {seconds:.2f} s of processor time")
 
 
 def test_a_log_that_may_not_grow_stops_nothing(folder: Path, tmp_path: Path) -> None:
@@ -403,8 +460,8 @@ def test_a_log_that_nobody_reads_stops_nothing(folder: Path) -> None:
         stack.callback(process.kill)
         os.close(writer)
         url = f"http://127.0.0.1:{port}"
-        with httpx.Client(base_url=url, timeout=30, transport=httpx.HTTPTransport(retries=20)) as http:
-            assert http.get("/readyz").status_code == 200
+        with httpx.Client(base_url=url, timeout=30) as http:
+            wait_until(lambda: _answers(http), 60.0)
             for _ in range(400):  # each a line of more than 200 bytes, in a pipe of 64 KiB
                 assert http.post("/v1/completions", json={**BODY, "max_tokens": 1}).status_code == 200
         process.terminate()

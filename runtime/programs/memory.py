@@ -1,0 +1,82 @@
+"""Memory of programs: what their states hold, and the share of all of it that a key may have."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..protocol.errors import OverloadedError
+
+SHARE_OF_LEFT = 8
+"""Tokens that a key may hold for each that is left (dynamic thresholds, as for places in the queue): one that floods
+leaves a ninth of everything to the others."""
+
+FEW = 1 / 64
+"""Share of everything that a key may have as long as there is any left."""
+
+
+class Memory:
+    """Counts the tokens that the states of each tenant hold, `total` at most. What nobody owns has no share.
+
+    make_room   drops what may be dropped, of the tenant's or, if all is taken, of anybody's; set by who keeps states
+    """
+
+    def __init__(self, total: Callable[[], float] = lambda: math.inf) -> None:
+        self.make_room: Callable[[str], None] = lambda tenant: None
+        self._total = total
+        self._held: Counter[str] = Counter()
+        self.num_held = 0
+
+    def held(self, tenant: str) -> int:
+        return self._held[tenant]
+
+    @property
+    def full(self) -> bool:
+        return self.num_held > self._total()
+
+    def over(self, tenant: str) -> bool:
+        """Returns true if the tenant has more than its share, or all have more than there is."""
+        total = self._total()
+        left = total - self.num_held
+        return left < 0 or (bool(tenant) and self._held[tenant] > max(total * FEW, SHARE_OF_LEFT * left))
+
+    def add(self, tenant: str, count: int) -> None:
+        self.num_held += count
+        self._held[tenant] += count
+        if not self._held[tenant]:
+            del self._held[tenant]
+
+
+@dataclass(eq=False, slots=True)
+class Account:
+    """Tokens that one state holds. Once closed, nothing more is counted."""
+
+    memory: Memory
+    tenant: str
+    num_held: int = 0
+    closed: bool = False
+
+    def add(self, count: int) -> None:
+        """Counts tokens that have come, or gone."""
+        if not self.closed:
+            self.num_held += count
+            self.memory.add(self.tenant, count)
+
+    def check(self) -> None:
+        """Raises OverloadedError: there is no room, although idle states have been dropped."""
+        memory = self.memory
+        if self.closed or not memory.over(self.tenant):
+            return
+        memory.make_room(self.tenant)
+        if memory.full:
+            raise OverloadedError("the programs of all keys hold as much text as there is room for")
+        if memory.over(self.tenant):
+            num_held = memory.held(self.tenant)
+            message = f"the programs of this key hold {num_held} tokens; what is left is for other keys"
+            raise OverloadedError(message)
+
+    def close(self) -> None:
+        self.add(-self.num_held)
+        self.closed = True

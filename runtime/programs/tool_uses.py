@@ -1,0 +1,112 @@
+"""Calls of tools beside an engine: they run on threads of their own, and their ends are heard on the engine's."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..protocol.errors import BoughError, EngineError, EngineStoppedError, ErrorInfo, to_info
+from ..tools.quotas import Owner
+from ..tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolCall, ToolRunner
+from .interpreter import Post
+from .state import Frame
+
+logger = logging.getLogger("bough.engine")
+
+Returned = Callable[[str | ErrorInfo], None]
+"""Hears what a call has brought, or why it failed."""
+
+
+@dataclass(eq=False, slots=True)
+class _RunningTool:
+    frame: Frame
+    returned: Returned
+    ticket: Ticket
+    started: float
+    limit_s: float
+
+    @property
+    def end(self) -> float:
+        return self.started + self.limit_s
+
+
+class ToolUses:
+    """Makes the tool calls of one engine. Lives in its thread, on which it is heard what they bring."""
+
+    def __init__(self, runner: ToolRunner, post: Post, clock: Callable[[], float]) -> None:
+        self._runner = runner
+        self._post = post
+        self._clock = clock
+        self._flights: dict[str, _RunningTool] = {}
+
+    def begin(
+        self, frame: Frame, tool: ToolCall, arguments: dict[str, Any], timeout_s: float | None, returned: Returned
+    ) -> None:
+        """Begins a call. Raises BoughError: nothing was begun."""
+        now = self._clock()
+        limit_s = frame.run.time_left(now, min(timeout_s or math.inf, tool.timeout_s or DEFAULT_TIMEOUT_S))
+        assert limit_s is not None
+        call_id = frame.state.new_id("tool/")
+
+        def done(outcome: str | ErrorInfo) -> None:
+            with contextlib.suppress(EngineStoppedError):
+                self._post(lambda: self._take(call_id, outcome))
+
+        owner = Owner.of(frame.state.namespace, frame.state.id)
+        ticket = self._runner.start(tool, arguments, done, owner)
+        self._flights[call_id] = _RunningTool(frame, returned, ticket, now, limit_s)
+        frame.branch.running.add(call_id)
+
+    def stop(self, call_id: str) -> bool:
+        """Leaves a call to itself; False if it is none of these."""
+        flight = self._flights.pop(call_id, None)
+        if flight is None:
+            return False
+        self._runner.abandon(flight.ticket)
+        return True
+
+    def expire(self) -> None:
+        """Fails the calls whose time is over."""
+        now = self._clock()
+        for call_id, flight in list(self._flights.items()):
+            if call_id in self._flights and now >= flight.end:
+                self.stop(call_id)
+                flight.frame.branch.running.discard(call_id)
+                self._tell(flight, _late(flight, now))
+
+    def sleep_s(self) -> float | None:
+        """Seconds until the first of them is over; None: there is none."""
+        first = min((flight.end for flight in self._flights.values()), default=None)
+        return None if first is None else max(first - self._clock(), 0.0)
+
+    def _take(self, call_id: str, outcome: str | ErrorInfo) -> None:
+        flight = self._flights.pop(call_id, None)
+        if flight is None:  # nobody waits for it any more
+            return
+        flight.frame.branch.running.discard(call_id)
+        self._tell(flight, outcome)
+
+    def _tell(self, flight: _RunningTool, outcome: str | ErrorInfo) -> None:
+        try:
+            flight.returned(outcome)
+        except BoughError as error:
+            flight.frame.failed(to_info(error))
+        except Exception:
+            logger.exception("a program failed")
+            flight.frame.failed(ErrorInfo(code="internal_error", message="the program failed"))
+
+
+def _late(flight: _RunningTool, now: float) -> ErrorInfo:
+    """Returns the error of a call whose time is over, or its program's."""
+    name = flight.ticket.tool.name
+    try:
+        flight.frame.run.time_left(now)
+    except EngineError as error:
+        return to_info(error)
+    return ErrorInfo(
+        code="tool_timeout", message=f"the tool {name!r} was not done within {flight.limit_s:g} s", param=name
+    )

@@ -1,0 +1,111 @@
+"""Calls that a model writes: the constraint under which it does, how they are read, and how tools are put to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ...constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
+from ..protocol.errors import BoughError, ErrorInfo, RequestError, to_info
+from ..protocol.program import MadeCall, Offer
+from .arguments import check_names
+from .forms import Answer, CallForm, call_or_answer, calls_in_text, no_calls, only_calls
+from .registry import ToolCall, tool_failed
+from .tag_reader import Called, TagReader
+
+CUT_OFF = "the call was cut off: its arguments are no JSON object"
+
+
+class WrittenCall(NamedTuple):
+    """A call as the model wrote it: its arguments, or their text where that is no JSON object."""
+
+    name: str
+    arguments: dict[str, Any] | str
+
+
+def as_function(tool: ToolCall) -> dict[str, Any]:
+    """Returns a tool as chat templates and APIs expect it."""
+    function: dict[str, Any] = {"name": tool.name}
+    if description := getattr(tool, "description", ""):
+        function["description"] = description
+    return {"type": "function", "function": {**function, "parameters": schema_of(tool)}}
+
+
+def schema_of(tool: ToolCall) -> dict[str, Any]:
+    """Returns the JSON Schema of a tool's arguments, which are an object."""
+    return {"type": "object", "properties": {}, **(tool.parameters or {})}
+
+
+def constrain_turn(
+    form: CallForm, tools: Mapping[str, ToolCall], offer: Offer, answer: GrammarSpec | None
+) -> GrammarSpec:
+    """Returns the constraint of a turn: calls of the tools that it may call, or an answer.
+
+    Raises:
+        RequestError: the answer's constraint cannot stand beside calls.
+    """
+    callable_names = [offer.only] if offer.only else list(offer.tools)
+    functions = [(name, _arguments(tools[name])) for name in callable_names]
+    if offer.choice == "none":
+        return no_calls(form) if answer is None else answer
+    if offer.choice == "required":
+        return only_calls(form, functions, parallel=offer.parallel)
+    if answer is None:
+        return calls_in_text(form, functions, parallel=offer.parallel)
+    return call_or_answer(form, functions, checked_answer(answer))
+
+
+def checked_answer(answer: GrammarSpec) -> Answer:
+    """Returns the constraint of an answer, if it can stand beside calls. Raises RequestError: it cannot."""
+    if isinstance(answer, JsonSchema | Regex):
+        return answer
+    kind = {Choice: "choices", Lark: "a grammar", Gbnf: "a grammar", Structural: "tags"}[type(answer)]
+    message = f"with tools, a type, a schema or a pattern can constrain the answer, but not {kind}"
+    raise RequestError(message, code="unsupported_value", param="tools")
+
+
+def _arguments(tool: ToolCall) -> JsonSchema:
+    schema = json.dumps(schema_of(tool), ensure_ascii=False)
+    return JsonSchema(schema, property_order="schema", policy="best_effort")
+
+
+def read_calls(form: CallForm, text: str, names: Iterable[str]) -> list[WrittenCall]:
+    """Reads the calls of `names` in a text."""
+    reader = TagReader(form, names)
+    calls: list[tuple[str, list[str]]] = []
+    for piece in (*reader.push(text), *reader.finish()):
+        if isinstance(piece, Called) and piece.name is not None:
+            calls.append((piece.name, []))
+        elif isinstance(piece, Called):
+            calls[piece.position][1].append(piece.arguments)
+    return [WrittenCall(name, read_object("".join(texts))) for name, texts in calls]
+
+
+def read_object(text: str) -> dict[str, Any] | str:
+    """Returns the JSON object that a text is; the text itself if it is none."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    return found if isinstance(found, dict) else text
+
+
+def said_of(call: MadeCall) -> str:
+    """Returns what the model is told of a call."""
+    return f"Error: {call.error}" if call.result is None else call.result
+
+
+def fault_of(call: WrittenCall, tools: Mapping[str, ToolCall]) -> ErrorInfo | None:
+    """Returns why a call cannot be made, if it cannot."""
+    tool = tools.get(call.name)
+    if tool is None:
+        known = ", ".join(map(repr, tools)) or "none"
+        return ErrorInfo(code="unknown_tool", message=f"there is no tool {call.name!r}; there are: {known}")
+    if isinstance(call.arguments, str):
+        return tool_failed(call.name, CUT_OFF)
+    try:
+        check_names(tool, call.arguments)
+    except BoughError as error:
+        return to_info(error)
+    return None
