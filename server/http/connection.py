@@ -95,7 +95,7 @@ def decode(data: bytes, kind: type[B], *, max_items: int | None = None) -> B:
 
     Raises:
         ApiError: the data is not JSON, or not of this kind; `param` is the path of the field to blame. Or it has too
-            many parts.
+            many parts, or too long a list.
     """
     check_parts(data, max_items=max_items)
     try:
@@ -115,9 +115,22 @@ def check_parts(*texts: bytes, max_items: int | None = None) -> None:
     for text in texts:
         parts, items = _count_parts(text)
         num_parts, num_items = num_parts + parts, num_items + items
-    if num_parts > MAX_PARTS or num_items > max_items:
-        message = f"A body has at most {MAX_PARTS} objects, lists and members of objects, and {max_items} commas."
+    if num_parts > MAX_PARTS:
+        message = f"A body has at most {MAX_PARTS} objects, lists and members of objects."
         raise ApiError(413, "request_too_large", message)
+    if num_items > max_items:
+        message = f"A body has at most {max_items} commas outside of its texts."
+        raise ApiError(400, "array_above_max_length", message, param=_longest_list(texts[0]))
+
+
+def _longest_list(data: bytes) -> str | None:
+    """The member of a body that is the longest list."""
+    try:
+        members = _decoder(dict[str, msgspec.Raw]).decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    lists = {name: len(value) for name, value in members.items() if memoryview(value)[0] == ord("[")}
+    return max(lists, key=lists.__getitem__)[:64] if lists else None
 
 
 def _count_parts(data: bytes) -> tuple[int, int]:

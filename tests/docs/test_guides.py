@@ -47,7 +47,7 @@ def address(engine: bough.LocalBackend, monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(bough, "LocalBackend", lambda: engine)
     assert engine.flush_cache()
     client: Any = engine.client
-    monkeypatch.setattr(client, "close", lambda: None)  # a server ends its client; this one serves the next page, too
+    monkeypatch.setattr(client, "close", lambda **_: None)  # by its server; this one serves the next page
     with running(client, ServerConfig(port=0, served_model_name="smollm2-135m")) as server:
         yield f"127.0.0.1:{server.port}"
     bough.set_default_backend(None)

@@ -235,6 +235,21 @@ def test_the_count_of_parts_is_that_of_the_decoded_body(piece: str, monkeypatch:
         connection_module.check_parts(data.replace(b"1]", b"1,1]"))
 
 
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        (b'{"model":"m","text":"%s","stop":["ab"%s],"x":[1]}' % (b"," * 600_000, b',"ab"' * 140_000), "stop"),
+        (b'{"x":{"y":[1%s]}}' % (b",1" * 140_000), None),
+        (b'{"x":[1%s' % (b",1" * 140_000), None),
+    ],
+)
+def test_too_long_a_list_is_named(server: Running, data: bytes, param: str | None) -> None:
+    headers = {"content-type": "application/json"}
+    answer = server.http().post("/v1/chat/completions", content=data, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "array_above_max_length")
+    assert answer.json()["error"]["param"] == param
+
+
 # Answers
 
 
