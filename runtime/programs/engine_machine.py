@@ -21,12 +21,13 @@ from ..sampler.seeds import derive, derive_again
 from ..scheduler.token_tree import ChoiceTree, plant
 from ..tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from ..tools.arguments import read_arguments
-from ..tools.calls import fault_of, read_calls
-from ..tools.registry import ToolRunner
-from ..tools.turns import TOLD_TO_MODEL, ToolTurn
+from ..tools.calls import read_calls
+from ..tools.registry import ToolCall, ToolRunner
+from ..tools.turns import ToolTurn
 from .choices import probabilities, score_choices
 from .costs import COPIED_PER_WORK, ENCODED_PER_WORK, ENGINE_BUDGET, MESSAGES_PER_WORK
 from .interpreter import Post
+from .machine import Returned, begin_turn, tell_returned
 from .shared import Shared
 from .state import Branch, Frame, Run, State
 from .tokens import (
@@ -141,63 +142,33 @@ class EngineMachine:
                 frame.failed(outcome)
                 return
             self._append_returned(frame, op, outcome)
-            self._tell(frame, op.name, outcome, [(op.name, started)])
+            self._tell(frame, op.name, outcome, [op.name], started)
             frame.ended()
 
         tool = frame.run.tools[op.tool]
         self._tools.begin(frame, tool, read_arguments(tool, arguments), op.timeout_s, returned)
 
     def call_tools(self, frame: Frame) -> None:
-        """Begins the calls that the model has written. One that cannot be made has its error at once."""
-        op, run, started = frame.op, frame.run, self._clock()
-        assert self._tools is not None and isinstance(op, CallTools)
+        op, tools, started = frame.op, self._tools, self._clock()
+        assert tools is not None and isinstance(op, CallTools)
         text = frame.branch.values.get(op.of, "")
         frame.spend(1 + len(text) // ENCODED_PER_WORK)
-        calls = read_calls(form_of(self._tokenizer), text, op.tools)
-        if not calls:
-            self._tell(frame, op.name, "[]", [])
-            return
-        tools = {name: run.tools[name] for name in op.tools}
-        turn = ToolTurn(calls)
 
-        def returned(index: int, outcome: str | ErrorInfo) -> None:
-            if isinstance(outcome, ErrorInfo) and outcome.code not in TOLD_TO_MODEL:
-                frame.failed(outcome)
-                return
-            turn.take(index, outcome)
-            if turn.over:
-                self._end_turn(frame, op, turn, started)
-                frame.ended()
+        def begin(tool: ToolCall, arguments: dict[str, Any], returned: Returned) -> None:
+            tools.begin(frame, tool, arguments, None, returned)
 
-        for index, call in enumerate(calls):
-            fault = fault_of(call, tools)
-            if fault is not None or isinstance(call.arguments, str):
-                turn.take(index, fault or "")
-            else:
-                self._tools.begin(frame, tools[call.name], call.arguments, None, partial(returned, index))
-        if turn.over:
-            self._end_turn(frame, op, turn, started)
+        def end(turn: ToolTurn) -> None:
+            if turn.made:
+                self._append_later(frame, partial(append_results, frame.branch, turn.made, self._tokenizer))
+            self._tell(frame, op.name, turn.text, [call.name for call in turn.made], started)
 
-    def _end_turn(self, frame: Frame, op: CallTools, turn: ToolTurn, started: float) -> None:
-        num_tokens = frame.branch.content.length
-        append_results(frame.branch, turn.made, self._tokenizer)
-        frame.state.add_tokens(frame.branch.content.length - num_tokens, frame.branch)
-        self.check_length(frame.branch)
-        self._tell(frame, op.name, turn.text, [(call.name, started) for call in turn.made])
+        begin_turn(frame, read_calls(form_of(self._tokenizer), text, op.tools), begin, end)
 
-    def _tell(self, frame: Frame, name: str, text: str, uses: Sequence[tuple[str, float]]) -> None:
+    def _tell(self, frame: Frame, name: str, text: str, tools: Sequence[str], started: float) -> None:
         """Keeps a value that tools have brought, and tells of it, and of their times."""
-        state, branch, run = frame.state, frame.branch, frame.run
-        state.add_tokens(len(text), branch)
-        state.add_values(1, branch)
-        turn = branch.turns[name]
-        branch.keep(name, text)
-        run.listener(Value(branch=branch.id, name=name, text=text, turn=turn))
-        for used, started in uses if run.program.trace else ():
-            start_s, stop_s = started - state.born, self._clock() - state.born
-            run.listener(
-                Piece(branch=branch.id, op=branch.num_ops, kind="tool", name=used, start_s=start_s, stop_s=stop_s)
-            )
+        frame.state.add_tokens(len(text), frame.branch)
+        frame.state.add_values(1, frame.branch)
+        tell_returned(frame, name, text, tools, started, self._clock())
 
     def cancel(self, call_id: str) -> None:
         if self._tools is not None and self._tools.stop(call_id):
@@ -221,7 +192,7 @@ class EngineMachine:
     def _append_tokens(self, frame: Frame, text: str, tokens: list[int]) -> None:
         """Appends a long text, once it is encoded."""
         self._known.keep(frame.state.namespace, text, tokens)
-        self._append_later(frame, text, tokens)
+        self._append_later(frame, partial(append_tokens, frame.branch, text, tokens, self._tokenizer))
         frame.ended()
 
     def _append_returned(self, frame: Frame, op: Use, text: str) -> None:
@@ -232,11 +203,13 @@ class EngineMachine:
             message = f"the tool {op.tool!r} returned {len(text)} characters, which no context holds"
             raise EngineError(message, code="context_length_exceeded", param=op.tool)
         if text:
-            self._append_later(frame, text, self._tokenizer.encode(text))
+            tokens = self._tokenizer.encode(text)
+            self._append_later(frame, partial(append_tokens, frame.branch, text, tokens, self._tokenizer))
 
-    def _append_later(self, frame: Frame, text: str, tokens: list[int]) -> None:
+    def _append_later(self, frame: Frame, append: Callable[[], None]) -> None:
+        """Has something appended after the instruction was tried, and counts it."""
         num_tokens = frame.branch.content.length
-        append_tokens(frame.branch, text, tokens, self._tokenizer)
+        append()
         frame.state.add_tokens(frame.branch.content.length - num_tokens, frame.branch)
         self.check_length(frame.branch)
 

@@ -300,14 +300,7 @@ class Executor:
         idle = self._idle()
         while idle and now - idle[0].used >= self._machine.budget.life_s:
             self._forget(idle.pop(0))
-        if len(idle) > self._max_states:
-            counts = Counter(tenant_of(state.namespace) for state in idle)
-            for _ in range(len(idle) - self._max_states):
-                most = max(counts.values())
-                dropped = next(state for state in idle if counts[tenant_of(state.namespace)] == most)
-                counts[tenant_of(dropped.namespace)] -= 1
-                idle.remove(dropped)
-                self._forget(dropped)
+        self._drop_of_largest(idle, lambda _: 1, lambda: len(idle) > self._max_states)
         if self._memory.full:
             self._make_room("")
 
@@ -319,16 +312,20 @@ class Executor:
         while self._memory.over(tenant) and (dropped := next(own, None)) is not None:
             idle.remove(dropped)
             self._forget(dropped)
-        if not self._memory.full:
+        self._drop_of_largest(idle, lambda state: state.account.num_held, lambda: self._memory.full)
+
+    def _drop_of_largest(self, idle: list[State], size: Callable[[State], int], too_many: Callable[[], bool]) -> None:
+        """While there are `too_many`, drops the least recently used of the idle states of the tenant that has most."""
+        if not too_many():
             return
-        held: Counter[str] = Counter()
+        had: Counter[str] = Counter()
         for state in idle:
-            held[state.account.tenant] += state.account.num_held
-        while self._memory.full and idle:
-            most = held.most_common(1)[0][0]
-            dropped = next(state for state in idle if state.account.tenant == most)
+            had[state.account.tenant] += size(state)
+        while idle and too_many():
+            most = max(had.values())
+            dropped = next(state for state in idle if had[state.account.tenant] == most)
+            had[dropped.account.tenant] -= size(dropped)
             idle.remove(dropped)
-            held[most] -= dropped.account.num_held
             self._forget(dropped)
 
     def _idle(self) -> list[State]:

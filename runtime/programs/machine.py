@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 from ..protocol.errors import BoughError, ErrorInfo
+from ..protocol.program import CallTools, Piece, Value
+from ..tools.calls import WrittenCall, fault_of
+from ..tools.registry import ToolCall
+from ..tools.turns import TOLD_TO_MODEL, ToolTurn
 from .costs import Budget
 from .state import Branch, Content, Frame, Run, State
 
@@ -62,3 +68,54 @@ class Machine(Protocol):
 
     def describe(self, error: BoughError) -> ErrorInfo:
         """Returns what a listener is told of an error."""
+
+
+# What all machines do alike
+
+Returned = Callable[[str | ErrorInfo], None]
+"""Hears what a call of a tool has brought, or why it failed."""
+
+
+def begin_turn(
+    frame: Frame,
+    calls: Sequence[WrittenCall],
+    begin: Callable[[ToolCall, dict[str, Any], Returned], None],
+    end: Callable[[ToolTurn], None],
+) -> None:
+    """Has `begin` make the calls that a model has written in a turn; `end` is told once all have come to something.
+
+    One that cannot be made has its error at once. Calls may return before `begin` does.
+    """
+    assert isinstance(frame.op, CallTools)
+    tools = {name: frame.run.tools[name] for name in frame.op.tools}
+    turn, begins = ToolTurn(calls), True
+
+    def returned(index: int, outcome: str | ErrorInfo) -> None:
+        if isinstance(outcome, ErrorInfo) and outcome.code not in TOLD_TO_MODEL:
+            frame.failed(outcome)
+            return
+        turn.take(index, outcome)
+        if turn.over and not begins:
+            end(turn)
+            frame.ended()
+
+    for index, call in enumerate(calls):
+        fault = fault_of(call, tools)
+        if fault is not None or isinstance(call.arguments, str):
+            turn.take(index, fault or "")
+        else:
+            begin(tools[call.name], call.arguments, partial(returned, index))
+    begins = False
+    if turn.over:
+        end(turn)
+
+
+def tell_returned(frame: Frame, name: str, text: str, tools: Sequence[str], started: float, now: float) -> None:
+    """Keeps a value that tools have brought since `started`, and tells of it, and of their times."""
+    branch, run, start_s, stop_s = frame.branch, frame.run, started - frame.state.born, now - frame.state.born
+    turn = branch.turns[name]
+    branch.keep(name, text)
+    run.listener(Value(branch=branch.id, name=name, text=text, turn=turn))
+    for tool in tools if run.program.trace else ():
+        piece = Piece(branch=branch.id, op=branch.num_ops, kind="tool", name=tool, start_s=start_s, stop_s=stop_s)
+        run.listener(piece)

@@ -13,12 +13,10 @@ from ..protocol.errors import BoughError, EngineError, EngineStoppedError, Error
 from ..tools.quotas import Owner
 from ..tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolCall, ToolRunner
 from .interpreter import Post
+from .machine import Returned
 from .state import Frame
 
 logger = logging.getLogger("bough.engine")
-
-Returned = Callable[[str | ErrorInfo], None]
-"""Hears what a call has brought, or why it failed."""
 
 
 @dataclass(eq=False, slots=True)

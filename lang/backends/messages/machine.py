@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -13,13 +13,14 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from ....runtime.programs.costs import Budget
+from ....runtime.programs.machine import Returned, begin_turn, tell_returned
 from ....runtime.programs.state import Branch, Frame, Run, State
 from ....runtime.protocol.errors import BoughError, ErrorInfo, RequestError
-from ....runtime.protocol.program import CallTools, Delta, Gen, Op, Piece, Select, Use, Value
+from ....runtime.protocol.program import CallTools, Delta, Gen, Op, Piece, Select, Use
 from ....runtime.protocol.request import PREFILLED, SAMPLED
 from ....runtime.tools.arguments import read_arguments
-from ....runtime.tools.calls import fault_of
-from ....runtime.tools.turns import TOLD_TO_MODEL, ToolTurn
+from ....runtime.tools.registry import ToolCall
+from ....runtime.tools.turns import ToolTurn
 from ...diagnostics.errors import to_caused_info
 from .surplus import Answer, Surplus, after, match, take
 from .transcript import Begin, Calls, End, Mark, Prompt, Results, open_role, prompt_of, text_of, words, written
@@ -141,72 +142,34 @@ class MessageMachine:
         self._begin(frame, read_arguments(frame.run.tools[frame.op.tool], arguments))
 
     def call_tools(self, frame: Frame) -> None:
-        """Begins the calls that the model has written, as uses of their tools. One that cannot be made has its error at
-        once."""
-        op, branch, run, started = frame.op, frame.branch, frame.run, self._clock()
+        op, started = frame.op, self._clock()
         assert isinstance(op, CallTools)
-        marks = _content_of(branch).marks
+        marks = _content_of(frame.branch).marks
+
+        def end(turn: ToolTurn) -> None:
+            if turn.made:
+                self._append(frame, Results(tuple(turn.made)), "role")
+            tell_returned(frame, op.name, turn.text, [call.name for call in turn.made], started, self._clock())
+
         written = marks[-1].calls if marks and isinstance(marks[-1], Calls) else ()
-        if not written:
-            self._tell(frame, op.name, "[]")
-            return
-        turn, begins = ToolTurn(written), True
-        tools = {name: run.tools[name] for name in op.tools}
-
-        def returned(index: int, result: Answer | BoughError) -> None:
-            if isinstance(result, BoughError):
-                info = self.describe(result)
-                if info.code not in TOLD_TO_MODEL:
-                    frame.failed(info)
-                    return
-                turn.take(index, info)
-            else:
-                turn.take(index, result.value.text)
-            if turn.over and not begins:
-                self._end_turn(frame, op, turn, started)
-                frame.ended()
-
-        for index, call in enumerate(written):
-            fault = fault_of(call, tools)
-            if fault is not None or isinstance(call.arguments, str):
-                turn.take(index, fault or "")
-            else:
-                self._begin_call(frame, Use(branch.id, op.name, call.name), call.arguments, partial(returned, index))
-        begins = False
-        if turn.over:
-            self._end_turn(frame, op, turn, started)
+        begin_turn(frame, written, partial(self._begin_call, frame, op.name), end)
 
     def _begin_call(
-        self, frame: Frame, use: Use, arguments: Mapping[str, Any], returned: Callable[[Answer | BoughError], None]
+        self, frame: Frame, name: str, tool: ToolCall, arguments: Mapping[str, Any], returned: Returned
     ) -> None:
+        """Begins a call that the model has written, as a use of its tool."""
         call_id = frame.state.new_id()
 
         def finish(result: Answer | BoughError) -> None:
             if self._calls.pop(call_id, None) is not None:
                 frame.branch.running.discard(call_id)
-                returned(result)
+                returned(self.describe(result) if isinstance(result, BoughError) else result.value.text)
 
-        prompt, timeout_s = prompt_of(()), frame.run.time_left(self._clock())
-        call = ModelCall(use, prompt, frame.run, timeout_s, lambda _: None, finish, arguments)
+        use, timeout_s = Use(frame.branch.id, name, tool.name), frame.run.time_left(self._clock())
+        call = ModelCall(use, prompt_of(()), frame.run, timeout_s, lambda _: None, finish, arguments)
         self._calls[call_id] = call
         frame.branch.running.add(call_id)
         self._caller.begin(call)
-
-    def _end_turn(self, frame: Frame, op: CallTools, turn: ToolTurn, started: float) -> None:
-        self._append(frame, Results(tuple(turn.made)), "role")
-        self._tell(frame, op.name, turn.text, [call.name for call in turn.made], started)
-
-    def _tell(self, frame: Frame, name: str, text: str, used: Sequence[str] = (), started: float = 0.0) -> None:
-        """Keeps what a turn's calls have brought, and tells of it, and of their times."""
-        branch, run = frame.branch, frame.run
-        turn = branch.turns[name]
-        branch.keep(name, text)
-        run.listener(Value(branch=branch.id, name=name, text=text, turn=turn))
-        start_s, stop_s = self._times(frame, started)
-        for tool in used if run.program.trace else ():
-            run.listener(
-                Piece(branch=branch.id, op=branch.num_ops, kind="tool", name=tool, start_s=start_s, stop_s=stop_s)
-            )
 
     def cancel(self, call_id: str) -> None:
         call = self._calls.pop(call_id, None)
