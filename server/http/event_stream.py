@@ -99,6 +99,7 @@ class Merged(Generic[T]):
         for pump in self._pumps:
             pump.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
+        self._pumps.clear()  # a cancelled task keeps its frames, which keep this: only collections would end it
         self._at_close()
 
     async def __aenter__(self) -> Self:

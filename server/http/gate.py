@@ -22,6 +22,7 @@ from .quota import Account, Accounts, Visit
 from .request_log import Line, RequestLog
 from .security import PUBLIC_PATHS, SAFE_METHODS, Caller, Guard
 from .table import CLAIM
+from .turnstile import Turnstile
 from .unsent import Pieces, Unsent
 
 logger = logging.getLogger("bough.server")
@@ -150,6 +151,7 @@ class Gate:
         self._lifecycle = lifecycle
         self._paths = paths
         self._unsent = Unsent()
+        self._turnstile = Turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -167,6 +169,8 @@ class Gate:
                 message = "This key has too many open connections. Try again when some have closed."
                 raise ApiError(503, "too_many_connections", message, close=True)
             scope["bough.request_id"] = exchange.id
+            if exchange.path not in ALWAYS_SERVED:
+                await self._turnstile.enter(caller.name)
             if scope["method"] not in SAFE_METHODS:
                 exchange.account = self._accounts.of(caller)
                 exchange.visit = scope["bough.visit"] = Visit(exchange.account)

@@ -184,6 +184,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         if self._sending is not None:
             self._sending.cancel()
         super().connection_lost(exc)
+        self.cycle = self.scope = None  # type: ignore[assignment]  # they hold this: only collections would end it
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Returns the buffer of all connections: what is read is taken out before anything else happens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import socket
@@ -14,6 +15,8 @@ import httpx
 import pytest
 
 from bough.runtime.protocol.request import Request
+from bough.server.http.event_stream import Merged
+from bough.server.http.protocol import BoundedProtocol
 
 from ..conftest import Running, Start
 from ..fake_client import FakeClient, Script
@@ -52,6 +55,26 @@ def test_a_closed_connection_aborts_all_choices_within_a_second(start: Start, n:
     assert server.engine.open_ids == set()
     metrics = server.http().get("/metrics").text
     assert "\nbough_disconnects_total 1\n" in metrics
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_nothing_of_one_that_has_left_waits_for_a_collection(start: Start, stream: bool) -> None:
+    def num_kept() -> int:
+        kinds = [type(each) for each in gc.get_objects()]
+        return sum(kind is Merged or issubclass(kind, BoundedProtocol) for kind in kinds)
+
+    server = start(FakeClient(endless))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            connection = send(server, CHAT, {"model": "m", "messages": HI, "n": 4, "stream": stream})
+            assert server.wait_for(lambda: len(server.engine.open_ids) == 4, 5.0)
+            connection.close()
+            assert server.wait_for(lambda: not server.engine.open_ids, 5.0)
+        assert server.wait_for(lambda: num_kept() == 0, 5.0)
+    finally:
+        gc.enable()
 
 
 def test_a_connection_that_closes_before_the_first_output_aborts(start: Start) -> None:

@@ -1,0 +1,43 @@
+"""The way onto the event loop, through which keys send their requests in turn."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...constrain.workers.turns import FairQueue
+
+
+class Turnstile:
+    """Lets one request begin in each round of the event loop, of the key that has begun the fewest of late.
+
+    A round takes as long as all that is ready in it. An answer passes through some ten of them; if a hundred requests
+    that arrive together began together, each of these would take a hundred times as long. Used on the event loop only.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._open = True
+
+    async def enter(self, key: str) -> None:
+        """Waits for the turn of a request of the key's: not at all if none has begun in this round."""
+        loop = asyncio.get_running_loop()
+        if self._open:
+            self._open = False
+            loop.call_soon(self._turn, loop)
+            return
+        turn = loop.create_future()
+        self._waiting.push(key, turn)
+        try:
+            await turn
+        finally:
+            self._waiting.remove(key, turn)  # if it was cancelled
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        taken = self._waiting.pop()
+        self._open = taken is None
+        if taken is not None:
+            key, turn = taken
+            self._waiting.end(key, 1.0)
+            if not turn.done():  # it may just have been cancelled
+                turn.set_result(None)
+            loop.call_soon(self._turn, loop)
