@@ -60,7 +60,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stream: bool = True
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):  # collections would go through thousands
     """A token with its log-probability, and the most likely alternatives as (token, logprob), likeliest first.
 
     `logprob` and `top` are of the model's own distribution, before penalties, bias, mask and temperature; `masked` is
@@ -73,7 +73,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     masked: float | None = None
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of one request. `cached_tokens` of `prompt_tokens` were found in the prefix cache."""
 
     prompt_tokens: int = 0
@@ -85,7 +85,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         return Usage(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
 
-class Timings(msgspec.Struct, frozen=True, kw_only=True):
+class Timings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Seconds: waiting for admission, from admission to the first token, from the first to the last token."""
 
     queue_s: float = 0.0

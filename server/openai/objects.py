@@ -272,20 +272,20 @@ class ConstraintReport(msgspec.Struct):
     narrowed: list[str] | UnsetType = UNSET
 
 
-class TopLogprob(msgspec.Struct):
+class TopLogprob(msgspec.Struct, gc=False):
     token: str
     logprob: float
     bytes: list[int] | None
 
 
-class ContentLogprob(msgspec.Struct):
+class ContentLogprob(msgspec.Struct, gc=False):
     token: str
     logprob: float
     bytes: list[int] | None
     top_logprobs: list[TopLogprob]
 
 
-class ChoiceLogprobs(msgspec.Struct):
+class ChoiceLogprobs(msgspec.Struct, gc=False):
     content: list[ContentLogprob]
     refusal: None = None
 
@@ -355,7 +355,7 @@ class ChatChunk(msgspec.Struct):
     constraint: ConstraintReport | UnsetType = UNSET
 
 
-class CompletionLogprobs(msgspec.Struct):
+class CompletionLogprobs(msgspec.Struct, gc=False):
     """Parallel lists over tokens; the first token of an echoed prompt has no log-probability."""
 
     tokens: list[str]
