@@ -231,7 +231,7 @@ class Engine:
         launched: who hears of them may end others that are planned, and what these were to compute would be published.
         """
         scheduler = self._scheduler
-        prompt_tokens = self._size.prompt_tokens(scheduler.running, any_waiting=bool(scheduler.waiting))
+        prompt_tokens = self._size.prompt_tokens(scheduler.running, now, any_waiting=bool(scheduler.waiting))
         plan = scheduler.schedule(now, prompt_tokens)
         for sequence in plan.expired:
             generation = self._live.get(sequence.id)

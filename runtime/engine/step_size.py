@@ -17,6 +17,8 @@ DECODE_STEPS = 4
 """Times as long as one that only decodes that a step may take in any case."""
 ALONE_S = 1.0
 """Bound of a step with prompts beside which nobody waits: it is to be told from one that hangs."""
+SHARED_S = 60.0
+"""Time after several tenants ran at once in which another one's first token is expected to wait for a step."""
 ALONE_TOKENS = 512
 """Tokens of prompts in such a step, until a chunk of half the size has been measured."""
 _AIM = 0.9
@@ -132,9 +134,9 @@ class PassTimes:
 class StepSize:
     """Rules for the size of an engine's next step. Times come as arguments.
 
-    As long as somebody waits for the next token, prompts get as many tokens as keep the step within max_step_ms, else
-    within ALONE_S if that is longer; and after memory ran out, for a while no more than half of those for which it did
-    not suffice.
+    As long as somebody waits for the next token, or another tenant may come to wait for its first, prompts get as many
+    tokens as keep the step within max_step_ms, else within ALONE_S if that is longer; and after memory ran out, for a
+    while no more than half of those for which it did not suffice.
     """
 
     def __init__(self, config: EngineConfig, limits: SchedulerLimits) -> None:
@@ -145,14 +147,17 @@ class StepSize:
         self._with_memory = limits.max_batch_tokens
         self._num_steps = 1
         self._read_at = -math.inf  # when the plans before were
+        self._shared_until = -math.inf
 
-    def prompt_tokens(self, running: list[Sequence], *, any_waiting: bool) -> int:
+    def prompt_tokens(self, running: list[Sequence], now: float, *, any_waiting: bool) -> int:
         """Tokens of prompts at most in the next step."""
         decoding = [sequence for sequence in running if sequence.num_uncomputed <= 1]
         contexts = [sequence.num_computed for sequence in running if sequence.num_uncomputed > 1]
         if not (contexts or any_waiting):
             return self._with_memory
-        if all(sequence.score is not None for sequence in decoding):
+        if any(sequence.tenant != running[0].tenant for sequence in running):
+            self._shared_until = now + SHARED_S
+        if now >= self._shared_until and all(sequence.score is not None for sequence in decoding):
             step_s, first = max(ALONE_S, self._step_s or 0.0), ALONE_TOKENS
         else:
             step_s = self._step_s or max(STEP_S, DECODE_STEPS * self._times.decode_s(len(decoding)))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.runtime.engine.engine import Engine
-from bough.runtime.engine.step_size import FIRST_TOKENS, MIN_TOKENS, PassTimes, StepSize
+from bough.runtime.engine.step_size import FIRST_TOKENS, MIN_TOKENS, SHARED_S, PassTimes, StepSize
 from bough.runtime.protocol.config import EngineConfig, SchedulerLimits
 from bough.runtime.protocol.errors import RequestError
 from bough.runtime.protocol.request import Request
@@ -184,22 +184,36 @@ def step_size(**settings: Any) -> StepSize:
 
 @pytest.mark.parametrize("running", [[], [PROMPT], [PROMPT, PROMPT], [PROMPT, sequence(10, 8, score=Scoring(5))]])
 def test_prompts_that_nobody_waits_beside_get_all(running: list[Sequence]) -> None:
-    assert step_size().prompt_tokens(running, any_waiting=True) == 512
+    assert step_size().prompt_tokens(running, 0.0, any_waiting=True) == 512
+
+
+def test_a_tenant_that_was_there_lately_is_not_made_to_wait_for_a_long_step() -> None:
+    size = StepSize(EngineConfig(), SchedulerLimits(max_batch_tokens=4096))
+    for num_tokens in (512, 1024, 2048, 4096):
+        pass_over(size._times, cpu, 8, 0)
+        pass_over(size._times, cpu, 0, num_tokens, 500)
+    other = sequence(1000, 100, namespace="other/salt")
+    alone = size.prompt_tokens([PROMPT], 0.0, any_waiting=True)
+    assert size.prompt_tokens([PROMPT, sequence(1000, 0)], 0.5, any_waiting=True) == alone
+    shared = size.prompt_tokens([PROMPT, other], 1.0, any_waiting=True)
+    assert shared < alone / 2
+    assert size.prompt_tokens([PROMPT], 1.0 + SHARED_S - 1, any_waiting=True) == shared
+    assert size.prompt_tokens([PROMPT], 1.0 + SHARED_S + 1, any_waiting=True) == alone
 
 
 def test_prompts_beside_what_decodes_get_what_fits() -> None:
     fitting = [
-        step_size(max_step_ms=bound).prompt_tokens([*[DECODING] * 8, PROMPT], any_waiting=False)
+        step_size(max_step_ms=bound).prompt_tokens([*[DECODING] * 8, PROMPT], 0.0, any_waiting=False)
         for bound in (20, 60, 100, 200, 5000)
     ]
     assert fitting == sorted(fitting) and fitting[0] >= MIN_TOKENS and fitting[-1] == 512
-    assert step_size().prompt_tokens([*[DECODING] * 8, PROMPT], any_waiting=False) == fitting[2]
-    assert step_size().prompt_tokens([DECODING] * 8, any_waiting=True) >= fitting[2]
+    assert step_size().prompt_tokens([*[DECODING] * 8, PROMPT], 0.0, any_waiting=False) == fitting[2]
+    assert step_size().prompt_tokens([DECODING] * 8, 0.0, any_waiting=True) >= fitting[2]
 
 
 def test_a_bound_that_decoding_alone_passes_leaves_prompts_a_little() -> None:
     size = step_size(max_step_ms=1)
-    assert size.prompt_tokens([*[DECODING] * 8, PROMPT], any_waiting=False) == MIN_TOKENS
+    assert size.prompt_tokens([*[DECODING] * 8, PROMPT], 0.0, any_waiting=False) == MIN_TOKENS
 
 
 def test_by_default_the_bound_is_four_steps_of_what_decodes() -> None:
@@ -207,7 +221,7 @@ def test_by_default_the_bound_is_four_steps_of_what_decodes() -> None:
     for _ in range(5):
         pass_over(size._times, cpu, 200, 0)
         pass_over(size._times, cpu, 200, 512, 500)
-    tokens = size.prompt_tokens([*[DECODING] * 200, PROMPT], any_waiting=False)
+    tokens = size.prompt_tokens([*[DECODING] * 200, PROMPT], 0.0, any_waiting=False)
     seconds = cpu(200, tokens, tokens * (100 + tokens / 2))
     assert 0.3 < seconds < 1.1 * 4 * cpu(200, 0, 0)
 
@@ -215,8 +229,8 @@ def test_by_default_the_bound_is_four_steps_of_what_decodes() -> None:
 def test_drafts_are_rows_too() -> None:
     drafting = [sequence(10, 9, drafts=[1] * 15) for _ in range(4)]
     size = step_size()
-    plain = size.prompt_tokens([*[DECODING] * 4, PROMPT], any_waiting=False)
-    assert size.prompt_tokens([*drafting, PROMPT], any_waiting=False) < plain
+    plain = size.prompt_tokens([*[DECODING] * 4, PROMPT], 0.0, any_waiting=False)
+    assert size.prompt_tokens([*drafting, PROMPT], 0.0, any_waiting=False) < plain
 
 
 @pytest.mark.parametrize("bound", [0, -1, float("nan")])
