@@ -26,7 +26,7 @@ OLDEST := $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' '-')),$(VENV)/tr
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-gpu accept sim soak overload fast lint house flows format docs bench serve model install dev lock
-.PHONY: dist clean
+.PHONY: dist wheels clean
 
 help:     ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -100,6 +100,11 @@ lock: $(BIN)/python  ## resolve requirements.lock anew: versions and hashes of a
 
 dist: $(DEV)  ## build a wheel into dist/
 	$(BIN)/python -m pip wheel . --no-deps --no-build-isolation --wheel-dir dist
+
+wheels: $(BIN)/python  ## build a wheel for each Python and processor into dist/; needs Docker, and emulation for ARM64
+	$(BIN)/python -m venv $(VENV)/wheels
+	$(VENV)/wheels/bin/python -m pip install --disable-pip-version-check --quiet "cibuildwheel>=4,<5"
+	$(VENV)/wheels/bin/cibuildwheel --platform linux --output-dir dist
 
 clean:    ## remove the environment, build products and caches
 	rm -rf $(VENV) build dist *.egg-info kernels/native/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo.html

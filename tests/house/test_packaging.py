@@ -175,3 +175,16 @@ print([name for name in {tops!r} if importlib.util.find_spec("bough." + name) is
 print(bough.__version__ == importlib.metadata.version("bough"))
 """
     assert run(python, "-c", program, cwd=tmp_path).splitlines() == ["[]", "[]", "True"]
+
+
+@pytest.mark.usefixtures("native_library")
+def test_the_check_of_wheels_runs_the_library(repository: Path, tmp_path: Path) -> None:
+    script = repository / "scripts" / "check_wheel.py"
+    printed = run(sys.executable, "-P", script, cwd=tmp_path)
+    assert "value.json: accepted" in printed and "the CPU library computes with" in printed
+    without = "import runpy, sys; from bough.kernels.native import library; library.load_library = lambda: None\n"
+    program = without + "sys.exit(runpy.run_path(sys.argv[1])['main']())"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "was not compiled" in done.stderr
