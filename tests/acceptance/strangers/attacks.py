@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import random
@@ -21,7 +22,7 @@ HI = [{"role": "user", "content": "hi"}]
 BODY_BYTES = 4 << 20
 NUM_CONNECTIONS = 24
 ANSWER_TIMEOUT_S = 30.0
-ENOUGH, PATIENCE = 12, 4
+ENOUGH, PATIENCE = 12, 3
 
 CLOSED = 0
 """Stands for the status of a connection that the server closed without an answer."""
@@ -124,6 +125,12 @@ def fresh(number: int) -> str:
 def padded(head: str, piece: str, tail: str, size: int = BODY_BYTES - 1024) -> bytes:
     """A body as large as they may be: `piece` again and again between `head` and `tail`."""
     return (head + piece * ((size - len(head) - len(tail)) // len(piece)) + tail).encode()
+
+
+def once(make: Callable[[], Any]) -> Callable[[int], bytes]:
+    """Writes a large body the first time only; "@N" in it becomes the request's number."""
+    written = functools.cache(lambda: json.dumps(make()).encode())
+    return lambda number: written().replace(b"@N", b"%d" % number)
 
 
 def program(ops: list[dict[str, Any]], number: int, **fields: Any) -> dict[str, Any]:
@@ -293,9 +300,9 @@ ATTACKS = (
     Attack("a million messages", TOO_LARGE | BAD | FULL,
            post(CHAT, lambda n: padded('{"model":"tiny","messages":[', '{"role":"user","content":""},', "1]}"))),
     Attack("unknown fields", TOO_LARGE | BAD | OK | FULL,
-           post(CHAT, lambda n: json.dumps({**chat(max_tokens=1), **{f"u{i}": i for i in range(200_000)}}).encode())),
+           post(CHAT, once(lambda: {**chat(max_tokens=1), **{f"u{i}": i for i in range(200_000)}}))),
     Attack("a huge logit_bias", TOO_LARGE | BAD | FULL,
-           post(CHAT, lambda n: chat(logit_bias={str(i): 1 for i in range(200_000)}))),
+           post(CHAT, once(lambda: chat(logit_bias={str(i): 1 for i in range(200_000)})))),
     Attack("escapes", LEFT | BAD | FULL | OK, post(CHAT, lambda n: padded(
         '{"model":"tiny","messages":[{"role":"user","content":"', "\\u00e9", '"}]}'))),
     Attack("half of a surrogate pair", BAD | OK,
@@ -332,8 +339,8 @@ ATTACKS = (
     Attack("hostile grammars", OK | BAD | FULL, post(CHAT, lambda n: chat(
         guided_grammar="start: a" + "".join(f"\na{i}: a{i + 1} a{i + 1} | " for i in range(5)) + f'\na: "{n}"',
         max_tokens=8))),
-    Attack("choices of 60,000 texts", OK | BAD | FULL | TOO_LARGE, post(CHAT, lambda n: chat(
-        guided_choice=[f"{n} {i}" for i in range(60_000)], max_tokens=8))),
+    Attack("choices of 60,000 texts", OK | BAD | FULL | TOO_LARGE, post(CHAT, once(
+        lambda: chat(guided_choice=[f"@N {i}" for i in range(60_000)], max_tokens=8)))),
     Attack("stop texts", OK | FULL, post(COMPLETE, lambda n: complete(n=8, stop=["a" * 64 + c for c in "wxyz"]))),
     Attack("stop_regex", OK | BAD | FULL, post(COMPLETE, lambda n: complete(
         n=8, stop_regex=STOP_REGEXES[n % 4] + str(n)))),

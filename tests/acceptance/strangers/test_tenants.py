@@ -25,7 +25,7 @@ from ...support.tiny_model import write_tiny_model
 from ..server_process import ServerProcess
 from .attacks import ATTACKS, WORK, Attack
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 QUIET, ADMIN, LIMITED = "quiet-key-0123456789", "admin-key-0123456789", "limited-key-0123456789"
 ATTACKERS = [f"attacker-{number}-0123456789" for number in range(10)]
@@ -221,6 +221,7 @@ def _settle(tenants: Tenants) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("num_keys", NUM_ATTACKERS)
 def test_a_key_has_its_share_of_the_tokens(
     tenants: Tenants, num_keys: int, figures: Callable[[str], None], *, full: bool
