@@ -218,7 +218,7 @@ def _unquoted(raw: msgspec.Raw, param: str) -> bytes:
         data = msgspec.json.decode(raw, type=str).strip().encode()
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise invalid(param, "the string is not valid Unicode", code="invalid_value") from error
-    check_parts(data)
+    check_parts(data, param=param)
     return data
 
 

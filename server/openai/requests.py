@@ -17,7 +17,7 @@ from ...runtime.tokenizer.reasoning import THINK
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ...runtime.tools.forms import CLOSE_TAG, OPEN_TAG, describe_tools, find_form
 from ..errors import ApiError, invalid
-from ..http.connection import check_parts, decode
+from ..http.connection import MAX_ITEMS, check_parts, decode
 from .constraint import Constraint, after_reasoning, num_chars, to_constraint
 from .objects import IGNORED, REFUSED, ChatBody, CompletionBody, ContentPart, GenerationBody, Message
 from .tools import Toolbox, to_template, to_toolbox
@@ -46,7 +46,7 @@ MAX_SENT_GRAMMAR_CHARS = 1 << 23
 """Characters of a constraint times the sequences of its request: each takes it to the engine."""
 
 
-def decode_openai(data: bytes, kind: type[B], *, strict: bool = False, max_items: int | None = None) -> tuple[B, int]:
+def decode_openai(data: bytes, kind: type[B], *, strict: bool = False, max_items: int = MAX_ITEMS) -> tuple[B, int]:
     """Decodes a body of `kind`, with `max_items` commas at most; returns it with the number of unknown fields.
 
     Raises:
@@ -457,7 +457,8 @@ def to_messages(
     Raises:
         ApiError: a message is malformed; `param` is its path.
     """
-    check_parts(*(call.function.arguments.encode() for message in given for call in message.tool_calls or ()))
+    arguments = (call.function.arguments.encode() for message in given for call in message.tool_calls or ())
+    check_parts(*arguments, param="messages")
     messages = [_to_message(message, f"messages[{index}]") for index, message in enumerate(given)]
     tools = to_template(toolbox) if toolbox.mode != "none" else None
     if knows_tools:
