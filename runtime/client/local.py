@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ...constrain.workers.turns import settle
 from ..engine.engine import Engine
 from ..programs.engine_machine import EngineMachine
 from ..programs.executor import Executor
@@ -306,12 +307,5 @@ class LocalClient(StreamingClient):
 
     def _wait(self, question: Callable[[], Answer]) -> Answer:
         answer: Future[Answer] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(question())
-            except Exception as error:  # noqa: BLE001  it is raised where it is waited for
-                answer.set_exception(error)
-
-        self._loop.ask(ask, lambda _: None)
+        self._loop.ask(partial(settle, answer, question), lambda _: None)
         return answer.result()

@@ -79,7 +79,7 @@ class Run:
             EngineError: it is too much.
         """
         self.work += work
-        if self.work > self.max_work:
+        if self.exhausted:
             message = f"the program does more than {self.max_work} instructions, those that are repeated included"
             raise EngineError(message, code="program_too_long", param="ops")
 
@@ -97,8 +97,7 @@ class Run:
 
     def must_end(self, now: float) -> bool:
         """Returns true once all time or work is spent: no branch can go on, or begin anew."""
-        whole = self.program.timeout_s
-        return self.exhausted or (whole is not None and now - self.started >= whole)
+        return self.exhausted or now >= self.deadline
 
     def tell(self, event: ProgramEvent) -> None:
         """Sends an event; a listener that fails is no concern of others."""

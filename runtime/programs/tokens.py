@@ -373,11 +373,7 @@ class Encodings:
     One text is encoded at a time. Tenants take turns, and the programs of each.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        post: Callable[[Callable[[], None]], None],
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, post: Callable[[Callable[[], None]], None]) -> None:
         self._tokenizer = tokenizer
         self._post = post
         self._pool: ThreadPoolExecutor | None = None
@@ -441,11 +437,11 @@ class Encodings:
         self._turns.end(call.tenant, call.num_chars)
         self._turns.leave(call.tenant)
         self._start_next()
-        call_id = call.id
-        if call_id not in self._flights:  # nobody waits for it any more
+        flight = self._flights.pop(call.id, None)
+        if flight is None:  # nobody waits for it any more
             return
-        frame, _, take = self._flights.pop(call_id)
-        frame.branch.running.discard(call_id)
+        frame, _, take = flight
+        frame.branch.running.discard(call.id)
         try:
             take(future.result())
         except BoughError as error:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from ...constrain.spec import spec_chars
 from ...runtime.protocol.counters import ModelInfo
 from ...runtime.protocol.request import Request
 from ...runtime.protocol.sampling_params import MAX_LOGIT_BIAS, SamplingParams
@@ -18,7 +19,7 @@ from ...runtime.tokenizer.tokenizer import Tokenizer
 from ...runtime.tools.forms import CLOSE_TAG, OPEN_TAG, describe_tools, find_form
 from ..errors import ApiError, invalid
 from ..http.connection import MAX_ITEMS, check_parts, decode
-from .constraint import Constraint, after_reasoning, num_chars, to_constraint
+from .constraint import Constraint, after_reasoning, to_constraint
 from .objects import IGNORED, REFUSED, ChatBody, CompletionBody, ContentPart, GenerationBody, Message
 from .tools import Toolbox, to_template, to_toolbox
 
@@ -404,7 +405,7 @@ def _children(
     if (body.priority or 0) < 0 and not context.urgent:
         message = "A priority below 0 needs a key with the right `urgent` or `admin`."
         raise ApiError(403, "urgent_key_required", message, param="priority")
-    if num_chars(constraint.grammar) * n * len(prompts) > MAX_SENT_GRAMMAR_CHARS:
+    if spec_chars(constraint.grammar) * n * len(prompts) > MAX_SENT_GRAMMAR_CHARS:
         message = f"a constraint may have {MAX_SENT_GRAMMAR_CHARS} characters, counted once for each sequence"
         raise invalid(constraint.param, message, code="grammar_too_complex")
     return tuple(
