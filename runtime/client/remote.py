@@ -251,9 +251,12 @@ class RemoteClient(StreamingClient):
 
     def check(self) -> None:
         if not self._alive:
-            raise EngineStoppedError(self._fate.message, code=self._fate.code)
+            raise self._ended()
         if self._watchdog.stuck:
             raise self._stuck()
+
+    def _ended(self) -> EngineStoppedError:
+        return EngineStoppedError(self._fate.message, code=self._fate.code)
 
     def _stuck(self) -> EngineStuckError:
         error = EngineStuckError(f"the engine has made no progress for {self._watchdog.stuck_s:.0f} s")
@@ -273,7 +276,7 @@ class RemoteClient(StreamingClient):
         if self._killed or not self._alive:
             return
         if not self._watchdog.stuck:
-            late = EngineError("the engine did not end it when its time was over", code="generation_timeout")
+            late = EngineError("the time was over, and the engine did not end the work", code="generation_timeout")
             self._expire(now - LATE_S, late)
             return
         error = self._stuck()
@@ -372,7 +375,7 @@ class RemoteClient(StreamingClient):
             self.check()
             with self._lock:
                 if not self._alive:
-                    raise EngineStoppedError(self._fate.message, code=self._fate.code)
+                    raise self._ended()
                 self._streams[key] = stream
             send(key)
         except BoughError:
@@ -390,7 +393,7 @@ class RemoteClient(StreamingClient):
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         with self._lock:
             if not self._alive:
-                raise EngineStoppedError(self._fate.message, code=self._fate.code)
+                raise self._ended()
             self._answers[key] = answers
         self._send(question(key))
         try:
@@ -400,7 +403,7 @@ class RemoteClient(StreamingClient):
                 self._answers.pop(key, None)
             raise EngineError("the engine has not answered in time", code="engine_overloaded") from None
         if answer is None:
-            raise EngineStoppedError(self._fate.message, code=self._fate.code)
+            raise self._ended()
         return answer
 
     def _read(self, messages: Iterator[Any]) -> None:
