@@ -553,8 +553,7 @@ class Frame:
 
     def spend(self, work: int) -> None:
         """Counts work. Raises EngineError: the submission has done too much."""
-        self.state.work += work
-        self.step.run.spend(work)
+        self.state.spend(self.run, work)
 
     def pause(self) -> None:
         """Makes way for the engine: raises PausedError if the program's slice of time is over."""

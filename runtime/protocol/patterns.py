@@ -34,14 +34,15 @@ up all other threads; so many take 20 ms at most."""
 
 MAX_KEPT = 64
 
+MAX_TRIES = 3
+"""Comparisons of one text, each but the first with a new lexer."""
+
 _TOKEN = re.compile(r"\\[xuUpP]\{[^}]*\}|\\.|\{[0-9]+(?:,[0-9]*)?\}|\[\^?\]?|.", re.DOTALL)
 _COUNT = re.compile(r"[*+?]|\{([0-9]{1,9})(,?)([0-9]{0,9})\}")
 _CLASS = re.compile(r"\\[wWdDsSpP]|\\.|\[\^|\.", re.DOTALL)
 _CLASSES = frozenset((".", "[^", *(f"\\{letter}" for letter in "wWdDsSpP")))
 _VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
 _COMMENT = re.compile(r"#[^\n]*")
-MAX_TRIES = 3
-"""Comparisons of one text, each but the first with a new lexer."""
 
 _CHUNK = 64
 """Bytes after which a comparison looks at the time."""
