@@ -7,11 +7,12 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from ..protocol.condition import Ref, Times
-from ..protocol.errors import EngineError, ErrorInfo, RequestError
+from ..protocol.errors import BoughError, EngineError, ErrorInfo, RequestError, to_info
 from ..protocol.patterns import Matching
 from ..protocol.program import BranchFailed, Cancel, Fork, Op, Program, ProgramEvent
 from ..protocol.request import Usage
@@ -573,6 +574,17 @@ class Frame:
 
     def failed(self, info: ErrorInfo) -> None:
         self.outcome.failed(self, info)
+
+    @contextmanager
+    def contained(self) -> Iterator[None]:
+        """Has the instruction fail if there is an exception."""
+        try:
+            yield
+        except BoughError as error:
+            self.failed(to_info(error))
+        except Exception:
+            logger.exception("an instruction of program %s failed", self.state.id)
+            self.failed(ErrorInfo(code="internal_error", message="the instruction failed"))
 
 
 # What is still to do
