@@ -33,17 +33,7 @@ from .matchers.tagged.compile import compile_structural
 from .matchers.token_matcher import CompiledGrammar
 from .matchers.unique.state import DistinctState
 from .receipt import Finding, Receipt, Violation
-from .spec import (
-    MAX_SPEC_CHARS,
-    Choice,
-    Gbnf,
-    GrammarSpec,
-    JsonSchema,
-    Lark,
-    Regex,
-    Structural,
-    spec_chars,
-)
+from .spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, excess_of
 from .vocabulary.token_table import TokenTable
 from .vocabulary.vocabulary import Vocabulary
 from .workers.cache import GrammarCache
@@ -109,10 +99,9 @@ class GrammarCompiler:
         Tenants take turns: many compilations of one hold up those of another no longer than one does. It takes a few
         milliseconds at most, and next to nothing if the same object was submitted last.
         """
-        if (num_chars := spec_chars(spec)) > MAX_SPEC_CHARS:
+        if (excess := excess_of(spec)) is not None:
             refused: Future[Grammar] = Future()
-            message = f"the constraint has {num_chars} characters, at most {MAX_SPEC_CHARS} are allowed"
-            refused.set_exception(GrammarTooComplexError(message))
+            refused.set_exception(GrammarTooComplexError(excess))
             return refused
         future, is_new = self._cache.share(self._key_of(spec))
         if is_new:

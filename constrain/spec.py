@@ -98,3 +98,10 @@ def spec_chars(spec: GrammarSpec | None) -> int:
             return own + sum(len(tag.begin) + len(tag.end) + spec_chars(tag.content) for tag in tags)
         case None:
             return 0
+
+
+def excess_of(spec: GrammarSpec | None) -> str | None:
+    """Returns why a spec is too long to be compiled; None: it is not."""
+    if (num_chars := spec_chars(spec)) <= MAX_SPEC_CHARS:
+        return None
+    return f"the constraint has {num_chars} characters, at most {MAX_SPEC_CHARS} are allowed"

@@ -17,6 +17,8 @@ HEAD_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 0.2
 """Time at the end for clients that have connected and said nothing yet."""
 RETRY_AFTER_S = 2.0
+MAX_READS = 256
+"""Parts of a body that are read, and dropped, so that no reset overtakes the answer."""
 
 _ALIVE = b'{"status":"ok"}'
 _NOT_YET = ApiError(503, "engine_starting", "The model is being loaded.", retry_after_s=RETRY_AFTER_S)
@@ -99,7 +101,7 @@ async def _answer(connection: socket.socket) -> None:
                 head += part
             await loop.sock_sendall(connection, _response(head))
             connection.shutdown(socket.SHUT_WR)
-            for _ in range(MAX_AT_ONCE):  # of a body, so that no reset overtakes the answer
+            for _ in range(MAX_READS):
                 if not await loop.sock_recv(connection, 65536):
                     break
 

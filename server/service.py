@@ -20,7 +20,7 @@ from ..runtime.protocol.errors import BoughError, EngineStoppedError, Overloaded
 from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob, Usage
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
-from .http.backlog import Ahead, Budget
+from .http.backlog import Backlog, Budget, WaitingParts
 from .http.connection import (
     LARGE_BODY,
     MAX_ITEMS,
@@ -138,9 +138,9 @@ class Service:
         context = self.context(request, body.cache_salt)
         with self.door.prepared(tenant):
             prompts: list[list[int]] = []
-            whole = size <= LARGE_BODY
-            while not whole:
-                whole = await self.beside(request, partial(encode_prompts, body, context, prompts), size=size)
+            if size > LARGE_BODY:  # others have their turn in between
+                while not await self.beside(request, partial(encode_prompts, body, context, prompts), size=size):
+                    pass
             job = await self.beside(request, partial(completion_job, body, context, prompts), size=size)
         visit_of(request.scope).charge(Usage(prompt_tokens=job.num_echoed))
         scores = await self.run_while_connected(request, self._score(request, job)) if job.scores else ()
@@ -167,7 +167,7 @@ class Service:
             tokenizer=self.client.tokenizer,
             info=self.client.info,
             timeout_s=timeout_s,
-            max_sequences=min(self.config.max_sequences, self.config.max_sequences if most is None else most),
+            max_sequences=self.config.max_sequences if most is None else min(self.config.max_sequences, most),
             urgent=caller.urgent,
         )
 
@@ -179,7 +179,7 @@ class Service:
         outputs = self._generate(request, job.requests, grammar_param=param, quiet_s=quiet_s)
         await self.start(request, outputs, grammar_param=param)
         if stream:
-            parts = Ahead(_chunks(outputs, reply), self.budget, close=outputs.close)
+            parts = Backlog(_chunks(outputs, reply), WaitingParts(), self.budget, close=outputs.close)
             return EventStream(parts, close=parts.aclose, lifecycle=self.lifecycle, grammar_param=param)
         async with outputs:
             await self.run_while_connected(request, _collect(outputs, reply), grammar_param=param)

@@ -189,7 +189,7 @@ class FairThreads:
             began = time.thread_time()
             try:
                 if future.set_running_or_notify_cancel():
-                    _settle(future, work)
+                    settle(future, work)
             finally:
                 del taken, future, work  # or they would be kept while nothing comes
                 with self._changed:
@@ -209,7 +209,8 @@ class FairThreads:
             return taken
 
 
-def _settle(future: Future[T], work: Callable[[], T]) -> None:
+def settle(future: Future[T], work: Callable[[], T]) -> None:
+    """Does a piece of work, whose result or exception becomes that of `future`."""
     try:
         result = work()
     except BaseException as error:  # noqa: BLE001  a panic of native code, too, is raised where somebody waits

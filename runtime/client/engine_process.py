@@ -145,8 +145,9 @@ def _serve(message: object, loop: EngineLoop, writer: FrameWriter, tools: Remote
         case Submit(key=key, request=request):
             loop.start_request(request, lambda output: tell(writer, Output(key, output)))
         case RunProgram(key=key, program=program, tools=infos):
-            told = lambda event: _tell_of_program(writer, Event(key, event))  # noqa: E731
-            loop.start_program(program, told, tools.of(key, infos), key)
+            loop.start_program(
+                program, lambda event: _tell_of_program(writer, Event(key, event)), tools.of(key, infos), key
+            )
         case ToolResult():
             tools.take(message)
         case Abort(request_id=request_id):

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ...constrain.workers.turns import settle
 from ..engine.engine import Engine
 from ..programs.engine_machine import EngineMachine
 from ..programs.executor import Executor
@@ -34,6 +35,9 @@ QUIET_S = 1.0
 
 REST_S = 0.02
 """Idle time after which an engine gets ready for passes to come."""
+
+MAX_SLEEP_S = 60.0
+"""Longest sleep with an end: the system takes no wait of any length."""
 
 MAX_CALLS_S = 0.02
 """Time of calls after which the engine makes a step before it takes more."""
@@ -227,7 +231,7 @@ class EngineLoop:
         ends = [end for end in parts if end is not None]
         if self._warm_at < math.inf:
             ends.append(max(self._warm_at - time.monotonic(), 0.0))
-        return min(ends, default=None)
+        return min(*ends, MAX_SLEEP_S) if ends else None
 
     def _use_rest(self) -> None:
         """Gets ready for what may come; that it cannot is no reason for the engine to stop."""
@@ -306,12 +310,5 @@ class LocalClient(StreamingClient):
 
     def _wait(self, question: Callable[[], Answer]) -> Answer:
         answer: Future[Answer] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(question())
-            except Exception as error:  # noqa: BLE001  it is raised where it is waited for
-                answer.set_exception(error)
-
-        self._loop.ask(ask, lambda _: None)
+        self._loop.ask(partial(settle, answer, question), lambda _: None)
         return answer.result()

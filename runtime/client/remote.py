@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from ...constrain.errors import GrammarTooComplexError
-from ...constrain.spec import MAX_SPEC_CHARS, spec_chars
+from ...constrain.spec import excess_of
+from ...constrain.workers.turns import settle
 from ..protocol.config import EngineConfig
 from ..protocol.counters import EngineStats, ModelInfo
 from ..protocol.errors import (
@@ -220,7 +222,7 @@ class RemoteClient(StreamingClient):
                 case LoadFailed(error=error):
                     raise ModelError(error.message, code=error.code, param=error.param)
                 case Located(path=path):  # both processes read it: heartbeats that wait here would count as silence
-                    tokenizer = _begin(lambda path=path: load_tokenizer(path), "bough-tokenizer")  # type: ignore[misc]
+                    tokenizer = _begin_tokenizer(path)
                 case Ready(info=info):
                     self.info = info
                     reader = threading.Thread(target=self._read, args=(messages,), name="bough-reader", daemon=True)
@@ -249,9 +251,12 @@ class RemoteClient(StreamingClient):
 
     def check(self) -> None:
         if not self._alive:
-            raise EngineStoppedError(self._fate.message, code=self._fate.code)
+            raise self._ended()
         if self._watchdog.stuck:
             raise self._stuck()
+
+    def _ended(self) -> EngineStoppedError:
+        return EngineStoppedError(self._fate.message, code=self._fate.code)
 
     def _stuck(self) -> EngineStuckError:
         error = EngineStuckError(f"the engine has made no progress for {self._watchdog.stuck_s:.0f} s")
@@ -271,7 +276,7 @@ class RemoteClient(StreamingClient):
         if self._killed or not self._alive:
             return
         if not self._watchdog.stuck:
-            late = EngineError("the engine did not end it when its time was over", code="generation_timeout")
+            late = EngineError("the time was over, and the engine did not end the work", code="generation_timeout")
             self._expire(now - LATE_S, late)
             return
         error = self._stuck()
@@ -348,10 +353,8 @@ class RemoteClient(StreamingClient):
             listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=error)))
 
         stream = _Stream(listen, fail, Abort(request.id), _deadline(request.timeout_s))
-        num_chars = spec_chars(request.grammar)
-        if num_chars > MAX_SPEC_CHARS:
-            message = f"the constraint has {num_chars} characters, at most {MAX_SPEC_CHARS} are allowed"
-            raise to_exception(ErrorInfo(code=GrammarTooComplexError.code, message=message, param="grammar"))
+        if (excess := excess_of(request.grammar)) is not None:
+            raise to_exception(ErrorInfo(code=GrammarTooComplexError.code, message=excess, param="grammar"))
         self._start(next(self._keys), stream, lambda key: self._writer.submit(key, request))
 
     def abort(self, request_id: str) -> None:
@@ -372,7 +375,7 @@ class RemoteClient(StreamingClient):
             self.check()
             with self._lock:
                 if not self._alive:
-                    raise EngineStoppedError(self._fate.message, code=self._fate.code)
+                    raise self._ended()
                 self._streams[key] = stream
             send(key)
         except BoughError:
@@ -390,7 +393,7 @@ class RemoteClient(StreamingClient):
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         with self._lock:
             if not self._alive:
-                raise EngineStoppedError(self._fate.message, code=self._fate.code)
+                raise self._ended()
             self._answers[key] = answers
         self._send(question(key))
         try:
@@ -400,7 +403,7 @@ class RemoteClient(StreamingClient):
                 self._answers.pop(key, None)
             raise EngineError("the engine has not answered in time", code="engine_overloaded") from None
         if answer is None:
-            raise EngineStoppedError(self._fate.message, code=self._fate.code)
+            raise self._ended()
         return answer
 
     def _read(self, messages: Iterator[Any]) -> None:
@@ -478,17 +481,11 @@ def _tell(listen: Callable[[Told], None], event: Told) -> bool:
     return True
 
 
-def _begin(make: Callable[[], Told], name: str) -> Future[Told]:
-    """Has something made on a thread of its own."""
-    made: Future[Told] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(make())
-        except BaseException as error:  # noqa: BLE001  it is raised where it is waited for
-            made.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
+def _begin_tokenizer(path: str) -> Future[Tokenizer]:
+    """Has a tokenizer read on a thread of its own."""
+    made: Future[Tokenizer] = Future()
+    read = partial(load_tokenizer, path)
+    threading.Thread(target=settle, args=(made, read), name="bough-tokenizer", daemon=True).start()
     return made
 
 

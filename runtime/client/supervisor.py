@@ -35,9 +35,8 @@ RESTARTS_WITHIN_S = 600.0
 PAUSES_S = (5.0, 20.0)
 """Pauses after attempts that failed, one after another: what keeps a process from starting may pass."""
 
-LOAD_SILENCE_S = 30.0
+MIN_LOAD_SILENCE_S = 30.0
 """Least time that a process may take to be heard of: to import its modules takes long on a busy machine."""
-
 
 LOAD_STALLS = 10.0
 """Times the allowed time without progress that a load may take for one of its steps, or LOAD_STALL_S."""
@@ -172,7 +171,7 @@ class Supervisor(StreamingClient):
             self._alive = self._ready = False
 
     def _load(self, client: RemoteClient, progress: Progress | None = None) -> None:
-        silence_s = max(self._stuck_timeout_s, LOAD_SILENCE_S)
+        silence_s = max(self._stuck_timeout_s, MIN_LOAD_SILENCE_S)
         client.load(self._config, progress, silence_s, max(LOAD_STALLS * self._stuck_timeout_s, LOAD_STALL_S))
 
     def _start_again(self) -> bool:

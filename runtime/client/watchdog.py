@@ -53,8 +53,8 @@ class Watchdog:
     processes, such as a suspended machine, is not the engine's fault.
     """
 
-    def __init__(self, limit_s: float = math.inf) -> None:
-        self.limit_s = limit_s
+    def __init__(self) -> None:
+        self.limit_s = math.inf
         self._stalled_s = 0.0
         self._expected_s = 0.0
         self._silent_s = 0.0

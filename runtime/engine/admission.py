@@ -30,8 +30,6 @@ from .token_healing import heal
 
 logger = logging.getLogger("bough.engine")
 
-MAX_SLEEP_S = 60.0
-
 MIN_WAITING_TOKENS = 1 << 22
 WAITING_POOLS = 8
 """Tokens in the prompts of all requests: that many, or as many as fit into so many caches if that is more. One takes
@@ -136,7 +134,7 @@ class Admission:
             standing=Standing(
                 arrival=self._counters.requests,
                 priority=request.priority,
-                deadline=None if request.timeout_s is None else now + request.timeout_s,
+                deadline=math.inf if request.timeout_s is None else now + request.timeout_s,
             ),
             namespace=request.namespace,
             limit=num_prompt + max_tokens,
@@ -174,8 +172,7 @@ class Admission:
             if generation is None:  # who heard of another one's end has ended it
                 continue
             if not compiling.done:
-                deadline = generation.sequence.standing.deadline
-                if deadline is not None and now >= deadline:
+                if now >= generation.sequence.standing.deadline:
                     yield generation, generation.expire(now)
                 continue
             del self.compiling[request_id]
@@ -226,11 +223,9 @@ class Admission:
     def any_compiled(self) -> bool:
         return any(compiling.done for compiling in self.compiling.values())
 
-    def sleep_s(self, live: Mapping[str, Generation], now: float) -> float | None:
-        """Seconds until the first deadline of what is being compiled; None if there is none."""
-        deadlines = [live[request_id].sequence.standing.deadline for request_id in self.compiling]
-        first = min((deadline for deadline in deadlines if deadline is not None), default=None)
-        return None if first is None else min(max(first - now, 0.0), MAX_SLEEP_S)
+    def first_deadline(self, live: Mapping[str, Generation]) -> float:
+        """The first deadline of what is being compiled; infinite if there is none."""
+        return min((live[request_id].sequence.standing.deadline for request_id in self.compiling), default=math.inf)
 
 
 def _check_request(request: Request, info: ModelInfo) -> int:

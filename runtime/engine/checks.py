@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 
@@ -54,16 +55,15 @@ class Checks:
         """Forgets the check of `generation`; False if there is none."""
         return self.under_way.pop(generation, None) is not None
 
-    def sleep_s(self, now: float) -> float | None:
-        """Seconds until the time of one of their requests is over; None: none has a limit."""
-        ends = [at for generation in self.under_way if (at := generation.sequence.standing.deadline) is not None]
-        return max(min(ends) - now, 0.0) if ends else None
+    @property
+    def first_deadline(self) -> float:
+        """The first deadline of one of their requests; infinite if there is none."""
+        return min((generation.sequence.standing.deadline for generation in self.under_way), default=math.inf)
 
     def take_late(self, now: float) -> Iterator[tuple[Generation, RequestOutput]]:
         """The last events of those whose time is over before they have been checked."""
         for generation in list(self.under_way):
-            deadline = generation.sequence.standing.deadline
-            if deadline is not None and now >= deadline and self.drop(generation):
+            if now >= generation.sequence.standing.deadline and self.drop(generation):
                 yield generation, generation.expire(now)
 
     def take_done(self) -> Iterator[tuple[Generation, RequestOutput]]:

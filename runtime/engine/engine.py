@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -164,10 +165,9 @@ class Engine:
 
     def sleep_s(self) -> float | None:
         """Seconds that an idle engine may sleep if nothing happens: until the first deadline of what is compiled, or
-        checked."""
-        now = self._clock()
-        ends = (self._admission.sleep_s(self._live, now), self._checks.sleep_s(now))
-        return min((end for end in ends if end is not None), default=None)
+        checked. None: there is none."""
+        first = min(self._admission.first_deadline(self._live), self._checks.first_deadline)
+        return None if first == math.inf else max(first - self._clock(), 0.0)
 
     def wait_for_grammar(self, timeout_s: float) -> None:
         """Sleeps until a grammar is compiled or a value checked, if any is."""

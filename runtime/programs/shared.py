@@ -74,9 +74,6 @@ class Shared(Generic[T]):
         self.extend(items)
         self.extend(after)
 
-    def count(self, item: T) -> int:
-        return self[:].count(item)
-
     def __len__(self) -> int:
         return self.num_shared + len(self._own)
 

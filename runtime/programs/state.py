@@ -7,11 +7,12 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from ..protocol.condition import Ref, Times
-from ..protocol.errors import EngineError, ErrorInfo, RequestError
+from ..protocol.errors import BoughError, EngineError, ErrorInfo, RequestError, to_info
 from ..protocol.patterns import Matching
 from ..protocol.program import BranchFailed, Cancel, Fork, Op, Program, ProgramEvent
 from ..protocol.request import Usage
@@ -79,7 +80,7 @@ class Run:
             EngineError: it is too much.
         """
         self.work += work
-        if self.work > self.max_work:
+        if self.exhausted:
             message = f"the program does more than {self.max_work} instructions, those that are repeated included"
             raise EngineError(message, code="program_too_long", param="ops")
 
@@ -97,8 +98,7 @@ class Run:
 
     def must_end(self, now: float) -> bool:
         """Returns true once all time or work is spent: no branch can go on, or begin anew."""
-        whole = self.program.timeout_s
-        return self.exhausted or (whole is not None and now - self.started >= whole)
+        return self.exhausted or now >= self.deadline
 
     def tell(self, event: ProgramEvent) -> None:
         """Sends an event; a listener that fails is no concern of others."""
@@ -554,8 +554,7 @@ class Frame:
 
     def spend(self, work: int) -> None:
         """Counts work. Raises EngineError: the submission has done too much."""
-        self.state.work += work
-        self.step.run.spend(work)
+        self.state.spend(self.run, work)
 
     def pause(self) -> None:
         """Makes way for the engine: raises PausedError if the program's slice of time is over."""
@@ -575,6 +574,17 @@ class Frame:
 
     def failed(self, info: ErrorInfo) -> None:
         self.outcome.failed(self, info)
+
+    @contextmanager
+    def contained(self) -> Iterator[None]:
+        """Has the instruction fail if there is an exception."""
+        try:
+            yield
+        except BoughError as error:
+            self.failed(to_info(error))
+        except Exception:
+            logger.exception("an instruction of program %s failed", self.state.id)
+            self.failed(ErrorInfo(code="internal_error", message="the instruction failed"))
 
 
 # What is still to do

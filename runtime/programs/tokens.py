@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import logging
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -14,14 +13,12 @@ from typing import Literal, NamedTuple
 
 from ...constrain.workers.turns import Turns
 from ...radix import tenant_of
-from ..protocol.errors import BoughError, EngineStoppedError, ErrorInfo, OverloadedError, RequestError, to_info
+from ..protocol.errors import EngineStoppedError, OverloadedError, RequestError
 from ..protocol.request import CACHED, PREFILLED
 from ..tokenizer.chat_template import Turn
 from ..tokenizer.tokenizer import Tokenizer
 from .shared import Shared
 from .state import Branch, Frame
-
-logger = logging.getLogger("bough.engine")
 
 CHARS_OF_TOKEN = 8
 """A branch whose text has more characters a token counts as one that has more tokens: its text is copied, too."""
@@ -373,11 +370,7 @@ class Encodings:
     One text is encoded at a time. Tenants take turns, and the programs of each.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        post: Callable[[Callable[[], None]], None],
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, post: Callable[[Callable[[], None]], None]) -> None:
         self._tokenizer = tokenizer
         self._post = post
         self._pool: ThreadPoolExecutor | None = None
@@ -441,15 +434,10 @@ class Encodings:
         self._turns.end(call.tenant, call.num_chars)
         self._turns.leave(call.tenant)
         self._start_next()
-        call_id = call.id
-        if call_id not in self._flights:  # nobody waits for it any more
+        flight = self._flights.pop(call.id, None)
+        if flight is None:  # nobody waits for it any more
             return
-        frame, _, take = self._flights.pop(call_id)
-        frame.branch.running.discard(call_id)
-        try:
+        frame, _, take = flight
+        frame.branch.running.discard(call.id)
+        with frame.contained():
             take(future.result())
-        except BoughError as error:
-            frame.failed(to_info(error))
-        except Exception:
-            logger.exception("a text could not be encoded")
-            frame.failed(ErrorInfo(code="internal_error", message="the instruction failed"))

@@ -79,7 +79,7 @@ def _show_by_template(branch: Branch, functions: Sequence[Mapping[str, Any]], to
         if was != becomes:
             start = content.edges[4 * index - 2] if index else (0, 0)
             stop = content.edges[4 * index + 1]
-            if "".join(content.texts[start[1] : stop[1]]) != _text_of(was, tokenizer):
+            if "".join(content.texts[start[1] : stop[1]]) != chat.spell(was):
                 raise _no_room()
             _put(branch, start, stop, becomes, tokenizer)
 
@@ -97,7 +97,7 @@ def _show_in_words(branch: Branch, text: str, tokenizer: Tokenizer) -> None:
     except RequestError:
         gaps = None
     start, stop = (0, 0), content.edges[1]
-    if gaps is not None and "".join(content.texts[: stop[1]]) == _text_of(_first(chat.around(before)), tokenizer):
+    if gaps is not None and "".join(content.texts[: stop[1]]) == chat.spell((chat.around(before) or [[]])[0]):
         _put(branch, start, stop, [*gaps[0], text, *gaps[1]], tokenizer)
     elif before[:1] == ("user",):
         _put(branch, stop, stop, [text + "\n\n"], tokenizer)
@@ -105,14 +105,10 @@ def _show_in_words(branch: Branch, text: str, tokenizer: Tokenizer) -> None:
         raise _no_room()
 
 
-def _first(gaps: list[Pieces] | None) -> Pieces:
-    return gaps[0] if gaps else []
-
-
 def _put(branch: Branch, start: tuple[int, int], stop: tuple[int, int], pieces: Pieces, tokenizer: Tokenizer) -> None:
     told = Appended(branch.id, branch.num_ops, "role", "tools", array("i"))
     tokens = tokenizer.encode_pieces(pieces)
-    content_of(branch).replace(start, stop, tokens, _text_of(pieces, tokenizer), told)
+    content_of(branch).replace(start, stop, tokens, tokenizer.chat.spell(pieces), told)
 
 
 def append_results(branch: Branch, calls: Sequence[MadeCall], tokenizer: Tokenizer) -> None:
@@ -133,12 +129,7 @@ def append_results(branch: Branch, calls: Sequence[MadeCall], tokenizer: Tokeniz
         answer = chat.role_pieces((*history, "user"), "assistant")
         text = "\n".join(f"Result of {name}: {result}" for name, result in results)
         pieces = [*chat.split((content.suffix or "") + user.prefix), text, *chat.split(user.suffix + answer.prefix)]
-    text = _text_of(pieces, tokenizer)
-    append_tokens(branch, text, tokenizer.encode_pieces(pieces), tokenizer, template=True, role="tool")
-
-
-def _text_of(pieces: Pieces, tokenizer: Tokenizer) -> str:
-    return tokenizer.chat.spell(pieces)
+    append_tokens(branch, chat.spell(pieces), tokenizer.encode_pieces(pieces), tokenizer, template=True, role="tool")
 
 
 def _no_room() -> RequestError:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..protocol.errors import BoughError, EngineError, EngineStoppedError, ErrorInfo, to_info
+from ..protocol.errors import EngineError, EngineStoppedError, ErrorInfo, to_info
 from ..tools.quotas import Owner
 from ..tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolCall, ToolRunner
 from .interpreter import Post
 from .machine import Returned
 from .state import Frame
-
-logger = logging.getLogger("bough.engine")
 
 
 @dataclass(eq=False, slots=True)
@@ -73,8 +70,7 @@ class ToolUses:
         for call_id, flight in list(self._flights.items()):
             if call_id in self._flights and now >= flight.end:
                 self.stop(call_id)
-                flight.frame.branch.running.discard(call_id)
-                self._tell(flight, _late(flight, now))
+                self._tell(flight, call_id, _late(flight, now))
 
     def sleep_s(self) -> float | None:
         """Seconds until the first of them is over; None: there is none."""
@@ -85,17 +81,12 @@ class ToolUses:
         flight = self._flights.pop(call_id, None)
         if flight is None:  # nobody waits for it any more
             return
-        flight.frame.branch.running.discard(call_id)
-        self._tell(flight, outcome)
+        self._tell(flight, call_id, outcome)
 
-    def _tell(self, flight: _RunningTool, outcome: str | ErrorInfo) -> None:
-        try:
+    def _tell(self, flight: _RunningTool, call_id: str, outcome: str | ErrorInfo) -> None:
+        flight.frame.branch.running.discard(call_id)
+        with flight.frame.contained():
             flight.returned(outcome)
-        except BoughError as error:
-            flight.frame.failed(to_info(error))
-        except Exception:
-            logger.exception("a program failed")
-            flight.frame.failed(ErrorInfo(code="internal_error", message="the program failed"))
 
 
 def _late(flight: _RunningTool, now: float) -> ErrorInfo:

@@ -323,7 +323,7 @@ class SubmissionReader:
                 if is_new:
                     yield
         self.num_tokens += num_chars // CHARS_PER_TOKEN
-        return self._work_of(num_parts, num_chars, index)
+        return _work_of(num_parts, num_chars)
 
     def _check_parts(self, parts: Sequence[Part], index: int) -> int:
         """Returns the work of going through them."""
@@ -334,12 +334,7 @@ class SubmissionReader:
                 raise _hole(part, index)
         num_chars = sum(len(part) for part in parts if isinstance(part, str))
         self._take(len(parts), num_chars)
-        return self._work_of(len(parts), num_chars, index)
-
-    def _work_of(self, num_parts: int, num_chars: int, index: int) -> int:
-        if num_parts > MAX_PARTS:
-            raise _too_many(index, str(num_parts))
-        return num_parts // PARTS_PER_WORK + num_chars // COPIED_PER_WORK
+        return _work_of(len(parts), num_chars)
 
     def _check_use(self, op: Use, index: int) -> int:
         tool = self._tools.get(op.tool)
@@ -347,13 +342,14 @@ class SubmissionReader:
             raise unknown_tool(index, op.tool, self._tools)
         if op.timeout_s is not None and (math.isnan(op.timeout_s) or op.timeout_s <= 0):
             raise _refused(f"instruction {index}: timeout_s must be a positive number of seconds, got {op.timeout_s:g}")
-        if len(op.arguments) > MAX_PARTS:
-            raise _too_many(index, str(len(op.arguments)))
+        num_parts = sum(1 + len(parts) for _, parts in op.arguments)
+        if num_parts > MAX_PARTS:
+            raise _too_many(index, str(num_parts))
         check_names(tool, [name for name, _ in op.arguments])
         num_chars = sum(len(part) for _, parts in op.arguments for part in parts if isinstance(part, str))
         for _, parts in op.arguments:
             self._check_parts(parts, index)
-        return self._work_of(sum(1 + len(parts) for _, parts in op.arguments), num_chars, index)
+        return _work_of(num_parts, num_chars)
 
     def _check_offer(self, offer: Offer, sampling: SamplingParams, index: int) -> None:
         self._check_offered(offer.tools, index)
@@ -376,6 +372,10 @@ def joins_of(item: Item) -> Iterator[Place]:
     if isinstance(item.op, Join):
         yield from ((item.index, child) for child in item.op.children)
     yield from item.outer
+
+
+def _work_of(num_parts: int, num_chars: int) -> int:
+    return num_parts // PARTS_PER_WORK + num_chars // COPIED_PER_WORK
 
 
 def _hole(hole: Hole, index: int) -> RequestError:

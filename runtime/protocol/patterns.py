@@ -14,7 +14,6 @@ from llguidance import LLMatcher, LLParserLimits
 
 from ...constrain.errors import GrammarError
 from ...constrain.lower import lower
-from ...constrain.matchers.interface import GrammarState
 from ...constrain.matchers.lexer import Lexer
 from ...constrain.spec import Regex
 from ...constrain.vocabulary.token_table import TokenTable
@@ -35,14 +34,15 @@ up all other threads; so many take 20 ms at most."""
 
 MAX_KEPT = 64
 
+MAX_TRIES = 3
+"""Comparisons of one text, each but the first with a new lexer."""
+
 _TOKEN = re.compile(r"\\[xuUpP]\{[^}]*\}|\\.|\{[0-9]+(?:,[0-9]*)?\}|\[\^?\]?|.", re.DOTALL)
 _COUNT = re.compile(r"[*+?]|\{([0-9]{1,9})(,?)([0-9]{0,9})\}")
 _CLASS = re.compile(r"\\[wWdDsSpP]|\\.|\[\^|\.", re.DOTALL)
 _CLASSES = frozenset((".", "[^", *(f"\\{letter}" for letter in "wWdDsSpP")))
 _VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
 _COMMENT = re.compile(r"#[^\n]*")
-MAX_TRIES = 3
-"""Comparisons of one text, each but the first with a new lexer."""
 
 _CHUNK = 64
 """Bytes after which a comparison looks at the time."""
@@ -107,18 +107,15 @@ class Matching:
         if len(text) > MAX_MATCHED_CHARS:
             message = f"a text of {len(text)} characters is compared with the pattern {_shown(pattern.source)}, but "
             raise EngineError(f"{message}{MAX_MATCHED_CHARS} is the limit", code="condition_too_complex", param="ops")
-        self._pattern: Pattern | None = pattern
+        self._pattern = pattern
         self._rest = list(text.encode(errors="replace"))
         self._found: bool | None = None
         self._num_tries = 0
         self.release: Callable[[], object] | None = None
         """Tells that it no longer holds the pattern, if somebody counts that."""
-        self._lexer: Lexer | None = None
-        self._state: GrammarState | None = None
         self._begin()
 
     def _begin(self) -> None:
-        assert self._pattern is not None
         self._num_tries += 1
         self._lexer = self._pattern.lexer
         self._state = self._lexer.start.deep_copy()
@@ -127,7 +124,6 @@ class Matching:
     def done_by(self, until: float) -> bool | None:
         """True if the whole text matches; None if that is not known at `until`, by `time.monotonic`."""
         while self._found is None:
-            assert self._pattern is not None and self._state is not None and self._lexer is not None
             chunk = self._rest[self._position : self._position + _CHUNK]
             whole = self._state.try_consume_tokens(chunk) == len(chunk)
             if self._lexer.notices_failure(self._state):  # over this text, or another
@@ -141,7 +137,7 @@ class Matching:
             self._position += len(chunk)
             if not whole or self._position == len(self._rest):
                 self._found = whole and self._state.is_accepting()
-                self._rest, self._pattern, self._lexer, self._state = [], None, None, None  # which take megabytes
+                del self._rest, self._pattern, self._lexer, self._state  # which take megabytes
             elif time.monotonic() >= until:
                 return None
         return self._found

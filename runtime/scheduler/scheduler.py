@@ -8,6 +8,7 @@ changes a Sequence; all others read.
 from __future__ import annotations
 
 import heapq
+import math
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
@@ -28,14 +29,14 @@ class Standing:
     """Standing of a sequence among those that wait.
 
     arrival      number by which the older come first, among those of one `priority`: the lowest goes first
-    deadline     time at which it is given up, by the clock of `Scheduler.schedule`; None: never
+    deadline     time at which it is given up, by the clock of `Scheduler.schedule`
     passes       steps it has waited in all
     retractions  times it was put back to wait
     """
 
     arrival: int
     priority: int = 0
-    deadline: float | None = None
+    deadline: float = math.inf
     passes: int = 0
     retractions: int = 0
 
@@ -257,7 +258,7 @@ class Scheduler:
 
     def schedule(self, now: float, prompt_tokens: int = sys.maxsize) -> Plan:
         """Plans the next step, with so many tokens of prompts at most; what decodes is bounded by the limits alone."""
-        expired = [s for s in (*self.running, *self.waiting) if (at := s.standing.deadline) is not None and now >= at]
+        expired = [s for s in (*self.running, *self.waiting) if now >= s.standing.deadline]
         for sequence in expired:
             self.remove(sequence)
         retracted: list[Sequence] = []

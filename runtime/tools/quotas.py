@@ -53,7 +53,7 @@ class Shares:
         return 0 if owner is None else self._clients[owner.client]
 
     def who_is_full(self, owner: Owner | None) -> str | None:
-        """ "program" or "client", if that may not have one more."""
+        """Returns "program" or "client" if that may not have one more; None: both may."""
         if owner is None:
             return None
         of_program, of_client = self._limits

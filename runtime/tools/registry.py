@@ -210,8 +210,8 @@ class ToolRunner:
                 self._left_alone.add(ticket.owner)
                 if self._left_alone.total == self._max_abandoned:
                     logger.error(
-                        "%d tool calls have not returned although nobody waits for them any more: no tool can be "
-                        "called until one does; the last is of %r",
+                        "%d tool calls have not returned although nobody waits for them any more, the last of %r: "
+                        "each keeps a thread until it does, and clients with few others can still call tools",
                         self._left_alone.total,
                         ticket.tool.name,
                     )

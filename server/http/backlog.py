@@ -7,15 +7,17 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Self, cast
+from typing import Protocol, TypeVar, cast
 
 import msgspec
 
 from ...runtime.protocol.errors import ErrorInfo, to_exception
 from ...runtime.protocol.program import Delta, Done, Failed, ProgramEvent
 
+T = TypeVar("T")
+
 MAX_WAITING_BYTES = 32 << 20
-"""Bound of the events that wait for one reader; a single one may be larger."""
+"""Bound of what waits for one reader; a single item may be larger."""
 
 MAX_ALL_BYTES = 128 << 20
 """Bound for all readers together; past it, readers with more than an equal share waiting are stopped."""
@@ -24,7 +26,7 @@ SMALL_BYTES = 64 << 10
 """Bytes of a program's end that is always taken."""
 
 NUM_AT_ONCE = 64
-"""Events, or parts, that are taken before others have their turn."""
+"""Items that are taken before others have their turn."""
 
 
 class Budget:
@@ -40,59 +42,60 @@ class Budget:
         return self.num_bytes <= self.max_bytes or num_bytes * self.num_readers <= self.max_bytes
 
 
-class Room:
-    """Bytes that wait for one reader, among those of all readers."""
+class Waiting(Protocol[T]):
+    """Items that wait for one reader, in order."""
 
-    def __init__(self, budget: Budget, max_bytes: int = MAX_WAITING_BYTES) -> None:
-        self.num_bytes = 0
-        self._budget = budget
-        self._max_bytes = max_bytes
+    def __len__(self) -> int: ...
 
-    @property
-    def full(self) -> bool:
-        """Tells whether what makes more has to stop."""
-        return self.num_bytes > self._max_bytes or not self._budget.allows(self.num_bytes)
+    def put(self, item: T) -> int:
+        """Adds an item; returns how many bytes more wait."""
 
-    def open(self) -> None:
-        """Counts the reader from now on."""
-        self._budget.num_readers += 1
+    def take(self) -> tuple[T, int]:
+        """Takes the first item, with its bytes."""
 
-    def count(self, num_bytes: int) -> None:
-        """Takes note that so many bytes more, or less, wait."""
-        self.num_bytes += num_bytes
-        self._budget.num_bytes += num_bytes
+    def clear(self) -> None: ...
 
-    def close(self) -> None:
-        self.count(-self.num_bytes)
-        self._budget.num_readers -= 1
+    def must_take(self, item: T) -> bool:
+        """Tells whether an item is taken however much waits."""
+
+    def failure(self, error: ErrorInfo) -> T | None:
+        """Returns the item that tells of an error; None: it is raised."""
 
 
-class Ahead(AsyncIterator[bytes]):
-    """Parts of an answer, made as fast as their work goes on, for a reader that may be slower.
+async def _close_nothing() -> None:
+    """Closes nothing."""
 
-    When too much waits, an EngineError with the code "reader_too_slow" comes in place of all that was not taken, and
-    the work ends: `close`, which may be awaited again, ends what `parts` are made of. Close it: that does the same.
+
+class Backlog(AsyncIterator[T]):
+    """Items of one stream, made as fast as their work goes on, for a reader that may be slower.
+
+    When too much waits, the reader finds an error with the code "reader_too_slow" in place of everything that it has
+    not taken, and the work ends: that of other readers is not affected. `close`, which may be awaited again, ends what
+    `items` are made of, where to close them does not. Close it: that ends the work, unless it is over.
     """
 
     def __init__(
         self,
-        parts: AsyncIterator[bytes],
+        items: AsyncIterator[T],
+        waiting: Waiting[T],
         budget: Budget,
         *,
-        close: Callable[[], Awaitable[None]],
+        close: Callable[[], Awaitable[None]] = _close_nothing,
         max_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
-        self._parts = parts
+        self._items = items
+        self._waiting = waiting
+        self._budget = budget
         self._close = close
-        self._room = Room(budget, max_bytes)
-        self._waiting: deque[bytes] = deque()
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
         self._arrived = asyncio.Event()
         self._error: Exception | None = None
         self._pump: asyncio.Task[None] | None = None
 
-    async def __anext__(self) -> bytes:
+    async def __anext__(self) -> T:
         if self._pump is None:
-            self._room.open()
+            self._budget.num_readers += 1
             self._pump = asyncio.ensure_future(self._take_all())
             self._pump.add_done_callback(lambda _: self._arrived.set())
         while not self._waiting:
@@ -102,133 +105,132 @@ class Ahead(AsyncIterator[bytes]):
                 raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
-        part = self._waiting.popleft()
-        self._room.count(-len(part))
-        return part
+        item, num_bytes = self._waiting.take()
+        self._count(-num_bytes)
+        return item
 
     async def aclose(self) -> None:
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
             self._pump = None
-            self._waiting.clear()
-            self._room.close()
+            self._forget()
+            self._budget.num_readers -= 1
         await self._close()
 
     async def _take_all(self) -> None:
         try:
-            async with aclosing(cast("AsyncGenerator[bytes]", self._parts)) as parts:
-                count = 0
-                async for part in parts:
-                    if self._room.full:
-                        self._error = to_exception(_too_slow(self._room.num_bytes))
-                        self._waiting.clear()
-                        self._room.count(-self._room.num_bytes)
+            async with aclosing(cast("AsyncGenerator[T]", self._items)) as items:
+                num_taken = 0
+                async for item in items:
+                    if self._is_full and not self._waiting.must_take(item):
+                        self._give_up()
                         break
-                    self._room.count(len(part))
-                    self._waiting.append(part)
-                    self._arrived.set()
-                    count += 1
-                    if count % NUM_AT_ONCE == 0:
+                    self._put(item)
+                    num_taken += 1
+                    if num_taken % NUM_AT_ONCE == 0:
                         await asyncio.sleep(0)
             await self._close()
-        except Exception as error:  # noqa: BLE001  raised again where the parts are taken
+        except Exception as error:  # noqa: BLE001  raised again where the items are taken
             self._error = error
 
+    @property
+    def _is_full(self) -> bool:
+        return self._num_bytes > self._max_bytes or not self._budget.allows(self._num_bytes)
 
-class Backlog(AsyncIterator[ProgramEvent]):
-    """The events of one program, taken from the engine as fast as they come, for a reader that may be slower.
+    def _give_up(self) -> None:
+        """Puts an error in the place of all that waits."""
+        error = ErrorInfo(
+            code="reader_too_slow",
+            message=f"{self._num_bytes} bytes were waiting for a client that did not read them: the work was stopped, "
+            "and they were dropped",
+        )
+        self._forget()
+        last = self._waiting.failure(error)
+        if last is None:
+            self._error = to_exception(error)
+        else:
+            self._put(last)
 
-    Waiting deltas of one value are merged. When too much waits, the program is stopped, and the reader finds a Failed
-    with the code "reader_too_slow" in place of everything it has not taken. Other programs are not affected. Close it:
-    that stops the program, unless it is over.
-    """
-
-    def __init__(
-        self, events: AsyncIterator[ProgramEvent], budget: Budget | None = None, *, max_bytes: int = MAX_WAITING_BYTES
-    ) -> None:
-        self._events = events
-        self._room = Room(budget or Budget(), max_bytes)
-        self._waiting: deque[_Entry] = deque()
-        self._growing: dict[tuple[int, str], _Entry] = {}
-        self._arrived = asyncio.Event()
-        self._over = False
-        self._error: Exception | None = None
-        self._pump: asyncio.Task[None] | None = None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ProgramEvent:
-        if self._pump is None:
-            self._room.open()
-            self._pump = asyncio.ensure_future(self._take_all())
-        while not self._waiting:
-            if self._error is not None:
-                raise self._error
-            if self._over:
-                raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
-        entry = self._waiting.popleft()
-        self._room.count(-entry.num_bytes)
-        if isinstance(entry.event, Delta):
-            self._growing.pop((entry.event.branch, entry.event.name), None)
-        return entry.whole()
-
-    async def aclose(self) -> None:
-        if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.gather(self._pump, return_exceptions=True)
-            self._pump = None
-            self._forget()
-            self._room.close()
+    def _put(self, item: T) -> None:
+        self._count(self._waiting.put(item))
+        self._arrived.set()
 
     def _forget(self) -> None:
         self._waiting.clear()
-        self._growing.clear()
-        self._room.count(-self._room.num_bytes)
+        self._count(-self._num_bytes)
 
-    async def _take_all(self) -> None:
-        try:
-            async with aclosing(cast("AsyncGenerator[ProgramEvent]", self._events)) as events:
-                count = 0
-                async for event in events:
-                    if not self._take(event):
-                        break
-                    count += 1
-                    if count % NUM_AT_ONCE == 0:
-                        await asyncio.sleep(0)
-        except Exception as error:  # noqa: BLE001  raised again where the events are taken
-            self._error = error
-        finally:
-            self._over = True
-            self._arrived.set()
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self._budget.num_bytes += num_bytes
 
-    def _take(self, event: ProgramEvent) -> bool:
-        """Returns False if too much waits. A program's own end is taken, unless it is large."""
-        if self._room.full and not (isinstance(event, Done | Failed) and _size(event) <= SMALL_BYTES):
-            failed = Failed(error=_too_slow(self._room.num_bytes))
-            self._forget()
-            self._add(failed)
-            return False
-        self._add(event)
-        return True
 
-    def _add(self, event: ProgramEvent) -> None:
-        self._arrived.set()
-        if isinstance(event, Delta):
-            place = event.branch, event.name
+class WaitingParts:
+    """Parts of an answer that wait."""
+
+    def __init__(self) -> None:
+        self._parts: deque[bytes] = deque()
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def put(self, item: bytes) -> int:
+        self._parts.append(item)
+        return len(item)
+
+    def take(self) -> tuple[bytes, int]:
+        part = self._parts.popleft()
+        return part, len(part)
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+    def must_take(self, item: bytes) -> bool:
+        return False
+
+    def failure(self, error: ErrorInfo) -> None:
+        return None
+
+
+class WaitingEvents:
+    """Events of a program that wait. Deltas of one value are merged."""
+
+    def __init__(self) -> None:
+        self._entries: deque[_Entry] = deque()
+        self._growing: dict[tuple[int, str], _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, item: ProgramEvent) -> int:
+        if isinstance(item, Delta):
+            place = item.branch, item.name
             grown = self._growing.get(place)
             if grown is not None:
-                self._room.count(grown.grow(event))
-                return
-            entry = self._growing[place] = _Entry(event)
+                return grown.grow(item)
+            entry = self._growing[place] = _Entry(item)
         else:
-            entry = _Entry(event)
+            entry = _Entry(item)
             self._growing.clear()  # nothing that is said later comes before this
-        self._room.count(entry.num_bytes)
-        self._waiting.append(entry)
+        self._entries.append(entry)
+        return entry.num_bytes
+
+    def take(self) -> tuple[ProgramEvent, int]:
+        entry = self._entries.popleft()
+        if isinstance(entry.event, Delta):
+            self._growing.pop((entry.event.branch, entry.event.name), None)
+        return entry.whole(), entry.num_bytes
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._growing.clear()
+
+    def must_take(self, item: ProgramEvent) -> bool:
+        """A program's own end is taken, unless it is large."""
+        return isinstance(item, Done | Failed) and _size(item) <= SMALL_BYTES
+
+    def failure(self, error: ErrorInfo) -> ProgramEvent:
+        return Failed(error=error)
 
 
 class _Entry:
@@ -266,11 +268,3 @@ def _size(event: ProgramEvent) -> int:
     if isinstance(event, Done):  # its texts may be large: to encode them would hold up the event loop
         return sum(map(sys.getsizeof, event.texts.values()))
     return len(msgspec.msgpack.encode(event))
-
-
-def _too_slow(num_bytes: int) -> ErrorInfo:
-    message = (
-        f"{num_bytes} bytes were waiting for a client that did not read them: the work was stopped, and they were "
-        "dropped"
-    )
-    return ErrorInfo(code="reader_too_slow", message=message)

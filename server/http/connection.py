@@ -90,7 +90,7 @@ def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
     return json_decoder(kind)
 
 
-def decode(data: bytes, kind: type[B], *, max_items: int | None = None) -> B:
+def decode(data: bytes, kind: type[B], *, max_items: int = MAX_ITEMS) -> B:
     """Decodes a body of `kind`, with `max_items` commas at most. Unknown fields are skipped.
 
     Raises:
@@ -106,21 +106,24 @@ def decode(data: bytes, kind: type[B], *, max_items: int | None = None) -> B:
     return body
 
 
-def check_parts(*texts: bytes, max_items: int | None = None) -> None:
-    """Raises ApiError if JSON texts that are large together are of too many parts to be decoded in a moment."""
+def check_parts(*texts: bytes, max_items: int = MAX_ITEMS, param: str | None = None) -> None:
+    """Checks that JSON texts which are large together can be decoded in a moment.
+
+    Raises:
+        ApiError: they have too many parts. Its `param` is that of the texts, or else names the longest list of a body.
+    """
     if sum(map(len, texts)) <= LARGE_BODY:
         return
-    max_items = MAX_ITEMS if max_items is None else max_items
     num_parts = num_items = 0
     for text in texts:
         parts, items = _count_parts(text)
         num_parts, num_items = num_parts + parts, num_items + items
     if num_parts > MAX_PARTS:
         message = f"A body has at most {MAX_PARTS} objects, lists and members of objects."
-        raise ApiError(413, "request_too_large", message)
+        raise ApiError(413, "request_too_large", message, param=param)
     if num_items > max_items:
         message = f"A body has at most {max_items} commas outside of its texts."
-        raise ApiError(400, "array_above_max_length", message, param=_longest_list(texts[0]))
+        raise ApiError(400, "array_above_max_length", message, param=param or _longest_list(texts[0]))
 
 
 def _longest_list(data: bytes) -> str | None:

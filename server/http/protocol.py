@@ -40,8 +40,6 @@ LOOK_EVERY_S = 0.05
 SLOWEST = 2 << 10
 """Bytes of what waits that a client takes in a second of the time for sending, if there are so many."""
 
-logger = logging.getLogger("bough.server")
-
 
 class _Rarely(logging.Filter):
     """Lets each warning pass once in LOG_EVERY_S, with the number of those since: clients cause them as they like."""
@@ -64,9 +62,9 @@ class _Rarely(logging.Filter):
         return True
 
 
-_requests = logging.getLogger("bough.server.requests")
-"""The log of what uvicorn finds wrong with requests."""
-_requests.addFilter(_Rarely())
+logger = logging.getLogger("bough.server.connections")
+"""The log of connections, and of what uvicorn finds wrong with their requests."""
+logger.addFilter(_Rarely())
 
 
 def connection_limit() -> int:
@@ -145,11 +143,10 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
     header_timeout_s: ClassVar[float]
     send_timeout_s: ClassVar[float]
     buffer: ClassVar[memoryview]
-    told_at: ClassVar[float] = -math.inf
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.logger = _requests
+        self.logger = logger
         self._deadline: asyncio.TimerHandle | None = None
         self._half_closed = False
         self._sending: asyncio.TimerHandle | None = None
@@ -172,10 +169,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         if other is not None:
             other.transport.abort()
             return True
-        kind = type(self)
-        if time.monotonic() - kind.told_at >= LOG_EVERY_S:
-            kind.told_at = time.monotonic()
-            logger.warning("all %d open connections are busy: new ones are closed", self.table.most)
+        logger.warning("all %d open connections are busy: new ones are closed", self.table.most)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -167,19 +167,6 @@ def after_reasoning(grammar: GrammarSpec | None, end: str | None) -> GrammarSpec
     return Structural(reasoning_end=end, then=grammar)
 
 
-def num_chars(grammar: GrammarSpec | None) -> int:
-    """Returns about how many characters a constraint has."""
-    match grammar:
-        case JsonSchema(schema=text) | Regex(pattern=text) | Lark(grammar=text) | Gbnf(grammar=text):
-            return len(text)
-        case Choice(options=options):
-            return sum(map(len, options)) + len(options)
-        case Structural(tags=tags, then=then):
-            return sum(len(tag.begin) + len(tag.end) + num_chars(tag.content) for tag in tags) + num_chars(then)
-        case None:
-            return 0
-
-
 # Grammars and schemas in a field of text or JSON
 
 
@@ -218,7 +205,7 @@ def _unquoted(raw: msgspec.Raw, param: str) -> bytes:
         data = msgspec.json.decode(raw, type=str).strip().encode()
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise invalid(param, "the string is not valid Unicode", code="invalid_value") from error
-    check_parts(data)
+    check_parts(data, param=param)
     return data
 
 

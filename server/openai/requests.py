@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from ...constrain.spec import spec_chars
 from ...runtime.protocol.counters import ModelInfo
 from ...runtime.protocol.request import Request
 from ...runtime.protocol.sampling_params import MAX_LOGIT_BIAS, SamplingParams
@@ -17,8 +18,8 @@ from ...runtime.tokenizer.reasoning import THINK
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ...runtime.tools.forms import CLOSE_TAG, OPEN_TAG, describe_tools, find_form
 from ..errors import ApiError, invalid
-from ..http.connection import check_parts, decode
-from .constraint import Constraint, after_reasoning, num_chars, to_constraint
+from ..http.connection import MAX_ITEMS, check_parts, decode
+from .constraint import Constraint, after_reasoning, to_constraint
 from .objects import IGNORED, REFUSED, ChatBody, CompletionBody, ContentPart, GenerationBody, Message
 from .tools import Toolbox, to_template, to_toolbox
 
@@ -46,7 +47,7 @@ MAX_SENT_GRAMMAR_CHARS = 1 << 23
 """Characters of a constraint times the sequences of its request: each takes it to the engine."""
 
 
-def decode_openai(data: bytes, kind: type[B], *, strict: bool = False, max_items: int | None = None) -> tuple[B, int]:
+def decode_openai(data: bytes, kind: type[B], *, strict: bool = False, max_items: int = MAX_ITEMS) -> tuple[B, int]:
     """Decodes a body of `kind`, with `max_items` commas at most; returns it with the number of unknown fields.
 
     Raises:
@@ -404,7 +405,7 @@ def _children(
     if (body.priority or 0) < 0 and not context.urgent:
         message = "A priority below 0 needs a key with the right `urgent` or `admin`."
         raise ApiError(403, "urgent_key_required", message, param="priority")
-    if num_chars(constraint.grammar) * n * len(prompts) > MAX_SENT_GRAMMAR_CHARS:
+    if spec_chars(constraint.grammar) * n * len(prompts) > MAX_SENT_GRAMMAR_CHARS:
         message = f"a constraint may have {MAX_SENT_GRAMMAR_CHARS} characters, counted once for each sequence"
         raise invalid(constraint.param, message, code="grammar_too_complex")
     return tuple(
@@ -457,7 +458,8 @@ def to_messages(
     Raises:
         ApiError: a message is malformed; `param` is its path.
     """
-    check_parts(*(call.function.arguments.encode() for message in given for call in message.tool_calls or ()))
+    arguments = (call.function.arguments.encode() for message in given for call in message.tool_calls or ())
+    check_parts(*arguments, param="messages")
     messages = [_to_message(message, f"messages[{index}]") for index, message in enumerate(given)]
     tools = to_template(toolbox) if toolbox.mode != "none" else None
     if knows_tools:

@@ -43,7 +43,7 @@ from ...runtime.templates.results import Results
 from ...runtime.templates.validate import rehearse
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..errors import ApiError, from_error_info, invalid, to_api_error
-from ..http.backlog import Backlog
+from ..http.backlog import Backlog, WaitingEvents
 from ..http.connection import LARGE_BODY, check_parts, decode
 from ..http.event_stream import DONE, PING, EventStream, Merged, event
 from ..http.gate import caller_of, note_error, request_id_of
@@ -132,7 +132,7 @@ class Programs:
         """The events of a program that has begun: its refusal is raised here, as a plain HTTP error."""
         visit = visit_of(request.scope)
         happens = self._service.client.arun(program, settle=lambda last: visit.charge(last.usage))
-        backlog = Backlog(happens, self._service.budget)
+        backlog = Backlog(happens, WaitingEvents(), self._service.budget)
         events = Merged([backlog], quiet_s=self._service.config.ping_interval_s if pings else None, room=1)
         await self._service.start(request, events, grammar_param=grammar_param)
         return events

@@ -226,13 +226,12 @@ def test_the_parts_of_a_large_body_are_counted_outside_its_texts(server: Running
 @pytest.mark.parametrize("piece", ["[],", '{"a":1},', "1,", '"",', '"\\"",'])
 def test_the_count_of_parts_is_that_of_the_decoded_body(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "MAX_PARTS", 1 << 30)
-    monkeypatch.setattr(connection_module, "MAX_ITEMS", 30_000)
     data = ("[" + piece * 30_000 + "1]").encode()
     assert len(data) > LARGE_BODY or piece == "1,"
     data += b" " * LARGE_BODY
-    connection_module.check_parts(data)
+    connection_module.check_parts(data, max_items=30_000)
     with pytest.raises(Exception, match="at most"):
-        connection_module.check_parts(data.replace(b"1]", b"1,1]"))
+        connection_module.check_parts(data.replace(b"1]", b"1,1]"), max_items=30_000)
 
 
 @pytest.mark.parametrize(

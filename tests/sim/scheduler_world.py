@@ -6,6 +6,7 @@ read, masks that are late are deferred and resumed, passes fail, and who hears o
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -276,7 +277,7 @@ class SchedulerWorld:
             return None
         scored = len(prompt) > 1 and num_answer is None and dice.one_in(8)
         num_answer = 1 + dice.below(19) if num_answer is None else num_answer
-        deadline = self.now + dice.pick((1.0, 30.0)) if dice.one_in(12) else None
+        deadline = self.now + dice.pick((1.0, 30.0)) if dice.one_in(12) else math.inf
         sequence = Sequence(
             id=str(self.num_arrived),
             tokens=prompt,
@@ -373,7 +374,7 @@ class SchedulerWorld:
         self.counts["retracted"] += len(plan.retracted)
         for sequence in plan.expired:
             self._end(self.jobs[sequence.id], "expired")
-        late = [s for s in scheduler.running if (at := s.standing.deadline) is not None and self.now >= at]
+        late = [s for s in scheduler.running if self.now >= s.standing.deadline]
         assert not late, "a time is over, and nobody was told"
         if (bits := self.strikes.abort_planned) is not None and plan.work:
             self.strikes.abort_planned = None

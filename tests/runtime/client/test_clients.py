@@ -350,6 +350,19 @@ def test_an_engine_that_sleeps_wakes_up_for_a_compiled_grammar(local: LocalClien
         assert len("".join(output.text for output in outputs)) == length
 
 
+@pytest.mark.parametrize("sleep_s", [float("inf"), 1e300])
+def test_an_idle_engine_sleeps_no_longer_than_the_system_lets_it(sleep_s: float) -> None:
+    """It would, for a check of a request whose time is never over."""
+    engine, _ = fake_engine()
+    engine.sleep_s = lambda: sleep_s  # type: ignore[method-assign]
+    client = LocalClient(EngineLoop(engine, EngineConfig()))
+    for _ in range(3):
+        time.sleep(0.1)
+        client.stats()
+    assert client.alive
+    client.close()
+
+
 def test_a_full_queue_refuses() -> None:
     engine, _ = fake_engine(max_waiting=1, max_num_seqs=1)
     slow_down(engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import sys
@@ -23,7 +24,7 @@ VOCAB = 3
 
 
 def sequence(
-    name: str, tokens: list[int], arrival: int = 0, *, deadline: float | None = None, **fields: object
+    name: str, tokens: list[int], arrival: int = 0, *, deadline: float = math.inf, **fields: object
 ) -> Sequence:
     standing = Standing(arrival, deadline=deadline)
     return Sequence(id=name, tokens=list(tokens), num_prompt=len(tokens), standing=standing, **fields)  # type: ignore[arg-type]

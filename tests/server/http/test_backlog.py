@@ -16,7 +16,7 @@ from bough.runtime.protocol.errors import EngineError
 from bough.runtime.protocol.program import Assign, Delta, Done, Failed, Program, ProgramEvent, Skipped, Value
 from bough.runtime.protocol.request import TokenLogprob
 from bough.server.http import backlog as backlog_module
-from bough.server.http.backlog import MAX_WAITING_BYTES, Ahead, Backlog, Budget
+from bough.server.http.backlog import MAX_WAITING_BYTES, Backlog, Budget, WaitingEvents, WaitingParts
 
 from ..conftest import Running, Start
 from ..fake_client import FakeClient, Script
@@ -43,7 +43,13 @@ def value(text: str) -> Value:
     return Value(branch=0, name="v", text=text)
 
 
-async def settled(backlog: Backlog) -> ProgramEvent:
+def of_program(
+    events: AsyncIterator[ProgramEvent], budget: Budget | None = None, *, max_bytes: int = MAX_WAITING_BYTES
+) -> Backlog[ProgramEvent]:
+    return Backlog(events, WaitingEvents(), budget or Budget(), max_bytes=max_bytes)
+
+
+async def settled(backlog: Backlog[ProgramEvent]) -> ProgramEvent:
     """The first event, once all others have come."""
     first = await anext(backlog)
     for _ in range(2000):
@@ -55,7 +61,7 @@ def test_a_fast_reader_gets_every_event_as_it_was_sent() -> None:
     events: list[ProgramEvent] = [Delta(0, "x", "a"), value("1"), Skipped(0, "y"), Done()]
 
     async def read() -> list[ProgramEvent]:
-        return [event async for event in Backlog(Source(events)())]
+        return [event async for event in of_program(Source(events)())]
 
     assert asyncio.run(read()) == events
 
@@ -67,7 +73,7 @@ def test_deltas_that_wait_grow_together_and_nothing_passes_what_is_no_delta() ->
     events += [value("v"), Delta(0, "x", "after"), Delta(0, "x", "wards"), Done()]
 
     async def read() -> list[ProgramEvent]:
-        backlog = Backlog(Source(events)())
+        backlog = of_program(Source(events)())
         return [await settled(backlog), *[event async for event in backlog]]
 
     first, *rest = asyncio.run(read())
@@ -85,7 +91,7 @@ def test_deltas_that_grow_together_keep_their_log_probabilities() -> None:
         return Delta(0, "x", f"{number} ", (TokenLogprob(number, -1.0, ((number, -1.0),)),), {number: f"{number} "})
 
     async def read() -> list[ProgramEvent]:
-        backlog = Backlog(Source([scored(0), *map(scored, range(1, 200)), Delta(0, "x", "."), Done()])())
+        backlog = of_program(Source([scored(0), *map(scored, range(1, 200)), Delta(0, "x", "."), Done()])())
         return [await settled(backlog), *[event async for event in backlog]]
 
     first, *rest = asyncio.run(read())
@@ -101,7 +107,7 @@ def test_log_probabilities_that_wait_are_counted() -> None:
     source = Source(scored for _ in range(10_000))
 
     async def read() -> ProgramEvent:
-        backlog = Backlog(source(), max_bytes=100_000)
+        backlog = of_program(source(), max_bytes=100_000)
         await settled(backlog)
         return await anext(backlog)
 
@@ -113,7 +119,7 @@ def test_too_much_that_waits_stops_the_program_and_says_so() -> None:
     source = Source(value("x" * 1000) for _ in range(10_000))
 
     async def read() -> list[ProgramEvent]:
-        backlog = Backlog(source(), max_bytes=100_000)
+        backlog = of_program(source(), max_bytes=100_000)
         await settled(backlog)
         return [event async for event in backlog]
 
@@ -128,7 +134,7 @@ def test_an_end_is_heard_and_one_large_event_is_none_too_many() -> None:
     events: list[ProgramEvent] = [value("x" * 1000), value("x" * 90_000), Done(texts={0: "y" * 60_000})]
 
     async def read() -> list[ProgramEvent]:
-        backlog = Backlog(Source(events)(), max_bytes=50_000)
+        backlog = of_program(Source(events)(), max_bytes=50_000)
         return [await settled(backlog), *[event async for event in backlog]]
 
     assert asyncio.run(read()) == events
@@ -138,15 +144,11 @@ def test_a_large_end_waits_for_nobody_who_has_not_read_what_came_before() -> Non
     events: list[ProgramEvent] = [value("x" * 1000), value("x" * 90_000), Done(texts={0: "y" * 90_000})]
 
     async def read() -> list[ProgramEvent]:
-        backlog = Backlog(Source(events)(), max_bytes=50_000)
+        backlog = of_program(Source(events)(), max_bytes=50_000)
         return [await settled(backlog), *[event async for event in backlog]]
 
     (last,) = asyncio.run(read())
     assert isinstance(last, Failed) and last.error.code == "reader_too_slow"
-
-
-async def nothing() -> None:
-    """Closes nothing."""
 
 
 def test_a_large_end_is_not_encoded_to_be_counted() -> None:
@@ -178,7 +180,7 @@ def test_parts_are_made_ahead_and_taken_in_order() -> None:
     budget, parts = Budget(), Parts(100, 10)
 
     async def read() -> list[bytes]:
-        ahead = Ahead(parts(), budget, close=nothing)
+        ahead = Backlog(parts(), WaitingParts(), budget)
         first = await anext(ahead)
         for _ in range(2000):
             await asyncio.sleep(0)
@@ -200,7 +202,7 @@ def test_parts_that_nobody_takes_stop_what_makes_them() -> None:
         closed.append("outputs")
 
     async def read() -> None:
-        ahead = Ahead(parts(), budget, close=close, max_bytes=100_000)
+        ahead = Backlog(parts(), WaitingParts(), budget, close=close, max_bytes=100_000)
         await anext(ahead)
         for _ in range(2000):
             await asyncio.sleep(0)
@@ -211,7 +213,7 @@ def test_parts_that_nobody_takes_stop_what_makes_them() -> None:
             await anext(ahead)
         assert caught.value.code == "reader_too_slow"
         await ahead.aclose()
-        unread = Ahead(Parts(1, 1)(), budget, close=close)
+        unread = Backlog(Parts(1, 1)(), WaitingParts(), budget, close=close)
         await unread.aclose()
         assert closed == ["outputs"] * 3
 
@@ -221,7 +223,7 @@ def test_parts_that_nobody_takes_stop_what_makes_them() -> None:
 
 def test_an_error_comes_after_the_parts_before_it() -> None:
     async def read() -> None:
-        ahead = Ahead(Parts(2, 1, EngineError("no"))(), Budget(), close=nothing)
+        ahead = Backlog(Parts(2, 1, EngineError("no"))(), WaitingParts(), Budget())
         assert [await anext(ahead), await anext(ahead)] == [b"0 x", b"1 x"]
         with pytest.raises(EngineError, match="no"):
             await anext(ahead)
@@ -235,11 +237,11 @@ def test_errors_come_after_what_was_said_and_leaving_stops_the_program() -> None
     endless = Source(iter(lambda: value("a"), None))
 
     async def read() -> None:
-        backlog = Backlog(broken())
+        backlog = of_program(broken())
         assert await settled(backlog) == value("a")
         with pytest.raises(EngineError, match="no"):
             await anext(backlog)
-        left = Backlog(endless())
+        left = of_program(endless())
         await anext(left)
         await left.aclose()
 
@@ -254,9 +256,9 @@ def test_all_readers_together_have_a_bound_and_who_reads_goes_on() -> None:
     reads = Source([*(value("x" * 100) for _ in range(3000)), Done()])
 
     async def read() -> list[list[ProgramEvent]]:
-        slow = [Backlog(source(), budget) for source in sources]
+        slow = [of_program(source(), budget) for source in sources]
         await asyncio.gather(*map(anext, slow))
-        fast = Backlog(reads(), budget)
+        fast = of_program(reads(), budget)
         heard = [event async for event in fast]
         assert budget.num_bytes < 1_500_000 and budget.num_readers == 11
         rest = [[event async for event in each] for each in slow]

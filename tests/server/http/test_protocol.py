@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bough.runtime.protocol.request import Request
-from bough.server.http.protocol import connection_limit
+from bough.server.http.protocol import _Rarely, connection_limit
 from bough.server.http.unsent import Unsent
 
 from ..conftest import Running, Start
@@ -116,7 +116,10 @@ def test_a_body_that_is_sent_after_its_answer_ends_too(start: Start) -> None:
     assert 0.2 < list(dribble(connection, b"x" * 1000, 0.05))[-1] < 1.5
 
 
-def test_connections_have_a_limit(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_connections_have_a_limit(
+    start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bough.server.http.protocol.logger.filters", [_Rarely()])  # others may have been warned
     server = start(FakeClient(lambda _: Script(delay_s=1.5)), max_connections=4)
     busy = [connect(server) for _ in range(4)]
     for each in busy:

@@ -335,32 +335,37 @@ def to_body(**fields: Any) -> ChatBody:
 
 
 HIDDEN = '{"a":[' + ",".join(["{}"] * 100_000) + "]}"
+NUMBERS = '{"a":[' + ",".join(["1"] * 200_000) + "]}"
+TAG = "structured_outputs.structural_tag"
 
 
 @pytest.mark.parametrize(
-    ("fields", "code"),
+    ("fields", "code", "param"),
     [
-        ({"guided_json": HIDDEN}, "request_too_large"),
-        ({"structured_outputs": {"json": HIDDEN}}, "request_too_large"),
-        ({"structured_outputs": {"structural_tag": f'{{"format":{HIDDEN}}}'}}, "request_too_large"),
-        ({"guided_json": json.dumps({"description": "x" * 1_100_000})}, "grammar_too_complex"),
-        ({"guided_json": {"description": "x" * 1_100_000}}, "grammar_too_complex"),
+        ({"guided_json": HIDDEN}, "request_too_large", "guided_json"),
+        ({"guided_json": NUMBERS}, "array_above_max_length", "guided_json"),
+        ({"structured_outputs": {"json": HIDDEN}}, "request_too_large", "structured_outputs.json"),
+        ({"structured_outputs": {"structural_tag": f'{{"format":{HIDDEN}}}'}}, "request_too_large", TAG),
+        ({"guided_json": json.dumps({"description": "x" * 1_100_000})}, "grammar_too_complex", "guided_json"),
+        ({"guided_json": {"description": "x" * 1_100_000}}, "grammar_too_complex", "guided_json"),
         (
             {"structured_outputs": {"structural_tag": {"format": {"type": "grammar", "grammar": "x" * 300_000}}}},
             "invalid_type",
+            f"{TAG}.grammar",
         ),
         (
             {"structured_outputs": {"structural_tag": {"format": {"type": "regex", "pattern": "x" * 300_000}}}},
             "invalid_type",
+            f"{TAG}.pattern",
         ),
     ],
 )
-def test_what_is_inside_of_strings_and_tags_is_bounded(fields: dict[str, Any], code: str) -> None:
+def test_what_is_inside_of_strings_and_tags_is_bounded(fields: dict[str, Any], code: str, param: str) -> None:
     body = to_body(**fields)
     began = time.thread_time()
     with pytest.raises(ApiError) as caught:
         to_constraint(body)
-    assert caught.value.code == code
+    assert (caught.value.code, caught.value.param) == (code, param)
     assert time.thread_time() - began < 0.1
 
 
@@ -378,12 +383,16 @@ def test_arguments_of_calls_count_as_parts_of_the_body() -> None:
         return [{"role": "assistant", "tool_calls": calls}]
 
     small = '{"a":[' + ",".join(["{}"] * 10_000) + "]}"
-    for messages in (history(HIDDEN), history(*[small] * 8)):
+    for messages, code in (
+        (history(HIDDEN), "request_too_large"),
+        (history(*[small] * 8), "request_too_large"),
+        (history(NUMBERS), "array_above_max_length"),
+    ):
         body = to_body(messages=messages)
         began = time.thread_time()
         with pytest.raises(ApiError) as caught:
             to_messages(body.messages, Toolbox(), knows_tools=True)
-        assert caught.value.code == "request_too_large"
+        assert (caught.value.code, caught.value.param) == (code, "messages")
         assert time.thread_time() - began < 0.1
     to_messages(to_body(messages=history(small)).messages, Toolbox(), knows_tools=True)
 
