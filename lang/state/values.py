@@ -17,7 +17,7 @@ from ..session.attempts import settle
 from ..session.branch import Branch
 from ..session.replay import Joined, Line, Outcome, Turn, text_of
 from ..session.session import Session, Wait
-from ..tools.offered import ToolCall, call_of, read_made
+from ..tools.offered import ToolCall, call_of, calls_name, read_made
 from ..types.annotations import described
 from ..types.checks import refusal_of
 from ..types.schema import typed
@@ -172,7 +172,7 @@ def history(branch: Branch, name: str, *, known: bool = False) -> list[Any]:
 def calls(branch: Branch, name: str) -> list[ToolCall]:
     """The calls that the model has made in the turns of the generation called `name`."""
     branch.look_up(name)
-    turns = history(branch, f"{name}.calls", known=True)
+    turns = history(branch, calls_name(name), known=True)
     tools = branch.session.outbox.tools
     return [call_of(made, tools) for turn in turns for made in read_made(turn)]
 
