@@ -203,7 +203,8 @@ def _effect(
         if error.code not in ("unsupported", "no_backend"):
             raise
         return Trimming(dropped)
-    return Trimming(dropped, *(None if math.isinf(tokens) else int(tokens) for tokens in (total, cached)))
+    known = None if math.isinf(total) else int(total)
+    return Trimming(dropped, known, None if math.isinf(cached) else int(cached))
 
 
 def _count(
