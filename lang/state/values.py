@@ -144,6 +144,7 @@ def _from(branch: Branch, found: Outcome, convert: Callable[[str], Any] | None) 
 
 def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
     """A value's text, converted; with several samples, the list of them. Raises as `read`."""
+    slot.was_read = slot.was_read or convert is slot.convert
     try:
         return convert(value.text) if value.samples is None else [convert(text) for text in value.samples]
     except ValueError as error:
@@ -153,6 +154,32 @@ def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
             place=slot.place,
             branch=slot.branch,
         ) from error
+
+
+def check_unread(session: Session) -> None:
+    """Asks the checks about the values that have not been read. Those of branches that fail alone are left to readers.
+
+    Raises:
+        ProgramError: one is refused, code "invalid_output".
+    """
+    for branch, slot in session.body.checked:
+        if slot.was_read or session.arrivals.fails_alone(slot.branch) or session.arrivals.failure_of(slot.branch):
+            continue
+        value = _left(branch, slot) if slot.in_block else slot.value
+        if value is not None:
+            converted(slot, value, slot.convert)
+
+
+def _left(branch: Branch, slot: Slot) -> Value | None:
+    """Returns the value of a slot in a block, if a variable of the branch holds it in the end."""
+    entry = branch.variables.get(slot.variable)
+    match None if entry is None else outcome(branch, entry):
+        case Turn(slot=found, value=value) if found is slot:
+            return value
+        case Derived(slot=found) if found is slot:
+            return slot.value
+        case _:
+            return None
 
 
 def history(branch: Branch, name: str, *, known: bool = False) -> list[Any]:
