@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Unpack
@@ -84,9 +84,10 @@ class _Policy(ABC):
 class KeepLast(_Policy):
     """Keeps the system message and the last turns. A turn is a message of the user and what follows it.
 
-    turns        turns at the end that are kept at most
-    max_tokens   tokens that the conversation has at most afterwards; needs a backend with a tokenizer
-    first        turns at the beginning that are kept, too, such as examples: they stay cached
+    turns         turns at the end that are kept at most
+    max_tokens    tokens that the conversation has at most afterwards; needs a backend with a tokenizer
+    first         turns at the beginning that are kept, too, such as examples: they stay cached
+    above_tokens  a conversation with no more tokens is left as it is; needs a backend with a tokenizer
 
     >>> short = bough.KeepLast(turns=4).trim(state)
     >>> follow_up.after(short).run("And then?")
@@ -95,6 +96,7 @@ class KeepLast(_Policy):
     turns: int | None = None
     max_tokens: int | None = None
     first: int = 0
+    above_tokens: int | None = field(default=None, kw_only=True)
 
     @located
     def __post_init__(self) -> None:
@@ -103,6 +105,7 @@ class KeepLast(_Policy):
         _check("turns", self.turns, 1)
         _check("max_tokens", self.max_tokens, 1)
         _check("first", self.first, 0)
+        _check("above_tokens", self.above_tokens, 1)
 
     def kept(self, messages: Sequence[ChatMessage], count: Counter) -> tuple[ChatMessage, ...]:
         """Returns the messages that are kept of these; `count` counts tokens.
@@ -110,6 +113,8 @@ class KeepLast(_Policy):
         Raises:
             ProgramError: even with one turn there are more than `max_tokens`, code "context_length_exceeded".
         """
+        if self.above_tokens is not None and count(messages) <= self.above_tokens:
+            return tuple(messages)
         parts = _Turns.of(messages)
         most = max(len(parts.turns) - self.first, 0)
         most = most if self.turns is None else min(most, self.turns)
