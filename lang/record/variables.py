@@ -29,7 +29,6 @@ class Slot:
     failure   why its branch has ended without it
     attempt   how often its branch has begun anew, which voids what had arrived
     streamed  a stream of its values has been asked for
-    was_read  a value has been read as `convert` says, also if that has refused it
     submission   the request that it is part of; None until that is sent
     """
 
@@ -48,7 +47,6 @@ class Slot:
     attempt: int = 0
     submission: Submission | None = None
     streamed: bool = False
-    was_read: bool = False
 
     @property
     def value(self) -> Value | None:

@@ -173,7 +173,7 @@ class Branch:
         sampling = sampling_of(item, self.defaults, self.session.backend, slot.place)
         self.recorder.add(OpNode(Gen(self.id, sent, sampling, item.grammar, item.timeout_s, offer), slot.place, slot))
         if item.check:
-            self.session.body.checked.append((self, slot))
+            self.session.body.unread[slot] = self
         return self._add_slot(slot)
 
     def _choose(self, item: Choose) -> None:

@@ -340,7 +340,8 @@ class Outbox:
 class Body:
     """The program's body: the state that it appends to, the thread that it records on (0: none yet), whether it has
     returned, what it awaits, how many other programs it has called, the values that are asked for until they are right,
-    the branches that hold attempts at them, and the values, with the `Branch` of each, that checks are asked about."""
+    the branches that hold attempts at them, and those with a check that have not been read, with the `Branch` of each.
+    """
 
     state: object = None
     thread: int = 0
@@ -349,7 +350,7 @@ class Body:
     num_calls: int = 0
     attempts: list[Pending] = field(default_factory=list)
     trials: set[int] = field(default_factory=set)
-    checked: list[tuple[Any, Slot]] = field(default_factory=list)
+    unread: dict[Slot, Any] = field(default_factory=dict)
 
 
 class Session:
@@ -627,7 +628,7 @@ class Session:
         self._close()
         await self.await_until(lambda: self.quiet)
         self.raise_error()
-        if self.body.checked:
+        if self.body.unread:
             await spawn(judge)  # a check may wait, for another program
         if self.keeps_state:
             await asyncio.to_thread(self._drop)

@@ -135,16 +135,17 @@ def _from(branch: Branch, found: Outcome, convert: Callable[[str], Any] | None) 
         case str():
             return found if convert is None else convert(found)
         case Turn(slot=slot, value=value):
-            return converted(slot, value, convert or slot.convert)
+            return converted(branch.session, slot, value, convert or slot.convert)
         case Derived(slot=slot, convert=own):
-            return None if slot.value is None else converted(slot, slot.value, convert or own)
+            return None if slot.value is None else converted(branch.session, slot, slot.value, convert or own)
         case _:
             return read(branch, found, convert)
 
 
-def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
+def converted(session: Session, slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
     """A value's text, converted; with several samples, the list of them. Raises as `read`."""
-    slot.was_read = slot.was_read or convert is slot.convert
+    if convert is slot.convert:
+        session.body.unread.pop(slot, None)
     try:
         return convert(value.text) if value.samples is None else [convert(text) for text in value.samples]
     except ValueError as error:
@@ -162,12 +163,12 @@ def check_unread(session: Session) -> None:
     Raises:
         ProgramError: one is refused, code "invalid_output".
     """
-    for branch, slot in session.body.checked:
-        if slot.was_read or session.arrivals.fails_alone(slot.branch) or session.arrivals.failure_of(slot.branch):
+    for slot, branch in list(session.body.unread.items()):
+        if session.arrivals.fails_alone(slot.branch) or session.arrivals.failure_of(slot.branch):
             continue
         value = _left(branch, slot) if slot.in_block else slot.value
         if value is not None:
-            converted(slot, value, slot.convert)
+            converted(session, slot, value, slot.convert)
 
 
 def _left(branch: Branch, slot: Slot) -> Value | None:
@@ -206,7 +207,7 @@ def calls(branch: Branch, name: str) -> list[ToolCall]:
 
 def _made(branch: Branch, made: Turn | Joined) -> Any:
     if isinstance(made, Turn):
-        return converted(made.slot, made.value, made.slot.convert)
+        return converted(branch.session, made.slot, made.value, made.slot.convert)
     return [_of_branch(branch, made, entry, found) for entry, found in zip(made.entries, made.found, strict=True)]
 
 
@@ -216,7 +217,7 @@ def _of_branch(branch: Branch, joined: Joined, entry: Entry | None, found: Outco
         case _, Joined():
             return _made(branch, found)
         case (Derived(convert=convert), Turn(slot=slot, value=value)):
-            return converted(slot, value, convert)
+            return converted(branch.session, slot, value, convert)
         case (Slot() as slot, None) | (Derived(slot=slot), None):
             failure = slot.failure or branch.session.arrivals.failure_of(slot.branch)
             if joined.errors_as_values and failure is not None:

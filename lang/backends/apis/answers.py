@@ -345,7 +345,7 @@ def _with_wish(prompt: Prompt, wish: str) -> Prompt:
 
 
 def _again(prompt: Prompt, tries: _Tries, wanted: str) -> Prompt:
-    """What was asked, then the last answer and what is wrong with it. A text to be completed stays as it is."""
+    """Adds to what was asked the last answer, and what is wrong with it. A text to be completed stays as it is."""
     if not prompt.messages and prompt.role is None:
         return prompt
     said = Message("assistant", prompt.content + tries.last)
