@@ -134,7 +134,7 @@ class Chat:
             print("(which? /system TEXT)")
 
     def _save(self, name: str) -> None:
-        self._with_file(name, "/save", lambda path: self.conversation.save(path))
+        self._with_file(name, "/save", self.conversation.save)
 
     def _load(self, name: str) -> None:
         def load(path: Path) -> None:
@@ -183,10 +183,11 @@ class Chat:
             print(f"(not sent: this message takes {length} of {limit} tokens: shorten it, or raise --max-model-len)")
             return None
         num_gone = len(messages) - len(kept)
-        full = f"The context is full ({len(self._encoded(messages))} of {limit} tokens)."
-        if num_gone and not _agrees(f"{full} Drop the oldest {num_gone} messages?"):
-            print("(not sent: /save FILE keeps the conversation, /reset starts over)")
-            return None
+        if num_gone:
+            full = f"The context is full ({len(self._encoded(messages))} of {limit} tokens)."
+            if not _agrees(f"{full} Drop the oldest {num_gone} messages?"):
+                print("(not sent: /save FILE keeps the conversation, /reset starts over)")
+                return None
         return kept
 
     def _encoded(self, messages: Sequence[ChatMessage]) -> list[int]:

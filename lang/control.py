@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -21,7 +22,7 @@ from .record.recorder import AssignNode, EntryOf, Node, RepeatNode, TimesMade, W
 from .record.variables import Entry, Fixed, Kept, Passage, Slot, elements_of, marks_of, refer
 from .session.branch import Branch, Reference, Variable
 from .state.state import State
-from .tools.offered import Offered
+from .tools.offered import Offered, ToolChoice, calls_name
 
 Variables = dict[str, Entry]
 Record = Callable[[Branch], None]
@@ -209,34 +210,30 @@ class ToolTurns(Control):
             )
         for tool in self.offered.tools.values():
             branch.session.add_tool(tool)
-        self._record(branch)
-        branch.variables.pop(self._calls, None)  # s.calls(name) reads it
+        calls = calls_name(self.name)
+        self._record(branch, calls)
+        branch.variables.pop(calls, None)  # s.calls(name) reads it
 
-    @property
-    def _calls(self) -> str:
-        return f"{self.name}.calls"
+    def _record(self, branch: Branch, calls: str) -> None:
+        offered, more = self.offered, Variable(calls) != "[]"
 
-    def _record(self, branch: Branch) -> None:
-        offered, more = self.offered, Variable(self._calls) != "[]"
+        def turn(inner: Branch, choice: ToolChoice = "auto") -> None:
+            inner.record_turn(self.generate, offered.of(choice), calls)
+
+        def turns(inner: Branch, at_most: int) -> None:
+            _record_repeat(inner, turn, Variable(calls) == "[]", at_most)
+
+        last = partial(turn, choice="none")
         if offered.choice == "none" or offered.max_turns == 1:
-            branch.record_turn(self.generate, offered.of("none"), self._calls)
+            last(branch)
             return
         if offered.choice == "auto":
-            _record_repeat(branch, self._turn, Variable(self._calls) == "[]", offered.max_turns - 1)
+            turns(branch, offered.max_turns - 1)
         else:
-            branch.record_turn(self.generate, offered.of(offered.choice, offered.only), self._calls)
+            turn(branch, offered.choice)
             if offered.max_turns > 2:
-                _record_when(branch, more, self._further, _nothing)
-        _record_when(branch, more, self._last, _nothing)
-
-    def _turn(self, branch: Branch) -> None:
-        branch.record_turn(self.generate, self.offered.of("auto"), self._calls)
-
-    def _further(self, branch: Branch) -> None:
-        _record_repeat(branch, self._turn, Variable(self._calls) == "[]", self.offered.max_turns - 2)
-
-    def _last(self, branch: Branch) -> None:
-        branch.record_turn(self.generate, self.offered.of("none"), self._calls)
+                _record_when(branch, more, partial(turns, at_most=offered.max_turns - 2), _nothing)
+        _record_when(branch, more, last, _nothing)
 
 
 def _nothing(branch: Branch) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -272,7 +272,7 @@ class Script:
             case Gen(offer=Offer() as offer):
                 answer = self._turn(call, call.op, offer)
             case Gen():
-                answer = Answer(self._generate(call, call.op))
+                answer = Answer(self._value(call, call.op, (self._next(call) for _ in range(call.op.sampling.n))))
             case Select():
                 answer = Answer(self._select(call, call.op))
             case Use(branch=branch, name=name):
@@ -293,7 +293,7 @@ class Script:
             given = ToolCall(name, json.loads(make_text(schema, name)))
         calls = _calls(given)
         if not calls:
-            return Answer(self._value(call, op, given))
+            return Answer(self._value(call, op, (given,)))
         if offer.choice == "none" or any(written.name not in offer.tools for written in calls):
             allowed = "none" if offer.choice == "none" else ", ".join(map(repr, offer.tools))
             raise RequestError(f"{given!r} is no answer to {op.name!r}: it may call {allowed}", param="answers")
@@ -302,15 +302,9 @@ class Script:
         value = Value(branch=op.branch, name=op.name, text=text, usage=_usage(call, text))
         return Answer(value, calls=calls)
 
-    def _value(self, call: ModelCall, op: Gen, answer: object) -> Value:
-        """Returns an answer as a value of a generation."""
-        text, matched = self._cut(answer, op)
-        for chunk in words(text):
-            call.emit(chunk)
-        return Value(branch=op.branch, name=op.name, text=text, matched=matched, usage=_usage(call, text))
-
-    def _generate(self, call: ModelCall, op: Gen) -> Value:
-        samples = [self._text_for(call, op) for _ in range(op.sampling.n)]
+    def _value(self, call: ModelCall, op: Gen, answers: Iterable[object]) -> Value:
+        """Returns answers as the samples of a generation."""
+        samples = [self._cut(answer, op) for answer in answers]
         text, matched = samples[0]
         for chunk in words(text):
             call.emit(chunk)
@@ -323,11 +317,8 @@ class Script:
             samples=tuple(text for text, _ in samples) if op.sampling.n > 1 else None,
         )
 
-    def _text_for(self, call: ModelCall, op: Gen) -> tuple[str, str | None]:
-        """Returns an answer, cut at the first stop string, and that string."""
-        return self._cut(self._next(call), op)
-
     def _cut(self, answer: object, op: Gen) -> tuple[str, str | None]:
+        """Returns the text of an answer, cut at the first stop string, and that string."""
         text = _written(answer, op.grammar)
         if text is None:
             text = make_text(op.grammar, op.name)

@@ -289,9 +289,13 @@ def checked_name(name: object) -> str | None:
 def wrong_kind(name: str, what: str, value: object) -> RequestError:
     """Returns the error for an option that must be `what` but is `value`."""
     refuse_unknown(name, value)
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return RequestError(f"{name} must be {what}, got {shown} ({type(value).__name__})", param=name)
+    return RequestError(f"{name} must be {what}, got {shown(value)}", param=name)
+
+
+def shown(value: object) -> str:
+    """Returns a short text of a value and its type."""
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -55,7 +55,7 @@ class States(list[State[Result]]):
         return "\n".join([f"<{len(self)} states, {len(failed)} failed{first}>", *shown, *more])
 
     def _repr_html_(self) -> str:
-        return batch_view([(state._branch, vars(state).get("_returned")) for state in self])
+        return batch_view([(state._branch, state._returned) for state in self])
 
 
 Maker = Callable[[int, PullDriver | TaskDriver], Run]

@@ -29,7 +29,7 @@ from ..session.loops import background, on_a_loop
 from ..session.session import Session, Settings
 from ..state.conversation import Conversation, begin_with
 from ..state.state import State
-from ..state.values import RunReading
+from ..state.values import RunReading, check_unread
 
 _GRACE_S = 0.5
 """After a program's limit: in which the engine can say itself what has taken too long."""
@@ -88,7 +88,7 @@ class Run:
             try:
                 self._check()
                 self._run_body()
-                self.session.finish()
+                self.session.finish(self._judge)
             except BaseException as error:
                 self.session.abort(error)
                 raise
@@ -150,7 +150,7 @@ class Run:
                 current.reset(token)
         else:
             await spawn(self._run_body, watch)
-        await self.session.afinish()
+        await self.session.afinish(self._judge)
 
     async def _await_all_in_time(self, watch: Watch | None, limit_s: float) -> None:
         """Ends the body if it goes on after the program's time, whatever it waits for."""
@@ -183,6 +183,9 @@ class Run:
     def _returned(self, result: Any) -> None:
         self.session.body.awaited.check(self._call.body, result)
         self.state._return(result)
+
+    def _judge(self) -> None:
+        check_unread(self.session)
 
     def _enter(self) -> Token[Scope | None]:
         self.session.own()

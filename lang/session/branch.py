@@ -172,6 +172,8 @@ class Branch:
         slot = Slot(self.id, sent, item.convert, leading_to(item.place), kind=item.kind, variable=name)
         sampling = sampling_of(item, self.defaults, self.session.backend, slot.place)
         self.recorder.add(OpNode(Gen(self.id, sent, sampling, item.grammar, item.timeout_s, offer), slot.place, slot))
+        if item.check:
+            self.session.body.unread[slot] = self
         return self._add_slot(slot)
 
     def _choose(self, item: Choose) -> None:
@@ -395,7 +397,7 @@ class Branch:
         recorder = self.recorder
         ids = recorder.new_branches(count)
         recorder.add(OpNode(Fork(self.id, ids, isolated, retries), place()))
-        self.session.arrivals.add_branches(self.id, ids, restart=retries > 0)
+        self.session.arrivals.add_branches(self.id, ids, isolated=isolated, restart=retries > 0)
         children = []
         for branch_id in ids:
             child = Branch(self.session, apart(self.defaults, OF_BRANCHES, branch_id), branch_id)

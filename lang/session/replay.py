@@ -317,12 +317,10 @@ class _Known:
 
 def _exchange(turn: Turn) -> Iterator[Piece]:
     """Yields the results of a turn's calls, as messages, and the beginning of the assistant's next one."""
-    calls = read_made(turn.value.text)
-    if calls:
+    if calls := read_made(turn.value.text):
         yield RoleClose("assistant")
-    for call in calls:
-        yield from (RoleOpen("tool"), said_of(call), RoleClose("tool"))
-    if calls:
+        for call in calls:
+            yield from (RoleOpen("tool"), said_of(call), RoleClose("tool"))
         yield RoleOpen("assistant")
 
 

@@ -38,7 +38,7 @@ from ..diagnostics.source_lines import Place, place
 from ..observe.otel import RunSpans
 from ..record.recorder import Recorder
 from ..record.variables import Entry, Kept, Slot, Submission
-from .body import Awaited, inside
+from .body import Awaited, inside, spawn
 from .replay import Replay
 
 
@@ -122,6 +122,7 @@ class Arrivals:
         self._recorder = recorder
         self._slots: dict[tuple[int, str], Slot] = {}
         self._parents: dict[int, int] = {}
+        self._isolated: set[int] = set()
         self._restarted: set[int] = set()
         self._scored: dict[Slot, list[Delta]] = {}
         self._failures: dict[int, ProgramError] = {}
@@ -139,10 +140,17 @@ class Arrivals:
             slot.failure = self.failure_of(slot.branch)
             self._slots[slot.branch, slot.name] = slot
 
-    def add_branches(self, parent: int, children: Iterable[int], *, restart: bool = False) -> None:
-        """Takes note of a fork; `restart`: one of these that fails begins anew."""
+    def add_branches(
+        self, parent: int, children: Iterable[int], *, isolated: bool = False, restart: bool = False
+    ) -> None:
+        """Takes note of a fork; `isolated`: one of these fails alone; `restart`: one that fails begins anew."""
         self._parents.update(dict.fromkeys(children, parent))
+        self._isolated.update(children if isolated else ())
         self._restarted.update(children if restart else ())
+
+    def fails_alone(self, branch: int) -> bool:
+        """Tells whether a failure of the branch is not one of the whole program."""
+        return any(line in self._isolated for line in self._ancestry(branch))
 
     def may_restart(self, branch: int) -> bool:
         """Tells whether the branch, or one that it was forked from, may begin anew."""
@@ -332,7 +340,8 @@ class Outbox:
 class Body:
     """The program's body: the state that it appends to, the thread that it records on (0: none yet), whether it has
     returned, what it awaits, how many other programs it has called, the values that are asked for until they are right,
-    and the branches that hold attempts at them."""
+    the branches that hold attempts at them, and those with a check that have not been read, with the `Branch` of each.
+    """
 
     state: object = None
     thread: int = 0
@@ -341,6 +350,7 @@ class Body:
     num_calls: int = 0
     attempts: list[Pending] = field(default_factory=list)
     trials: set[int] = field(default_factory=set)
+    unread: dict[Slot, Any] = field(default_factory=dict)
 
 
 class Session:
@@ -604,19 +614,22 @@ class Session:
 
     # The end
 
-    def finish(self) -> None:
-        """The body has returned: sends the rest, and waits for all of it."""
+    def finish(self, judge: Callable[[], None]) -> None:
+        """The body has returned: sends the rest, waits for all of it, and has `judge` raise what is wrong with it."""
         self._close()
         self.wait_quiet()
         self.raise_error()
+        judge()
         if self.keeps_state:
             self._drop()
         self._finished()
 
-    async def afinish(self) -> None:
+    async def afinish(self, judge: Callable[[], None]) -> None:
         self._close()
         await self.await_until(lambda: self.quiet)
         self.raise_error()
+        if self.body.unread:
+            await spawn(judge)  # a check may wait, for another program
         if self.keeps_state:
             await asyncio.to_thread(self._drop)
         self._finished()

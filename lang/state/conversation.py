@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -101,15 +102,9 @@ class Conversation:
 
     def replace(self, messages: Iterable[ChatMessage | Mapping[str, str]], trimming: Trimming | None = None) -> Self:
         """The same conversation with other messages."""
-        return type(self)(
-            messages,
-            self.values,
-            is_open=self.is_open,
-            model=self.model,
-            backend=self.backend,
-            namespace=self.namespace,
-            trimming=trimming,
-        )
+        other = copy(self)
+        other.messages, other.trimming = tuple(map(_message, messages)), trimming
+        return other
 
     @users_lines
     def count_tokens(self, backend: Backend | None = None) -> int:

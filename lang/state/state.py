@@ -71,6 +71,9 @@ class State(Generic[Result]):
     _group: Group[State[Any]] | None = None
     """Group of a copy, which ends with its block."""
 
+    _returned: Any = None
+    """Result of the body; set only on a program's own state."""
+
     def __init__(self, branch: Branch) -> None:
         self._own = branch
 
@@ -99,12 +102,12 @@ class State(Generic[Result]):
         if session.ended_early:
             with users_lines:
                 session.raise_error()
-        returned: Result = vars(self)["_returned"]
+        returned: Result = self._returned
         return returned
 
     def _return(self, result: Any) -> None:
         """Takes what the body has returned."""
-        vars(self)["_returned"] = result
+        self._returned = result
 
     def __format__(self, spec: str) -> str:
         if current.get() is not None:
@@ -116,8 +119,7 @@ class State(Generic[Result]):
         return format(repr(self), spec)
 
     def _repr_html_(self) -> str:
-        returned = vars(self).get("_returned")
-        return state_view(self._branch, None if isinstance(returned, State) else returned)
+        return state_view(self._branch, None if isinstance(self._returned, State) else self._returned)
 
     # Appending
 

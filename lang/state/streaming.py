@@ -312,7 +312,7 @@ def _walk_values(branch: Branch, slot: Slot) -> Iterator[Any]:
         if more and reader is not None and not reader.done:
             yield reader.value
     is_schema = isinstance(slot.kind, Mapping | str | JsonSchema)
-    yield converted(slot, value_of(branch.session, slot), json.loads if is_schema else slot.convert)
+    yield converted(branch.session, slot, value_of(branch.session, slot), json.loads if is_schema else slot.convert)
 
 
 def _walk_line(branch: Branch, num_chars: int) -> Generator[str | Wait, None, int]:

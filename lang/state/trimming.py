@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Unpack
@@ -51,7 +52,7 @@ class _Turns(NamedTuple):
         return (*self.system, *chain(*self.turns[:first]), *chain(*self.turns[max(first, len(self.turns) - last) :]))
 
 
-class _Policy:
+class _Policy(ABC):
     """Basis of all policies, which take states and conversations, on any thread or event loop."""
 
     @users_lines
@@ -75,17 +76,18 @@ class _Policy:
         conversation = given.conversation() if isinstance(given, State) else given
         return self._apply(conversation, backend or conversation.backend)
 
-    def _apply(self, conversation: Conversation, backend: Backend | None) -> Conversation:
-        raise NotImplementedError
+    @abstractmethod
+    def _apply(self, conversation: Conversation, backend: Backend | None) -> Conversation: ...
 
 
 @dataclass(frozen=True)
 class KeepLast(_Policy):
     """Keeps the system message and the last turns. A turn is a message of the user and what follows it.
 
-    turns        turns at the end that are kept at most
-    max_tokens   tokens that the conversation has at most afterwards; needs a backend with a tokenizer
-    first        turns at the beginning that are kept, too, such as examples: they stay cached
+    turns         turns at the end that are kept at most
+    max_tokens    tokens that the conversation has at most afterwards; needs a backend with a tokenizer
+    first         turns at the beginning that are kept, too, such as examples: they stay cached
+    above_tokens  a conversation with no more tokens is left as it is; needs a backend with a tokenizer
 
     >>> short = bough.KeepLast(turns=4).trim(state)
     >>> follow_up.after(short).run("And then?")
@@ -94,6 +96,7 @@ class KeepLast(_Policy):
     turns: int | None = None
     max_tokens: int | None = None
     first: int = 0
+    above_tokens: int | None = field(default=None, kw_only=True)
 
     @located
     def __post_init__(self) -> None:
@@ -102,6 +105,7 @@ class KeepLast(_Policy):
         _check("turns", self.turns, 1)
         _check("max_tokens", self.max_tokens, 1)
         _check("first", self.first, 0)
+        _check("above_tokens", self.above_tokens, 1)
 
     def kept(self, messages: Sequence[ChatMessage], count: Counter) -> tuple[ChatMessage, ...]:
         """Returns the messages that are kept of these; `count` counts tokens.
@@ -109,15 +113,18 @@ class KeepLast(_Policy):
         Raises:
             ProgramError: even with one turn there are more than `max_tokens`, code "context_length_exceeded".
         """
+        if self.above_tokens is not None and count(messages) <= self.above_tokens:
+            return tuple(messages)
         parts = _Turns.of(messages)
         most = max(len(parts.turns) - self.first, 0)
         most = most if self.turns is None else min(most, self.turns)
-        if self.max_tokens is None:
-            return parts.kept(self.first, most)
-        sizes = range(most, 0, -1)  # fewer turns have fewer tokens
+        whole = parts.kept(self.first, most)
         limit = self.max_tokens
+        if limit is None or count(whole) <= limit:
+            return whole
+        sizes = range(most - 1, 0, -1)  # fewer turns have fewer tokens
         index = bisect_left(sizes, True, key=lambda size: count(parts.kept(self.first, size)) <= limit)
-        if index == len(sizes) and (sizes or count(messages) > limit):
+        if index == len(sizes):
             raise ProgramError(
                 f"the last turn, with what comes before all turns, has more than {limit} tokens: shorten it, or raise "
                 "max_tokens",
@@ -125,12 +132,12 @@ class KeepLast(_Policy):
                 param="max_tokens",
                 place=caller(),
             )
-        return parts.kept(self.first, sizes[index]) if sizes else tuple(messages)
+        return parts.kept(self.first, sizes[index])
 
     def _apply(self, conversation: Conversation, backend: Backend | None) -> Conversation:
         messages = conversation.messages
         kept = self.kept(messages, lambda some: _count(conversation, backend, some)[1])
-        return _replaced(conversation, kept, _dropped(messages, kept), backend)
+        return conversation.replace(kept, _effect(conversation, kept, _dropped(messages, kept), backend))
 
 
 class Summarise(_Policy):
@@ -168,14 +175,13 @@ class Summarise(_Policy):
         num_replaced = len(parts.turns) - self.turns
         short = self.above_tokens is not None and _count(conversation, backend, messages)[1] <= self.above_tokens
         if num_replaced < 1 or short:
-            return _replaced(conversation, messages, (), backend)
+            return conversation.replace(messages, _effect(conversation, messages, (), backend))
         replaced = tuple(chain(*parts.turns[:num_replaced]))
         summary = self._summary(conversation, backend, (*parts.system, *replaced))
         pair = (ChatMessage("user", self.prompt), ChatMessage("assistant", summary.text.strip()))
         kept = (*parts.system, *pair, *chain(*parts.turns[num_replaced:]))
-        shorter = _replaced(conversation, kept, replaced, backend)
-        assert shorter.trimming is not None
-        return shorter.replace(kept, shorter.trimming._replace(usage=summary.usage))
+        effect = _effect(conversation, kept, replaced, backend)
+        return conversation.replace(kept, effect._replace(usage=summary.usage))
 
     def _summary(self, conversation: Conversation, backend: Backend | None, messages: Sequence[ChatMessage]) -> Value:
         ask = (RoleBegin(0, "user"), Text(0, (self.prompt,)), RoleEnd(0), RoleBegin(0, "assistant"))
@@ -187,13 +193,13 @@ class Summarise(_Policy):
         return found[0]
 
 
-def _replaced(
+def _effect(
     conversation: Conversation,
     kept: tuple[ChatMessage, ...],
     dropped: tuple[ChatMessage, ...],
     backend: Backend | None,
-) -> Conversation:
-    """The conversation with the messages that are kept, and what that means for its tokens."""
+) -> Trimming:
+    """Returns what keeping these messages means for the conversation's tokens."""
     pairs = zip(conversation.messages, kept, strict=False)
     num_same = next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(conversation.messages), len(kept)))
     try:
@@ -201,9 +207,9 @@ def _replaced(
     except ProgramError as error:
         if error.code not in ("unsupported", "no_backend"):
             raise
-        return conversation.replace(kept, Trimming(dropped))
+        return Trimming(dropped)
     known = None if math.isinf(total) else int(total)
-    return conversation.replace(kept, Trimming(dropped, known, None if math.isinf(cached) else int(cached)))
+    return Trimming(dropped, known, None if math.isinf(cached) else int(cached))
 
 
 def _count(

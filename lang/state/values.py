@@ -17,7 +17,7 @@ from ..session.attempts import settle
 from ..session.branch import Branch
 from ..session.replay import Joined, Line, Outcome, Turn, text_of
 from ..session.session import Session, Wait
-from ..tools.offered import ToolCall, call_of, read_made
+from ..tools.offered import ToolCall, call_of, calls_name, read_made
 from ..types.annotations import described
 from ..types.checks import refusal_of
 from ..types.schema import typed
@@ -135,15 +135,17 @@ def _from(branch: Branch, found: Outcome, convert: Callable[[str], Any] | None) 
         case str():
             return found if convert is None else convert(found)
         case Turn(slot=slot, value=value):
-            return converted(slot, value, convert or slot.convert)
+            return converted(branch.session, slot, value, convert or slot.convert)
         case Derived(slot=slot, convert=own):
-            return None if slot.value is None else converted(slot, slot.value, convert or own)
+            return None if slot.value is None else converted(branch.session, slot, slot.value, convert or own)
         case _:
             return read(branch, found, convert)
 
 
-def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
+def converted(session: Session, slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
     """A value's text, converted; with several samples, the list of them. Raises as `read`."""
+    if convert is slot.convert:
+        session.body.unread.pop(slot, None)
     try:
         return convert(value.text) if value.samples is None else [convert(text) for text in value.samples]
     except ValueError as error:
@@ -153,6 +155,32 @@ def converted(slot: Slot, value: Value, convert: Callable[[str], Any]) -> Any:
             place=slot.place,
             branch=slot.branch,
         ) from error
+
+
+def check_unread(session: Session) -> None:
+    """Asks the checks about the values that have not been read. Those of branches that fail alone are left to readers.
+
+    Raises:
+        ProgramError: one is refused, code "invalid_output".
+    """
+    for slot, branch in list(session.body.unread.items()):
+        if session.arrivals.fails_alone(slot.branch) or session.arrivals.failure_of(slot.branch):
+            continue
+        value = _left(branch, slot) if slot.in_block else slot.value
+        if value is not None:
+            converted(session, slot, value, slot.convert)
+
+
+def _left(branch: Branch, slot: Slot) -> Value | None:
+    """Returns the value of a slot in a block, if a variable of the branch holds it in the end."""
+    entry = branch.variables.get(slot.variable)
+    match None if entry is None else outcome(branch, entry):
+        case Turn(slot=found, value=value) if found is slot:
+            return value
+        case Derived(slot=found) if found is slot:
+            return slot.value
+        case _:
+            return None
 
 
 def history(branch: Branch, name: str, *, known: bool = False) -> list[Any]:
@@ -172,14 +200,14 @@ def history(branch: Branch, name: str, *, known: bool = False) -> list[Any]:
 def calls(branch: Branch, name: str) -> list[ToolCall]:
     """The calls that the model has made in the turns of the generation called `name`."""
     branch.look_up(name)
-    turns = history(branch, f"{name}.calls", known=True)
+    turns = history(branch, calls_name(name), known=True)
     tools = branch.session.outbox.tools
     return [call_of(made, tools) for turn in turns for made in read_made(turn)]
 
 
 def _made(branch: Branch, made: Turn | Joined) -> Any:
     if isinstance(made, Turn):
-        return converted(made.slot, made.value, made.slot.convert)
+        return converted(branch.session, made.slot, made.value, made.slot.convert)
     return [_of_branch(branch, made, entry, found) for entry, found in zip(made.entries, made.found, strict=True)]
 
 
@@ -189,7 +217,7 @@ def _of_branch(branch: Branch, joined: Joined, entry: Entry | None, found: Outco
         case _, Joined():
             return _made(branch, found)
         case (Derived(convert=convert), Turn(slot=slot, value=value)):
-            return converted(slot, value, convert)
+            return converted(branch.session, slot, value, convert)
         case (Slot() as slot, None) | (Derived(slot=slot), None):
             failure = slot.failure or branch.session.arrivals.failure_of(slot.branch)
             if joined.errors_as_values and failure is not None:

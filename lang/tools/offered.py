@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -13,13 +12,15 @@ import msgspec
 
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.program import MadeCall, Offer
-from ..record.options import refuse_unknown, wrong_kind
+from ...runtime.tools.registry import is_tool_name
+from ..record.options import refuse_unknown, shown, wrong_kind
 from .tool import Tool, tool
 
 MAX_TURNS = 64
 DEFAULT_TURNS = 8
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+ToolChoice = Literal["auto", "required", "none"]
+
 _MADE = msgspec.json.Decoder(list[MadeCall])
 
 
@@ -49,14 +50,19 @@ class Offered(NamedTuple):
     """
 
     tools: Mapping[str, Tool[..., Any] | None]
-    choice: Literal["auto", "required", "none"]
+    choice: ToolChoice
     only: str
     parallel: bool
     max_turns: int
 
-    def of(self, choice: Literal["auto", "required", "none"], only: str = "") -> Offer:
+    def of(self, choice: ToolChoice) -> Offer:
         """Returns what a turn is offered."""
-        return Offer(tuple(self.tools), choice, only, self.parallel)
+        return Offer(tuple(self.tools), choice, self.only if choice == "required" else "", self.parallel)
+
+
+def calls_name(name: str | None) -> str:
+    """Returns the name of the variable that holds the calls made before the answer `name`."""
+    return f"{name}.calls"
 
 
 def offered(tools: object, choice: object = None, parallel: object = None, max_turns: object = None) -> Offered:
@@ -68,7 +74,7 @@ def offered(tools: object, choice: object = None, parallel: object = None, max_t
     refuse_unknown("tools", tools)
     if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
         hint = f": write tools=[{_name_of(tools)}]" if isinstance(tools, str) or callable(tools) else ""
-        raise RequestError(f"tools must be a list of functions or tools, got {_shown(tools)}{hint}", param="tools")
+        raise RequestError(f"tools must be a list of functions or tools, got {shown(tools)}{hint}", param="tools")
     found: dict[str, Tool[..., Any] | None] = {}
     for item in (one for given in tools for one in _several(given)):
         name, known = _named(item)
@@ -93,9 +99,7 @@ def offered(tools: object, choice: object = None, parallel: object = None, max_t
     return Offered(found, kind, only, parallel is not False, turns)
 
 
-def _choice(
-    choice: object, tools: Mapping[str, Tool[..., Any] | None]
-) -> tuple[Literal["auto", "required", "none"], str]:
+def _choice(choice: object, tools: Mapping[str, Tool[..., Any] | None]) -> tuple[ToolChoice, str]:
     match choice:
         case None | "auto":
             return "auto", ""
@@ -117,7 +121,7 @@ def _several(given: object) -> Iterable[object]:
 
 def _named(item: object) -> tuple[str, Tool[..., Any] | None]:
     if isinstance(item, str):
-        if _NAME.fullmatch(item) is None:
+        if not is_tool_name(item):
             message = f"{item[:60]!r} is no tool's name: offer the function itself, not what it returns"
             raise RequestError(message, param="tools")
         return item, None
@@ -125,7 +129,7 @@ def _named(item: object) -> tuple[str, Tool[..., Any] | None]:
         if not callable(item):
             hint = ": write a function for it, or bough.http_tool(...)" if isinstance(item, Mapping) else ""
             raise RequestError(
-                f"a tool is a function, a @bough.tool, or the name of one on the server; got {_shown(item)}{hint}",
+                f"a tool is a function, a @bough.tool, or the name of one on the server; got {shown(item)}{hint}",
                 param="tools",
             )
         item = _tool_of(item)
@@ -148,11 +152,6 @@ def _check_annotations(item: Tool[..., Any]) -> None:
                 f"type: write `{parameter.name}: str`, or whatever it is",
                 param="tools",
             )
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return f"{shown if len(shown) <= 60 else shown[:57] + '...'} ({type(value).__name__})"
 
 
 def _name_of(value: object) -> str:

@@ -90,9 +90,14 @@ class ToolRegistry:
             self.tools = {**self.tools, tool.name: tool}
 
 
+def is_tool_name(name: str) -> bool:
+    """Returns true for a name that a tool may have."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_tool(tool: ToolCall) -> None:
     """Raises RequestError: a name or limit of `tool` is not valid."""
-    if not isinstance(tool.name, str) or _NAME.fullmatch(tool.name) is None:
+    if not isinstance(tool.name, str) or not is_tool_name(tool.name):
         message = f"a tool's name has 1 to 64 letters, digits and `_.-`, and begins with a letter: {tool.name!r}"
         raise RequestError(message, param="tools")
     if tool.timeout_s is not None and not 0 < tool.timeout_s < float("inf"):

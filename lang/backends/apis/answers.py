@@ -178,13 +178,11 @@ class Answering:
                 return replace(answer, said=sample.text, calls=sample.calls)
             if grammar is None:
                 return _answer(op, [sample], tries)
-            for found in _readings(sample.text, grammar):
-                if await self._fault(found, grammar) is None:
-                    emit(found)
-                    return _answer(op, [replace(sample, text=found)], tries)
-            tries.faults.append(await self._fault(sample.text, grammar) or "it is none of the choices")
-            tries.last = sample.text
-            prompt = _with_fault(start, sample.text, f"That is not valid: {tries.faults[-1]}. {wanted}")
+            found = await self._read(sample, grammar, tries)
+            if found is not None:
+                emit(found.text)
+                return _answer(op, [found], tries)
+            prompt = _again(start, tries, wanted)
         raise tries.error(op)
 
     async def _constrained(self, call: ModelCall, op: Gen, grammar: GrammarSpec, emit: Emit, tries: _Tries) -> Answer:
@@ -222,16 +220,22 @@ class Answering:
                 sample = (await self._write(ask, None, tries)).samples[0]
             else:
                 sample = (await self._begun(prompt, op, sampling, tries))[0]
-            for text in _readings(sample.text, grammar):
-                if await self._fault(text, grammar) is None:
-                    kept = sample.logprobs if text == sample.text else None
-                    return Sample(text, sample.ended, sample.matched, kept, sample.token_texts)
-            fault = await self._fault(sample.text, grammar) or "it is none of the choices"
-            fault += " (max_tokens cut it)" if sample.ended == "length" else ""
-            tries.faults.append(fault)
-            tries.last = sample.text
-            prompt = _with_fault(start, sample.text, f"That is not valid: {fault}. {wanted}")
+            found = await self._read(sample, grammar, tries)
+            if found is not None:
+                return found
+            prompt = _again(start, tries, wanted)
         raise tries.error(op)
+
+    async def _read(self, sample: Sample, grammar: GrammarSpec, tries: _Tries) -> Sample | None:
+        """Returns the sample as what its text may have meant that keeps to the constraint; None if nothing does, which
+        is noted."""
+        for text in _readings(sample.text, grammar):
+            if await self._fault(text, grammar) is None:
+                return sample if text == sample.text else replace(sample, text=text, logprobs=None)
+        fault = await self._fault(sample.text, grammar) or "it is none of the choices"
+        tries.faults.append(fault + (" (max_tokens cut it)" if sample.ended == "length" else ""))
+        tries.last = sample.text
+        return None
 
     async def _select(self, call: ModelCall, op: Select, tries: _Tries) -> Answer:
         prompt = call.prompt
@@ -340,12 +344,13 @@ def _with_wish(prompt: Prompt, wish: str) -> Prompt:
     return prompt._replace(messages=(*messages, Message("user", wish)))
 
 
-def _with_fault(prompt: Prompt, answer: str, complaint: str) -> Prompt:
-    """After an answer that was wrong."""
+def _again(prompt: Prompt, tries: _Tries, wanted: str) -> Prompt:
+    """Adds to what was asked the last answer, and what is wrong with it. A text to be completed stays as it is."""
     if not prompt.messages and prompt.role is None:
         return prompt
-    said = Message("assistant", prompt.content + answer)
-    return prompt._replace(messages=(*prompt.messages, said, Message("user", complaint)))
+    said = Message("assistant", prompt.content + tries.last)
+    complaint = Message("user", f"That is not valid: {tries.faults[-1]}. {wanted}")
+    return prompt._replace(messages=(*prompt.messages, said, complaint))
 
 
 def _after(text: str, prefix: str) -> str | None:

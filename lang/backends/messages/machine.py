@@ -233,23 +233,18 @@ class MessageMachine:
         """Appends the value of a call that began at `started`, and tells of it."""
         branch, run, op, value = frame.branch, frame.run, frame.op, answer.value
         content = _content_of(branch)
-        turn = branch.turns[value.name]
-        branch.keep(value.name, value.text)
-        run.usage += answer.value.usage
-        run.num_requests += answer.num_requests
-        run.listener(value if turn == 0 else msgspec.structs.replace(value, turn=turn))
         content.surplus = None
         if isinstance(op, Use):
-            if run.program.trace:
-                start_s, stop_s = self._times(frame, started)
-                run.listener(
-                    Piece(
-                        branch=branch.id, op=branch.num_ops, kind="tool", name=op.name, start_s=start_s, stop_s=stop_s
-                    )
-                )
+            tell_returned(frame, op.name, value.text, (op.name,), started, self._clock())
             if op.append:
                 self._append(frame, value.text, "text")
-        elif answer.calls:
+            return
+        turn = branch.turns[value.name]
+        branch.keep(value.name, value.text)
+        run.usage += value.usage
+        run.num_requests += answer.num_requests
+        run.listener(value if turn == 0 else msgspec.structs.replace(value, turn=turn))
+        if answer.calls:
             self._append(frame, answer.said, "gen", value.name, started)
             calls = Calls(answer.calls, value.text.removeprefix(answer.said))
             self._append(frame, calls, "gen", value.name, started)

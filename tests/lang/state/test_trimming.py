@@ -72,6 +72,20 @@ def test_as_many_turns_are_kept_as_have_room(limit: int) -> None:
     assert contents(fewer) == ["Be brief.", "q8", "a8"]
 
 
+def test_a_history_is_trimmed_only_when_it_is_long() -> None:
+    backend, whole = MockBackend(), talk(9)
+    length = whole.count_tokens(backend)
+    for policy in (KeepLast(turns=1, above_tokens=length), KeepLast(max_tokens=20, above_tokens=length)):
+        kept = policy.trim(whole, backend=backend)
+        assert contents(kept) == contents(whole)
+        assert kept.trimming is not None and kept.trimming.dropped == ()
+        assert kept.trimming.num_tokens == kept.trimming.cached_tokens == length
+    for policy in (KeepLast(turns=1, above_tokens=length - 1), KeepLast(max_tokens=20, above_tokens=length - 1)):
+        assert policy.trim(whole, backend=backend).count_tokens(backend) <= 20
+    few = KeepLast(turns=1, max_tokens=20, above_tokens=length - 1).trim(whole, backend=backend)
+    assert contents(few) == ["Be brief.", "q8", "a8"]
+
+
 def test_a_turn_without_room_is_an_error() -> None:
     with pytest.raises(bough.ProgramError, match="has more than 5 tokens: shorten it, or raise max_tokens") as caught:
         KeepLast(max_tokens=5).trim(talk(3), backend=MockBackend())
@@ -111,8 +125,9 @@ def test_turns_need_no_tokenizer() -> None:
     assert contents(loaded) == contents(short) and loaded.trimming == short.trimming
     with pytest.raises(bough.ProgramError, match="there is no backend to run on"):
         KeepLast(max_tokens=50).trim(talk(3))
-    with pytest.raises(bough.ProgramError, match="FakeBackend has no tokenizer, so it cannot count"):
-        KeepLast(max_tokens=50).trim(talk(3), backend=backend)
+    for policy in (KeepLast(max_tokens=50), KeepLast(turns=1, above_tokens=50)):
+        with pytest.raises(bough.ProgramError, match="FakeBackend has no tokenizer, so it cannot count"):
+            policy.trim(talk(3), backend=backend)
 
 
 def test_a_summary_takes_the_place_of_old_turns() -> None:
@@ -176,6 +191,8 @@ def test_on_an_event_loop() -> None:
         (lambda: KeepLast(turns=0), "turns must be a whole number of at least 1, got 0"),
         (lambda: KeepLast(turns=True), "turns must be a whole number"),
         (lambda: KeepLast(max_tokens=0), "max_tokens must be a whole number of at least 1"),
+        (lambda: KeepLast(above_tokens=10), "KeepLast needs turns=..., max_tokens=... or both"),
+        (lambda: KeepLast(turns=1, above_tokens=0), "above_tokens must be a whole number of at least 1"),
         (lambda: KeepLast(turns=1, first=-1), "first must be a whole number of at least 0"),
         (lambda: Summarise(-1), "turns must be a whole number of at least 0"),
         (lambda: Summarise(above_tokens=0), "above_tokens must be a whole number of at least 1"),

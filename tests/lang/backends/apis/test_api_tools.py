@@ -158,3 +158,24 @@ def test_a_typed_answer_is_constrained_where_the_api_does() -> None:
     state, bodies = run("anthropic", [("", [VIENNA]), ("warm", []), ("[18]", [])], **options)
     assert state["answer"] == [18] and len(bodies) == 3
     assert "That is not valid" in json.dumps(bodies[2]["messages"][-1])
+
+
+@pytest.mark.parametrize(("said", "told"), [("18", [(-0.5, 4, "18")]), (" 18 ", None)])
+def test_log_probabilities_are_of_the_answer_as_it_stands(said: str, told: object) -> None:
+    logprobs = {"content": [{"token": "18", "logprob": -0.5, "token_id": 4, "top_logprobs": []}]}
+    with (
+        serving(lambda exchange: exchange.say(said, logprobs=logprobs)) as server,
+        bough.OpenAI("m", base_url=f"{server.url}/v1", api_key="k") as backend,
+    ):
+        state = weather.run(backend=backend, regex="[0-9]+", logprobs=1)
+    assert state["answer"] == "18"
+    assert state.get_meta_info("answer").get("output_token_logprobs") == told
+
+
+def test_an_answer_that_max_tokens_cut_is_said_to_be_cut() -> None:
+    with (
+        serving(lambda exchange: exchange.say("warm", ended="length")) as server,
+        bough.OpenAI("m", base_url=f"{server.url}/v1", api_key="k", max_tries=1) as backend,
+        pytest.raises(bough.ProgramError, match=r"try 1: .* \(max_tokens cut it\)"),
+    ):
+        weather.run(backend=backend, regex="[0-9]+")
