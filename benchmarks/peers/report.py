@@ -9,7 +9,8 @@ from statistics import median
 from typing import Any
 
 from ..harness.report import table
-from .rounds import PromptPairs
+from ..workloads.prompts import RoundTime
+from .rounds import Pairs
 
 
 @dataclass
@@ -93,15 +94,13 @@ class PeerReport:
 FLOAT32 = "float32"
 
 
-def row_of(contest: PromptPairs) -> PeerRow:
-    """A contest as a line."""
-    row = PeerRow(contest.workload, contest.peer, contest.ratios, note=contest.note)
-    if contest.ratios:
-        row.ours, row.theirs = (
-            f"{median(each.rate for each in side):,.0f} tok/s" for side in (contest.ours, contest.theirs)
-        )
-    valid = [[each.num_valid for each in side] for side in (contest.ours, contest.theirs)]
-    if contest.ratios and valid[0][0] is not None:
+def row_of(workload: str, peer: str, pairs: Pairs[RoundTime]) -> PeerRow:
+    """The rounds of a workload of prompts as a line."""
+    row = PeerRow(workload, peer, pairs.ratios, note=pairs.note)
+    if row.ratios:
+        row.ours, row.theirs = (f"{rate:,.0f} tok/s" for rate in pairs.rates)
+    valid = [[each.num_valid for each in side] for side in (pairs.ours, pairs.theirs)]
+    if row.ratios and valid[0][0] is not None:
         texts = (f"{sum(filter(None, each)) / len(each):.3g}" for each in valid)
         row.note = "valid answers a round: {} / {}".format(*texts) + (f"; {row.note}" if row.note else "")
     return row

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import jsonschema
+import msgspec
+
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .prose import Prose
 
@@ -15,6 +18,7 @@ Maker = Callable[["Prompts", int], dict[str, Any]]
 SCHEMA, RESIDENT = (Path(__file__).with_name(f"{name}.json").read_text().rstrip() for name in ("character", "resident"))
 """Schemas of an object of a few fields; a resident has lists of names, too."""
 
+_VALIDATOR = jsonschema.Draft202012Validator(msgspec.json.decode(SCHEMA))
 
 _QUESTIONS = (
     "Write a short story about {} and {}.",
@@ -119,6 +123,13 @@ class Prompts:
         prose = Prose(number)
         texts = [f"Describe the character {prose.name()} {prose.name()} as JSON." for _ in range(count)]
         return [self.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
+
+    def is_character(self, tokens: list[int]) -> bool:
+        """True if an answer is a value of SCHEMA."""
+        try:
+            return bool(_VALIDATOR.is_valid(msgspec.json.decode(self.tokenizer.decode(tokens))))
+        except msgspec.DecodeError:
+            return False
 
 
 def workloads(sizes: Sizes) -> list[PromptWorkload]:

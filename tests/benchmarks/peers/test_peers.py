@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from bough.benchmarks.peers import environments as peer_environments
 from bough.benchmarks.peers import models as peer_models
 from bough.benchmarks.peers import peers
 from bough.benchmarks.peers import rounds as peer_rounds
-from bough.benchmarks.peers.contest import PeerRun, judge, take_turns
+from bough.benchmarks.peers.contest import PeerRun, judge, prompt_rounds, take_turns
 from bough.benchmarks.peers.environments import (
     RECIPES,
     TORCH,
@@ -38,7 +39,7 @@ from bough.benchmarks.peers.report import (
     start_row,
     tables,
 )
-from bough.benchmarks.peers.rounds import PromptPairs, Rounds, Turns
+from bough.benchmarks.peers.rounds import Key, Pairs, Turns
 from bough.benchmarks.peers.sides import peer_side
 from bough.benchmarks.workloads.prompts import QUICK, Prompts, PromptWorkload, RoundTime, Sizes, count, workloads
 from bough.cli import bench
@@ -116,13 +117,13 @@ def fake(tmp_path):
 
 
 def test_every_engine_has_a_recipe_and_a_form_of_the_model():
-    assert set(RECIPES) - {"clients", "sglang"} == set(peer_models.KINDS) == set(peer_side.ENGINES) - {"bough"}
+    assert set(RECIPES) - {"clients", "sglang"} == set(peer_models.KINDS) == set(peer_side.KINDS["prompts"]) - {"bough"}
     for name, recipe in RECIPES.items():
         pinned = ["==" in requirement for step in recipe.steps for requirement in step]
         assert all(pinned) or (name in ("clients", "sglang") and any(pinned))
         if TORCH in (requirement for step in recipe.steps for requirement in step):
             assert recipe.steps[0] == (TORCH,) and all(TORCH in step for step in recipe.steps)
-    for place in (*peer_side.ENGINES.values(), *peer_side.CLIENTS.values()):
+    for place in (*peer_side.KINDS["prompts"].values(), *peer_side.KINDS["programs"].values()):
         file, _, name = place.partition(".")
         assert f"class {name}" in Path(peer_side.__file__).with_name(f"{file}.py").read_text()
 
@@ -276,15 +277,22 @@ def test_tokens_are_counted():
         count(one, asked_for | {"num_tokens": 3}, answer, bool)
 
 
+def play(ours, theirs, chosen, prompts, num_rounds, *, limit_s=60.0):
+    """The contests of these workloads by their names."""
+    turns = Turns(ours, theirs, time.monotonic() + limit_s)
+    contests: dict[Key, Pairs[RoundTime]] = {(each.name,): Pairs() for each in chosen}
+    turns.play(contests, num_rounds, prompt_rounds(chosen, prompts, itertools.count(), turns.deadline))
+    return {name: pairs for (name,), pairs in contests.items()}
+
+
 def test_sides_take_turns_on_the_same_work(prompts):
     ours, theirs = FakeSide("bough", 1.0), FakeSide("them", 3.0)
     chosen = workloads(QUICK)
-    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), chosen, prompts=prompts, first_number=7)
-    rounds.run(3)
+    contests = play(ours, theirs, chosen, prompts, 3)
     assert ours.asked == theirs.asked and len(ours.asked) == 3 * len(chosen)
     jobs = [each["job"] for each in ours.asked]
     assert jobs[: len(chosen)] == [each.job for each in chosen]  # each once before any a second time
-    for contest in rounds.contests.values():
+    for contest in contests.values():
         assert contest.ratios == pytest.approx([3.0] * 3)
 
 
@@ -296,17 +304,14 @@ def test_who_begins_changes(prompts):
             order.append(self.name)
             return super().ask(job, limit_s, **arguments)
 
-    sides = Noting("bough", 1.0), Noting("them", 1.0)
-    rounds = Rounds(Turns(*sides, time.monotonic() + 60), workloads(QUICK)[:1], prompts=prompts, first_number=0)
-    rounds.run(2)
+    play(Noting("bough", 1.0), Noting("them", 1.0), workloads(QUICK)[:1], prompts, 2)
     assert order == ["bough", "them", "them", "bough"]
 
 
 def test_what_a_peer_cannot_do_is_left_out(prompts):
     ours, theirs = FakeSide("bough", 1.0), FakeSide("them", 1.0, fails="constrained")
-    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), workloads(QUICK), prompts=prompts, first_number=0)
-    rounds.run(2)
-    notes = {name: contest.note for name, contest in rounds.contests.items() if contest.note}
+    contests = play(ours, theirs, workloads(QUICK), prompts, 2)
+    notes = {name: contest.note for name, contest in contests.items() if contest.note}
     assert notes == {f"JSON schema, batch {QUICK.num_json}": "them: cannot"}
     assert Counter(each["job"] for each in theirs.asked)["constrained"] == 1  # not tried again
 
@@ -318,32 +323,27 @@ def test_a_peer_that_has_ended_is_asked_no_more(prompts):
             raise PeerError(self.ended)
 
     ours, theirs = FakeSide("bough", 1.0), Ending("them", 1.0)
-    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), workloads(QUICK), prompts=prompts, first_number=0)
-    rounds.run(2)
-    assert len(ours.asked) == 1 and {contest.note for contest in rounds.contests.values()} == {"them: it ended"}
+    contests = play(ours, theirs, workloads(QUICK), prompts, 2)
+    assert len(ours.asked) == 1 and {contest.note for contest in contests.values()} == {"them: it ended"}
 
 
 def test_our_own_failure_is_told(prompts):
     ours, theirs = FakeSide("bough", 1.0, fails="generate"), FakeSide("them", 1.0)
-    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), workloads(QUICK), prompts=prompts, first_number=0)
     with pytest.raises(PeerError, match="single stream decode: bough: cannot"):
-        rounds.run(1)
+        play(ours, theirs, workloads(QUICK), prompts, 1)
 
 
 def test_no_time_is_told(prompts):
     sides = FakeSide("bough", 1.0), FakeSide("them", 1.0)
-    rounds = Rounds(Turns(*sides, time.monotonic() - 1), workloads(QUICK)[:1], prompts=prompts, first_number=0)
-    rounds.run(1)
-    (contest,) = rounds.contests.values()
+    (contest,) = play(*sides, workloads(QUICK)[:1], prompts, 1, limit_s=-1).values()
     assert contest.note == "no time for more than 0 rounds" and not sides[0].asked
 
 
 def test_answers_are_checked_against_the_schema(prompts):
-    rounds = Rounds(Turns(FakeSide("a", 1.0), FakeSide("b", 1.0), 0.0), [], prompts=prompts, first_number=0)
     town = {"town": "Rye", "climate": "mild"}
     value = {"name": "A", "description": "", "role": "hero", "home": town, "age": 3, "alive": True}
     for text, valid in ((json.dumps(value), True), (json.dumps(value | {"age": 0}), False), ('{"name": "', False)):
-        assert rounds._is_valid([ord(letter) for letter in text]) is valid
+        assert prompts.is_character([ord(letter) for letter in text]) is valid
 
 
 def test_fresh_processes(prompts, tmp_path):
@@ -366,8 +366,8 @@ def made_report() -> PeerReport:
         for rounds in (((1.0, 4), (1.0, 3), (2.0, 4)), ((3.0, 0), (4.0, 0), (5.0, 1)))
     )
     report = PeerReport({"model": "m"})
-    report.rows.append(row_of(PromptPairs(fast, slow, workload="JSON schema, batch 16", peer="openvino")))
-    report.rows.append(row_of(PromptPairs(note="it ended", workload="prefill, 1,400 tokens", peer="llama.cpp")))
+    report.rows.append(row_of("JSON schema, batch 16", "openvino", Pairs(fast, slow)))
+    report.rows.append(row_of("prefill, 1,400 tokens", "llama.cpp", Pairs(note="it ended")))
     report.rows.append(PeerRow("batch 8 decode", "vllm", [0.5, 0.7, 0.6], "5 tok/s", "9 tok/s"))
     report.quality["float32"] = Quality((-1.0, -2.0), {1: 5, 2: 6})
     report.quality["bough"] = Quality((-1.1, -2.0), {1: 5, 2: 7})
