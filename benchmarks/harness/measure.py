@@ -8,7 +8,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...runtime.client.client import EngineClient
 from ...runtime.protocol.errors import EngineError
@@ -145,31 +145,23 @@ class Sent:
     num_matchable: int
 
 
-@dataclass(eq=False, slots=True)
-class _Node:
-    children: dict[str, _Node] = field(default_factory=dict)
-    computed: bool = False  # by a request that would compute it in any case
-
-
 def fewest_computed(requests: Iterable[Sent]) -> int:
     """Prompt tokens that have to be computed even with an unlimited cache of single tokens.
 
-    Requests in depth-first order reach it: each distinct prefix is computed once.
+    Requests in depth-first order reach it: each distinct prefix is computed once, but for those that a request would
+    compute in any case.
     """
-    root = _Node()
-    nodes: list[_Node] = []
+    prefixes: dict[tuple[int, str], int] = {}  # numbers, by the number of the prefix that is a token shorter
+    computed: set[int] = set()
     num_always = 0
     for request in requests:
         num_always += request.num_prompt - request.num_matchable
-        node = root
+        prefix = 0
         for position, token in enumerate(request.tokens):
-            child = node.children.get(token)
-            if child is None:
-                child = node.children[token] = _Node()
-                nodes.append(child)
-            node = child
-            node.computed |= position >= request.num_matchable
-    return num_always + sum(not node.computed for node in nodes)
+            prefix = prefixes.setdefault((prefix, token), len(prefixes) + 1)
+            if position >= request.num_matchable:
+                computed.add(prefix)
+    return num_always + len(prefixes) - len(computed)
 
 
 def sent_requests(

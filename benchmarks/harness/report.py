@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 MARKS = {True: "met", False: "MISSED", None: ""}
 """A goal that was reached, one that was not, and a figure without a goal or a goal without a figure."""
@@ -42,6 +43,11 @@ def table(
         "  ".join(getattr(cell, way)(width) for cell, way, width in zip(line, flush, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def figures_table(columns: Mapping[str, str], values: Iterable[Any], **how: Any) -> str:
+    """A table of values, a line each. `columns`: the head of each, and the format that makes a cell of a value, {0}."""
+    return table(list(columns), [[form.format(value) for form in columns.values()] for value in values], **how)
 
 
 # -- Figures -----------------------------------------------------------------------------------------------------------
@@ -75,18 +81,13 @@ def duration(seconds: float | None) -> str:
 
 def percentile(values: Iterable[float], percent: float) -> float:
     """The value below which `percent` of all lie, between neighbours by interpolation; NaN of none."""
-    ordered = sorted(values)
-    if not ordered:
-        return math.nan
-    place = (len(ordered) - 1) * percent / 100
-    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return below + (above - below) * (place - math.floor(place))
+    return percentiles(values, percent)[0]
 
 
 def percentiles(values: Iterable[float], *percents: float) -> tuple[float, ...]:
     """Several percentiles of the same values."""
-    ordered = sorted(values)
-    return tuple(percentile(ordered, percent) for percent in percents)
+    found: list[float] = np.percentile(list(values) or [math.nan], percents).tolist()
+    return tuple(found)
 
 
 def geometric_means(ratios: Iterable[Sequence[float]]) -> list[float]:
