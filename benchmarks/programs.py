@@ -15,8 +15,7 @@ from ..runtime.runner.host import num_threads
 from .harness.measure import Measurement, best_hit_rate, measure
 from .harness.pictures import BLUE, GREY, ORANGE, PALE_BLUE, PALE_ORANGE, Chart, write_picture
 from .harness.report import describe_machine, figures_table, now, write_json
-from .workloads.programs import WORKLOADS
-from .workloads.workload import Size, Workload
+from .workloads.programs import WORKLOADS, Size, Workload
 
 _QUICK_SCALE = 0.05
 _COLUMNS = {

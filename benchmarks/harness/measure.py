@@ -14,7 +14,7 @@ from ...runtime.client.client import EngineClient
 from ...runtime.protocol.errors import EngineError
 from ...runtime.protocol.program import Done, Failed, Fork, Gen, Join, Op, Piece, Program, ProgramEvent, Select, Value
 from ...runtime.protocol.request import Usage
-from ..workloads.workload import Workload
+from ..workloads.programs import Workload
 from .report import percentiles
 
 IDS = itertools.count()

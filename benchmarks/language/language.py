@@ -24,12 +24,10 @@ from ..harness.models import write_light_model
 from ..harness.pictures import BLUE, GREEN, ORANGE, PALE_BLUE, Chart, write_picture
 from ..harness.report import describe_machine, now, table, versions, write_json, write_text
 from ..harness.server_process import ServerProcess
-from ..workloads.programs import WORKLOADS
-from ..workloads.workload import Size
-from . import contests, workloads
+from ..workloads.programs import WORKLOADS, Size
+from . import contests
 from .contests import OURS, THEIRS, ContestResult
-from .ways import GenByGen, OneRequest, OpenAICalls
-from .workloads import WorkloadResult
+from .ways import GenByGen, OneRequest, OpenAICalls, WorkloadResult, measure_workload
 
 _WAYS = (OneRequest.name, GenByGen.name, OpenAICalls.name)
 _COLOURS = {GenByGen.name: ORANGE, OpenAICalls.name: GREEN}
@@ -264,7 +262,7 @@ async def _measure_all(
     for workload in chosen.values():
         print(f"{results.name}, {workload.name}", file=sys.stderr, flush=True)
         sizes: Any = {"levels": plan.levels, "num_rounds": plan.num_rounds}
-        results.workloads.append(await workloads.measure_workload(server, tokenizer, workload, **sizes))
+        results.workloads.append(await measure_workload(server, tokenizer, workload, **sizes))
     for contest, setting in fights:
         print(f"{results.name}, {contest.name}, {setting.name}", file=sys.stderr, flush=True)
         watch = contest is contests.CONTESTS[0] and setting is contests.LONG_ANSWERS

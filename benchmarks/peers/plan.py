@@ -10,8 +10,7 @@ from typing import Any
 from ...constrain.spec import Regex
 from ...runtime.protocol.program import Fork, Gen, Hole, Join, Op, RoleBegin, RoleEnd, Select, Text
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..workloads.programs import WORKLOADS
-from ..workloads.workload import Size
+from ..workloads.programs import WORKLOADS, Size
 from .sides.peer_walk import Plan, first_texts
 
 
@@ -26,7 +25,7 @@ class Level:
 
 @dataclass(frozen=True)
 class ProgramSizes:
-    """`scale` is that of the workloads' lengths; see `workload.Size`."""
+    """`scale` is that of the workloads' lengths; see `Size`."""
 
     scale: float
     levels: tuple[Level, ...]
