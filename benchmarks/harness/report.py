@@ -45,6 +45,12 @@ def table(
     )
 
 
+def cells_table(rows: Iterable[Mapping[str, str]], **how: Any) -> str:
+    """A table of rows that have their cells by the same heads; there is one at least."""
+    lines = list(rows)
+    return table(list(lines[0]), [list(line.values()) for line in lines], **how)
+
+
 def figures_table(columns: Mapping[str, str], values: Iterable[Any], **how: Any) -> str:
     """A table of values, a line each. `columns`: the head of each, and the format that makes a cell of a value, {0}."""
     return table(list(columns), [[form.format(value) for form in columns.values()] for value in values], **how)

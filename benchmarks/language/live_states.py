@@ -10,15 +10,15 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ...lang.api import gen
-from ...lang.backend import TEXT_ONLY
 from ...lang.backends.local import LocalBackend
+from ...lang.backends.mock import MockBackend
 from ...lang.function import AsyncFunction, Function
 from ...lang.state.state import State
 from ...runtime.protocol.config import EngineConfig
@@ -82,12 +82,11 @@ _COLUMNS = {
 }
 
 
-class HoldingBackend:
+class HoldingBackend(MockBackend):
     """Answers nothing before `go` is set."""
 
-    modalities = TEXT_ONLY
-
     def __init__(self) -> None:
+        super().__init__()
         self.num_held = 0
         self.go = asyncio.Event()
 
@@ -98,18 +97,6 @@ class HoldingBackend:
             if isinstance(op, Gen):
                 yield Value(branch=op.branch, name=op.name, text="yes")
         yield Done(requests=1)
-
-    def run(self, program: Program, tools: object = None) -> Iterator[ProgramEvent]:
-        raise NotImplementedError("programs on an event loop only")
-
-    def drop(self, program_id: str) -> None:
-        """Keeps nothing."""
-
-    def flush_cache(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        """Holds nothing."""
 
 
 def run(arguments: argparse.Namespace) -> int:
