@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from .environments import PeerError, make_environment, say
 from .models import KINDS, make_model
 from .process import OURS, Side, side_command
 from .report import FLOAT32, PeerReport, Quality, Starts, memory_row, row_of, start_row
-from .rounds import Asks, Key, Pairs, Turns, Work
+from .rounds import Key, Pairs, Turns, Work
 
 _MAX_STARTS = 3
 _START_SHARE = 0.3  # of a peer's time, for fresh processes
@@ -105,10 +106,7 @@ def measure_peer(name: str, number: int, run: PeerRun, report: PeerReport) -> No
     interpreter = make_environment(name, run.python)
     say(f"{name}: model")
     model_file = make_model(KINDS[name], run.model, interpreter)
-
-    def start(*, alone: bool = False) -> Side:
-        return run.theirs(name, interpreter, model_file, alone=alone)
-
+    start = partial(run.theirs, name, interpreter, model_file)
     if "start" in run.extras:
         say(f"{name}: fresh processes")
         _measure_starts(name, start, run, report)
@@ -145,7 +143,7 @@ def prompt_rounds(
         workload = by_name[key[0]]
         arguments = workload.make(prompts, next(numbers))
 
-        def work(side: Asks) -> RoundTime:
+        def work(side: Side) -> RoundTime:
             limit_s = max(1.0, deadline - time.monotonic())
             return count(workload, arguments, side.ask(workload.job, limit_s, **arguments), prompts.is_character)
 

@@ -30,7 +30,7 @@ transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(target)
 """Script for a peer's interpreter: makes of a GGUF file a folder as transformers has it, weights in bfloat16."""
 
 
-def make_model(kind: str, model: str, interpreter: Path, cache_dir: str | Path | None = None) -> Path:
+def make_model(kind: str, model: str, interpreter: Path) -> Path:
     """The model's files in a form of KINDS.
 
     model        a name or path of a GGUF file, as the engine takes it
@@ -44,12 +44,12 @@ def make_model(kind: str, model: str, interpreter: Path, cache_dir: str | Path |
         raise PeerError(f"{model} is no .gguf file, which is what peers' models are made of")
     if kind == "gguf":
         return source
-    target = model_folder(source, cache_dir) / kind
+    target = model_folder(source) / kind
     command = [str(interpreter), "-P"]
     if kind == "folder":
         command += ["-c", _CONVERT, str(source.resolve())]
     else:
-        folder = make_model("folder", model, interpreter, cache_dir)
+        folder = make_model("folder", model, interpreter)
         command += ["-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", str(folder)]
         command += ["--task", "text-generation-with-past", "--weight-format", "int8"]
 
@@ -71,11 +71,11 @@ def _made_once(target: Path, make: Callable[[Path], None]) -> Path:
     return target
 
 
-def model_folder(source: Path, cache_dir: str | Path | None = None) -> Path:
+def model_folder(source: Path) -> Path:
     """Folder of the forms of a file: its name changes with the file."""
     facts = source.stat()
     text = f"{source.resolve()} {facts.st_size} {facts.st_mtime_ns}"
-    return peers_folder(cache_dir) / "models" / f"{source.stem}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+    return peers_folder() / "models" / f"{source.stem}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 def make_tokenizer(source: Path, target: Path) -> Path:

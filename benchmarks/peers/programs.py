@@ -21,7 +21,7 @@ from .models import KINDS, make_model, make_tokenizer, model_folder
 from .plan import QUICK_SIZES, SIZES, Found, Plans, ProgramSizes, check
 from .process import OURS, Side
 from .report import PeerRow
-from .rounds import Asks, Key, OursFailedError, Pairs, Turns, Work
+from .rounds import Key, OursFailedError, Pairs, Turns, Work
 
 SGLANG = "sglang"
 """SGLang's language on our own server: no peer of our engine's, but of programs that run in it."""
@@ -179,7 +179,7 @@ class ProgramContest:
             return None
         name, level, number = key[0], self._levels[key[1]], next(self._numbers)
 
-        def work(side: Asks) -> Found:
+        def work(side: Side) -> Found:
             is_ours = side.name == OURS
             plans = self._plans.make(name, number, level.num_programs, roles=is_ours)
             at_once, stop_s = (1, _STOP_S) if peer.limited and not is_ours else (level.at_once, _ASK_S)

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from .environments import PeerError, say
+from .process import Side
 
 REST_S = 0.5
 """After each turn: what a side still does once it has answered does not run beside the other."""
@@ -28,15 +29,6 @@ class Rated(Protocol):
 
 
 Made = TypeVar("Made", bound=Rated)
-
-
-class Asks(Protocol):
-    """Side as rounds need it; see `process.Side`."""
-
-    name: str
-    ended: str
-
-    def ask(self, job: str, limit_s: float, **arguments: Any) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -68,7 +60,7 @@ class Pairs(Generic[Made]):
 Key = tuple[str, ...]
 """Name of what is played, in parts: a workload of prompts, or one of programs and its level."""
 
-Work = Callable[[Asks], Made]
+Work = Callable[[Side], Made]
 """Job of each side in a round."""
 
 
@@ -78,7 +70,7 @@ class Turns:
     deadline  in `time.monotonic` seconds: what would not end before is left out
     """
 
-    def __init__(self, ours: Asks, theirs: Asks, deadline: float) -> None:
+    def __init__(self, ours: Side, theirs: Side, deadline: float) -> None:
         self.ours, self.theirs = ours, theirs
         self.deadline = deadline
         self._took: dict[Key, float] = {}

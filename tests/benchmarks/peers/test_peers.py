@@ -79,7 +79,7 @@ class Letters:
         return "".join(map(chr, tokens))
 
 
-class FakeSide:
+class FakeSide(Side):
     """A side that answers at once and says how long it took."""
 
     def __init__(self, name: str, seconds: float, fails: str = "") -> None:
@@ -98,6 +98,11 @@ class FakeSide:
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_rounds, "REST_S", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BOUGH_CACHE", str(tmp_path))
 
 
 @pytest.fixture
@@ -130,9 +135,9 @@ def test_every_engine_has_a_recipe_and_a_form_of_the_model():
 
 def test_a_folder_is_named_after_what_is_in_it(tmp_path):
     one, two = Recipe((("a==1",),)), Recipe((("a==2",),))
-    names = {environment_folder("x", recipe, sys.executable, tmp_path) for recipe in (one, two, Recipe((("a==1",),)))}
+    names = {environment_folder("x", recipe, sys.executable) for recipe in (one, two, Recipe((("a==1",),)))}
     assert len(names) == 2 and {name.parent for name in names} == {tmp_path / "peers"}
-    assert environment_folder("x", one, "/elsewhere/python", tmp_path) not in names
+    assert environment_folder("x", one, "/elsewhere/python") not in names
 
 
 def test_an_environment_is_made_once(tmp_path, monkeypatch):
@@ -147,17 +152,17 @@ def test_an_environment_is_made_once(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_INDEX_URL", "https://example.invalid/cpu")
     recipe = Recipe(((TORCH,), (TORCH, "thing==1")), removed=("torchvision",), imports=("thing",))
     monkeypatch.setitem(RECIPES, "thing", recipe)
-    interpreter = make_environment("thing", cache_dir=tmp_path)
+    interpreter = make_environment("thing")
     assert interpreter.parent.parent.parent == tmp_path / "peers"
     assert ["venv" in each for each in ran] == [True, False, False, False, False]
     assert ran[1][-3:] == (TORCH, "--index-url", "https://example.invalid/cpu") and ran[2][-2:] == (TORCH, "thing==1")
     assert ran[3][-1] == "torchvision" and "import thing" in ran[4][-1]
-    assert make_environment("thing", cache_dir=tmp_path) == interpreter and len(ran) == 5
+    assert make_environment("thing") == interpreter and len(ran) == 5
 
 
 def test_what_was_not_finished_is_begun_anew(tmp_path, monkeypatch):
     def fail(command, log, variables=None):
-        Path(environment_folder("x", recipe, sys.executable, tmp_path) / "half").mkdir(parents=True)
+        Path(environment_folder("x", recipe, sys.executable) / "half").mkdir(parents=True)
         raise PeerError("no network")
 
     recipe = Recipe((("a==1",),))
@@ -165,7 +170,7 @@ def test_what_was_not_finished_is_begun_anew(tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES, "x", recipe)
     for _ in range(2):  # mkdir would fail if the folder were still there
         with pytest.raises(PeerError, match="no network"):
-            make_environment("x", cache_dir=tmp_path)
+            make_environment("x")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +202,7 @@ def test_a_form_is_made_once_and_of_another(tmp_path, monkeypatch):
     monkeypatch.setattr(peer_models, "locate", lambda model: source)
     monkeypatch.setattr(peer_models, "run_command", run)
     for _ in range(2):
-        found = peer_models.make_model("openvino-int8", "m", Path("python"), cache_dir=tmp_path)
+        found = peer_models.make_model("openvino-int8", "m", Path("python"))
         assert found.is_dir() and found.name == "openvino-int8"
     assert made == ["folder.log", "openvino-int8.log"]
     assert peer_models.make_model("gguf", "m", Path("python")) == source
