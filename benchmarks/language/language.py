@@ -242,26 +242,24 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> ModelResults:
             model = server.info()["model"]
             about = f"{model['num_parameters'] / 1e6:.0f} M parameters, {model['dtype']} on {model['device']}"
             about += ", random weights, the other's tokenizer" if plan.light else ""
-            return asyncio.run(_measure_all(arguments, plan, server, source, ModelResults(name, about)))
+            results = ModelResults(name, about)
+            asyncio.run(_measure_all(results, arguments.only or [*WORKLOADS, "contests"], plan, server, source))
+    return results
 
 
 async def _measure_all(
-    arguments: argparse.Namespace, plan: Plan, server: ServerProcess, source: Path, results: ModelResults
-) -> ModelResults:
-    tokenizer = load_tokenizer(source)
-    size = Size(plan.scale, max(plan.levels))
-    chosen = {name: make(size) for name, make in WORKLOADS.items() if arguments.only is None or name in arguments.only}
-    fights = _fights(plan) if arguments.only is None or "contests" in arguments.only else []
-    for workload in chosen.values():
+    results: ModelResults, chosen: Sequence[str], plan: Plan, server: ServerProcess, source: Path
+) -> None:
+    tokenizer, size = load_tokenizer(source), Size(plan.scale, max(plan.levels))
+    for workload in [make(size) for name, make in WORKLOADS.items() if name in chosen]:
         print(f"{results.name}, {workload.name}", file=sys.stderr, flush=True)
-        sizes: Any = {"levels": plan.levels, "num_rounds": plan.num_rounds}
-        results.workloads.append(await measure_workload(server, tokenizer, workload, **sizes))
-    for contest, setting in fights:
+        found = await measure_workload(server, tokenizer, workload, levels=plan.levels, num_rounds=plan.num_rounds)
+        results.workloads.append(found)
+    for contest, setting in _fights(plan) if "contests" in chosen else []:
         print(f"{results.name}, {contest.name}, {setting.name}", file=sys.stderr, flush=True)
         watch = contest is contests.CONTESTS[0] and setting is contests.LONG_ANSWERS
         how: Any = {"at_once": plan.at_once, "num_rounds": plan.num_rounds, "watch": watch}
         results.contests.append(await contests.measure_contest(server, contest, setting, **how))
-    return results
 
 
 def _fights(plan: Plan) -> list[tuple[contests.Contest, contests.Setting]]:

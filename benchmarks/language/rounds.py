@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..harness.measure import gather_limited
 from ..harness.server_process import Counters, ServerProcess
 
 Job = Callable[[], Awaitable[object]]
@@ -58,15 +59,9 @@ class WayRounds:
 
 async def run_round(server: ServerProcess, jobs: Sequence[Job], at_once: int) -> Round:
     """Does all jobs, `at_once` at a time, on an emptied cache."""
-    places = asyncio.Semaphore(at_once)
-
-    async def do(job: Job) -> None:
-        async with places:
-            await job()
-
     server.flush()
     before, cpu, started = server.counters(), time.process_time(), time.perf_counter()
-    await asyncio.gather(*(do(job) for job in jobs))
+    await gather_limited(jobs, at_once)
     wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
     return Round(wall_s, cpu_s, server.counters() - before)
 
