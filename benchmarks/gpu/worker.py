@@ -34,7 +34,7 @@ class Family:
 def family_cases(family: str, settings: Settings) -> list[Case]:
     """The cases of a family, named `module` or `module:argument`."""
     module, _, argument = family.partition(":")
-    cases: list[Case] = importlib.import_module(f".cases.{module}", __package__).cases(settings, argument)
+    cases: list[Case] = importlib.import_module(f".cases.{module}", __package__).FAMILIES[argument](settings)
     return cases
 
 

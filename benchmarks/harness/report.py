@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import msgspec
@@ -98,7 +99,7 @@ def percentiles(values: Iterable[float], *percents: float) -> tuple[float, ...]:
 
 def geometric_means(ratios: Iterable[Sequence[float]]) -> list[float]:
     """The geometric mean over all workloads of each round's ratio, for as many rounds as all have."""
-    return [math.exp(math.fsum(map(math.log, column)) / len(column)) for column in zip(*ratios, strict=False)]
+    return [geometric_mean(column) for column in zip(*ratios, strict=False)]
 
 
 # -- The machine -------------------------------------------------------------------------------------------------------

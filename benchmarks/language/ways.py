@@ -7,10 +7,10 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -22,7 +22,7 @@ from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..harness.measure import IDS, collect, traced
 from ..harness.server_process import ServerProcess
 from ..harness.wire import Wire
-from ..peers.plan import plan_of, templated, written
+from ..peers.plan import plan_of, written
 from ..peers.sides.peer_walk import Answer, Call, echoed_scores
 from ..peers.sides.peer_walk import run as walk
 from ..workloads.programs import Workload
@@ -38,7 +38,7 @@ _OK = 200
 
 @dataclass
 class Record:
-    """Record of what one run of one program sent, and was answered.
+    """Record of what one run of one program sent, and was answered: by a way's `run` its values, with `full` all of it.
 
     values      the text of each value
     prompts     the texts of the tokens that each was generated after
@@ -56,16 +56,6 @@ class Record:
     def send(self, body: bytes, texts: Iterable[str]) -> None:
         self.num_bytes += len(body)
         self.texts += texts
-
-
-class Way(Protocol):
-    """One way. `run` fills in a record's values; with `full`, all of it."""
-
-    name: str
-
-    async def run(self, ops: Ops, record: Record, *, full: bool = False) -> None: ...
-
-    async def aclose(self) -> None: ...
 
 
 class OneRequest:
@@ -101,7 +91,7 @@ class GenByGen:
         self._wire = Wire(url)
         self._model = model
         self._tokenizer = tokenizer
-        self._pieces = templated(tokenizer)
+        self._pieces: Callable[[tuple[str, ...], str], tuple[str, str]] = tokenizer.chat.role_pieces
 
     async def run(self, ops: Ops, record: Record, *, full: bool = False) -> None:
         plan = written(plan_of(ops), self._pieces)
@@ -238,6 +228,9 @@ def prompts_of(ops: Sequence[Op], pieces: Iterable[Piece]) -> dict[Place, tuple[
 
 
 # -- Every workload in every way that can run it -----------------------------------------------------------------------
+
+
+Way = OneRequest | GenByGen
 
 
 @dataclass(frozen=True)

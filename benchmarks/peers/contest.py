@@ -16,7 +16,7 @@ from ..workloads.prose import PASSAGE
 from .environments import PeerError, make_environment, say
 from .models import KINDS, make_model
 from .process import OURS, Side, side_command
-from .report import FLOAT32, PeerReport, Quality, Starts, memory_row, row_of, start_row
+from .report import FLOAT32, PeerReport, Quality, Starts, row_of, start_rows
 from .rounds import Key, Pairs, Turns, Work
 
 _MAX_STARTS = 3
@@ -161,7 +161,7 @@ def _measure_starts(name: str, start: Callable[..., Side], run: PeerRun, report:
     except PeerError as error:
         report.left_out.append(f"{name}, fresh processes: {error}")
     report.starts |= {name: theirs, f"{OURS} beside {name}": ours}
-    report.rows += [row for row in (start_row(ours, theirs), memory_row(ours, theirs)) if row.ratios]
+    report.rows += start_rows(ours, theirs)
 
 
 def take_turns(

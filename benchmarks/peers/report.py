@@ -106,23 +106,21 @@ def row_of(workload: str, peer: str, pairs: Pairs[RoundTime]) -> PeerRow:
     return row
 
 
-def start_row(ours: Starts, theirs: Starts) -> PeerRow:
-    """Starting up as a line: how many times as soon ours has its first token."""
-    return _row_of_starts("start to first token", theirs.name, ours.first_token_s, theirs.first_token_s, "{:.1f} s")
+def start_rows(ours: Starts, theirs: Starts) -> list[PeerRow]:
+    """Fresh processes as lines: how many times as soon ours has its first token, and as much memory the peer needs.
 
-
-def memory_row(ours: Starts, theirs: Starts) -> PeerRow:
-    """Memory as a line: how many times as much the peer needs."""
-    mebibytes = [[count / 2**20 for count in side.peak_bytes] for side in (ours, theirs)]
-    known = mebibytes[0] if all(mebibytes[0]) else []
-    return _row_of_starts("peak memory", theirs.name, known, mebibytes[1], "{:,.0f} MiB")
-
-
-def _row_of_starts(what: str, peer: str, ours: Sequence[float], theirs: Sequence[float], form: str) -> PeerRow:
-    row = PeerRow(what, peer, [b / a for a, b in zip(ours, theirs, strict=False)])
-    if row.ratios:
-        row.ours, row.theirs = (form.format(median(side)) for side in (ours, theirs))
-    return row
+    A line without a figure, where the system does not tell it, is left out.
+    """
+    first_token_s = [side.first_token_s for side in (ours, theirs)]
+    mebibytes = [[count / 2**20 for count in side.peak_bytes if count] for side in (ours, theirs)]
+    rows = []
+    for what, form, (mine, others) in (
+        ("start to first token", "{:.1f} s", first_token_s),
+        ("peak memory", "{:,.0f} MiB", mebibytes),
+    ):
+        if ratios := [b / a for a, b in zip(mine, others, strict=False)]:
+            rows.append(PeerRow(what, theirs.name, ratios, form.format(median(mine)), form.format(median(others))))
+    return rows
 
 
 def tables(report: PeerReport, *, markdown: bool = True) -> str:
